@@ -32,7 +32,7 @@ settings.load_profile("patient")
 
 
 # Folders of slow tests. They start first, so that quick tests keep all cores busy to the end.
-_LONG_FIRST = ("system/suite", "system/cli", "system", "chaos", "ledger", "simulation", "leaks", "rpc")
+_LONG_FIRST = ("system/suite", "system/cli", "chaos", "simulation", "system", "ledger", "leaks", "rpc")
 # Ids that mark the docstrings of promises: I1 to I23, except I13 (tenancy), and the requirement on roles.
 _PROMISE = re.compile(r"\bI([1-9]|1\d|2[0-3])\b|\bOPS-1\b")
 

@@ -23,7 +23,7 @@ from pawl.agent_loop.loop.ports import Claim
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.fact import CommandKind, Decide, ToolResult
 from pawl.agent_loop.loop.rules.message import Message
-from pawl.agent_loop.loop.rules.run import PinnedAgent, PinnedWorkflow, Run, RunFailure, RunOptions, Undo
+from pawl.agent_loop.loop.rules.run import Goal, PinnedAgent, PinnedWorkflow, Run, RunFailure, RunOptions, Undo
 from pawl.agent_loop.loop.rules.tool import Tool, Verdict
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
@@ -324,6 +324,7 @@ class MemoryLedger(WorkerLedgerClient):
         undo: Undo | None = None,
         agent: PinnedAgent | None = None,
         *,
+        goal: Goal | None = None,
         own_tools: Sequence[Tool] = (),
         workflow: PinnedWorkflow | None = None,
     ) -> RunKey:
@@ -335,6 +336,7 @@ class MemoryLedger(WorkerLedgerClient):
             options=wire.OPTIONS.fields(options or RunOptions()),
             policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
             undo=wire.UNDO.fields(undo) if undo else None,
+            goal=wire.GOAL.fields(goal) if goal else None,
             agent=run_pb2.PinnedAgent(name=agent.name, version=agent.version) if agent else None,
             tools=map(wire.OWN_TOOL.write, own_tools),
             workflow=wire.WORKFLOW.write(workflow) if workflow else None,

@@ -24,6 +24,7 @@ from tests.simulation import (
     agents,
     budgets,
     database_trouble,
+    goals,
     grants,
     jobs,
     own_tools,
@@ -95,8 +96,11 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
     users, approvers = _users(world), [Approver(world, f"boss{number}") for number in range(2)]
     users += writers_of(users)
     trouble = asyncio.gather(Trouble(world).make(), DatabaseTrouble(world).make())
-    starters: list[timers.Timer | senders.Sender] = [timers.Timer(world, STORE)] if schedules_are_played(chance) else []
+    starters: list[timers.Timer | senders.Sender | goals.Pursuer] = (
+        [timers.Timer(world, STORE)] if schedules_are_played(chance) else []
+    )
     starters += [senders.Sender(world, STORE)] if has_triggers and triggers_are_played(chance) else []
+    starters += [goals.Pursuer(world, STORE)] if goals.are_played(chance) else []
     main_tasks = [loop.create_task(each.live()) for each in (*users, *starters)]
     actors = (
         *_others(users),
@@ -127,7 +131,8 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
     await asyncio.gather(*background_tasks, return_exceptions=True)
     record = Record(world.tables, history)
     of_parts = (
-        part.CHECKERS for part in (budgets, agents, jobs, stops, grants, own_tools, database_trouble, timers, senders)
+        part.CHECKERS
+        for part in (budgets, agents, jobs, goals, stops, grants, own_tools, database_trouble, timers, senders)
     )
     for checker in itertools.chain(CHECKERS, *of_parts):
         for text in checker(record):

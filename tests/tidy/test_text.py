@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 
 import pytest
@@ -52,6 +53,18 @@ def test_documents_link_to_no_source_file() -> None:
     pages = [page for page in tree.files(".md") if page.is_relative_to(tree.ROOT / "docs")]
     links = [(page, link) for page in pages for link in LINK.findall(page.read_text(encoding="utf-8"))]
     assert [f"{tree.name(page)}: {link}" for page, link in links if link.endswith(".py")] == []
+
+
+STEP = re.compile(r"^\d+\. `([\w/]+)\.py` `([\w.]+)`", re.MULTILINE)
+
+
+def test_steps_of_the_documented_paths_exist() -> None:
+    steps = STEP.findall((tree.ROOT / "docs/design/architecture.md").read_text(encoding="utf-8"))
+    assert len(steps) > 30
+    for module, name in steps:
+        found: object = importlib.import_module(f"pawl.{module.replace('/', '.')}")
+        for part in name.split("."):
+            found = getattr(found, part)
 
 
 MODULE_LINES_MAX = 500

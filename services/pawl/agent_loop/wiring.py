@@ -10,6 +10,7 @@ from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_server
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
 from pawl.agent.v1.declaration_pb2_grpc import add_DeclarationServiceServicer_to_server
+from pawl.agent.v1.goal_pb2_grpc import add_GoalServiceServicer_to_server
 from pawl.agent.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent.v1.workflow_pb2_grpc import add_WorkflowServiceServicer_to_server
@@ -29,6 +30,8 @@ from pawl.agent_loop.api.watch import RunSteps, Watches
 from pawl.agent_loop.api.whoami import Introductions
 from pawl.agent_loop.conversations.rpc import ConversationServicer
 from pawl.agent_loop.conversations.watch import ConversationWatches
+from pawl.agent_loop.goals.rpc import GoalServicer
+from pawl.agent_loop.goals.starting import GoalStarting
 from pawl.agent_loop.jobs.convert import job
 from pawl.agent_loop.jobs.rpc import JobServicer
 from pawl.agent_loop.loop.registry import RegistryClient
@@ -98,6 +101,8 @@ class ClientSide:
         self._jobs = JobServicer(
             ledger=ledger, inbox=self.inbox, messages=self.messages, registry=registry, clock=clock, ids=ids
         )
+        self.goal_starting = GoalStarting(ledger, self.messages, self.agents, registry, clock=clock, ids=ids)
+        self._goals = GoalServicer(ledger, self.goal_starting, ids)
         self.servicer = AgentServicer(
             messages=self.messages,
             inbox=self.inbox,
@@ -128,6 +133,7 @@ class ClientSide:
         server.add_forwarding(add_AgentServiceServicer_to_server, self.servicer, self.forward)
         server.add_forwarding(add_OperatorServiceServicer_to_server, self.operators, self.forward)
         server.add(add_JobServiceServicer_to_server, self._jobs)
+        server.add(add_GoalServiceServicer_to_server, self._goals)
         server.add_forwarding(add_DeclarationServiceServicer_to_server, None, self.forward)
         server.add_forwarding(add_ConversationServiceServicer_to_server, self._conversation_servicer, self.forward)
         server.add_forwarding(add_WorkflowServiceServicer_to_server, self._workflows, self.forward)

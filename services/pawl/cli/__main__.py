@@ -59,6 +59,7 @@ COMMANDS: Final = {
     "conversations": ("conversations:app", "List, search, share and erase conversations."),
     "jobs": ("jobs:app", "Start, list, watch, pause and stop background jobs."),
     "workflows": ("workflows:app", "Save, start, watch and change workflows."),
+    "goal": ("goals:app", "Start, list, watch and raise goals."),
     "schedules": ("starters:schedules", "Start runs at set times or intervals."),
     "triggers": ("starters:triggers", "Start runs when a webhook or e-mail arrives."),
 }

@@ -33,6 +33,7 @@ _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
     "pawl.agent.v1.AgentRegistryService": ("agent_register", "agent"),
     "pawl.agent.v1.ConversationService": ("conversations", "agent"),
     "pawl.agent.v1.DeclarationService": ("declarations", "agent"),
+    "pawl.agent.v1.GoalService": ("goals", "agent"),
     "pawl.agent.v1.JobService": ("jobs", "agent"),
     "pawl.agent.v1.OperatorService": ("operators", "agent"),
     "pawl.agent.v1.ScheduleService": ("scheduler", "agent"),

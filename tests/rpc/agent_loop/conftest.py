@@ -12,6 +12,7 @@ import pytest
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
 from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
+from pawl.agent.v1.goal_pb2_grpc import GoalServiceStub
 from pawl.agent.v1.jobs_pb2_grpc import JobServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.agent.v1.workflow_pb2_grpc import WorkflowServiceStub
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
     from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceAsyncStub
     from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceAsyncStub
+    from pawl.agent.v1.goal_pb2_grpc import GoalServiceAsyncStub
     from pawl.agent.v1.jobs_pb2_grpc import JobServiceAsyncStub
     from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
     from pawl.agent.v1.workflow_pb2_grpc import WorkflowServiceAsyncStub
@@ -203,6 +205,11 @@ def jobs(channel: grpc.aio.Channel) -> JobServiceAsyncStub:
 
 
 @pytest.fixture
+def goals(channel: grpc.aio.Channel) -> GoalServiceAsyncStub:
+    return GoalServiceStub(channel)
+
+
+@pytest.fixture
 def operators(channel: grpc.aio.Channel) -> OperatorServiceAsyncStub:
     return OperatorServiceStub(channel)
 
@@ -225,8 +232,11 @@ def conversations(channel: grpc.aio.Channel) -> ConversationServiceAsyncStub:
 @pytest.fixture
 def api(channel: grpc.aio.Channel) -> Any:
     """Call the method that takes this request type. For a stream, return its first response."""
-    services = AgentServiceStub, AgentRegistryServiceStub, ConversationServiceStub, JobServiceStub, OperatorServiceStub
-    stubs = [service(channel) for service in (*services, WorkflowServiceStub)]
+    services = (
+        *(AgentServiceStub, AgentRegistryServiceStub, ConversationServiceStub, GoalServiceStub, JobServiceStub),
+        *(OperatorServiceStub, WorkflowServiceStub),
+    )
+    stubs = [service(channel) for service in services]
 
     def call(request: Any, metadata: Any = ME) -> Any:
         name = type(request).__name__.removesuffix("Request")

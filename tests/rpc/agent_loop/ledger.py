@@ -192,6 +192,9 @@ class PlayedLedger(PublicLedger):
         run = self._row(run_id)
         self._tables.runs[run.key] = replace(run, **fields)
 
+    def put_loop_state(self, run_id: str, data: bytes) -> None:
+        self._tables.loop_states[self._row(run_id).key] = data
+
     def put_background(self, conversation_id: str, *job_ids: str) -> None:
         """Let the user's jobs be open in a conversation."""
         key = ConversationKey(ME.store_id, ConversationId(conversation_id))

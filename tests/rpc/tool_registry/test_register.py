@@ -11,11 +11,12 @@ import pytest
 
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool_registry.rules import registering
-from pawl.tools import Category, EffectClass, tool
+from pawl.tools import Category, EffectClass, Tool, tool
 from tests.rpc.tool_registry.registry import (
     FOR_ANN,
     Registry,
     all_pages,
+    content,
     context,
     front_end_tool,
     reason,
@@ -261,3 +262,34 @@ async def test_tool_limit_never_drops_tools_in_favour_of_other_users_tools(
     monkeypatch.setattr(registering, "TOOLS_BYTES_MAX", 1000)
     await put(registry, "mel", name="large", description="x" * 900)
     assert (await taken("mel", 128))[1] > 0, "and their total size is within the limit"
+
+
+async def test_tools_that_are_loaded_again_replace_those_of_their_source(database_url: str, tmp_path: Path) -> None:
+    """A running call ends with its own function, and a pinned version runs the new one."""
+    started, may_end = asyncio.Event(), asyncio.Event()
+
+    def made(answer: str, **options: Any) -> Tool[..., Any]:
+        async def stock(item: str) -> str:
+            """Look up the stock."""
+            if item == "slow":
+                started.set()
+                await may_end.wait()
+            return answer
+
+        return tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, **options)(stock)
+
+    gone = tool(name="gone", category=Category.SAFE)(made("gone").function)
+    async with running(database_url, tmp_path, [made("old"), gone]) as registry:
+        slow = asyncio.create_task(registry.run("stock", {"item": "slow"}, call="slow"))
+        await started.wait()
+        registry.catalog.forget("module:other")
+        assert registry.catalog.loaded_names == ["gone", "stock"]
+        for version in (2, 3):
+            registry.catalog.forget("module:")
+            await registry.catalog.load("module:test", [made(f"new {version}", timeout_seconds=float(version))])
+            for pinned in range(1, version + 1):
+                ran = await registry.run("stock", {"item": "mug"}, call=f"c{version}{pinned}", version=pinned)
+                assert content(ran) == f"new {version}"
+        assert registry.catalog.loaded_names == ["stock"]
+        may_end.set()
+        assert content(await slow) == "old"

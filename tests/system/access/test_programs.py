@@ -28,17 +28,6 @@ async def pawl(*arguments: str, keyboard: str = "", **variables: str) -> str:
     return done.output
 
 
-async def test_command_line_finds_ca_in_data_folder_or_by_setting(walked: Walked) -> None:
-    data = str(walked.suite.folder.path)
-    assert "391" in await pawl("run", "what is 17 * 23?", PAWL_DATA=data)
-    assert "391" in await pawl("chat", keyboard="what is 17 * 23?\n/quit\n", PAWL_DATA=data)
-    address = walked.suite.endpoints.addresses("agent-loop")[0]
-    roots = str(walked.folder / "agent-loop-authority.pem")
-    nothing = {"PAWL_DATA": str(walked.folder / "nothing")}
-    assert "17 * 23" in await pawl("--address", address, "--ca", roots, "runs", **nothing)
-    assert "17 * 23" in await pawl("--address", address, "runs", PAWL_TLS_CA_FILE=roots, **nothing)
-
-
 async def test_worker_and_metrics_scraper_use_tls(walked: Walked, monkeypatch: pytest.MonkeyPatch) -> None:
     (address,) = walked.suite.endpoints.addresses("tool-registry")
     authority = walked.folder / "tool-registry-authority.pem"

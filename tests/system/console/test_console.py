@@ -251,7 +251,7 @@ async def test_problems_of_a_product_under_development_are_shown_until_they_are_
 async def test_jobs_are_paused_and_stopped_in_their_rows(open_page: NewPage) -> None:
     page = await open_page(user="rower")
     await say(page, "in the background, every 1 seconds, 500 times: what is 6 * 7")
-    await done(page)
+    await expect(page.locator(".turn[data-state=completed]").first).to_be_visible(timeout=90_000)
     await page.goto(at(page, "/background"))
     row = page.get_by_role("row", name="calculate")
     await row.get_by_role("button", name="Pause").click(timeout=90_000)

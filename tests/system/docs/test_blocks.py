@@ -32,6 +32,7 @@ PAGES = (
     ("start/tutorial.md",),
     ("start/first-tool.md",),
     ("start/first-approval.md",),
+    ("guides/goals.md",),
 )
 NO_NETWORK = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")
 # First lines of blocks that are not run, and why.

@@ -122,18 +122,6 @@ def test_the_users_behind_an_action_include_key_creators_and_delegates() -> None
     assert principal_of(credential("member"), {}).people == frozenset()
 
 
-async def test_a_delegate_cannot_decide_in_its_own_name() -> None:
-    """Otherwise a delegate with the approver role could approve what it started for a user."""
-    own = principal_of(credential("delegate", "approver"), {})
-    assert not own.decides
-    auth.set_principal(own)
-    with pytest.raises(PermissionDenied):
-        auth.require_decider()
-    for decider in (credential("approver"), credential("delegate", "approver", decides_for_users=True)):
-        auth.set_principal(principal_of(decider, {}))
-        assert auth.require_decider().decides
-
-
 @given(
     own=st.frozensets(st.sampled_from([*sorted(ROLES_OF_A_STORE), "finance"])),
     wanted=st.frozensets(st.sampled_from([*sorted(ROLES), "finance"])),

@@ -87,28 +87,9 @@ async def test_two_processes_cannot_apply_a_set_at_once(monkeypatch: pytest.Monk
         assert [line async for line in commands._leased(target, wanted)] == ["clerk: unchanged"], "it needs no lease"
 
 
-async def test_an_unexpected_error_is_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
-) -> None:
-    monkeypatch.setattr(applying, "read", lambda _: 1 / 0)
-    await commands.apply_at_start(options)
-    assert "ZeroDivisionError" in capsys.readouterr().out
-
-
 async def test_invalid_files_are_reported_once_at_the_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     await commands.apply_at_start(SuiteOptions(data=tmp_path, apply=ApplyOptions(folder=tmp_path / "none")))
     assert "cannot be read" in capsys.readouterr().out
-
-
-async def test_dev_does_not_name_a_setting_that_it_made(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
-) -> None:
-    async def apply(_target: object, _wanted: FileSet) -> AsyncIterator[str]:
-        yield "clerk: version 1"
-
-    monkeypatch.setattr(applying, "apply", apply)
-    await commands.apply_at_start(options, prefix="")
-    assert capsys.readouterr().out == "clerk: version 1\n"
 
 
 @pytest.mark.parametrize("text", [",store=a", "f,stor=a", "f,user="])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,15 +14,14 @@ from rich.console import Console
 from pawl.agent.v1 import agent_pb2, jobs_pb2, steps_pb2, types_pb2, undo_pb2
 from pawl.cli import wording
 from pawl.cli.command import LineReader
-from pawl.cli.events import line
 from pawl.cli.failure import CommandError
 from pawl.cli.inbox import Reviewer
 from pawl.cli.jobs import job_lines, paused_text, progress_text, put_reports
 from pawl.cli.operating import undo_line
-from pawl.cli.runs import show_step, status_lines, without_old_progress
+from pawl.cli.runs import show_step, without_old_progress
 from pawl.client import AsyncClient
 from pawl.errors import AlreadyDecided, PermissionDenied
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2, schedule_pb2, waiting_pb2
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2, waiting_pb2
 from pawl.event.v1.event_pb2 import RunEvent
 from pawl.tool.v1 import rule_pb2
 
@@ -262,43 +260,6 @@ def test_reports_are_given_as_a_word_or_json_or_refused() -> None:
     for given in ("sometimes", "every=x", "every=", "every=2.5", '{"each": 2}', "digest", "change=2"):
         with pytest.raises(CommandError, match=r'or as JSON, \{"every": 10\}'):
             put_reports(jobs_pb2.StartJobRequest(), given)
-
-
-def shown(kind: str, event: event_pb2.RunEvent) -> str:
-    message = SimpleNamespace(subject=f"pawl.v1.acme.lifecycle.{kind}", data=event.SerializeToString(), headers=None)
-    return line(message, as_json=False)
-
-
-def test_a_line_shows_a_scheduled_runs_outcome() -> None:
-    fire = schedule_pb2.ScheduleFire(outcome=schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED, run_id="run_1")
-    event = event_pb2.RunEvent(type="schedule.fired")
-    event.starter_fired.CopyFrom(event_pb2.StarterFired(name="report", user_id="ann", fire=fire))
-    assert shown("schedule_fired", event) == "pawl.v1.acme.lifecycle.schedule_fired schedule.fired report started run_1"
-    event.starter_fired.fire.outcome = schedule_pb2.SCHEDULE_FIRE_OUTCOME_SKIPPED
-    event.starter_fired.fire.run_id = ""
-    assert shown("schedule_fired", event).endswith("schedule.fired report skipped")
-
-
-def test_run_lines_show_only_fields_that_are_set() -> None:
-    grant = call_pb2.Grant(uses=3, approvals=[call_pb2.Decision(user_id="cyd")])
-    grant.series.interval_seconds, grant.series.iterations_max = 60, 20
-    run = run_pb2.Run(
-        agent=run_pb2.PinnedAgent(name="clerk", version=2),
-        labels={"case": "42"},
-        token_budget=20,
-        usage=run_pb2.Usage(input_tokens=3, output_tokens=4),
-        grant=grant,
-    )
-    assert {
-        "  name: clerk",
-        "  version: 2",
-        "labels: case=42",
-        "has used 7 of 20 tokens",
-        "    interval seconds: 60",
-        "  uses: 3",
-    } <= set(status_lines(run, datetime.now(UTC)))
-    lines = status_lines(run_pb2.Run(), datetime.now(UTC))
-    assert not any(word in line for word in ("agent", "tokens", "grant") for line in lines)
 
 
 def shown_of_undo_and_steps(step: steps_pb2.Step, *, full: bool = False) -> str:

@@ -286,18 +286,6 @@ def wrapped(*pieces: str, width: int = 10) -> str:
     return "".join([*map(wrap.take, pieces), wrap.flush()])
 
 
-def test_text_is_wrapped_between_words() -> None:
-    for pieces, lines in [
-        (("one two three",), ["one two", "three"]),
-        (("one tw", "o th", "ree"), ["one two", "three"]),
-        (("exactly 10", " more"), ["exactly 10", "more"]),
-        (("a\n  indented", " b"), ["a", "  indented", "b"]),
-        (("one\n\ntwo",), ["one", "", "two"]),
-        (("日本 語の文章 x",), ["日本", "語の文章 x"]),
-    ]:
-        assert wrapped(*pieces).split("\n") == lines
-
-
 @given(st.lists(st.text(alphabet="ab \n日", max_size=12), max_size=8), st.integers(4, 30))
 def test_wrapped_lines_fit_and_keep_all_text(pieces: list[str], width: int) -> None:
     """Only blanks before a break are dropped, and only a word longer than the line overflows."""

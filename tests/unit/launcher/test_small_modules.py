@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import socket
@@ -12,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from pawl.chassis.process.start import StartError
 from pawl.chassis.rpc.replicas import Endpoints, Replica, read_endpoints
@@ -22,7 +20,7 @@ from pawl.launcher.logfile import LogFile
 from pawl.launcher.nats import USERS, Nats, program
 from pawl.launcher.ports import HOST, check_ports, free_port
 from pawl.launcher.processes import next_delay
-from pawl.launcher.up import commands, show
+from pawl.launcher.up import commands
 
 
 def test_backoff_doubles_to_ten_seconds_and_resets_after_a_long_uptime() -> None:
@@ -139,21 +137,6 @@ def test_endpoints_are_read_back_unchanged(tmp_path: Path) -> None:
     assert found.addresses("absent") == []
     remove_endpoints(tmp_path)
     assert read_endpoints(tmp_path) is None
-
-
-def test_the_output_lists_addresses_and_next_steps(tmp_path: Path) -> None:
-    ports = ("7601", "7611", "7620", "7621", "7622")
-    for terminal in (True, False):
-        output = io.StringIO()
-        show(endpoints(tmp_path), console=Console(file=output, force_terminal=terminal, width=200))
-        text = output.getvalue()
-        for part in (*ports, f"pawl --data {tmp_path} chat", "nats-subscriber.url", str(tmp_path)):
-            assert part in text
-        assert ("\x1b[" in text) == terminal
-    output = io.StringIO()
-    show(Endpoints(launcher_pid=1, data=str(tmp_path), secrets="s", services={}), console=Console(file=output))
-    assert "PAWL_DATABASE_URL" in output.getvalue()
-    assert "scripted" not in output.getvalue()
 
 
 def test_the_output_says_first_if_commands_need_a_key(tmp_path: Path) -> None:

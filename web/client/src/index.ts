@@ -26,6 +26,7 @@ export class Pawl extends Transport {
   readonly agents = this.service<typeof pb.AgentRegistryService>("pawl.agent.v1.AgentRegistryService");
   readonly conversations = this.service<typeof pb.ConversationService>("pawl.agent.v1.ConversationService");
   readonly declarations = this.service<typeof pb.DeclarationService>("pawl.agent.v1.DeclarationService");
+  readonly goals = this.service<typeof pb.GoalService>("pawl.agent.v1.GoalService");
   readonly jobs = this.service<typeof pb.JobService>("pawl.agent.v1.JobService");
   readonly operator = this.service<typeof pb.OperatorService>("pawl.agent.v1.OperatorService");
   readonly schedules = this.service<typeof pb.ScheduleService>("pawl.agent.v1.ScheduleService");

@@ -964,6 +964,7 @@ class ListRunsRequest(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     WORKFLOW_FIELD_NUMBER: _builtins.int
+    GOALS_ONLY_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """Results per page, 1 to 200; default 50."""
     page_token: _builtins.str
@@ -978,6 +979,8 @@ class ListRunsRequest(_message.Message):
     """Only runs of this agent; empty means all. `default` matches runs started without naming an agent."""
     workflow: _builtins.str
     """Only runs of this workflow, not counting child runs; empty means all."""
+    goals_only: _builtins.bool
+    """Only goal runs, including those that agents started."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.RunState.ValueType]:
         """Only runs in these states; empty means all."""
@@ -1015,10 +1018,11 @@ class ListRunsRequest(_message.Message):
         agent: _builtins.str = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         workflow: _builtins.str = ...,
+        goals_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time_before", b"create_time_before", "create_time_from", b"create_time_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "conversation_id", b"conversation_id", "create_time_before", b"create_time_before", "create_time_from", b"create_time_from", "labels", b"labels", "order", b"order", "page_size", b"page_size", "page_token", b"page_token", "parent_run_id", b"parent_run_id", "states", b"states", "waits", b"waits", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "conversation_id", b"conversation_id", "create_time_before", b"create_time_before", "create_time_from", b"create_time_from", "goals_only", b"goals_only", "labels", b"labels", "order", b"order", "page_size", b"page_size", "page_token", b"page_token", "parent_run_id", b"parent_run_id", "states", b"states", "waits", b"waits", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

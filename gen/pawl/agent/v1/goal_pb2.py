@@ -27,7 +27,7 @@ from pawl.event.v1 import goal_pb2 as pawl_dot_event_dot_v1_dot_goal__pb2
 from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/agent/v1/goal.proto\x12\rpawl.agent.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pawl/event/v1/goal.proto\x1a\x17pawl/event/v1/run.proto\"\xf2\x01\n\nGoalStatus\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\x12\x14\n\x0c\x61ttempts_max\x18\x02 \x01(\r\x12\x31\n\rdeadline_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10\x61ttempts_started\x18\x04 \x01(\r\x12\x15\n\x08progress\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12,\n\x08\x61ttempts\x18\x07 \x03(\x0b\x32\x1a.pawl.event.v1.GoalAttemptB\x0b\n\t_progress\"\xcf\x01\n\x10StartGoalRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12!\n\x04goal\x18\x02 \x01(\x0b\x32\x13.pawl.event.v1.Goal\x12\x18\n\x10total_tokens_max\x18\x03 \x01(\x04\x12;\n\x06labels\x18\x04 \x03(\x0b\x32+.pawl.agent.v1.StartGoalRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"<\n\x11StartGoalResponse\x12\'\n\x04goal\x18\x01 \x01(\x0b\x32\x19.pawl.agent.v1.GoalStatus\" \n\x0eGetGoalRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\":\n\x0fGetGoalResponse\x12\'\n\x04goal\x18\x01 \x01(\x0b\x32\x19.pawl.agent.v1.GoalStatus\"L\n\x10ListGoalsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x11\n\topen_only\x18\x03 \x01(\x08\"V\n\x11ListGoalsResponse\x12(\n\x05goals\x18\x01 \x03(\x0b\x32\x19.pawl.agent.v1.GoalStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x8b\x01\n\x10RaiseGoalRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\x31\n\rdeadline_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06tokens\x18\x05 \x01(\x04\"<\n\x11RaiseGoalResponse\x12\'\n\x04goal\x18\x01 \x01(\x0b\x32\x19.pawl.agent.v1.GoalStatus2\xc7\x02\n\x0bGoalService\x12N\n\tStartGoal\x12\x1f.pawl.agent.v1.StartGoalRequest\x1a .pawl.agent.v1.StartGoalResponse\x12H\n\x07GetGoal\x12\x1d.pawl.agent.v1.GetGoalRequest\x1a\x1e.pawl.agent.v1.GetGoalResponse\x12N\n\tListGoals\x12\x1f.pawl.agent.v1.ListGoalsRequest\x1a .pawl.agent.v1.ListGoalsResponse\x12N\n\tRaiseGoal\x12\x1f.pawl.agent.v1.RaiseGoalRequest\x1a .pawl.agent.v1.RaiseGoalResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/agent/v1/goal.proto\x12\rpawl.agent.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pawl/event/v1/goal.proto\x1a\x17pawl/event/v1/run.proto\"[\n\nGoalStatus\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\x12,\n\x08\x61ttempts\x18\x02 \x03(\x0b\x32\x1a.pawl.event.v1.GoalAttempt\"\xcf\x01\n\x10StartGoalRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12!\n\x04goal\x18\x02 \x01(\x0b\x32\x13.pawl.event.v1.Goal\x12\x18\n\x10total_tokens_max\x18\x03 \x01(\x04\x12;\n\x06labels\x18\x04 \x03(\x0b\x32+.pawl.agent.v1.StartGoalRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"<\n\x11StartGoalResponse\x12\'\n\x04goal\x18\x01 \x01(\x0b\x32\x19.pawl.agent.v1.GoalStatus\" \n\x0eGetGoalRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\":\n\x0fGetGoalResponse\x12\'\n\x04goal\x18\x01 \x01(\x0b\x32\x19.pawl.agent.v1.GoalStatus\"L\n\x10ListGoalsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x11\n\topen_only\x18\x03 \x01(\x08\"V\n\x11ListGoalsResponse\x12(\n\x05goals\x18\x01 \x03(\x0b\x32\x19.pawl.agent.v1.GoalStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x8b\x01\n\x10RaiseGoalRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\x31\n\rdeadline_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06tokens\x18\x05 \x01(\x04\"<\n\x11RaiseGoalResponse\x12\'\n\x04goal\x18\x01 \x01(\x0b\x32\x19.pawl.agent.v1.GoalStatus2\xc7\x02\n\x0bGoalService\x12N\n\tStartGoal\x12\x1f.pawl.agent.v1.StartGoalRequest\x1a .pawl.agent.v1.StartGoalResponse\x12H\n\x07GetGoal\x12\x1d.pawl.agent.v1.GetGoalRequest\x1a\x1e.pawl.agent.v1.GetGoalResponse\x12N\n\tListGoals\x12\x1f.pawl.agent.v1.ListGoalsRequest\x1a .pawl.agent.v1.ListGoalsResponse\x12N\n\tRaiseGoal\x12\x1f.pawl.agent.v1.RaiseGoalRequest\x1a .pawl.agent.v1.RaiseGoalResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,26 +36,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STARTGOALREQUEST_LABELSENTRY']._loaded_options = None
   _globals['_STARTGOALREQUEST_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_GOALSTATUS']._serialized_start=128
-  _globals['_GOALSTATUS']._serialized_end=370
-  _globals['_STARTGOALREQUEST']._serialized_start=373
-  _globals['_STARTGOALREQUEST']._serialized_end=580
-  _globals['_STARTGOALREQUEST_LABELSENTRY']._serialized_start=535
-  _globals['_STARTGOALREQUEST_LABELSENTRY']._serialized_end=580
-  _globals['_STARTGOALRESPONSE']._serialized_start=582
-  _globals['_STARTGOALRESPONSE']._serialized_end=642
-  _globals['_GETGOALREQUEST']._serialized_start=644
-  _globals['_GETGOALREQUEST']._serialized_end=676
-  _globals['_GETGOALRESPONSE']._serialized_start=678
-  _globals['_GETGOALRESPONSE']._serialized_end=736
-  _globals['_LISTGOALSREQUEST']._serialized_start=738
-  _globals['_LISTGOALSREQUEST']._serialized_end=814
-  _globals['_LISTGOALSRESPONSE']._serialized_start=816
-  _globals['_LISTGOALSRESPONSE']._serialized_end=902
-  _globals['_RAISEGOALREQUEST']._serialized_start=905
-  _globals['_RAISEGOALREQUEST']._serialized_end=1044
-  _globals['_RAISEGOALRESPONSE']._serialized_start=1046
-  _globals['_RAISEGOALRESPONSE']._serialized_end=1106
-  _globals['_GOALSERVICE']._serialized_start=1109
-  _globals['_GOALSERVICE']._serialized_end=1436
+  _globals['_GOALSTATUS']._serialized_start=127
+  _globals['_GOALSTATUS']._serialized_end=218
+  _globals['_STARTGOALREQUEST']._serialized_start=221
+  _globals['_STARTGOALREQUEST']._serialized_end=428
+  _globals['_STARTGOALREQUEST_LABELSENTRY']._serialized_start=383
+  _globals['_STARTGOALREQUEST_LABELSENTRY']._serialized_end=428
+  _globals['_STARTGOALRESPONSE']._serialized_start=430
+  _globals['_STARTGOALRESPONSE']._serialized_end=490
+  _globals['_GETGOALREQUEST']._serialized_start=492
+  _globals['_GETGOALREQUEST']._serialized_end=524
+  _globals['_GETGOALRESPONSE']._serialized_start=526
+  _globals['_GETGOALRESPONSE']._serialized_end=584
+  _globals['_LISTGOALSREQUEST']._serialized_start=586
+  _globals['_LISTGOALSREQUEST']._serialized_end=662
+  _globals['_LISTGOALSRESPONSE']._serialized_start=664
+  _globals['_LISTGOALSRESPONSE']._serialized_end=750
+  _globals['_RAISEGOALREQUEST']._serialized_start=753
+  _globals['_RAISEGOALREQUEST']._serialized_end=892
+  _globals['_RAISEGOALRESPONSE']._serialized_start=894
+  _globals['_RAISEGOALRESPONSE']._serialized_end=954
+  _globals['_GOALSERVICE']._serialized_start=957
+  _globals['_GOALSERVICE']._serialized_end=1284
 # @@protoc_insertion_point(module_scope)

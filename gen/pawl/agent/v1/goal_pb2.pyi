@@ -28,50 +28,28 @@ class GoalStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
-    ATTEMPTS_MAX_FIELD_NUMBER: _builtins.int
-    DEADLINE_TIME_FIELD_NUMBER: _builtins.int
-    ATTEMPTS_STARTED_FIELD_NUMBER: _builtins.int
-    PROGRESS_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
-    attempts_max: _builtins.int
-    """Maximum number of attempts, including those added by RaiseGoal."""
-    attempts_started: _builtins.int
-    """Number of attempts that have started."""
-    progress: _builtins.float
-    """Progress after the last judged attempt, from 0 to 1; absent if unknown."""
-    reason: _builtins.str
-    """One sentence about that progress; empty before the first judgement."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
-        """Its run, without pending calls. `run.goal` is the goal as it was started."""
-
-    @_builtins.property
-    def deadline_time(self) -> _timestamp_pb2.Timestamp:
-        """Time after which no attempt starts; absent if there is no deadline."""
+        """Its run. `run.goal` is the goal with its raised limits, `run.job_progress` the last progress, and `run.round`
+        the number of the last attempt.
+        """
 
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[_goal_pb2.GoalAttempt]:
-        """Its attempts, oldest first. Only in GetGoal."""
+        """Its attempts, oldest first, with the progress after each. Only in GetGoal."""
 
     def __init__(
         self,
         *,
         run: _run_pb2.Run | None = ...,
-        attempts_max: _builtins.int = ...,
-        deadline_time: _timestamp_pb2.Timestamp | None = ...,
-        attempts_started: _builtins.int = ...,
-        progress: _builtins.float | None = ...,
-        reason: _builtins.str = ...,
         attempts: _abc.Iterable[_goal_pb2.GoalAttempt] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "deadline_time", b"deadline_time", "progress", b"progress", "run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "attempts", b"attempts", "attempts_max", b"attempts_max", "attempts_started", b"attempts_started", "deadline_time", b"deadline_time", "progress", b"progress", "reason", b"reason", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__progress: _TypeAlias = _typing.Literal["progress"]  # noqa: Y015
-    _WhichOneofArgType__progress: _TypeAlias = _typing.Literal["_progress", b"_progress"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__progress) -> _WhichOneofReturnType__progress | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GoalStatus: _TypeAlias = GoalStatus  # noqa: Y015
 
@@ -115,7 +93,7 @@ class StartGoalRequest(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels of the run; see pawl.event.v1.Labels."""
+        """Labels of the run, as in StartRunRequest.labels."""
 
     def __init__(
         self,

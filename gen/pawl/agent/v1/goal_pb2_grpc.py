@@ -30,8 +30,10 @@ class GoalServiceStub(object):
 
     A goal run is a run without a model, in a conversation of its own: AgentService.WatchRun, GetRun, CancelRun,
     Decide and UndoRun accept it. It is COMPLETED if the goal is met. Otherwise it is FAILED with reason
-    GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (in three attempts), class LIMIT. In both
-    cases `output_text` is a report. IDs, request IDs and pages work as in AgentService.
+    GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (in three attempts in a row), class LIMIT, or
+    with the reason why a call was refused, class TOOL. In all cases `output_text` is a report. While it runs,
+    Run.job_progress is its progress. Messages to its conversation (SendMessage, policy STEER) reach the next
+    attempt. IDs, request IDs and pages work as in AgentService.
     """
 
     def __init__(self, channel):
@@ -67,8 +69,10 @@ class GoalServiceServicer(object):
 
     A goal run is a run without a model, in a conversation of its own: AgentService.WatchRun, GetRun, CancelRun,
     Decide and UndoRun accept it. It is COMPLETED if the goal is met. Otherwise it is FAILED with reason
-    GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (in three attempts), class LIMIT. In both
-    cases `output_text` is a report. IDs, request IDs and pages work as in AgentService.
+    GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (in three attempts in a row), class LIMIT, or
+    with the reason why a call was refused, class TOOL. In all cases `output_text` is a report. While it runs,
+    Run.job_progress is its progress. Messages to its conversation (SendMessage, policy STEER) reach the next
+    attempt. IDs, request IDs and pages work as in AgentService.
     """
 
     def StartGoal(self, request, context):
@@ -79,8 +83,7 @@ class GoalServiceServicer(object):
         - NOT_FOUND / TOOL_NOT_FOUND
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The criterion's tool does not accept its arguments.
-        - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
-        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - PERMISSION_DENIED / PERMISSION_DENIED: The caller may not call the criterion's tool.
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -114,6 +117,7 @@ class GoalServiceServicer(object):
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a goal run.
         - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
+        - INVALID_ARGUMENT / INVALID_FIELD: A limit would be too high, or the deadline is not later than before.
         - FAILED_PRECONDITION / NO_TOKEN_BUDGET
         - RESOURCE_EXHAUSTED / TOKEN_CEILING
         - RESOURCE_EXHAUSTED / QUEUE_FULL
@@ -159,8 +163,10 @@ class GoalService(object):
 
     A goal run is a run without a model, in a conversation of its own: AgentService.WatchRun, GetRun, CancelRun,
     Decide and UndoRun accept it. It is COMPLETED if the goal is met. Otherwise it is FAILED with reason
-    GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (in three attempts), class LIMIT. In both
-    cases `output_text` is a report. IDs, request IDs and pages work as in AgentService.
+    GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (in three attempts in a row), class LIMIT, or
+    with the reason why a call was refused, class TOOL. In all cases `output_text` is a report. While it runs,
+    Run.job_progress is its progress. Messages to its conversation (SendMessage, policy STEER) reach the next
+    attempt. IDs, request IDs and pages work as in AgentService.
     """
 
     @staticmethod

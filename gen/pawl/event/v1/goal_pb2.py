@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/event/v1/goal.proto\x12\rpawl.event.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf6\x01\n\x04Goal\x12\x0b\n\x03\x61im\x18\x01 \x01(\t\x12-\n\x0b\x61ttempts_by\x18\x02 \x01(\x0b\x32\x18.pawl.event.v1.GoalAgent\x12/\n\tcriterion\x18\x03 \x01(\x0b\x32\x1c.pawl.event.v1.GoalCriterion\x12\x14\n\x0c\x61ttempts_max\x18\x04 \x01(\r\x12\x31\n\rdeadline_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cwait_seconds\x18\x06 \x01(\x01\x12\"\n\x1areports_to_conversation_id\x18\x07 \x01(\t\"D\n\tGoalAgent\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x14\n\x0cinstructions\x18\x02 \x01(\t\x12\x12\n\ntool_names\x18\x03 \x03(\t\"w\n\rGoalCriterion\x12\x11\n\ttool_name\x18\x01 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x02 \x01(\x0c\x12\x12\n\nexpression\x18\x03 \x01(\t\x12\'\n\x05judge\x18\x04 \x01(\x0b\x32\x18.pawl.event.v1.GoalJudge\"*\n\tGoalJudge\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0e\n\x06rubric\x18\x02 \x01(\t\"\x90\x02\n\x0bGoalAttempt\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0b\n\x03met\x18\x06 \x01(\x08\x12\x15\n\x08progress\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x16\n\x0e\x63ited_call_ids\x18\t \x03(\t\x12\x19\n\x11judgement_call_id\x18\n \x01(\tB\x0b\n\t_progressb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/event/v1/goal.proto\x12\rpawl.event.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd2\x01\n\x04Goal\x12\x0b\n\x03\x61im\x18\x01 \x01(\t\x12-\n\x0b\x61ttempts_by\x18\x02 \x01(\x0b\x32\x18.pawl.event.v1.GoalAgent\x12/\n\tcriterion\x18\x03 \x01(\x0b\x32\x1c.pawl.event.v1.GoalCriterion\x12\x14\n\x0c\x61ttempts_max\x18\x04 \x01(\r\x12\x31\n\rdeadline_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cwait_seconds\x18\x06 \x01(\x01\"D\n\tGoalAgent\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x14\n\x0cinstructions\x18\x02 \x01(\t\x12\x12\n\ntool_names\x18\x03 \x03(\t\"w\n\rGoalCriterion\x12\x11\n\ttool_name\x18\x01 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x02 \x01(\x0c\x12\x12\n\nexpression\x18\x03 \x01(\t\x12\'\n\x05judge\x18\x04 \x01(\x0b\x32\x18.pawl.event.v1.GoalJudge\"*\n\tGoalJudge\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0e\n\x06rubric\x18\x02 \x01(\t\"\x90\x02\n\x0bGoalAttempt\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0b\n\x03met\x18\x06 \x01(\x08\x12\x15\n\x08progress\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x16\n\x0e\x63ited_call_ids\x18\t \x03(\t\x12\x19\n\x11judgement_call_id\x18\n \x01(\tB\x0b\n\t_progressb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.event.v1.goal_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GOAL']._serialized_start=77
-  _globals['_GOAL']._serialized_end=323
-  _globals['_GOALAGENT']._serialized_start=325
-  _globals['_GOALAGENT']._serialized_end=393
-  _globals['_GOALCRITERION']._serialized_start=395
-  _globals['_GOALCRITERION']._serialized_end=514
-  _globals['_GOALJUDGE']._serialized_start=516
-  _globals['_GOALJUDGE']._serialized_end=558
-  _globals['_GOALATTEMPT']._serialized_start=561
-  _globals['_GOALATTEMPT']._serialized_end=833
+  _globals['_GOAL']._serialized_end=287
+  _globals['_GOALAGENT']._serialized_start=289
+  _globals['_GOALAGENT']._serialized_end=357
+  _globals['_GOALCRITERION']._serialized_start=359
+  _globals['_GOALCRITERION']._serialized_end=478
+  _globals['_GOALJUDGE']._serialized_start=480
+  _globals['_GOALJUDGE']._serialized_end=522
+  _globals['_GOALATTEMPT']._serialized_start=525
+  _globals['_GOALATTEMPT']._serialized_end=797
 # @@protoc_insertion_point(module_scope)

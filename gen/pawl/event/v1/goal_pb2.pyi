@@ -31,20 +31,17 @@ class Goal(_message.Message):
     ATTEMPTS_MAX_FIELD_NUMBER: _builtins.int
     DEADLINE_TIME_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
-    REPORTS_TO_CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     aim: _builtins.str
     """What to achieve, at most 16 KiB."""
     attempts_max: _builtins.int
-    """Maximum number of attempts, 1 to 100; default 10."""
+    """Maximum number of attempts, 1 to 100; default 10. RaiseGoal raises it."""
     wait_seconds: _builtins.float
-    """Seconds to wait between attempts, at most 2592000; default 0."""
-    reports_to_conversation_id: _builtins.str
-    """Conversation to which its end is reported, as the end of a job is; empty if it is reported to the user's
-    inbox. Run.reports_to_conversation_id is empty, because the run is not a job.
+    """Seconds to wait before each further attempt, at most 2592000; default 0. A tool criterion is checked again
+    after the wait.
     """
     @_builtins.property
     def attempts_by(self) -> Global___GoalAgent:
-        """The agent that makes the attempts."""
+        """The agent that makes the attempts, which is also the run's agent."""
 
     @_builtins.property
     def criterion(self) -> Global___GoalCriterion:
@@ -52,7 +49,7 @@ class Goal(_message.Message):
 
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
-        """Time after which no attempt starts; absent if there is no deadline."""
+        """When the goal ends, and with it an open attempt; absent if there is no deadline. RaiseGoal makes it later."""
 
     def __init__(
         self,
@@ -63,11 +60,10 @@ class Goal(_message.Message):
         attempts_max: _builtins.int = ...,
         deadline_time: _timestamp_pb2.Timestamp | None = ...,
         wait_seconds: _builtins.float = ...,
-        reports_to_conversation_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempts_by", b"attempts_by", "criterion", b"criterion", "deadline_time", b"deadline_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aim", b"aim", "attempts_by", b"attempts_by", "attempts_max", b"attempts_max", "criterion", b"criterion", "deadline_time", b"deadline_time", "reports_to_conversation_id", b"reports_to_conversation_id", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aim", b"aim", "attempts_by", b"attempts_by", "attempts_max", b"attempts_max", "criterion", b"criterion", "deadline_time", b"deadline_time", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -85,10 +81,10 @@ class GoalAgent(_message.Message):
     agent: _builtins.str
     """Name of the agent; empty means `default`."""
     instructions: _builtins.str
-    """Instructions added to the agent's, at most 64 KiB."""
+    """Instructions added to the agent's, at most 16000 bytes."""
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of its tools; empty means those of the agent."""
+        """Names of the tools that attempts may call, among those of the agent; empty means all of them."""
 
     def __init__(
         self,
@@ -116,8 +112,8 @@ class GoalCriterion(_message.Message):
     EXPRESSION_FIELD_NUMBER: _builtins.int
     JUDGE_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
-    """Tool to call after each attempt. Without an expression the goal is met if its result is true or
-    {"met": true}.
+    """Tool to call before the first attempt and after each attempt. Without an expression, the goal is met if the
+    result is true or {"met": true}. An object may also have `progress` (0 to 1) and `reason` (one sentence).
     """
     arguments_json: _builtins.bytes
     """The tool's arguments, a JSON object; empty if there are none."""
@@ -156,7 +152,7 @@ class GoalJudge(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     RUBRIC_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
-    """Name of its agent; empty means `default`."""
+    """Name of its agent; empty means the agent that makes the attempts."""
     rubric: _builtins.str
     """What counts as met, at most 16 KiB."""
     def __init__(

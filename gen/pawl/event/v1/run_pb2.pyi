@@ -1761,7 +1761,7 @@ class Run(_message.Message):
 
     @_builtins.property
     def job_progress(self) -> Global___JobProgress:
-        """For a job: progress of its call. Kept if a call made once ends without success; otherwise removed when the
+        """For a goal: progress that the last check or judgement found. For a job: progress of its call. Kept if a call made once ends without success; otherwise removed when the
         call ends. Absent if the call has not reported any.
         """
 

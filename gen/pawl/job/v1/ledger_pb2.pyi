@@ -976,6 +976,7 @@ class CommitRunRequest(_message.Message):
     TELLS_ITERATION_FIELD_NUMBER: _builtins.int
     MISSED_ITERATIONS_FIELD_NUMBER: _builtins.int
     JOB_PROGRESS_FIELD_NUMBER: _builtins.int
+    GOAL_LIMITS_FIELD_NUMBER: _builtins.int
     TOKENS_USED_FIELD_NUMBER: _builtins.int
     BUDGET_RUN_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
@@ -1083,6 +1084,10 @@ class CommitRunRequest(_message.Message):
     def job_progress(self) -> _run_pb2.JobProgress:
         """With `output_text`: Run.job_progress."""
 
+    @_builtins.property
+    def goal_limits(self) -> _goal_pb2.Goal:
+        """With `output_text`: the raised limits of Run.goal, without its other fields; absent if none were raised."""
+
     def __init__(
         self,
         *,
@@ -1116,12 +1121,13 @@ class CommitRunRequest(_message.Message):
         tells_iteration: _builtins.int = ...,
         missed_iterations: _builtins.int = ...,
         job_progress: _run_pb2.JobProgress | None = ...,
+        goal_limits: _goal_pb2.Goal | None = ...,
         tokens_used: _builtins.int = ...,
         budget_run_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "job_progress", b"job_progress", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "goal_limits", b"goal_limits", "job_progress", b"job_progress", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "failure", b"failure", "job_progress", b"job_progress", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "failure", b"failure", "goal_limits", b"goal_limits", "job_progress", b"job_progress", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active_seconds: _TypeAlias = _typing.Literal["active_seconds"]  # noqa: Y015
     _WhichOneofArgType__active_seconds: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds"]  # noqa: Y015
@@ -1501,14 +1507,17 @@ Global___EventCommand: _TypeAlias = EventCommand  # noqa: Y015
 
 @_typing.final
 class RaiseGoalCommand(_message.Message):
-    """Raises a goal's limits. Its tokens are a TopUpCommand."""
+    """Raises a goal's limits, all or none."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     DEADLINE_TIME_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     attempts: _builtins.int
     """Attempts to add."""
+    tokens: _builtins.int
+    """Tokens to add, as in TopUpCommand."""
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
         """New deadline; absent keeps the current one."""
@@ -1518,10 +1527,11 @@ class RaiseGoalCommand(_message.Message):
         *,
         attempts: _builtins.int = ...,
         deadline_time: _timestamp_pb2.Timestamp | None = ...,
+        tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "deadline_time", b"deadline_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "deadline_time", b"deadline_time", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

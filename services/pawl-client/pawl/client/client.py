@@ -13,6 +13,7 @@ from pawl.agent.v1 import agent_pb2, types_pb2, whoami_pb2
 from pawl.agent.v1 import conversation_pb2 as requests_pb2
 from pawl.client.decisions import check_taken, checked
 from pawl.client.forms import natural, parts_of, read_file
+from pawl.client.goals import GoalVerbs
 from pawl.client.history import history
 from pawl.client.jobs import JobVerbs
 from pawl.client.session import AsyncSession, definitions_of
@@ -47,7 +48,7 @@ _TEXT_BYTES_MAX: Final = 1024 * 1024
 Item: TypeAlias = call_pb2.Call | run_pb2.Run
 
 
-class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs):
+class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
     """The asyncio client for a suite. `Target` describes addresses, keys and retries.
 
     Methods raise the classes in pawl.errors. Each request gets a new `request_id` unless you pass one. For at least 24

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceAsyncStub
     from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceAsyncStub
     from pawl.agent.v1.declaration_pb2_grpc import DeclarationServiceAsyncStub
+    from pawl.agent.v1.goal_pb2_grpc import GoalServiceAsyncStub
     from pawl.agent.v1.jobs_pb2_grpc import JobServiceAsyncStub
     from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
     from pawl.agent.v1.schedule_pb2_grpc import ScheduleServiceAsyncStub
@@ -120,6 +121,7 @@ class Target:
     declarations: cached_property[DeclarationServiceAsyncStub] = _stub(
         "agent.v1.declaration.DeclarationService", "agent"
     )
+    goals: cached_property[GoalServiceAsyncStub] = _stub("agent.v1.goal.GoalService", "agent")
     jobs: cached_property[JobServiceAsyncStub] = _stub("agent.v1.jobs.JobService", "agent")
     scheduler: cached_property[ScheduleServiceAsyncStub] = _stub("agent.v1.schedule.ScheduleService", "agent")
     triggers: cached_property[TriggerServiceAsyncStub] = _stub("agent.v1.trigger.TriggerService", "agent")

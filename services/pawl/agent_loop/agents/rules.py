@@ -24,6 +24,8 @@ from pawl.values import TOKENS_MAX
 DEFAULT: Final = DEFAULT_AGENT
 # The tool that delegates a task to another agent.
 RUN_AGENT: Final = "run_agent"
+# The tool that pursues a goal in the background.
+START_GOAL: Final = "start_goal"
 DELEGATES_MAX: Final = 64
 ROLES_MAX: Final = 32
 SOURCES_MAX: Final = 100

@@ -9,6 +9,8 @@ from typing import Final
 import grpc
 from msgspec.structs import replace
 
+from pawl.agent.v1.agent_pb2 import ListCallsRequest
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.histories import Histories, LoadedHistory, history_of
 from pawl.agent_loop.loop.ports import Claim, Loaded, Renewal
@@ -18,7 +20,8 @@ from pawl.agent_loop.loop.rules.fact import TopUp
 from pawl.agent_loop.loop.rules.run import Notice
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.loop.rules.step import Step, with_shared_budget
-from pawl.chassis.ids import CallId, StoreId, UserId, WorkerId
+from pawl.chassis.identity.auth import Principal, for_user
+from pawl.chassis.ids import CallId, RunId, StoreId, UserId, WorkerId
 from pawl.chassis.rpc.client import translated, translating
 from pawl.chassis.rpc.translate import Exceptions, seconds
 from pawl.job.v1 import ledger_pb2 as pb
@@ -29,6 +32,7 @@ LEDGER_MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
 
 # Timeout for streamed responses. Loading a large conversation takes a while.
 _PARTS_SECONDS_MAX: Final = 60.0
+_CALLS_PER_PAGE: Final = 200
 
 _CLAIM: Final = wire.WIRE.struct(Claim, pb.ClaimedRun, Exceptions(of_message=("loaded", "conversation_id")))
 _NOTICE: Final = wire.WIRE.struct(Notice, pb.Notice)
@@ -154,6 +158,28 @@ class WorkerLedgerClient:
         request = pb.GetCallRequest(store_id=store_id, user_id=user_id, call_id=call_id)
         response = await translated(self._stub.GetCall(request))
         return wire.CALL.read(response.call)
+
+
+async def calls_of_run(
+    channel: grpc.aio.Channel,
+    store_id: StoreId,
+    user_id: UserId,
+    run_id: RunId,
+    keep: Callable[[Call], Call] = lambda call: call,
+) -> list[Call]:
+    """Return all calls of one of the user's runs, in call order, with what `keep` returns of each.
+
+    Raises:
+        RunNotFound
+    """
+    request, calls = ListCallsRequest(run_id=run_id, page_size=_CALLS_PER_PAGE), list[Call]()
+    named = for_user(Principal(store_id=store_id, user_id=user_id))
+    while True:
+        page = await translated(AgentServiceStub(channel).ListCalls(request, metadata=named))
+        calls += (keep(wire.CALL.read(call)) for call in page.calls)
+        request.page_token = page.next_page_token
+        if not page.next_page_token:
+            return calls
 
 
 def _came_along(run: pb.ClaimedRun) -> Loaded | None:

@@ -12,7 +12,8 @@ from typing import Final, assert_never
 from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import AgentQuota, AgentVersion, draft_name
-from pawl.agent_loop.loop.ledger import WorkerLedgerClient
+from pawl.agent_loop.goals import rules as goals
+from pawl.agent_loop.loop.ledger import WorkerLedgerClient, calls_of_run
 from pawl.agent_loop.loop.model_call import AgentQuotas, ModelCall, request_of
 from pawl.agent_loop.loop.ports import AgentReader, Meter, Randomness, Registry
 from pawl.agent_loop.loop.rules import answering, budget, delegation, hints, jobs, output, proposals, step
@@ -195,7 +196,7 @@ class RunTasks(Tasks):
             case ReadProgram():
                 start(START, self._read_program(state))
             case ReadCalls():
-                start(READ, self._read(work.call_ids, state.run))
+                start(READ, self._read(work, state.run))
             case ReadAgent():
                 start(work.call_id, self._read_agent(work, state.run))
             case Propose():
@@ -278,6 +279,11 @@ class RunTasks(Tasks):
         return ToolsPinned(tools=pinned, left_out=found.left_out)
 
     async def _resolved(self, run: Run) -> Resolved:
+        if run.goal is not None:
+            needed = (await self.tool_calls.resolve(goals.tools_needed(run.goal))).tools
+            found = Resolved(tools=()) if run.options.without_tools else await self._registered(run, ())
+            others = tuple(tool for tool in found.tools if tool not in needed)[: TOOLS_MAX - len(needed)]
+            return replace(found, tools=(*needed, *others))
         if run.options.without_tools:
             return Resolved(tools=())
         own = {tool.name: tool for tool in self._own_tools}
@@ -410,16 +416,19 @@ class RunTasks(Tasks):
             pins_tools=state.loop.cursor is None,
         )
 
-    async def _read(self, call_ids: Sequence[CallId], run: Run) -> Fact:
+    async def _read(self, work: ReadCalls, run: Run) -> Fact:
         ledger, until_answered = self._dependencies.ledger, self._retry.until_answered
-        reads = (partial(ledger.call, run.store_id, run.user_id, call_id) for call_id in call_ids)
+        reads = (partial(ledger.call, run.store_id, run.user_id, call_id) for call_id in work.call_ids)
         try:
-            return CallsRead(calls=tuple([await until_answered(read) for read in reads]))
+            calls = [await until_answered(read) for read in reads]
         except CallNotFound as error:
             message = "A run whose results it uses was deleted."
             return RunRefused(
                 failure=RunFailure(failure_class=FailureClass.LIMIT, reason=error.reason, message=message)
             )
+        if work.run_id:
+            calls += await until_answered(partial(calls_of_run, ledger.channel, run.store_id, run.user_id, work.run_id))
+        return CallsRead(calls=tuple(calls), run_id=work.run_id)
 
     async def _read_agent(self, work: ReadAgent, run: Run) -> Fact:
         if work.is_workflow:
@@ -427,8 +436,8 @@ class RunTasks(Tasks):
             version = await self._retry.until_answered(find)
             return AgentRead(call_id=work.call_id, workflow_version=version)
         delegates: tuple[str, ...] = ()
-        if run.workflow is not None:
-            # The workflow's author, not an agent, has chosen the agent.
+        if run.workflow is not None or run.goal is not None:
+            # The author of the workflow or goal, not an agent, has chosen the agent.
             delegates = (work.name,)
         elif run.agent is not None:
             delegates = await self._delegates(run, run.agent)

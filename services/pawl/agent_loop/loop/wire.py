@@ -16,6 +16,7 @@ from pawl.agent_loop.loop.rules.fact import (
     OutputDelta,
     Pause,
     Progress,
+    RaiseGoal,
     Resolve,
     RoundEnded,
     RoundRetrying,
@@ -33,6 +34,7 @@ from pawl.agent_loop.loop.rules.parts import Part
 from pawl.agent_loop.loop.rules.run import (
     Delegation,
     FailureClass,
+    Goal,
     Grant,
     Job,
     PinnedAgent,
@@ -44,7 +46,7 @@ from pawl.agent_loop.loop.rules.run import (
 from pawl.agent_loop.loop.rules.tool import Tool
 from pawl.chassis.rpc.translate import Exceptions, Translator, enum_defaults, kinds_of
 from pawl.errors import InvalidField
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2, workflow_pb2
+from pawl.event.v1 import call_pb2, event_pb2, goal_pb2, message_pb2, run_pb2, workflow_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.tool.v1 import tool_pb2
 from pawl.values import EffectClass, ExecutionContext, JobReports, OfferFallback, QuestionKind, Series, Usage
@@ -92,7 +94,8 @@ LIMITS: Final = WIRE.struct(Limits, run_pb2.RunLimits)
 OPTIONS: Final = WIRE.struct(RunOptions, run_pb2.RunOptions)
 ASKED: Final = WIRE.struct(AskedOptions, run_pb2.RunOptions, _LIMITS_ASKED)
 AGENT: Final = WIRE.struct(PinnedAgent, run_pb2.PinnedAgent)
-WIRE.struct(Delegation, ledger_pb2.Delegation, Exceptions(of_message=("goal",)))
+GOAL: Final = WIRE.struct(Goal, goal_pb2.Goal)
+WIRE.struct(Delegation, ledger_pb2.Delegation)
 RUN: Final = WIRE.struct(
     Run,
     run_pb2.Run,
@@ -116,7 +119,6 @@ RUN: Final = WIRE.struct(
             "labels",
             "trimmed_rounds",
             "trimmed_failures",
-            "goal",
         )
     ),
 )
@@ -193,6 +195,7 @@ WIRE.struct(
     ledger_pb2.ProgressCommand,
     Exceptions(of_message=("call_id", "fraction", "message", "client_id", "offer_epoch")),
 )
+WIRE.struct(RaiseGoal, ledger_pb2.RaiseGoalCommand)
 KIND: Final = WIRE.one_of(
     ledger_pb2.Command,
     "kind",
@@ -205,11 +208,12 @@ KIND: Final = WIRE.one_of(
         "progress": Progress,
         "top_up": TopUp,
         "pause": Pause,
+        "raise_goal": RaiseGoal,
         "event": Event,
         "completed": Completed,
         "agent_ended": AgentEnded,
     },
-    without=("redrive", "raise_goal"),  # Only the ledger handles it.
+    without=("redrive",),  # Only the ledger handles it.
 )
 COMMAND: Final = WIRE.struct(
     Command, ledger_pb2.Command, Exceptions(read={"kind": KIND.read}, of_message=kinds_of(ledger_pb2.Command, "kind"))

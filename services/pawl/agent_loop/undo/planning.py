@@ -9,23 +9,20 @@ from typing import Final
 import grpc
 from msgspec.structs import replace
 
-from pawl.agent.v1.agent_pb2 import ListCallsRequest
-from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.ledger import calls_of_run
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.fact import Fact, RunRefused, ToolsPinned
 from pawl.agent_loop.loop.rules.run import FailureClass, PinnedTool, Run, RunFailure
 from pawl.agent_loop.loop.tool_calls import ToolCalls
 from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.rules import UndoSource
-from pawl.chassis.identity.auth import Principal, for_user
 from pawl.chassis.ids import CallId, RunId, StoreId, UserId
 from pawl.chassis.rpc.client import translated
 from pawl.chassis.rpc.retry import Retry
 from pawl.errors import CallNotFound, RunNotFound, ToolNotFound
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
 
-_CALLS_PER_PAGE: Final = 200
 _READS_AT_ONCE_MAX: Final = 16
 
 
@@ -34,8 +31,8 @@ async def sources(
 ) -> tuple[UndoSource, ...]:
     """Return a run's calls, each with the calls that tried to undo it, without result contents.
 
-    The calls of a workflow run include those of the runs below it. All rounds of a job that are no longer stored share
-    one source, which has their count.
+    The calls of a workflow or goal run include those of the runs below it. All rounds of a job that are no longer
+    stored share one source, which has their count.
 
     Raises:
         RunNotFound: the user does not have this run.
@@ -44,10 +41,11 @@ async def sources(
     of_run = ledger_pb2.GetRunRequest(store_id=store_id, user_id=user_id, run_id=run_id)
     run = (await translated(stub.GetRun(of_run))).run
     trimmed = run.trimmed_rounds
-    calls = await _calls(channel, store_id, user_id, run_id)
-    below = [call.child_run_id for call in calls if undo.is_carried_out_below(call)] if run.HasField("workflow") else []
+    calls = await calls_of_run(channel, store_id, user_id, run_id, keep=undo.slim)
+    has_program = run.HasField("workflow") or run.HasField("goal")
+    below = [call.child_run_id for call in calls if undo.is_carried_out_below(call)] if has_program else []
     for child_run_id in below:
-        found_below = await _calls(channel, store_id, user_id, child_run_id)
+        found_below = await calls_of_run(channel, store_id, user_id, child_run_id, keep=undo.slim)
         below += [call.child_run_id for call in found_below if undo.is_carried_out_below(call)]
         calls += found_below
     slots = asyncio.Semaphore(_READS_AT_ONCE_MAX)
@@ -66,18 +64,6 @@ async def sources(
     # Put this source first, so that the undo reaches it last.
     like_them = replace(calls[0], call_id=CallId(""), round=0, end_time=None)
     return (UndoSource(call=like_them, trimmed_rounds=trimmed), *found)
-
-
-async def _calls(channel: grpc.aio.Channel, store_id: StoreId, user_id: UserId, run_id: RunId) -> list[Call]:
-    calls = list[Call]()
-    request = ListCallsRequest(run_id=run_id, page_size=_CALLS_PER_PAGE)
-    named = for_user(Principal(store_id=store_id, user_id=user_id))
-    while True:
-        page = await translated(AgentServiceStub(channel).ListCalls(request, metadata=named))
-        calls += (undo.slim(wire.CALL.read(call)) for call in page.calls)
-        request.page_token = page.next_page_token
-        if not page.next_page_token:
-            return calls
 
 
 async def _attempts(

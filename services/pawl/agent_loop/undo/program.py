@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import budget
+from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import (
     CallModel,
     Decision,
@@ -19,8 +20,9 @@ from pawl.agent_loop.loop.rules.decision import (
     ReadCalls,
     Wait,
 )
-from pawl.agent_loop.loop.rules.fact import Command
+from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent
 from pawl.agent_loop.loop.rules.message import Message, Role
+from pawl.agent_loop.loop.rules.run import Delegation
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.rules import PlannedUndo, UndoPlan
@@ -71,6 +73,14 @@ def concluded(state: State, *, continues: bool) -> State:
 
 def reported(base: State, after: State) -> State:  # noqa: ARG001  # the calls are all that it needs
     return after
+
+
+def told(base: State, after: State) -> tuple[OwnerEvent, ...]:  # noqa: ARG001  # the calls' events report it
+    return ()
+
+
+def child(state: State, call: Call, delegation: Delegation) -> Delegation:  # noqa: ARG001  # it sets no limits
+    return delegation
 
 
 def _plan(state: State) -> UndoPlan | None:

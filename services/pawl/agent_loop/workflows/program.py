@@ -26,11 +26,11 @@ from pawl.agent_loop.loop.rules.decision import (
     Wait,
 )
 from pawl.agent_loop.loop.rules.expression import ExpressionError
-from pawl.agent_loop.loop.rules.fact import Command, Event, Pause
-from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
+from pawl.agent_loop.loop.rules.fact import Command, Event, OwnerEvent, Pause
+from pawl.agent_loop.loop.rules.run import Delegation, FailureClass, RunFailure
 from pawl.agent_loop.loop.rules.state import READ, State, checked_calls, stop_of
+from pawl.agent_loop.workflows import children, drafting, graph
 from pawl.agent_loop.workflows import cursor as cursors
-from pawl.agent_loop.workflows import drafting, graph
 from pawl.agent_loop.workflows.cursor import EVENTS_MAX, NodeRecord, NodeState, WorkflowCursor
 from pawl.agent_loop.workflows.definition import (
     ITEMS_MAX,
@@ -68,6 +68,14 @@ def reported(base: State, after: State) -> State:
     cursor = _cursor(after)
     recorded = cursors.recorded(cursor, after.run.run_id, changed)
     return after if recorded is cursor else _with_cursor(after, recorded)
+
+
+def told(base: State, after: State) -> tuple[OwnerEvent, ...]:  # noqa: ARG001  # the calls' events report it
+    return ()
+
+
+def child(state: State, call: Call, delegation: Delegation) -> Delegation:
+    return children.of_agent(state, call, delegation)
 
 
 def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # the output is set when its node ends

@@ -75,6 +75,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         READERS: "ListDeclarations",
         _MEMBERS: "PutDeclaration DeleteDeclaration LeaseSet",
     },
+    "pawl.agent.v1.GoalService": {READERS: "GetGoal ListGoals", _MEMBERS: "StartGoal RaiseGoal"},
     "pawl.agent.v1.JobService": {READERS: "GetJob ListJobs", _MEMBERS: "StartJob StopJob StopJobs PauseJob ResumeJob"},
     "pawl.agent.v1.OperatorService": {_OPERATORS: "ListAttention RedriveRun EndRun EndJobs"},
     "pawl.agent.v1.ScheduleService": {

@@ -6,10 +6,11 @@ It has no cursor, because the messages are its state.
 from __future__ import annotations
 
 from pawl.agent_loop.loop.rules import budget, history, output
+from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import CallModel, Decision, EnterSteers, Fail, Finish, PinTools, Wait
-from pawl.agent_loop.loop.rules.fact import Command
+from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent
 from pawl.agent_loop.loop.rules.message import Role
-from pawl.agent_loop.loop.rules.run import FailureClass, RoundLimitPolicy, RunFailure
+from pawl.agent_loop.loop.rules.run import Delegation, FailureClass, RoundLimitPolicy, RunFailure
 from pawl.agent_loop.loop.rules.state import State
 from pawl.chassis.ids import CallId
 from pawl.values import RunState, WaitKind
@@ -67,6 +68,14 @@ def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # the
 
 def reported(base: State, after: State) -> State:  # noqa: ARG001  # the calls are all that it needs
     return after
+
+
+def told(base: State, after: State) -> tuple[OwnerEvent, ...]:  # noqa: ARG001  # the calls' events report it
+    return ()
+
+
+def child(state: State, call: Call, delegation: Delegation) -> Delegation:  # noqa: ARG001  # it sets no limits
+    return delegation
 
 
 def _has_unanswered_notices(state: State) -> bool:

@@ -17,6 +17,7 @@ from pawl.agent_loop.loop.rules.fact import (
     Event,
     Pause,
     Progress,
+    RaiseGoal,
     Resolve,
     Steer,
     ToolResult,
@@ -56,6 +57,9 @@ def apply_command(state: State, command: Command, now: float) -> State:
             if state.shared_tokens_max is not None:
                 state = replace(state, shared_tokens_max=state.shared_tokens_max + top_up.tokens)
             return replace(state, loop=replace(state.loop, tokens_added=added, top_up_deadline_time=None))
+        case RaiseGoal() as raised:
+            state = apply_command(state, replace(command, kind=TopUp(tokens=raised.tokens)), now)
+            return program.of(state.run).commanded(state, command, now)
         case Pause() | Event():
             return program.of(state.run).commanded(state, command, now)
         case Completed():

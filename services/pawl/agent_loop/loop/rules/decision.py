@@ -13,7 +13,7 @@ from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.run import RunFailure
 from pawl.agent_loop.loop.rules.state import READ, START, check_of, stop_of
 from pawl.agent_loop.workflows.cursor import WorkflowCursor
-from pawl.chassis.ids import CallId
+from pawl.chassis.ids import CallId, RunId
 from pawl.values import RunState, WaitKind
 
 
@@ -58,9 +58,13 @@ class PlanUndo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Read calls that the program needs and the claim did not load. Then decide again."""
+    """Read calls that the program needs and the claim did not load. Then decide again.
 
-    call_ids: tuple[CallId, ...]
+    With `run_id`, read all calls of a child run.
+    """
+
+    call_ids: tuple[CallId, ...] = ()
+    run_id: RunId = RunId("")
 
     names: ClassVar = (READ,)
 

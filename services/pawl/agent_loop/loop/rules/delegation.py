@@ -12,7 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.agents import rules as agents
-from pawl.agent_loop.agents.rules import RUN_AGENT, AgentVersion
+from pawl.agent_loop.agents.rules import RUN_AGENT, START_GOAL, AgentVersion
+from pawl.agent_loop.goals import rules as goals
 from pawl.agent_loop.loop.rules import budget, settle, text
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.checks import MESSAGE_BYTES_MAX
@@ -20,7 +21,7 @@ from pawl.agent_loop.loop.rules.decision import ReadAgent
 from pawl.agent_loop.loop.rules.fact import AgentEnded
 from pawl.agent_loop.loop.rules.options import INSTRUCTIONS_BYTES_MAX
 from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
-from pawl.agent_loop.loop.rules.run import Delegation, PinnedAgent, Run, RunOptions, TokenBudgetPolicy, ToolChoice
+from pawl.agent_loop.loop.rules.run import Delegation, Goal, PinnedAgent, Run, RunOptions, TokenBudgetPolicy, ToolChoice
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.workflows import children
 from pawl.chassis import strict_json
@@ -54,7 +55,7 @@ def may_delegate(run: Run) -> bool:
 
 def is_for_workflow(call: Call) -> bool:
     """Return whether a workflow, rather than an agent, carries out the delegated call."""
-    return call.tool_name != RUN_AGENT
+    return call.tool_name not in {RUN_AGENT, START_GOAL}
 
 
 def to_read(call: Call) -> ReadAgent | None:
@@ -78,7 +79,7 @@ def child_run_id(call: Call) -> RunId:
 def start(state: State, call: Call, now: float) -> State:
     """Delegate the call: make it DELEGATED and add its child run, or make it FAILED if it cannot be delegated."""
     try:
-        run = _for_workflow(state, call) if is_for_workflow(call) else _delegation(state, call)
+        run = _for_workflow(state, call) if is_for_workflow(call) else _delegation(state, call, now)
     except _Refused as refusal:
         note = state.loop.notes.get(call.call_id, "")
         return state.with_calls([settle.settled(call, CallState.FAILED, refusal.result, now, note)])
@@ -101,7 +102,10 @@ def ended(state: State, command: AgentEnded, now: float) -> State:
         result = settle.error(run.failure.reason, run.failure.message)
         call = settle.settled(call, CallState.FAILED, result, now, note)
     else:
-        result = settle.error(f"AGENT_{run.state.name}", " ".join(filter(None, (_why(run), _left(command.job_ids)))))
+        reason = f"AGENT_{run.state.name}"
+        if run.failure is not None and run.failure.reason == BUDGET_EXHAUSTED:
+            reason = BUDGET_EXHAUSTED
+        result = settle.error(reason, " ".join(filter(None, (_why(run), _left(command.job_ids)))))
         call = settle.settled(call, CallState.FAILED, result, now, note)
     loop = replace(state.loop, agents_tokens=state.loop.agents_tokens + run.usage.total_tokens)
     run = replace(state.run, usage=state.run.usage + run.usage)
@@ -115,12 +119,13 @@ def _for_workflow(state: State, call: Call) -> Delegation:
         raise _Refused(error.reason, error.message) from None
 
 
-def _delegation(state: State, call: Call) -> Delegation:
+def _delegation(state: State, call: Call, now: float) -> Delegation:
     run = state.run
     if not may_delegate(run):
         raise _Refused("NOT_ALLOWED", CANNOT_DELEGATE)
+    goal = _goal(state, call, now) if call.tool_name == START_GOAL else None
     try:
-        task = msgspec.json.decode(call.arguments_json, type=Task)
+        task = Task(task=goal.aim) if goal else msgspec.json.decode(call.arguments_json, type=Task)
     except msgspec.DecodeError:
         raise _Refused(
             "INVALID_ARGUMENTS", "Give the agent a `task` and, if needed, `instructions` and `tool_names`."
@@ -134,7 +139,7 @@ def _delegation(state: State, call: Call) -> Delegation:
     if agent is not None:
         gives_tools = bool(agent.tool_names) and not task.tool_names
         pinned = PinnedAgent(name=agent.definition.name, version=agent.version, gives_tools=gives_tools)
-    child = Delegation(
+    return Delegation(
         call_id=call.call_id,
         run_id=child_run_id(call),
         text=strict_json.storable(task.task),
@@ -143,8 +148,24 @@ def _delegation(state: State, call: Call) -> Delegation:
         above=run.chain,
         depth=run.depth + 1,
         user_roles=run.user_roles,
+        goal=goal,
     )
-    return children.of_agent(state, call, child)
+
+
+def _goal(state: State, call: Call, now: float) -> Goal:
+    """Return the goal of a call of START_GOAL, whose attempts are runs below its own run."""
+    run = state.run
+    if run.depth + 1 >= run.options.limits.agent_depth_max:
+        raise _Refused("NOT_ALLOWED", "This agent cannot start goals, because their attempts would be too deep.")
+    try:
+        goal = goals.asked(call.arguments_json, now)
+    except ValueError as error:
+        raise _Refused("INVALID_ARGUMENTS", str(error)) from None
+    wanted = tuple(filter(None, (goal.criterion.tool_name, *goal.attempts_by.tool_names)))
+    unknown = [name for name in wanted if not run.tool_version(name) or run.definition_sha256(name)]
+    if unknown:
+        raise _Refused("INVALID_ARGUMENTS", f"These tools are not available: {', '.join(unknown)[:500]}.")
+    return goal
 
 
 def _agent(state: State, call: Call, name: str) -> AgentVersion:

@@ -173,7 +173,9 @@ def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
     Raises:
         ExpressionError: the evaluation fails, its result is neither true nor false, or it would process too much data.
     """
-    outcome = _JOB.evaluate(source, {"value": _plain(value), "previous": _plain(previous), "fired": fired}, Meter())
+    outcome = _JOB.evaluate(
+        source, {"value": with_doubles(value), "previous": with_doubles(previous), "fired": fired}, Meter()
+    )
     if not isinstance(outcome, bool):
         raise ExpressionError(f"the result must be true or false, but is {outcome!r:.100}")
     return outcome
@@ -205,13 +207,14 @@ def _measured(values: list[Any]) -> tuple[int, int, int]:
     return longest, nodes, characters
 
 
-def _plain(value: Any) -> Any:
+def with_doubles(value: Any) -> Any:
+    """Return a JSON value with its integers of up to 53 bits as doubles, so that 20 equals 20.0."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int):
         return value if _EXACT_MAX < abs(value) < 2**63 else float(value)
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [with_doubles(each) for each in value]
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: with_doubles(each) for name, each in value.items()}
     return value

@@ -122,7 +122,10 @@ class AgentRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallsRead(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls that ReadCalls named. With `run_id`, they are all calls of that run."""
+
     calls: tuple[Call, ...]
+    run_id: RunId = RunId("")
 
 
 class CallChecked(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,6 +260,14 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
+    """Raise a goal's limits: add attempts, move its deadline, and add tokens to its budget."""
+
+    attempts: int = 0
+    deadline_time: float | None = None
+    tokens: int = 0
+
+
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
     resumes: bool = False
 
@@ -283,7 +294,18 @@ class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CommandKind: TypeAlias = (
-    ToolResult | Decide | Steer | Cancel | Resolve | Progress | TopUp | Pause | Event | Completed | AgentEnded
+    ToolResult
+    | Decide
+    | Steer
+    | Cancel
+    | Resolve
+    | Progress
+    | TopUp
+    | RaiseGoal
+    | Pause
+    | Event
+    | Completed
+    | AgentEnded
 )
 
 

@@ -123,7 +123,9 @@ def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[Owner
         case AgentRead():
             return replace(state, agents={**state.agents, fact.call_id: fact}), ()
         case CallsRead():
-            return replace(state, named={**state.named, **{call.call_id: call for call in fact.calls}}), ()
+            named = {**state.named, **{call.call_id: call for call in fact.calls}}
+            read = state.named_runs | {fact.run_id} if fact.run_id else state.named_runs
+            return replace(state, named=named, named_runs=read), ()
         case CallChecked():
             return _checked(state, fact, now), ()
         case ToolProgress():

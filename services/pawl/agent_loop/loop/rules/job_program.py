@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from pawl.agent_loop.loop.rules import jobs, monitor, progress
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import Decision, Fail, Finish, PinTools, Propose, TellProgress, Wait
-from pawl.agent_loop.loop.rules.fact import Command, Pause, ToolProgress
+from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent, Pause, ToolProgress
 from pawl.agent_loop.loop.rules.loop_state import JobCursor
-from pawl.agent_loop.loop.rules.run import FailureClass, Job, JobProgress, RunFailure
+from pawl.agent_loop.loop.rules.run import Delegation, FailureClass, Job, JobProgress, RunFailure
 from pawl.agent_loop.loop.rules.state import State
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId
@@ -150,6 +150,14 @@ def reported(base: State, after: State) -> State:
     if denial:
         after = _paused(after, call.end_time or 0.0, resumes=False)
     return replace(after, tells_iteration=call.round) if report_due or denial else after
+
+
+def told(base: State, after: State) -> tuple[OwnerEvent, ...]:  # noqa: ARG001  # the calls' events report it
+    return ()
+
+
+def child(state: State, call: Call, delegation: Delegation) -> Delegation:  # noqa: ARG001  # it sets no limits
+    return delegation
 
 
 def _progress_report_time(state: State, job: Job, cursor: JobCursor, now: float) -> float | None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from pawl.agent_loop.agents.rules import START_GOAL
 from pawl.agent_loop.loop.rules import background, budget, delegation, file_front, settle, text
 from pawl.agent_loop.loop.rules.background import RequestedTerms
 from pawl.agent_loop.loop.rules.call import Call, CallResult
@@ -95,6 +96,9 @@ def extract_terms(
             call = replace(call, arguments_json=reading.arguments.encode())  # noqa: PLW2901
             if reading.terms is not None:
                 terms[call.call_id] = reading.terms
+        if call.state is CallState.PROPOSED and call.tool_name == START_GOAL:
+            # A goal can take days, so no run waits for it.
+            terms.setdefault(call.call_id, RequestedTerms())
         found.append(call)
     return tuple(found), terms
 
@@ -238,8 +242,7 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     Raises:
         ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed; the message gives the reason.
     """
-    if verdict.disposition is Disposition.REFUSE:
-        raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
+    check_allowed(verdict)
     if verdict.context not in IN_BACKGROUND:
         raise InvalidArguments(_NEEDS_USER)
     if verdict.without_background:
@@ -250,6 +253,16 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
         timeout_seconds=verdict.async_timeout_seconds or TIMEOUT_SECONDS,
         delegates=verdict.context is ExecutionContext.AGENT,
     )
+
+
+def check_allowed(verdict: Verdict) -> None:
+    """Check that the registry does not refuse a call.
+
+    Raises:
+        ToolNotFound, PermissionDenied, InvalidArguments: it does; the message gives the reason.
+    """
+    if verdict.disposition is Disposition.REFUSE:
+        raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
 
 
 def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 from msgspec import field
 
+from pawl.agent_loop.goals.cursor import GoalCursor
 from pawl.agent_loop.loop.rules.condition import Seen
 from pawl.agent_loop.loop.rules.run import RunFailure
 from pawl.agent_loop.undo.rules import UndoPlan
@@ -140,7 +141,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     # The last prompt; None before the first one and after a summary, which changes the next prompt.
     counted_prompt: CountedPrompt | None = None
     # The state of the run's program, which only the program reads. None for agents.
-    cursor: UndoPlan | JobCursor | WorkflowCursor | None = None
+    cursor: UndoPlan | JobCursor | GoalCursor | WorkflowCursor | None = None
     # True if the last answer was empty, so that no message was added.
     said_nothing: bool = False
     # Number of models that failed. The run continues with the next of its `model_fallbacks`.

@@ -96,7 +96,9 @@ def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
     """
     state, events = apply_all(base, facts, now)
     found = advance(state, events, now, written=base.run.state)
-    return replace(found, state=program.of(found.state.run).reported(state, found.state))
+    used = program.of(found.state.run)
+    after = used.reported(state, found.state)
+    return replace(found, state=after, events=(*found.events, *used.told(state, after)))
 
 
 def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, list[OwnerEvent]]:
@@ -109,7 +111,9 @@ def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, li
     for fact in facts:
         state, produced = apply_fact(state, fact, now)
         events += produced
-    return program.of(state.run).reported(base, state), events
+    used = program.of(state.run)
+    after = used.reported(base, state)
+    return after, [*events, *used.told(base, after)]
 
 
 def apply_part(base: State, now: float, bytes_max: int) -> State | None:
@@ -205,7 +209,7 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
         case Execute():
             return _start_calls(state, decision, now), ()
         case Delegate():
-            return _running(delegation.start(state, state.calls[decision.call_id], now)), ()
+            return _running(_delegated(state, decision.call_id, now)), ()
         case Park():
             return _park(state, decision), ()
         case Finish():
@@ -272,6 +276,15 @@ def _finish(state: State, decision: Finish) -> State:
     state = _enter_steers(program.of(state.run).concluded(state, continues=False))
     run = replace(state.run, state=decision.state, waits=(), failure=decision.failure, tokens_needed=0)
     return replace(state, run=run)
+
+
+def _delegated(state: State, call_id: CallId, now: float) -> State:
+    call = state.calls[call_id]
+    started = delegation.start(state, call, now)
+    *others, created = started.delegations or (None,)
+    if created is None or created.call_id != call_id:
+        return started
+    return replace(started, delegations=(*others, program.of(state.run).child(state, call, created)))
 
 
 def _running(state: State) -> State:

@@ -1,4 +1,4 @@
-"""Defines the interface to a run's program, which is a model, a job, an undo or a workflow.
+"""Defines the interface to a run's program, which is a model, a job, an undo, a goal or a workflow.
 
 The loop treats all programs alike in checks, approvals, questions, executions, takeovers, cancellation, limits, the
 inbox and the log. A program is a module with the functions of `Program`. They are pure and cheap, and see only the
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from pawl.agent_loop.goals import program as goal_program
 from pawl.agent_loop.loop.rules import agent_program, job_program
+from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import Decision
-from pawl.agent_loop.loop.rules.fact import Command
-from pawl.agent_loop.loop.rules.run import Run
+from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent
+from pawl.agent_loop.loop.rules.run import Delegation, Run
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.undo import program as undo_program
 from pawl.agent_loop.workflows import program as workflow_program
@@ -45,7 +47,7 @@ class Program(Protocol):
         ...
 
     def commanded(self, state: State, command: Command, now: float) -> State:
-        """Apply a command that only the program understands (Pause, Event), or return the same state."""
+        """Apply a command that only the program understands (Pause, Event, RaiseGoal), or return the same state."""
         ...
 
     def reported(self, base: State, after: State) -> State:
@@ -54,6 +56,14 @@ class Program(Protocol):
         Called after facts are applied, with the ledger's state as `base`, and before `follows`. Called again after a
         step is planned, with the state after the facts as `base`.
         """
+        ...
+
+    def told(self, base: State, after: State) -> tuple[OwnerEvent, ...]:
+        """Return the events that report what `reported` has recorded. Called with the same states, after it."""
+        ...
+
+    def child(self, state: State, call: Call, delegation: Delegation) -> Delegation:
+        """Return the child run to create for a call, which may do less than `delegation`."""
         ...
 
     def concluded(self, state: State, *, continues: bool) -> State:
@@ -69,4 +79,6 @@ def of(run: Run) -> Program:
         return workflow_program
     if run.job is not None:
         return job_program
+    if run.goal is not None:
+        return goal_program
     return agent_program if run.undo is None else undo_program

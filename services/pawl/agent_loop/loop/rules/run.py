@@ -248,6 +248,44 @@ class PinnedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
     start_state: bytes = b""
 
 
+class GoalAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent that makes a goal's attempts, which is also the goal run's agent, with more instructions and its tools.
+
+    Empty `tool_names` mean all of the agent's tools.
+    """
+
+    agent: str = ""
+    instructions: str = ""
+    tool_names: tuple[str, ...] = ()
+
+
+class GoalJudge(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that judges attempts by a rubric. It is the goal run's agent if `agent` is empty."""
+
+    agent: str = ""
+    rubric: str
+
+
+class GoalCriterion(msgspec.Struct, frozen=True, kw_only=True):
+    """How to tell whether a goal is met: a call of `tool_name`, with an optional CEL expression, or a judge."""
+
+    tool_name: str = ""
+    arguments_json: bytes = b""
+    expression: str = ""
+    judge: GoalJudge | None = None
+
+
+class Goal(msgspec.Struct, frozen=True, kw_only=True):
+    """An aim to pursue in several attempts. See pawl.event.v1.Goal for the fields."""
+
+    aim: str
+    attempts_by: GoalAgent = field(default_factory=GoalAgent)
+    criterion: GoalCriterion
+    attempts_max: int = 10
+    deadline_time: float | None = None
+    wait_seconds: float = 0.0
+
+
 class RunAbove(msgspec.Struct, frozen=True, kw_only=True):
     """An ancestor of a run, with its conversation and agent; the agent is empty if unknown."""
 
@@ -273,6 +311,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     job: Job | None = None
     # The workflow version and input of a workflow run.
     workflow: PinnedWorkflow | None = None
+    # The goal of a goal run.
+    goal: Goal | None = None
     # Whether the run ends only after the jobs that it and the runs below it have started.
     waits_for_jobs: bool = False
     # The undo of its parent's calls, if the run is an undo.
@@ -329,6 +369,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     job: Job | None = None
     # The workflow version and input, if it is a workflow run.
     workflow: PinnedWorkflow | None = None
+    # The goal, if it is a goal run.
+    goal: Goal | None = None
     # Whether it ends only after the jobs that it and the runs below it have started.
     waits_for_jobs: bool = False
     # The conversation that a job reports to.
@@ -345,7 +387,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def times_itself(self) -> bool:
         """True if the program limits the time of the run, which has no timeouts for itself and its rounds."""
-        return self.is_job or self.workflow is not None
+        return self.is_job or self.workflow is not None or self.goal is not None
 
     @property
     def acts_for_conversation_id(self) -> ConversationId:

@@ -15,7 +15,7 @@ from pawl.agent_loop.loop.rules.loop_state import LoopState
 from pawl.agent_loop.loop.rules.message import Message, Role
 from pawl.agent_loop.loop.rules.run import Delegation, Notice, Run
 from pawl.agent_loop.workflows.graph import Graph
-from pawl.chassis.ids import CallId, CommandId
+from pawl.chassis.ids import CallId, CommandId, RunId
 from pawl.values import SETTLED
 
 START: Final = "start"
@@ -69,6 +69,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     under_way: frozenset[str] = frozenset()
     # Calls that ReadCalls has read for the program. Not persisted.
     named: Mapping[CallId, Call] = field(default_factory=dict)
+    # Child runs all of whose calls are in `named`. Not persisted.
+    named_runs: frozenset[RunId] = frozenset()
     # Agents that ReadAgent has read, by call. Not persisted.
     agents: Mapping[CallId, AgentRead] = field(default_factory=dict)
     # The definition that ReadProgram has read. Not persisted.

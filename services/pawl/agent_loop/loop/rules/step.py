@@ -12,7 +12,16 @@ from pawl.agent_loop.loop.rules import loop_state
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent
 from pawl.agent_loop.loop.rules.message import Message
-from pawl.agent_loop.loop.rules.run import Delegation, JobProgress, Notice, PinnedTool, RunFailure
+from pawl.agent_loop.loop.rules.run import (
+    Delegation,
+    Goal,
+    GoalCriterion,
+    JobProgress,
+    Notice,
+    PinnedTool,
+    Run,
+    RunFailure,
+)
 from pawl.agent_loop.loop.rules.state import State
 from pawl.chassis.ids import CallId, CommandId, RunId
 from pawl.values import ENDED, LeaseAction, RunState, StopCause, Usage, WaitKind
@@ -50,6 +59,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     missed_iterations: int = 0
     # Only set with `output_text`.
     job_progress: JobProgress | None = None
+    # Only set with `output_text`: the raised limits of the run's goal.
+    goal_limits: Goal | None = None
     active_seconds: float | None = None
     tools: tuple[PinnedTool, ...] = ()
     loop_state: bytes | None = None
@@ -98,12 +109,7 @@ def between(
     # The ledger sets CANCELLING itself, in the transaction that accepts the cancellation.
     moved = new.state is not RunState.CANCELLING and (new.state, new.waits) != (old.state, old.waits)
     messages = after.messages[_kept(base, after) :]
-    changes_output = (new.output_text, new.output_json, new.missed_iterations, new.job_progress) != (
-        old.output_text,
-        old.output_json,
-        old.missed_iterations,
-        old.job_progress,
-    )
+    changes_output = _output(new) != _output(old)
     changes_usage = (new.usage, new.tokens_needed) != (old.usage, old.tokens_needed)
     names_own_seqs = any(message.last_output_seq > old.last_seq for message in messages)
     return Step(
@@ -123,6 +129,7 @@ def between(
         output_json=new.output_json if changes_output else b"",
         missed_iterations=new.missed_iterations if changes_output else 0,
         job_progress=new.job_progress if changes_output else None,
+        goal_limits=_raised_limits(new) if changes_output else None,
         active_seconds=after.active_seconds,
         tools=new.tools if new.tools != old.tools else (),
         loop_state=loop_state.write(after.loop) if after.loop != base.loop else None,
@@ -157,6 +164,18 @@ def committed(after: State, last_seq: int, shared_tokens_left: int | None) -> St
 
 def with_shared_budget(state: State, left: int | None) -> State:
     return replace(state, shared_tokens_max=None if left is None else left + state.own_tokens)
+
+
+def _output(run: Run) -> tuple[object, ...]:
+    return run.output_text, run.output_json, run.missed_iterations, run.job_progress, run.goal
+
+
+def _raised_limits(run: Run) -> Goal | None:
+    """Return the goal's limits, without its other fields, which the ledger has."""
+    goal = run.goal
+    if goal is None:
+        return None
+    return Goal(aim="", criterion=GoalCriterion(), attempts_max=goal.attempts_max, deadline_time=goal.deadline_time)
 
 
 def _kept(base: State, after: State) -> int:

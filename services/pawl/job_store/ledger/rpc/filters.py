@@ -41,7 +41,15 @@ def run_filter(request: agent_pb2.ListRunsRequest) -> RunFilter:
         waits=waits,
         parent_run_id=RunId(check_id(request.parent_run_id, "parent_run_id", optional=True)),
         agent_name=check_agent_name(request.agent, "agent", optional=True),
-        labels=tuple(sorted((check_labels(request.labels) | labels.of_workflow(request.workflow)).items())),
+        labels=tuple(
+            sorted(
+                (
+                    check_labels(request.labels)
+                    | labels.of_workflow(request.workflow)
+                    | labels.of_goal(is_goal=request.goals_only)
+                ).items()
+            )
+        ),
     )
 
 

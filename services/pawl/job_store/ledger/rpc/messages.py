@@ -232,6 +232,10 @@ def run_for_service(row: RunRow) -> run_pb2.Run:
     if (own := row.own_tools) is not None:
         message.own_tools.CopyFrom(run_pb2.OwnTools(names=own.names, client_id=own.client_id))
     put_grant(message, row)
+    if row.is_turn:
+        # It has the options of the run that it reports to.
+        for field in ("job", "workflow", "goal"):
+            message.ClearField(field)
     return message
 
 

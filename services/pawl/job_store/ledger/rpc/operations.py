@@ -21,7 +21,7 @@ from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.ports import Limits
-from pawl.job_store.ledger.rpc import messages, own_tools, user_messages
+from pawl.job_store.ledger.rpc import goal_limits, messages, own_tools, user_messages
 from pawl.job_store.ledger.rpc.approvals import check_digest, people_needed, series_from
 from pawl.job_store.ledger.rpc.fields import enum_member, fingerprint, int32, tokens, user_ids, wait_kinds
 from pawl.job_store.ledger.rules import labels
@@ -47,6 +47,7 @@ from pawl.job_store.ledger.rules.events import OwnerEvent
 from pawl.job_store.ledger.rules.inbox import NoteCompletion
 from pawl.job_store.ledger.rules.jobs import Entered
 from pawl.job_store.ledger.rules.offers import LeaseOffer
+from pawl.job_store.ledger.rules.rows import CURSOR_ROUND, LAST_ROUND
 from pawl.job_store.ledger.rules.submit import Submit
 from pawl.values import (
     CallState,
@@ -99,7 +100,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
     steer = ledger_pb2.Command(steer=ledger_pb2.SteerCommand(text=request.text))
     interrupt = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_SUPERSEDED))
     reports_to = check_id(request.workflow.reports_to_conversation_id, "conversation_id", optional=True)
-    has_cursor = request.HasField("workflow") or request.HasField("goal")
+    mark_round = _mark_round(request)
     own = own_tools.of_request(request)
     return Submit(
         store_id=check_id(request.store_id, "store_id"),
@@ -124,9 +125,9 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         ).SerializeToString(),
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
-        has_cursor=has_cursor,
+        mark_round=mark_round,
         is_reported=bool(reports_to),
-        store_slots=limits.slots.background_per_store if has_cursor else limits.slots.per_store,
+        store_slots=limits.slots.background_per_store if mark_round else limits.slots.per_store,
         token_budget=tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
         token_ceiling=tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
         text_bytes=len(request.text.encode()),
@@ -138,7 +139,9 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         made_title=made_title(user_messages.text_of(request)),
         undoes=RunId(check_id(request.undo.run_id, "undo.run_id", optional=True)),
         agent_name=request.agent.name or DEFAULT_AGENT,
-        labels=check_labels(request.labels, reserved=OF_MAIL) | labels.of_workflow(request.workflow.name),
+        labels=check_labels(request.labels, reserved=OF_MAIL)
+        | labels.of_workflow(request.workflow.name)
+        | labels.of_goal(is_goal=request.HasField("goal")),
         own_tools=own,
         only_repeat=request.only_repeat or (bool(request.asked_agent) and not request.HasField("agent")),
     )
@@ -159,6 +162,10 @@ def key_hash_of(
     return key_hash(
         check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id"), request.conversation_key
     )
+
+
+def _mark_round(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> int:
+    return CURSOR_ROUND if request.HasField("workflow") else LAST_ROUND if request.HasField("goal") else 0
 
 
 def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
@@ -211,7 +218,8 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
 
 def _output(request: ledger_pb2.CommitRunRequest) -> bytes:
     progress = ("job_progress",) if request.HasField("job_progress") else ()
-    return _run_part(request, "output_text", "output_json", "missed_iterations", *progress)
+    output = _run_part(request, "output_text", "output_json", "missed_iterations", *progress)
+    return output + goal_limits.encoded(request)
 
 
 def _run_part(request: ledger_pb2.CommitRunRequest, *fields: str) -> bytes:
@@ -328,7 +336,8 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         token_budget=tokens(limits.total_tokens_max, "delegations.options.limits.total_tokens_max"),
         token_ceiling=tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),
         is_job=entry.HasField("job"),
-        has_cursor=entry.HasField("workflow") or entry.HasField("goal"),
+        mark_round=_mark_round(entry),
+        labels=labels.of_goal(is_goal=entry.HasField("goal")),
         is_silent=entry.job.reports == run_pb2.JOB_REPORTS_NONE,
     )
 
@@ -407,6 +416,8 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
             return Pause()
         case "event":
             return Event()
+        case "raise_goal":
+            return goal_limits.raised(entry.raise_goal)
         case _:
             raise InvalidField("a command needs a kind", field="command.kind")
 

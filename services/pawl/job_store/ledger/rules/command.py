@@ -6,6 +6,7 @@ that consumes the command can move the call.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import ClassVar, Final, TypeAlias, assert_never
 
@@ -96,15 +97,25 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
     name: ClassVar[str] = inbox.PAUSE
 
 
+class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
+    """Raises a goal's limits. `check` raises a PawlError if the encoded run cannot have them."""
+
+    name: ClassVar[str] = inbox.RAISE_GOAL
+    tokens: int
+    check: Callable[[bytes], None]
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """An event for a run with a cursor. Only the run's owner reads it."""
 
     name: ClassVar[str] = inbox.EVENT
 
 
-Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Redrive | Progress | TopUp | Pause | Event
+Command: TypeAlias = (
+    ToolResult | Decide | Steer | Cancel | Resolve | Redrive | Progress | TopUp | RaiseGoal | Pause | Event
+)
 # Commands about the run as a whole.
-_WITHOUT_CALL: Final = (Steer, Cancel, Redrive, TopUp, Pause, Event)
+_WITHOUT_CALL: Final = (Steer, Cancel, Redrive, TopUp, RaiseGoal, Pause, Event)
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,10 +231,17 @@ class Send(Decider, frozen=True, kw_only=True):
             raise Refused(CommandOutcome.LATE, RunEnded())
         if isinstance(command, Cancel):
             return self._cancel(unit, run, incoming, command)
-        if isinstance(command, TopUp | Pause | Event) and run.is_stopping:
+        if isinstance(command, TopUp | RaiseGoal | Pause | Event) and run.is_stopping:
             raise Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
-        if isinstance(command, TopUp):
-            return self._top_up(unit, run, incoming, command)
+        if isinstance(command, RaiseGoal):
+            try:
+                command.check(run.options + run.output)
+            except PawlError as error:
+                raise Refused(CommandOutcome.REFUSED, error) from None
+            if not command.tokens:
+                return turn.wake(unit, inbox.accept_one_more(unit, run, incoming, self.inbox_limits))
+        if isinstance(command, TopUp | RaiseGoal):
+            return self._top_up(unit, run, incoming, command.tokens)
         if isinstance(command, Pause | Event):
             if not (run.has_cursor or (run.reports_to and isinstance(command, Pause))):
                 raise Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is not a job or workflow"))
@@ -265,20 +283,20 @@ class Send(Decider, frozen=True, kw_only=True):
         run = inbox.accept(unit, run, replace(incoming, call_id=call.call_id))
         return turn.wake(unit, run)
 
-    def _top_up(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: TopUp) -> RunRow:
+    def _top_up(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, tokens: int) -> RunRow:
         """Raise the budget immediately, so that concurrent top-ups together cannot exceed the ceiling."""
         if run.budget_run_id:
             message = f"the run uses the token budget of run {run.budget_run_id}: top up that run instead"
             raise Refused(CommandOutcome.REFUSED, NoTokenBudget(message))
         if not run.token_budget:
             raise Refused(CommandOutcome.REFUSED, NoTokenBudget())
-        budget, ceiling = run.token_budget + command.tokens, run.token_ceiling or TOKENS_MAX
+        budget, ceiling = run.token_budget + tokens, run.token_ceiling or TOKENS_MAX
         if budget > ceiling:
             left = max(0, ceiling - run.token_budget)
             raise Refused(CommandOutcome.REFUSED, TokenCeiling(f"at most {left} more tokens can be added"))
-        run = replace(run, token_budget=budget, topped_up_tokens=run.topped_up_tokens + command.tokens)
+        run = replace(run, token_budget=budget, topped_up_tokens=run.topped_up_tokens + tokens)
         run = inbox.accept_one_more(unit, run, incoming, self.inbox_limits)
-        body = ToppedUp(tokens=command.tokens, token_budget=budget, user_id=incoming.user_id)
+        body = ToppedUp(tokens=tokens, token_budget=budget, user_id=incoming.user_id)
         return turn.wake(unit, log.write(unit, run, [body]))
 
     def _cancel(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: Cancel) -> RunRow:

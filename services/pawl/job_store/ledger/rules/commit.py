@@ -358,9 +358,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidField("a FAILED run must have a failure", field="failure")
         if state is RunState.CANCELLED and run.stop_cause is None:
             raise InvalidField("a CANCELLED run must have a stop_cause", field="stop_cause")
-        if any(command.name in {inbox.STEER, inbox.TOP_UP} for command in unread):
+        if any(command.name in {inbox.STEER, inbox.TOP_UP, inbox.RAISE_GOAL} for command in unread):
             # An accepted message must not be lost (I1): the owner appends it first. Nor may a run end for lack of
-            # tokens while a top-up is unread.
+            # tokens or attempts while a top-up is unread.
             raise InboxChanged
         still_open = unit.open_calls(run)
         if any(call.reserved_by for call in still_open):

@@ -7,6 +7,8 @@ A child starts with its parent's step and is cancelled with its call.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec.structs import replace
 
@@ -14,7 +16,7 @@ from pawl.chassis.ids import DEFAULT_AGENT, CallId, ConversationId, RunId, RunKe
 from pawl.errors import IllegalTransition
 from pawl.job_store.ledger.rules import jobs, stop, turn
 from pawl.job_store.ledger.rules.events import RunChanged
-from pawl.job_store.ledger.rules.rows import CURSOR_ROUND, CallRow, ConversationKey, ConversationRow, RunRow
+from pawl.job_store.ledger.rules.rows import CallRow, ConversationKey, ConversationRow, RunRow
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.values import CallState, RunState, StopCause
 
@@ -26,7 +28,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 
     The run's agent is `agent_name`, and its conversation has the title `made_title`. A job (`is_job`) continues after
     the parent run ends and reports to the root conversation. If `is_silent`, it reports nothing, not even its end.
-    See `RunRow.has_cursor`.
+    `mark_round` is CURSOR_ROUND or LAST_ROUND, or 0 if the run is neither a workflow nor a goal.
     """
 
     call_id: CallId
@@ -39,7 +41,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     agent_name: str = DEFAULT_AGENT
     is_job: bool = False
     is_silent: bool = False
-    has_cursor: bool = False
+    labels: Mapping[str, str] = {}
+    mark_round: int = 0
 
 
 def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
@@ -84,7 +87,8 @@ def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
         generation=parent.generation if delegation.is_job else 0,
         in_background=parent.in_background or delegation.is_job,
         silent=delegation.is_silent,
-        mark_round=CURSOR_ROUND if delegation.has_cursor else 0,
+        labels=delegation.labels,
+        mark_round=delegation.mark_round,
     )
     above = (unit.runs.get(RunKey(parent.store_id, run_id)) for run_id in (parent.parent_run_id, *parent.agents_above))
     is_late = delegation.is_job and any(each and each.state is RunState.CANCELLING for each in above)

@@ -1,8 +1,8 @@
 """The inbox of a run: commands that its owner has not acted on yet.
 
 It is bounded even if no worker reads it. Each open call can be settled or decided on once, and only one stop is kept.
-Messages, top-ups and pauses are counted, and so are receipts of commands that had no effect. A message counts until it
-is in the conversation, wherever the owner keeps it before that.
+Messages, top-ups, pauses and raised limits are counted, and so are receipts of commands that had no effect. A message
+counts until it is in the conversation, wherever the owner keeps it before that.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ STEER: Final = "steer"
 CANCEL: Final = "cancel"
 TOP_UP: Final = "top_up"
 PAUSE: Final = "pause"
+RAISE_GOAL: Final = "raise_goal"
 EVENT: Final = "event"
 AGENT_ENDED: Final = "agent_ended"
 COMPLETED: Final = "completed"

@@ -18,6 +18,11 @@ def of_workflow(name: str) -> dict[str, str]:
     return {f"{RESERVED}workflow": name} if name else {}
 
 
+def of_goal(*, is_goal: bool) -> dict[str, str]:
+    """Return the label by which goal runs are listed; none for other runs."""
+    return {f"{RESERVED}goal": "true"} if is_goal else {}
+
+
 def lines(store_id: StoreId, user_id: UserId, labels: Mapping[str, str]) -> list[str]:
     """Return one line per label, sorted."""
     if not labels:

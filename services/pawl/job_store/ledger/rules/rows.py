@@ -66,6 +66,8 @@ class RequestKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 # The `mark_round` of a run with a cursor: no round comes after it.
 CURSOR_ROUND: Final = 2**31 - 1
+# The `mark_round` of a run whose worker needs the calls of the last round only.
+LAST_ROUND: Final = 2**31 - 2
 
 _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
 
@@ -291,8 +293,10 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def loaded_from_round(self) -> int:
-        """The first round whose settled calls a worker loads; of a job, the last one."""
-        return CURSOR_ROUND if self.has_cursor else self.round if self.reports_to else 0
+        """The first round whose settled calls a worker loads; of a job or goal, the last one."""
+        if self.has_cursor:
+            return CURSOR_ROUND
+        return self.round if self.reports_to or self.mark_round == LAST_ROUND else 0
 
     @property
     def jobs_conversation_id(self) -> ConversationId:

@@ -23,7 +23,6 @@ from pawl.job_store.ledger.rules.conversations import ConversationRequest, absen
 from pawl.job_store.ledger.rules.events import RunChanged
 from pawl.job_store.ledger.rules.log import write
 from pawl.job_store.ledger.rules.rows import (
-    CURSOR_ROUND,
     ClientKey,
     CommandRow,
     ConversationKey,
@@ -62,8 +61,9 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     At most `queue_max` runs can be queued in the conversation, and at most `store_queue_max` runs can wait for one of
     the store's `store_slots` slots.
 
-    A run with `has_cursor` uses a background slot: the limits are then those of background runs. With `is_reported`,
-    its end is reported to the conversation that its message would otherwise go to, as a job's is.
+    `mark_round` is CURSOR_ROUND for a workflow and LAST_ROUND for a goal. These use a background slot: the limits are
+    then those of background runs. With `is_reported`, the run's end is reported to the conversation that its message
+    would otherwise go to, as a job's is.
 
     `undoes` is the run that the new run undoes: writers may undo their own runs even after sharing has ended. With
     `only_repeat`, for example because the agent is missing, only a repeated request succeeds.
@@ -91,7 +91,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     own_tools: OwnTools | None = None
     new_conversation_id: ConversationId = ConversationId("")
     only_repeat: bool = False
-    has_cursor: bool = False
+    mark_round: int = 0
     is_reported: bool = False
 
     @property
@@ -102,7 +102,9 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             conversations=(conversation,) if self.conversation_id else (),
             keyed=(self._client_key,) if self.key_hash else (),
             runs=(RunKey(self.store_id, self.undoes),) if self.undoes else (),
-            queues=((QueueKey(self.store_id, in_background=self.has_cursor), self.store_queue_max, self.store_slots),),
+            queues=(
+                (QueueKey(self.store_id, in_background=self.mark_round > 0), self.store_queue_max, self.store_slots),
+            ),
         )
 
     def apply(self, unit: UnitOfWork) -> Submitted:
@@ -235,7 +237,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         queue_max = self.queue_max if is_own else (self.queue_max + 1) // 2
         if len(conversation.queue) >= queue_max:
             raise QueueFull(f"{queue_max} messages are already waiting in this conversation: try again later")
-        self.check_queue(unit, in_background=self.has_cursor)
+        self.check_queue(unit, in_background=self.mark_round > 0)
         budget = (self.token_budget, self.token_ceiling)
         run = turn.queued(conversation, RunId(unit.ids.new("run")), self.message, self.options, budget, now=unit.now)
         run = self.signed(run)
@@ -294,8 +296,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             people=self.people,
             agent_name=self.agent_name,
             labels=self.labels,
-            mark_round=CURSOR_ROUND if self.has_cursor else 0,
-            in_background=self.has_cursor,
+            mark_round=self.mark_round,
+            in_background=self.mark_round > 0,
         )
 
     def _command(self, unit: UnitOfWork, run: RunRow, name: str, payload: bytes) -> CommandRow:

@@ -1,0 +1,51 @@
+"""Defines the state of a goal's program."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pawl.agent_loop.loop.rules.run import RunFailure
+
+
+class Attempt(msgspec.Struct, frozen=True, array_like=True):
+    """A judged attempt: its progress from 0 to 1, or None if unknown, and one sentence about it."""
+
+    progress: float | None
+    reason: str
+
+
+class Tried(msgspec.Struct, frozen=True, array_like=True):
+    """What a recent attempt answered, and why it fell short, for the attempts that follow."""
+
+    number: int
+    answer: str
+    reason: str
+
+
+class GoalCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="program", tag="goal"):
+    """The state of a goal's program. Its values are limited in size and take less than 16 KiB in total."""
+
+    # All judged attempts. The next one has the number `len(attempts) + 1`.
+    attempts: tuple[Attempt, ...] = ()
+    # The last attempts in more detail.
+    tried: tuple[Tried, ...] = ()
+    # The attempt before which the criterion was last checked.
+    checked: int = 0
+    # The largest progress so far, and a digest of the last checked result.
+    best: float = 0.0
+    value_sha256: str = ""
+    # Number of attempts since the last one that brought progress.
+    stalled: int = 0
+    # Earliest start of the next attempt.
+    not_before: float = 0.0
+    met: bool = False
+    # Why the goal is met or was last found not to be met.
+    reason: str = ""
+    # The calls on which the last judgement rests, one line each.
+    evidence: tuple[str, ...] = ()
+    # True once a model call of an attempt or judgement did not fit the token budget.
+    lacks_tokens: bool = False
+    # Why no further attempt can succeed.
+    failure: RunFailure | None = None
+    # True once the report is in the conversation.
+    reported: bool = False

@@ -1,0 +1,136 @@
+"""Implements a goal's program: attempts by child runs, each judged, until the aim is met or a limit is reached.
+
+Attempts and judgements by a model are calls that child runs carry out. Checks by a tool are calls like any other. No
+model is called in the goal run itself. Messages that its user sends reach the next attempt.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.goals import judging, rules
+from pawl.agent_loop.goals.cursor import GoalCursor
+from pawl.agent_loop.goals.rules import Step
+from pawl.agent_loop.loop.rules import budget
+from pawl.agent_loop.loop.rules.call import Call
+from pawl.agent_loop.loop.rules.decision import Decision, EnterSteers, Fail, Finish, PinTools, Propose, ReadCalls, Wait
+from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent, RaiseGoal, ToolProgress
+from pawl.agent_loop.loop.rules.message import Message, Role
+from pawl.agent_loop.loop.rules.run import Delegation, Goal, ResponseFormat, RunOptions, ToolChoice
+from pawl.agent_loop.loop.rules.state import State
+from pawl.chassis.ids import CallId
+from pawl.values import RunState
+
+
+def follows(state: State, now: float) -> Decision:
+    run, goal, cursor = state.run, _goal(state), rules.cursor_of(state)
+    if not (run.round or run.tools or state.tools_pinned):
+        return PinTools()
+    if cursor.met:
+        return Finish(state=RunState.COMPLETED)
+    if failure := rules.limit_reached(goal, cursor, now):
+        return Fail(failure=failure)
+    if state.open_calls:
+        return Wait(until=goal.deadline_time)
+    if state.loop.steers:
+        return EnterSteers()
+    number = len(cursor.attempts) + 1
+    attempt = rules.step_of(state, number, Step.ATTEMPT)
+    return _next_attempt(state, goal, cursor, now) if attempt is None else _judgement(state, goal, attempt, now)
+
+
+def _next_attempt(state: State, goal: Goal, cursor: GoalCursor, now: float) -> Decision:
+    number = len(cursor.attempts) + 1
+    if now < cursor.not_before:
+        return Wait(until=min(filter(None, (cursor.not_before, goal.deadline_time))))
+    if rules.checks_before(goal, number) and cursor.checked < number:
+        return Propose(calls=(rules.check(state, goal, now, at=rules.check_before(number)),))
+    if _lacks_tokens(state):
+        return Fail(failure=rules.out_of_tokens(cursor))
+    return Propose(calls=(rules.attempt(state, goal, number, now),))
+
+
+def _judgement(state: State, goal: Goal, attempt: Call, now: float) -> Decision:
+    if goal.criterion.judge is None:
+        return Propose(calls=(rules.check(state, goal, now, at=(attempt.round, Step.JUDGEMENT)),))
+    shown = rules.evidence(state, attempt)
+    if shown is None:
+        return ReadCalls(run_id=attempt.child_run_id)
+    if _lacks_tokens(state):
+        return Fail(failure=rules.out_of_tokens(rules.cursor_of(state)))
+    return Propose(calls=(rules.judgement(state, goal, attempt, shown, now),))
+
+
+def proposes(state: State, call_id: CallId, now: float) -> bool:
+    following = follows(state, now)
+    return isinstance(following, Propose) and any(call.call_id == call_id for call in following.calls)
+
+
+def commanded(state: State, command: Command, now: float) -> State:  # noqa: ARG001  # the ledger has checked the time
+    return rules.raised(state, _goal(state), command.kind) if isinstance(command.kind, RaiseGoal) else state
+
+
+def reported(base: State, after: State) -> State:  # noqa: ARG001  # the cursor tells what is recorded
+    return rules.recorded(after, _goal(after))
+
+
+def told(base: State, after: State) -> tuple[OwnerEvent, ...]:
+    """Report the progress that a judgement found, as progress of the call that it rests on."""
+    progress = after.run.job_progress
+    if progress is None or progress == base.run.job_progress:
+        return ()
+    judged = max((call for call in after.calls.values() if call.end_time == progress.time), key=_position, default=None)
+    if judged is None:
+        return ()
+    told = ToolProgress(
+        call_id=judged.call_id, tool_name=judged.tool_name, fraction=progress.fraction, message=progress.message
+    )
+    return (told,)
+
+
+def child(state: State, call: Call, delegation: Delegation) -> Delegation:
+    """Give an attempt the agent's tools, and a judge no tools and a response format."""
+    goal, options = _goal(state), delegation.options
+    if call.index in {Step.JUDGEMENT, Step.JUDGED_AGAIN}:
+        options = replace(
+            options,
+            instructions="\n\n".join(filter(None, (options.instructions, judging.INSTRUCTIONS))),
+            tool_names=(),
+            without_tools=True,
+            tool_choice=ToolChoice(),
+            response_format=ResponseFormat(name="judgement", schema_json=judging.SCHEMA_JSON),
+        )
+        return replace(delegation, options=options)
+    return replace(delegation, options=_of_attempt(state.run.options, goal, options), waits_for_jobs=True)
+
+
+def concluded(state: State, *, continues: bool) -> State:
+    """Add the report to the conversation, unless the run continues."""
+    cursor = rules.cursor_of(state)
+    if continues or cursor.reported:
+        return state
+    report = rules.report(state, _goal(state))
+    run, loop = replace(state.run, output_text=report), replace(state.loop, cursor=replace(cursor, reported=True))
+    return replace(state, run=run, loop=loop).with_message(Message(role=Role.ASSISTANT, run_id=run.run_id, text=report))
+
+
+def _of_attempt(own: RunOptions, goal: Goal, options: RunOptions) -> RunOptions:
+    """Return an attempt's options without the tools that only the goal itself needs."""
+    wanted = goal.attempts_by.tool_names or own.tool_names
+    names = tuple(name for name in options.tool_names if not wanted or name in wanted)
+    without = own.without_tools or not names
+    return replace(options, tool_names=() if without else names, without_tools=without)
+
+
+def _lacks_tokens(state: State) -> bool:
+    return budget.left(state) == 0
+
+
+def _position(call: Call) -> tuple[int, int]:
+    return call.round, call.index
+
+
+def _goal(state: State) -> Goal:
+    if state.run.goal is None:
+        raise RuntimeError("the run is not a goal run")
+    return state.run.goal

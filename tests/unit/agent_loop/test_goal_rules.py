@@ -1,0 +1,122 @@
+"""The pure rules of goals: judgements from any result, and limits of sizes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from pawl.agent_loop.goals import judging, rules
+from pawl.agent_loop.goals.cursor import GoalCursor
+from pawl.agent_loop.loop.rules.call import Call, CallResult
+from pawl.agent_loop.loop.rules.expression import ExpressionError
+from pawl.agent_loop.loop.rules.run import FailureClass, GoalCriterion, RunFailure
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId
+from pawl.values import CallState
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["met", "progress", "reason", "x"]), inner)
+    ),
+    max_leaves=6,
+)
+
+
+def settled(content: Any, state: CallState = CallState.SUCCEEDED) -> Call:
+    return Call(
+        store_id=StoreId("s"),
+        conversation_id=ConversationId("c"),
+        run_id=RunId("r"),
+        call_id=CallId("call"),
+        round=1,
+        index=0,
+        tool_name="check",
+        state=state,
+        result=CallResult(content_json=msgspec.json.encode(content)),
+    )
+
+
+@settings(max_examples=60)
+@given(
+    content=VALUES, source=st.sampled_from(["", "value", "value.x", "value.met", "value == true", "size(value) > 1"])
+)
+def test_any_result_of_a_check_gives_a_bounded_judgement(content: Any, source: str) -> None:
+    found = judging.by_tool(GoalCriterion(tool_name="check", expression=source), settled(content))
+
+    assert found.progress is None or 0 <= found.progress <= 1
+    assert len(found.reason.encode()) <= judging.REASON_BYTES_MAX + 100
+    assert not found.met or found.progress == 1
+    if not source:
+        assert found.met is (content is True or (isinstance(content, dict) and content.get("met") is True))
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "met", "progress"),
+    [
+        ("value.broken == 0", {"broken": 0}, True, 1.0),
+        ("value.broken == 0", {"broken": 3}, False, None),
+        ("1.0 - value.broken / value.total", {"broken": 1, "total": 4}, False, 0.75),
+        ("1.0 - value.broken / value.total", {"broken": 0, "total": 4}, True, 1.0),
+        ("size(value.broken) == 0", {"broken": ["a"], "progress": 0.9}, False, 0.9),
+    ],
+)
+def test_expressions_give_a_truth_value_or_progress(source: str, value: Any, met: bool, progress: float | None) -> None:
+    judging.check_expression(source)
+    found = judging.by_tool(GoalCriterion(tool_name="check", expression=source), settled(value))
+    assert (found.met, found.progress) == (met, progress)
+
+
+@pytest.mark.parametrize(("source", "why"), [("value.", "column"), ("nothing", "undeclared"), ("'a'", "type string")])
+def test_expressions_that_cannot_judge_are_refused(source: str, why: str) -> None:
+    with pytest.raises(ExpressionError, match=why):
+        judging.check_expression(source)
+
+
+@settings(max_examples=60)
+@given(
+    answer=st.text(max_size=400)
+    | st.builds(
+        lambda *parts: json.dumps(dict(zip(("met", "progress", "reason", "citations"), parts, strict=True))),
+        st.booleans(),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(max_size=30),
+        st.lists(st.sampled_from(["call", "other", "call_invented"]), max_size=3),
+    )
+)
+def test_a_judgement_cites_only_existing_calls(answer: str) -> None:
+    known = {CallId("call"): settled("a"), CallId("other"): settled("b")}
+    found = judging.by_judge(settled({"answer": answer}), known)
+    if isinstance(found, str):
+        assert found
+        return
+    parsed = json.loads(answer)
+    assert set(parsed["citations"]) <= set(known)
+    assert parsed["citations"] or not found.met
+    assert len(found.cited) == len(set(parsed["citations"]))
+
+
+@settings(max_examples=30)
+@given(reasons=st.lists(st.text(min_size=300, max_size=600), min_size=1, max_size=3), count=st.integers(1, 100))
+def test_the_cursor_stays_under_16_kib(reasons: list[str], count: int) -> None:
+    cursor = GoalCursor()
+    for number in range(1, count + 1):
+        reason = reasons[number % len(reasons)]
+        found = judging.Judgement(
+            met=False,
+            progress=number / 101,
+            reason=judging.line(reason, judging.REASON_BYTES_MAX),
+            cited=tuple(judging.line(f"call {reason}", 200) for _ in range(8)),
+        )
+        call = settled({"answer": reason * 4})
+        cursor = rules._after_attempt(rules._checked(cursor, found, call), cursor, found, call)
+    message = judging.line(reasons[0], 600)
+    failure = RunFailure(failure_class=FailureClass.TOOL, reason="NOT_ALLOWED", message=message)
+    cursor = replace(cursor, failure=failure)
+    assert len(cursor.attempts) == count
+    assert len(msgspec.json.encode(cursor)) < 16 * 1024

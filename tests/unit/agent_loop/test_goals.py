@@ -1,0 +1,478 @@
+"""Goals: attempts until a criterion is met or a limit is reached, over the real rules of the loop and the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pawl.agent_loop.goals import judging
+from pawl.agent_loop.goals.cursor import GoalCursor
+from pawl.agent_loop.goals.rules import Step
+from pawl.agent_loop.loop.rules import loop_state
+from pawl.agent_loop.loop.rules.call import CallResult
+from pawl.agent_loop.loop.rules.fact import Cancel, Decide, RaiseGoal, Steer, ToolProgress
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.run import Goal, GoalAgent, GoalCriterion, GoalJudge, RunOptions
+from pawl.agent_loop.model.request import ModelRequest
+from pawl.chassis.ids import RunId, RunKey
+from pawl.errors import LeaseLost, RunEnded
+from pawl.values import ENDED, CallState, CommandOutcome, DecisionKind, RunState, StopCause, WaitKind
+from tests.fakes.loop_world import World
+from tests.fakes.model import Script, calls, says
+from tests.fakes.registry import tool
+from tests.unit.agent_loop.scenario import present
+
+VERDICTS = {
+    "check": tool(effect="READ_ONLY"),
+    "look": tool(effect="READ_ONLY", parallel=True),
+    "mail": tool("APPROVE", digest="ab" * 32),
+    "run_agent": tool("DELEGATE", context="AGENT", effect="IDEMPOTENT"),
+    "start_goal": tool("DELEGATE", context="AGENT", effect="IDEMPOTENT"),
+}
+BY_TOOL = GoalCriterion(tool_name="check")
+BY_JUDGE = GoalCriterion(judge=GoalJudge(rubric="It is blue."))
+
+
+def goal(criterion: GoalCriterion = BY_TOOL, **more: Any) -> Goal:
+    return Goal(aim="Paint it blue.", criterion=criterion, **more)
+
+
+class GoalWorld(World):
+    """Each check of the tool returns the next of `checks`, and each judgement is the next of `judgements`."""
+
+    def __init__(self, *, checks: list[Any] = [], judgements: list[Any] = [], attempt: list[Script] = []) -> None:  # noqa: B006
+        super().__init__(dict(VERDICTS), [])
+        self.checks, self.judgements = list(checks), list(judgements)
+        self.tasks: list[str] = []
+        # The answers to the message "top", which starts no goal run
+        self.top: list[Script] = []
+        self.attempt = attempt or [calls("look"), says("I painted it.")]
+        self.model.reply = self._reply
+        perform = self.registry._perform
+
+        async def performed(call_id: str, name: str) -> Any:
+            if name == "check":
+                found = self.checks.pop(0) if len(self.checks) > 1 else self.checks[0]
+                error = isinstance(found, Exception)
+                content = json.dumps({"error": str(found)} if error else found).encode()
+                reason = "TOOL_ERROR" if error else ""
+                result = CallResult(content_json=content, is_error=error, error_reason=reason)
+                self.registry.results["check"] = result
+            return await perform(call_id, name)
+
+        self.registry._perform = performed  # type: ignore[method-assign]
+
+    def _reply(self, request: ModelRequest) -> Script:
+        said = [message for message in request.messages if message["role"] == "assistant"]
+        task = next(message["content"] for message in request.messages if message["role"] == "user")
+        if "Judge whether this aim is met" in task:
+            assert not request.tools
+            found = self.judgements.pop(0) if len(self.judgements) > 1 else self.judgements[0]
+            cited = [json.loads(line)["call_id"] for line in task.splitlines() if line.startswith("{")]
+            return says(found(cited) if callable(found) else json.dumps(found))
+        if task == "top":
+            return self.top[len(said)] if len(said) < len(self.top) else says("That is all.")
+        if not said:
+            self.tasks.append(task)
+        return self.attempt[len(said)] if len(said) < len(self.attempt) else says("That is all.")
+
+    async def settle(self, key: RunKey, *, until: Callable[[], bool] = lambda: False, seconds_max: float = 1e6) -> None:
+        for _ in range(500):
+            if self.ledger.run(key).state in ENDED or until():
+                return
+            await self.drive()
+            for run_key in list(self.ledger.tables.runs):
+                await self.respond(run_key)
+        raise AssertionError(f"the goal does not end: {self.ledger.run(key)}")
+
+    def cursor(self, key: RunKey) -> GoalCursor:
+        found = loop_state.read(self.ledger.tables.loop_states[key]).cursor
+        assert isinstance(found, GoalCursor)
+        return found
+
+
+def judged(*, met: bool, progress: float = 0.5, reason: str = "It is green.") -> Callable[[list[str]], str]:
+    return lambda cited: json.dumps({"met": met, "progress": progress, "reason": reason, "citations": cited[:1]})
+
+
+def made(world: GoalWorld, key: RunKey) -> list[tuple[int, str, str]]:
+    return [(call.round, call.tool_name, call.state.name) for call in world.ledger.calls(key)]
+
+
+async def test_a_goal_is_met_once_its_tool_says_so() -> None:
+    world = GoalWorld(checks=[False, {"met": False, "progress": 0.5, "reason": "Half of it is."}, {"met": True}])
+    key = world.ledger.submit("aim", goal=goal())
+
+    await world.settle(key)
+
+    run = world.ledger.run(key)
+    assert run.state is RunState.COMPLETED
+    assert made(world, key) == [
+        (1, "check", "SUCCEEDED"),
+        (1, "run_agent", "SUCCEEDED"),
+        (1, "check", "SUCCEEDED"),
+        (2, "run_agent", "SUCCEEDED"),
+        (2, "check", "SUCCEEDED"),
+    ]
+    assert run.output_text.splitlines() == [
+        "The goal was met after 2 attempts: The check passed.",
+        "Aim: Paint it blue.",
+        "Attempts:",
+        "- Attempt 1 (50%): Half of it is.",
+        "- Attempt 2 (100%): The check passed.",
+        "Evidence:",
+        f"- {world.ledger.calls(key)[-1].call_id} check: The check passed.",
+    ]
+    assert world.ledger.messages(key)[-1].text == run.output_text
+    reports = [event for event in world.ledger.events(key) if isinstance(event, ToolProgress)]
+    assert [(each.fraction, each.message) for each in reports] == [
+        (None, "The check returned false."),
+        (0.5, "Half of it is."),
+        (1.0, "The check passed."),
+    ]
+    assert present(run.job_progress).fraction == 1
+
+
+async def test_an_aim_that_is_already_met_needs_no_attempt() -> None:
+    world = GoalWorld(checks=[True])
+    key = world.ledger.submit("aim", goal=goal())
+
+    await world.settle(key)
+
+    assert world.ledger.run(key).state is RunState.COMPLETED
+    assert made(world, key) == [(1, "check", "SUCCEEDED")]
+    assert world.ledger.run(key).output_text.startswith("The goal was met after 0 attempts")
+
+
+async def test_an_attempt_knows_what_was_tried_and_why_it_fell_short() -> None:
+    world = GoalWorld(checks=[{"met": False, "reason": f"Spot {n} is white.", "progress": n / 10} for n in range(5)])
+    key = world.ledger.submit("aim", goal=goal(attempts_max=3))
+
+    await world.settle(key)
+
+    first, second, third = world.tasks
+    assert "attempt 1 of 3" in first
+    assert "Spot 0 is white." in first
+    assert "Attempt 1: Spot 1 is white.\n  It answered: I painted it." in second
+    assert "Attempt 1: Spot 1 is white." in third
+    assert "Attempt 2: Spot 2 is white." in third
+
+
+async def test_messages_of_the_user_reach_the_next_attempt() -> None:
+    world = GoalWorld(checks=[False, {"met": False, "n": 1}, True])
+    key = world.ledger.submit("aim", goal=goal())
+    await world.settle(key, until=lambda: len(world.tasks) == 1)
+
+    await world.ledger.send(key, Steer(text="Use the big brush."))
+    await world.settle(key)
+
+    assert ["Use the big brush." in task for task in world.tasks] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("failure", "checks", "more", "attempts"),
+    [
+        ("GOAL_ATTEMPTS", [{"met": False, "n": n} for n in range(9)], {"attempts_max": 2}, 2),
+        ("GOAL_NO_PROGRESS", [{"met": False, "n": 1}], {}, 3),
+        ("GOAL_NO_PROGRESS", [{"met": False, "progress": 0.5}], {}, 3),
+        ("GOAL_NO_PROGRESS", [{"met": False, "progress": progress} for progress in (0, 0.5, 0.4, 0.5, 0.3)], {}, 4),
+        ("GOAL_DEADLINE", [{"met": False, "n": n} for n in range(99)], {"wait_seconds": 60.0, "attempts_max": 50}, 3),
+    ],
+)
+async def test_typed_ends(failure: str, checks: list[Any], more: dict[str, Any], attempts: int) -> None:
+    world = GoalWorld(checks=checks)
+    if failure == "GOAL_DEADLINE":
+        more = {**more, "deadline_time": world.ledger.time().timestamp() + 150}
+    key = world.ledger.submit("aim", goal=goal(**more))
+
+    await world.settle(key)
+
+    run = world.ledger.run(key)
+    assert run.state is RunState.FAILED
+    assert present(run.failure).reason == failure
+    assert run.output_text.startswith(f"The goal was not met: {present(run.failure).message}")
+    assert len(world.tasks) == attempts
+
+
+async def test_the_deadline_stops_an_open_attempt() -> None:
+    world = GoalWorld(checks=[False], attempt=[calls("mail"), says("Sent.")])
+    key = world.ledger.submit("aim", goal=goal(deadline_time=world.ledger.time().timestamp() + 3600))
+    while WaitKind.APPROVAL not in {wait for row in world.ledger.tables.runs.values() for wait in row.waits}:
+        await world.drive()
+
+    while world.ledger.run(key).state not in ENDED:
+        await world.drive()
+
+    run = world.ledger.run(key)
+    assert present(run.failure).reason == "GOAL_DEADLINE"
+    attempt = world.ledger.calls(key)[-1]
+    assert attempt.state is CallState.CANCELLED
+    child = RunKey(key.store_id, attempt.child_run_id)
+    while world.ledger.run(child).state not in ENDED:
+        await world.drive()
+    assert world.ledger.run(child).state is RunState.CANCELLED
+
+
+async def test_a_goal_ends_when_its_token_budget_is_used_up() -> None:
+    world = GoalWorld(checks=[{"met": False, "n": n} for n in range(99)])
+    key = world.ledger.submit("aim", RunOptions(limits=Limits(total_tokens_max=70)), goal=goal(attempts_max=50))
+
+    await world.settle(key)
+
+    run = world.ledger.run(key)
+    assert present(run.failure).reason == "GOAL_BUDGET"
+    assert run.usage.total_tokens <= 75
+
+
+async def test_a_wait_between_attempts_checks_again_before_the_next_attempt() -> None:
+    world = GoalWorld(checks=[{"met": False, "n": 0}, {"met": False, "n": 1}, True])
+    key = world.ledger.submit("aim", goal=goal(wait_seconds=300.0))
+
+    await world.settle(key, until=lambda: world.ledger.run(key).waits == (WaitKind.TIME,))
+    waited_from = world.ledger.time()
+    await world.settle(key)
+
+    assert world.ledger.run(key).state is RunState.COMPLETED
+    assert (world.ledger.time() - waited_from).total_seconds() >= 290
+    assert len(world.tasks) == 1
+    assert made(world, key)[-1] == (1, "check", "SUCCEEDED")
+    assert world.ledger.calls(key)[-1].index == Step.CHECK_LATER
+
+
+async def test_a_judge_decides_from_the_calls_that_it_cites() -> None:
+    world = GoalWorld(judgements=[judged(met=False), judged(met=True, reason="look shows that it is blue.")])
+    key = world.ledger.submit("aim", goal=goal(BY_JUDGE))
+
+    await world.settle(key)
+
+    run = world.ledger.run(key)
+    assert run.state is RunState.COMPLETED
+    assert "- Attempt 1 (50%): It is green." in run.output_text
+    last_attempt = [call for call in world.ledger.calls(key) if call.index == Step.ATTEMPT][-1]
+    (looked,) = world.ledger.calls(RunKey(key.store_id, last_attempt.child_run_id))
+    assert f'- {looked.call_id} look: "look done"' in run.output_text
+    judge = world.ledger.run(RunKey(key.store_id, RunId(world.ledger.calls(key)[-1].child_run_id)))
+    assert judge.options.without_tools
+    assert present(judge.options.response_format).schema_json == judging.SCHEMA_JSON
+
+
+INVENTED = {"met": True, "progress": 1, "reason": "It is blue.", "citations": ["call_invented"]}
+UNFOUNDED = {"met": True, "progress": 1, "reason": "It is blue.", "citations": []}
+
+
+@pytest.mark.parametrize("bad", [INVENTED, UNFOUNDED])
+async def test_a_judgement_without_existing_citations_is_asked_again_once(bad: dict[str, Any]) -> None:
+    world = GoalWorld(judgements=[bad, judged(met=True), bad])
+    key = world.ledger.submit("aim", goal=goal(BY_JUDGE))
+    await world.settle(key)
+
+    assert world.ledger.run(key).state is RunState.COMPLETED
+    assert [call.index for call in world.ledger.calls(key)] == [1, 2, 3]
+
+    world = GoalWorld(judgements=[bad])
+    key = world.ledger.submit("aim", goal=goal(BY_JUDGE, attempts_max=2))
+    await world.settle(key)
+
+    run = world.ledger.run(key)
+    assert present(run.failure).reason == "GOAL_ATTEMPTS"
+    assert "Attempt 1: The judgement failed: the judge cited" in run.output_text
+    assert [call.index for call in world.ledger.calls(key)] == [1, 2, 3, 1, 2, 3]
+
+
+async def test_a_refused_call_ends_the_goal_with_its_reason() -> None:
+    world = GoalWorld(checks=[False])
+    world.registry.verdicts["check"] = tool(
+        "REFUSE", error_reason="NOT_ALLOWED", error_message="A rule denies this call."
+    )
+    key = world.ledger.submit("aim", goal=goal())
+    await world.settle(key)
+
+    failure = present(world.ledger.run(key).failure)
+    assert (failure.reason, failure.message) == ("NOT_ALLOWED", "check: A rule denies this call.")
+    assert world.tasks == []
+
+
+async def test_a_goal_whose_tool_does_not_exist_fails() -> None:
+    world = GoalWorld(checks=[False])
+    key = world.ledger.submit("aim", goal=goal(GoalCriterion(tool_name="missing")))
+    await world.settle(key)
+
+    assert present(world.ledger.run(key).failure).reason == "TOOL_NOT_FOUND"
+
+
+async def test_a_rejected_check_ends_the_goal() -> None:
+    world = GoalWorld(checks=[False])
+    world.registry.verdicts["check"] = tool("APPROVE", digest="ab" * 32)
+    key = world.ledger.submit("aim", goal=goal())
+    await world.drive()
+    (waiting,) = world.ledger.calls(key)
+    await world.ledger.send(key, Decide(call_id=waiting.call_id, kind=DecisionKind.REJECT))
+    await world.settle(key)
+
+    assert present(world.ledger.run(key).failure).reason == "REJECTED"
+
+
+async def test_attempts_have_the_agents_tools_and_not_those_of_the_goal() -> None:
+    world = GoalWorld(checks=[False, {"met": False, "n": 1}, True])
+    options = RunOptions(tool_names=("look", "mail"))
+    key = world.ledger.submit("aim", options, goal=goal(attempts_by=GoalAgent(tool_names=("look",))))
+    await world.settle(key)
+
+    attempt = next(call for call in world.ledger.calls(key) if call.index == Step.ATTEMPT)
+    child = world.ledger.run(RunKey(key.store_id, attempt.child_run_id))
+    assert [each.name for each in child.tools] == ["look"]
+    assert child.waits_for_jobs
+    assert [each.name for each in world.ledger.run(key).tools] == ["run_agent", "check", "look", "mail"]
+
+
+async def test_raised_limits_apply_at_once_and_are_checked() -> None:
+    world = GoalWorld(checks=[{"met": False, "n": n} for n in range(20)])
+    deadline = world.ledger.time().timestamp() + 1e6
+    key = world.ledger.submit("aim", goal=goal(attempts_max=2, deadline_time=deadline))
+    await world.settle(key, until=lambda: len(world.tasks) == 2)
+
+    accepted = await world.ledger.send(key, RaiseGoal(attempts=3, deadline_time=deadline + 5), "cmd_raise")
+    assert accepted is CommandOutcome.ACCEPTED
+    for wrong in (RaiseGoal(attempts=99), RaiseGoal(deadline_time=deadline), RaiseGoal(tokens=5)):
+        assert await world.ledger.send(key, wrong) is CommandOutcome.REFUSED
+    again = await world.ledger.send(key, RaiseGoal(attempts=3, deadline_time=deadline + 5), "cmd_raise")
+    assert again is CommandOutcome.DUPLICATE
+    await world.settle(key)
+
+    run = world.ledger.run(key)
+    assert present(run.failure).reason == "GOAL_ATTEMPTS"
+    assert len(world.tasks) == 5
+    assert (present(run.goal).attempts_max, present(run.goal).deadline_time) == (5, deadline + 5)
+    assert present(run.goal).aim == "Paint it blue."
+    other = world.ledger.submit("other")
+    assert await world.ledger.send(other, RaiseGoal(attempts=1)) is CommandOutcome.REFUSED
+
+
+async def test_a_cancelled_goal_stops_its_attempt_and_reports() -> None:
+    world = GoalWorld(checks=[False], attempt=[calls("mail"), says("Sent.")])
+    key = world.ledger.submit("aim", goal=goal())
+    while world.ledger.run(key).waits != (WaitKind.AGENT,):
+        await world.drive()
+    await world.ledger.send(key, Cancel(cause=StopCause.USER))
+    while world.ledger.run(key).state not in ENDED:
+        await world.drive()
+
+    run = world.ledger.run(key)
+    assert run.state is RunState.CANCELLED
+    assert run.output_text.startswith("The goal was stopped after 0 attempts.")
+
+
+def asks(**arguments: Any) -> Script:
+    return calls(f"start_goal {json.dumps({'aim': 'Paint it blue.', **arguments})}")
+
+
+async def everything_ends(world: GoalWorld) -> None:
+    for _ in range(200):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(30):
+                await world.drive()
+                continue
+        if all(row.state in ENDED for row in world.ledger.tables.runs.values()):
+            return
+    raise AssertionError("some runs do not end")
+
+
+async def test_an_agent_starts_a_goal_in_the_background_and_is_notified_of_its_end() -> None:
+    world = GoalWorld(checks=[False, {"met": False, "n": 1}, True])
+    world.top = [asks(check_tool="check", tool_names=["look"], attempts_max=5), says("Started."), says("It is blue.")]
+    key = world.ledger.submit("top")
+    await everything_ends(world)
+
+    (call,) = world.ledger.calls(key)
+    assert call.state is CallState.DETACHED
+    job = world.ledger.run(RunKey(key.store_id, call.child_run_id))
+    (started,) = world.ledger.calls(RunKey(key.store_id, job.run_id))
+    run = world.ledger.run(RunKey(key.store_id, started.child_run_id))
+    assert (run.state, job.state) == (RunState.COMPLETED, RunState.COMPLETED)
+    assert json.loads(job.output_text) == {"answer": run.output_text}
+    assert present(run.goal).attempts_max == 5
+    assert world.ledger.row(RunKey(key.store_id, run.run_id)).labels == {"pawl.goal": "true"}
+    assert [message.text for message in world.ledger.messages(key)][-1] == "It is blue."
+    assert len(world.tasks) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason", "why"),
+    [
+        ({}, "INVALID_ARGUMENTS", "either `check_tool` or `rubric`"),
+        ({"check_tool": "check", "rubric": "blue"}, "INVALID_ARGUMENTS", "either `check_tool` or `rubric`"),
+        ({"check_tool": "missing"}, "INVALID_ARGUMENTS", "not available: missing"),
+        ({"check_tool": "check", "tool_names": ["gone"]}, "INVALID_ARGUMENTS", "not available: gone"),
+        ({"check_tool": "check", "check_expression": "value."}, "INVALID_ARGUMENTS", "column"),
+        ({"rubric": "blue", "attempts_max": 1000}, "INVALID_ARGUMENTS", "attempts_max"),
+    ],
+)
+async def test_agents_are_told_why_a_goal_cannot_start(arguments: dict[str, Any], reason: str, why: str) -> None:
+    world = GoalWorld(checks=[True])
+    world.top = [asks(**arguments), says("Started."), says("It did not start.")]
+    key = world.ledger.submit("top")
+    await everything_ends(world)
+
+    job = world.ledger.run(RunKey(key.store_id, world.ledger.calls(key)[0].child_run_id))
+    assert present(job.failure).reason == reason
+    assert why in present(job.failure).message
+
+
+async def test_goals_that_would_be_too_deep_do_not_start() -> None:
+    world = GoalWorld(checks=[True])
+    world.top = [asks(check_tool="check"), says("Started.")]
+    key = world.ledger.submit("top", RunOptions(limits=Limits(agent_depth_max=1)))
+    await everything_ends(world)
+
+    job = world.ledger.run(RunKey(key.store_id, world.ledger.calls(key)[0].child_run_id))
+    assert present(job.failure).reason == "NOT_ALLOWED"
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_crashes_at_any_point_change_neither_the_number_of_attempts_nor_the_end(seed: int) -> None:
+    chance = random.Random(seed)
+    needed, attempts_max, by_judge = chance.randint(0, 4), chance.randint(1, 4), chance.random() < 0.5
+    needed += by_judge and not needed
+    world = GoalWorld(checks=[None], judgements=[None])
+
+    def attempts_ended() -> int:
+        rows = [row for row in world.ledger.tables.runs.values() if row.state is RunState.COMPLETED]
+        return len([row for row in rows if "Work towards" in world.ledger.messages(row.key)[0].text])
+
+    def judgement(cited: list[str]) -> str:
+        done = attempts_ended()
+        return judged(met=done >= needed, progress=min(1.0, done / (needed or 1)))(cited)
+
+    check = world.registry._perform
+
+    async def checked(call_id: str, name: str) -> Any:
+        done = attempts_ended()
+        world.checks = [{"met": done >= needed, "progress": min(1.0, done / (needed or 1))}]
+        return await check(call_id, name)
+
+    world.registry._perform = checked  # type: ignore[method-assign]
+    world.judgements = [judgement]
+    wanted = goal(BY_JUDGE if by_judge else BY_TOOL, attempts_max=attempts_max, wait_seconds=chance.choice([0, 20]))
+    key = world.ledger.submit("aim", goal=wanted)
+    while world.ledger.run(key).state not in ENDED:
+        with contextlib.suppress(TimeoutError, LeaseLost, RunEnded):
+            async with asyncio.timeout(chance.choice([0.003, 0.01, 0.5, 1.5, 60])):
+                await world.drive()
+
+    run, calls_made = world.ledger.run(key), world.ledger.calls(key)
+    attempts = [call for call in calls_made if call.index == Step.ATTEMPT]
+    assert len(attempts) == attempts_ended() == len(world.cursor(key).attempts) == min(needed, attempts_max)
+    if needed <= attempts_max:
+        assert run.state is RunState.COMPLETED
+    else:
+        assert present(run.failure).reason == "GOAL_ATTEMPTS"
+    assert len({(call.round, call.index) for call in calls_made}) == len(calls_made)
+    assert world.ledger.messages(key)[-1].text == run.output_text
+    reports = [event.message for event in world.ledger.events(key) if isinstance(event, ToolProgress)]
+    assert len(reports) == len([call for call in calls_made if call.index != Step.ATTEMPT])
