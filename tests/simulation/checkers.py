@@ -362,7 +362,8 @@ def streamed_output_matches_the_message(record: Ledger) -> Iterator[str]:
                 continue
             if message.interrupted and not message.first_output_seq:
                 continue  # The output of this attempt is void.
-            if record.runs[message.run_id].HasField("goal"):
+            run = record.runs[message.run_id]
+            if run.HasField("goal") or run.HasField("undo"):
                 continue  # Its report is not written by a model.
             if message.text != _shown(record, message):
                 shown = _shown(record, message)

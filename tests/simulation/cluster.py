@@ -80,6 +80,8 @@ def _history(loaded: reading.Loaded) -> LoadedHistory:
     return history_of(whole)
 
 
+# The definitions that all simulated stores have.
+WORKFLOWS = MemoryWorkflows()
 LIMITS = Limits(
     run_timeout_seconds=200.0,
     round_timeout_seconds=60.0,
@@ -190,7 +192,7 @@ class AgentLoop:
         dependencies = WorkerDependencies(
             ledger=CheckedLedger(channel, clock.monotonic, history),
             agents=MemoryAgents(),
-            graphs=Graphs(MemoryWorkflows()),
+            graphs=Graphs(WORKFLOWS),
             registry=registry_client,
             model=model,
             clock=clock,

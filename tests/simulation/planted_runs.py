@@ -112,7 +112,7 @@ OF_RUNS = (
     Mutant(
         name="parked_runs_are_not_woken",
         module=_COMMIT,
-        text="claim_at = unit.now if unread else self.wake_time",
+        text="claim_at = unit.now if is_due else self.wake_time",
         instead="claim_at = None",
         checker="runs_end",
         seed=9,
@@ -265,8 +265,8 @@ OF_RUNS = (
     Mutant(
         name="top_ups_count_half",
         module=_COMMAND,
-        text="budget, ceiling = run.token_budget + command.tokens,",
-        instead="budget, ceiling = run.token_budget + command.tokens // 2,",
+        text="budget, ceiling = run.token_budget + tokens,",
+        instead="budget, ceiling = run.token_budget + tokens // 2,",
         checker="top_ups_count_once",
     ),
     Mutant(
@@ -287,8 +287,8 @@ OF_RUNS = (
     Mutant(
         name="steps_end_runs_with_unread_top_ups",
         module=_COMMIT,
-        text="{inbox.STEER, inbox.TOP_UP}",
-        instead="{inbox.STEER}",
+        text="{inbox.STEER, inbox.TOP_UP, inbox.RAISE_GOAL}",
+        instead="{inbox.STEER, inbox.RAISE_GOAL}",
         checker=REFERENCE_MODEL,
         seed=193,
         seeds=600,

@@ -84,7 +84,8 @@ BACK_END = ("look", "note", "pay", "book", "mail")
 
 
 def effect_class(name: str) -> EffectClass:
-    return TOOLS[name].effect_class or EffectClass.AT_MOST_ONCE
+    # Workflows also make calls without a tool: events, questions and child runs.
+    return (TOOLS[name].effect_class or EffectClass.AT_MOST_ONCE) if name in TOOLS else EffectClass.READ_ONLY
 
 
 # How long a dead process still owns its open entries.

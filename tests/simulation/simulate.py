@@ -24,6 +24,7 @@ from tests.simulation import (
     agents,
     budgets,
     database_trouble,
+    flows,
     goals,
     grants,
     jobs,
@@ -96,10 +97,11 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
     users, approvers = _users(world), [Approver(world, f"boss{number}") for number in range(2)]
     users += writers_of(users)
     trouble = asyncio.gather(Trouble(world).make(), DatabaseTrouble(world).make())
-    starters: list[timers.Timer | senders.Sender | goals.Pursuer] = (
+    starters: list[timers.Timer | senders.Sender | flows.Designer | goals.Pursuer] = (
         [timers.Timer(world, STORE)] if schedules_are_played(chance) else []
     )
     starters += [senders.Sender(world, STORE)] if has_triggers and triggers_are_played(chance) else []
+    starters += [flows.Designer(world, STORE)] if flows.are_played(chance) else []
     starters += [goals.Pursuer(world, STORE)] if goals.are_played(chance) else []
     main_tasks = [loop.create_task(each.live()) for each in (*users, *starters)]
     actors = (
@@ -132,7 +134,10 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
     record = Record(world.tables, history)
     of_parts = (
         part.CHECKERS
-        for part in (budgets, agents, jobs, goals, stops, grants, own_tools, database_trouble, timers, senders)
+        for part in (
+            *(budgets, agents, jobs, flows, goals, stops, grants, own_tools, database_trouble, timers),
+            senders,
+        )
     )
     for checker in itertools.chain(CHECKERS, *of_parts):
         for text in checker(record):

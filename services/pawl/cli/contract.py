@@ -52,7 +52,9 @@ _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
 }
 _pool: Final = descriptor_pool.Default()
 # Requests that change or delete what files can declare.
-_CHANGE: Final = re.compile(r"(?:Add|Update|Delete|Remove|Revoke)(Agent|Source|Rule|Schedule|Trigger|Channel)Request")
+_CHANGE: Final = re.compile(
+    r"(?:Add|Update|Delete|Remove|Revoke)(Agent|Channel|Rule|Schedule|Source|Trigger|Workflow)Request"
+)
 # Terminals of this width also show conversation ids.
 _WIDE: Final = 120
 # Deadline for calls about tool sources, which can be slow to start.

@@ -252,6 +252,7 @@ async def test_requests_about_runs_refuse_bad_input(
             (begin(labels={"pawl.workflow": "x"}), "INVALID_FIELD", "labels"),
             (begin(total_tokens_max=2**63), "INVALID_FIELD"),
             (pb.GetWorkflowRequest(name=NO_ID), "INVALID_ID"),
+            (agent_pb2.ListRunsRequest(workflow="triage\0"), "INVALID_ID"),
             (pb.GetWorkflowRequest(name="triage", version=2**32 - 1), "WORKFLOW_NOT_FOUND"),
             (pb.ListWorkflowVersionsRequest(name=MISSING), "WORKFLOW_NOT_FOUND"),
             (pb.ListWorkflowVersionsRequest(name="triage", page_token="x"), "INVALID_PAGE_TOKEN"),

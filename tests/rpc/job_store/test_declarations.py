@@ -79,7 +79,7 @@ async def test_declarations_of_users_and_stores_are_separate(replica: Replica) -
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
-        ({"kind": "workflow"}, InvalidField),
+        ({"kind": "recipe"}, InvalidField),
         ({"name": ""}, InvalidField),
         ({"name": "a\nb"}, InvalidField),
         ({"version": 2**63}, InvalidField),

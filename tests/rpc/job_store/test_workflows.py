@@ -10,7 +10,7 @@ import pytest
 from pawl.chassis.identity.auth import user_principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.rpc.status import from_rpc_error
-from pawl.event.v1 import workflow_pb2
+from pawl.event.v1 import agent_pb2, workflow_pb2
 from pawl.job.v1 import agents_pb2
 from pawl.job.v1 import workflows_pb2 as pb
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
@@ -69,6 +69,7 @@ async def test_versions_are_kept_and_never_changed(replica: Replica, workflows: 
     assert await reason(workflows.GetWorkflow(named())) == "WORKFLOW_NOT_FOUND"
     assert (await workflows.GetWorkflow(named(version=2))).workflow.version == 2
     assert (await workflows.PutWorkflow(put())).workflow.version == 3, "a new one continues the version numbers"
+    assert (await workflows.GetWorkflow(named())).workflow.version == 3
 
 
 async def test_workflows_and_agents_with_the_same_name_are_independent(
@@ -79,6 +80,11 @@ async def test_workflows_and_agents_with_the_same_name_are_independent(
     asked = agents_pb2.GetAgentRequest(store_id="acme", name="clerk")
     assert await reason(agents.GetAgent(asked)) == "AGENT_NOT_FOUND"
     assert not (await agents.ListAgents(agents_pb2.ListAgentsRequest(store_id="acme"))).agents
+    clerk = agent_pb2.AgentDefinition(name="clerk")
+    put_agent = agents_pb2.PutAgentRequest(store_id="acme", user_id="ann", definition=clerk)
+    assert (await agents.PutAgent(put_agent)).agent.version == 1
+    await workflows.DeleteWorkflow(pb.DeleteWorkflowRequest(store_id="acme", user_id="ann", name="clerk"))
+    assert (await agents.GetAgent(asked)).agent.version == 1
 
 
 async def test_workflows_are_listed_by_name_without_definitions(

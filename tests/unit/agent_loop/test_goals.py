@@ -331,6 +331,21 @@ async def test_attempts_have_the_agents_tools_and_not_those_of_the_goal() -> Non
     assert [each.name for each in world.ledger.run(key).tools] == ["run_agent", "check", "look", "mail"]
 
 
+async def test_an_attempt_ends_when_its_background_jobs_have_ended() -> None:
+    attempt = [calls('look {"_executeAsync": true}'), says("I started to look."), says("I have looked.")]
+    world = GoalWorld(checks=[False, True], attempt=attempt)
+    key = world.ledger.submit("aim", goal=goal())
+    await everything_ends(world)
+
+    attempted = next(call for call in world.ledger.calls(key) if call.index == Step.ATTEMPT)
+    child = RunKey(key.store_id, attempted.child_run_id)
+    (started,) = world.ledger.calls(child)
+    job = world.ledger.row(RunKey(key.store_id, started.child_run_id))
+    assert json.loads(present(attempted.result).content_json)["answer"] == "I have looked."
+    assert present(job.end_time).timestamp() <= present(attempted.end_time)
+    assert all(row.goal is None for row in map(world.ledger.run, world.ledger.tables.runs) if row.run_id != key.run_id)
+
+
 async def test_raised_limits_apply_at_once_and_are_checked() -> None:
     world = GoalWorld(checks=[{"met": False, "n": n} for n in range(20)])
     deadline = world.ledger.time().timestamp() + 1e6

@@ -67,10 +67,11 @@ def test_a_secret_reaches_only_the_services_that_need_it(tmp_path: Path, monkeyp
     assert not [name for name in found if name.startswith(("PAWL_", "OPENAI_"))]
 
 
-def test_only_the_registry_gets_the_tools_data_folder(tmp_path: Path) -> None:
+def test_only_services_that_use_the_data_folder_get_it(tmp_path: Path) -> None:
+    """The registry keeps files there, and the gateway reads the problems that `pawl dev` reports."""
     for spec in SPECS:
         found = environment_of(spec, tmp_path, SuiteOptions(data=tmp_path))
-        assert ("PAWL_DATA" in found) is (spec.name == "tool-registry")
+        assert ("PAWL_DATA" in found) is (spec.name in {"tool-registry", "gateway"})
 
 
 def test_only_the_registry_gets_the_paths_of_secret_files(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.expression import Environment, ExpressionError, Meter, with_doubles
 from pawl.agent_loop.loop.rules.run import Goal, GoalCriterion, GoalJudge
 from pawl.chassis import strict_json
-from pawl.chassis.ids import CallId
+from pawl.chassis.ids import CallId, is_id
 from pawl.values import CallState
 
 # At most this many of an attempt's calls are shown to the judge, the last ones.
@@ -148,7 +148,7 @@ def by_judge(call: Call, evidence: Evidence) -> Judgement | str:
 def citations(call: Call) -> tuple[str, ...]:
     """Return the calls that a judge's answer cites; empty if the call did not ask a judge."""
     answer = _answer(call)
-    return answer.citations if answer is not None else ()
+    return tuple(filter(is_id, answer.citations)) if answer is not None else ()
 
 
 def evidence_of(attempt: Call, calls: Iterable[Call]) -> Evidence:
@@ -201,8 +201,9 @@ def error_of(call: Call) -> str:
 def line(written: str, bytes_max: int) -> str:
     """Return text on one line, with at most `bytes_max` bytes in JSON."""
     shown = text.cut_bytes(" ".join(strict_json.storable(written).split()).encode(), bytes_max)
-    while len(_encode(shown)) > bytes_max + 2:
-        shown = shown[: len(shown) // 2]
+    # A character has at most six bytes in JSON.
+    while (excess := len(_encode(shown)) - 2 - bytes_max) > 0:
+        shown = shown[: -max(1, excess // 6)]
     return shown
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.goals import judging, rules
+from pawl.agent_loop.goals import judging, rules, texts
 from pawl.agent_loop.goals.cursor import GoalCursor
 from pawl.agent_loop.goals.rules import Step
 from pawl.agent_loop.loop.rules import budget
@@ -109,7 +109,7 @@ def concluded(state: State, *, continues: bool) -> State:
     cursor = rules.cursor_of(state)
     if continues or cursor.reported:
         return state
-    report = rules.report(state, _goal(state))
+    report = texts.report(state, _goal(state), cursor)
     run, loop = replace(state.run, output_text=report), replace(state.loop, cursor=replace(cursor, reported=True))
     return replace(state, run=run, loop=loop).with_message(Message(role=Role.ASSISTANT, run_id=run.run_id, text=report))
 

@@ -1,4 +1,4 @@
-"""Drafts a goal's calls, records their results, and writes its texts.
+"""Drafts a goal's calls and records their results.
 
 Each attempt is a round. Its calls are the attempt and its judgement, which is repeated once if a judge's answer cannot
 be used. A tool also checks the criterion before the first attempt and after each wait. The ids of the calls are derived
@@ -15,13 +15,11 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import RUN_AGENT
-from pawl.agent_loop.goals import judging
+from pawl.agent_loop.goals import judging, texts
 from pawl.agent_loop.goals.cursor import Attempt, GoalCursor, Tried
 from pawl.agent_loop.goals.judging import Evidence, Judgement
-from pawl.agent_loop.loop.rules import text
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.fact import RaiseGoal
-from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
 from pawl.agent_loop.loop.rules.run import (
     FailureClass,
@@ -35,7 +33,7 @@ from pawl.agent_loop.loop.rules.run import (
 from pawl.agent_loop.loop.rules.state import State
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId, RunId
-from pawl.values import CallState, RunState
+from pawl.values import CallState
 
 ATTEMPTS_MAX: Final = 100
 # The goal fails after this many attempts in a row without progress.
@@ -44,7 +42,6 @@ STALLED_MAX: Final = 3
 _TRIED_MAX: Final = 3
 _TRIED_ANSWER_BYTES_MAX: Final = 800
 _REASON_BYTES_MAX: Final = 72
-_MESSAGES_BYTES_MAX: Final = 8 * 1024
 # With these results, the same call would fail again.
 _HOPELESS: Final = frozenset({"NOT_ALLOWED", "PERMISSION_DENIED", "TOOL_NOT_FOUND", "INVALID_ARGUMENTS"})
 # A user was asked and did not approve.
@@ -141,7 +138,10 @@ def evidence(state: State, attempt: Call) -> Evidence | None:
 
 
 def attempt(state: State, goal: Goal, number: int, now: float) -> Call:
-    arguments = {"task": _task(state, goal, number), "instructions": goal.attempts_by.instructions}
+    arguments = {
+        "task": texts.task(state, goal, cursor_of(state), number),
+        "instructions": goal.attempts_by.instructions,
+    }
     return _draft(state, RUN_AGENT, msgspec.json.encode(arguments), now, at=(number, Step.ATTEMPT))
 
 
@@ -198,7 +198,7 @@ def limit_reached(goal: Goal, cursor: GoalCursor, now: float) -> RunFailure | No
     """Return the failure with which the goal ends now; None if it continues, as far as its cursor tells."""
     if cursor.failure is not None:
         return cursor.failure
-    count = _count(cursor)
+    count = texts.count(cursor)
     if cursor.lacks_tokens:
         return out_of_tokens(cursor)
     if goal.deadline_time is not None and goal.deadline_time <= now:
@@ -211,56 +211,7 @@ def limit_reached(goal: Goal, cursor: GoalCursor, now: float) -> RunFailure | No
 
 
 def out_of_tokens(cursor: GoalCursor) -> RunFailure:
-    return _failure("GOAL_BUDGET", f"The token budget is used up after {_count(cursor)}.")
-
-
-def report(state: State, goal: Goal) -> str:
-    """Return the report on the goal's end, with its progress and the calls that the last judgement rests on."""
-    cursor = cursor_of(state)
-    if cursor.met:
-        head = f"The goal was met after {_count(cursor)}: {cursor.reason}"
-    elif state.loop.failure is not None and state.run.state is not RunState.CANCELLING:
-        head = f"The goal was not met: {state.loop.failure.message}"
-    else:
-        head = f"The goal was stopped after {_count(cursor)}."
-    lines = [head, f"Aim: {judging.line(goal.aim, 300)}"]
-    if cursor.attempts:
-        lines += ["Attempts:", *(_line(number, each) for number, each in enumerate(cursor.attempts, 1))]
-    if cursor.evidence:
-        lines += ["Evidence:", *(f"- {each}" for each in cursor.evidence)]
-    return "\n".join(lines)
-
-
-def _task(state: State, goal: Goal, number: int) -> str:
-    criterion, cursor = goal.criterion, cursor_of(state)
-    checked = criterion.judge.rubric if criterion.judge else f"{criterion.tool_name} {criterion.expression}".strip()
-    parts = [
-        f"Work towards this aim:\n{goal.aim}",
-        f"After your attempt, this decides whether the aim is met: {checked}",
-        f"This is attempt {number} of {goal.attempts_max}. Finish with an answer that says what you did.",
-    ]
-    if cursor.reason:
-        parts.append(f"The last check found: {cursor.reason}")
-    earlier = cursor.attempts[: len(cursor.attempts) - len(cursor.tried)]
-    if cursor.attempts:
-        lines = [*(_line(each, tried) for each, tried in enumerate(earlier, 1)), *map(_told, cursor.tried)]
-        parts.append("\n".join(["These attempts fell short. Do not repeat what did not work:", *lines]))
-    said = [each.text for each in state.messages if each.role is Role.USER and each.run_id == state.run.run_id][1:]
-    if said:
-        parts.append(f"The user added:\n{text.cut_bytes(chr(10).join(said).encode(), _MESSAGES_BYTES_MAX)}")
-    return "\n\n".join(parts)
-
-
-def _told(tried: Tried) -> str:
-    return f"- Attempt {tried.number}: {tried.reason}\n  It answered: {tried.answer}"
-
-
-def _line(number: int, attempt: Attempt) -> str:
-    return f"- Attempt {number}{percent(attempt.progress)}: {attempt.reason}"
-
-
-def percent(progress: float | None) -> str:
-    return "" if progress is None else f" ({progress:.0%})"
+    return _failure("GOAL_BUDGET", f"The token budget is used up after {texts.count(cursor)}.")
 
 
 def _draft(state: State, tool_name: str, arguments_json: bytes, now: float, *, at: tuple[int, Step]) -> Call:
@@ -350,10 +301,6 @@ def _hopeless(call: Call) -> RunFailure | None:
 
 def _reason(call: Call) -> str:
     return call.result.error_reason if call.result else ""
-
-
-def _count(cursor: GoalCursor) -> str:
-    return f"{len(cursor.attempts)} attempts" if len(cursor.attempts) != 1 else "1 attempt"
 
 
 def _failure(reason: str, message: str) -> RunFailure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from contextlib import suppress
 from typing import Final
 
 import grpc
@@ -20,22 +21,27 @@ from pawl.agent_loop.undo.rules import UndoSource
 from pawl.chassis.ids import CallId, RunId, StoreId, UserId
 from pawl.chassis.rpc.client import translated
 from pawl.chassis.rpc.retry import Retry
-from pawl.errors import CallNotFound, RunNotFound, ToolNotFound
+from pawl.errors import CallNotFound, RunNotEnded, RunNotFound, ToolNotFound
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
+from pawl.values import ENDED
 
 _READS_AT_ONCE_MAX: Final = 16
+# How often, and how long, to wait for the runs below to end.
+_WAITS_MAX: Final = 300
+_WAIT_SECONDS: Final = 1.0
 
 
 async def sources(
-    channel: grpc.aio.Channel, store_id: StoreId, user_id: UserId, run_id: RunId
+    channel: grpc.aio.Channel, store_id: StoreId, user_id: UserId, run_id: RunId, *, open_may_be_left: bool = True
 ) -> tuple[UndoSource, ...]:
     """Return a run's calls, each with the calls that tried to undo it, without result contents.
 
     The calls of a workflow or goal run include those of the runs below it. All rounds of a job that are no longer
-    stored share one source, which has their count.
+    stored share one source, which has their count. Unless `open_may_be_left`, all of those runs must have ended.
 
     Raises:
         RunNotFound: the user does not have this run.
+        RunNotEnded: a run below it is still being stopped.
     """
     stub = ledger_pb2_grpc.LedgerServiceStub(channel)
     of_run = ledger_pb2.GetRunRequest(store_id=store_id, user_id=user_id, run_id=run_id)
@@ -45,6 +51,9 @@ async def sources(
     has_program = run.HasField("workflow") or run.HasField("goal")
     below = [call.child_run_id for call in calls if undo.is_carried_out_below(call)] if has_program else []
     for child_run_id in below:
+        of_child = ledger_pb2.GetRunRequest(store_id=store_id, user_id=user_id, run_id=child_run_id)
+        if not open_may_be_left and (await translated(stub.GetRun(of_child))).run.state not in ENDED:
+            raise RunNotEnded
         found_below = await calls_of_run(channel, store_id, user_id, child_run_id, keep=undo.slim)
         below += [call.child_run_id for call in found_below if undo.is_carried_out_below(call)]
         calls += found_below
@@ -82,10 +91,21 @@ async def _attempts(
     return tuple(attempts)
 
 
+async def _read(channel: grpc.aio.Channel, run: Run, run_id: RunId, retry: Retry) -> tuple[UndoSource, ...]:
+    """Read the run's calls once the runs below it have ended, or after a limit: a call that stops may still succeed."""
+    for _ in range(_WAITS_MAX):
+        with suppress(RunNotEnded):
+            return await retry.until_answered(
+                lambda: sources(channel, run.store_id, run.user_id, run_id, open_may_be_left=False)
+            )
+        await asyncio.sleep(_WAIT_SECONDS)
+    return await retry.until_answered(lambda: sources(channel, run.store_id, run.user_id, run_id))
+
+
 async def plan(run: Run, *, channel: grpc.aio.Channel, tool_calls: ToolCalls, retry: Retry) -> Fact:
     undone_run_id = run.undo.run_id if run.undo else RunId("")
     try:
-        read = await retry.until_answered(lambda: sources(channel, run.store_id, run.user_id, undone_run_id))
+        read = await _read(channel, run, undone_run_id, retry)
     except RunNotFound as error:
         failure = RunFailure(failure_class=FailureClass.LIMIT, reason=error.reason, message=error.message)
         return RunRefused(failure=failure)

@@ -121,6 +121,8 @@ class WorkflowCursor(
     nodes: Mapping[int, NodeRecord] = {}
     events: tuple[tuple[str, int], ...] = ()
     events_received: int = 0
+    # Events beyond the limit of kept events.
+    events_dropped: int = 0
     is_paused: bool = False
     # The runs whose finished nodes this run reuses.
     origins: tuple[RunId, ...] = ()

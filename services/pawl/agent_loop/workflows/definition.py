@@ -54,12 +54,6 @@ class GoTo(_Part, frozen=True, kw_only=True):
     go_to: NodeName
 
 
-class Respondent(_Part, frozen=True, kw_only=True):
-    """One user who answers. The id is a template."""
-
-    user: Text
-
-
 class Node(_Part, frozen=True, kw_only=True, tag_field="kind"):
     """Fields of every node. A node in a branch or a map has none of them set."""
 
@@ -105,7 +99,7 @@ class HumanNode(CallNode, frozen=True, kw_only=True, tag="human"):
     question: Text
     options: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=400)], ...], Meta(max_length=20)] = ()
     form: Literal["question", "approval"] = "question"
-    who: Literal["user", "approvers"] | Respondent = "user"
+    who: Literal["user", "approvers"] = "user"
     deadline_seconds: Seconds | None = None
     # The output if nobody answers by the deadline; without it, the node fails with EXPIRED.
     default: Any | UnsetType = UNSET
@@ -235,8 +229,6 @@ def walk(definition: WorkflowDefinition) -> Iterator[tuple[str, AnyNode]]:
 def templates(node: AnyNode) -> dict[str, Any]:
     """Return the values of a node that may contain expressions, by their path, without the nodes inside it."""
     found = {name.rstrip("_"): getattr(node, name) for name in _TEMPLATES[type(node)]}
-    if isinstance(node, HumanNode) and isinstance(node.who, Respondent):
-        found["who.user"] = node.who.user
     if isinstance(node, CallNode) and node.repeat is not None:
         found["repeat.until"] = node.repeat.until
     return {path: value for path, value in found.items() if value is not UNSET}

@@ -26,7 +26,7 @@ from pawl.agent_loop.loop.rules.decision import (
     Wait,
 )
 from pawl.agent_loop.loop.rules.expression import ExpressionError
-from pawl.agent_loop.loop.rules.fact import Command, Event, OwnerEvent, Pause
+from pawl.agent_loop.loop.rules.fact import Command, Event, OwnerEvent, Pause, Warned
 from pawl.agent_loop.loop.rules.run import Delegation, FailureClass, RunFailure
 from pawl.agent_loop.loop.rules.state import READ, State, checked_calls, stop_of
 from pawl.agent_loop.workflows import children, drafting, graph
@@ -70,8 +70,12 @@ def reported(base: State, after: State) -> State:
     return after if recorded is cursor else _with_cursor(after, recorded)
 
 
-def told(base: State, after: State) -> tuple[OwnerEvent, ...]:  # noqa: ARG001  # the calls' events report it
-    return ()
+def told(base: State, after: State) -> tuple[OwnerEvent, ...]:
+    """Warn of events that were dropped. The events of calls report everything else."""
+    if _cursor(after).events_dropped == _cursor(base).events_dropped:
+        return ()
+    message = f"The oldest event was dropped: {EVENTS_MAX} events are waiting for a node."
+    return (Warned(reason="EVENT_DROPPED", message=message),)
 
 
 def child(state: State, call: Call, delegation: Delegation) -> Delegation:
@@ -88,9 +92,12 @@ def commanded(state: State, command: Command, now: float) -> State:
     match command.kind:
         case Pause() as pause:
             return _with_cursor(state, replace(cursor, is_paused=not pause.resumes))
-        case Event() as event if len(cursor.events) < EVENTS_MAX:
+        case Event() as event:
             number = cursor.events_received + 1
-            cursor = replace(cursor, events=(*cursor.events, (event.name, number)), events_received=number)
+            kept = (*cursor.events, (event.name, number))
+            # The newest events are kept: a node may be waiting for them.
+            dropped = cursor.events_dropped + max(0, len(kept) - EVENTS_MAX)
+            cursor = replace(cursor, events=kept[-EVENTS_MAX:], events_received=number, events_dropped=dropped)
             call = drafting.of_event(state.run, number, event.name, event.payload_json, now)
             return _with_cursor(state.with_calls([call]), cursor)
         case _:
@@ -146,8 +153,8 @@ class _Moment:
                 break
         if failure is None:
             self._conclude()
-        elif self._undoes():
-            failure = self._undo()
+        elif self._drains():
+            failure = self._drained(failure)
         if self._cursor != before or self._added or self._output is not None:
             return Advance(
                 cursor=self._cursor,
@@ -164,7 +171,8 @@ class _Moment:
             return ReadCalls(call_ids=tuple(sorted(self._needed)))
         if self._drafts:
             return Propose(calls=tuple(self._drafts))
-        if graph.has_ended(self._graph, self._cursor) and not state.open_calls and not self._needed:
+        has_ended = graph.has_ended(self._graph, self._cursor) and self._cursor.failure is None
+        if has_ended and not state.open_calls and not self._needed:
             return Finish(state=RunState.COMPLETED)
         return self._wait()
 
@@ -336,28 +344,36 @@ class _Moment:
                 to_stop.append(call.call_id)
         return StopCalls(call_ids=tuple(to_stop)) if to_stop else None
 
-    def _undoes(self) -> bool:
-        """Return whether the run fails at a node whose effects, like those of all others, are to be undone first."""
-        step = self._first_failure()
-        is_failing = step is not None and self._pinned.chunk is None and step.node.on_error == "undo"
-        return self._cursor.failure is not None or is_failing
+    def _drains(self) -> bool:
+        """Return whether running calls end before the run fails, because their effects are undone or may be.
 
-    def _undo(self) -> RunFailure | None:
-        """Stop open work, then undo all effects in a child run. Return the failure once that has ended."""
-        failure = self._failure()
-        if failure is None:
-            return None
+        A call that is stopped may or may not have taken effect.
+        """
+        step = self._first_failure()
+        is_drained = step is not None and (self._pinned.chunk is not None or step.node.on_error == "undo")
+        return self._cursor.failure is not None or is_drained
+
+    def _drained(self, failure: RunFailure) -> RunFailure | None:
+        """Stop all nodes but those with a running call, then undo the effects of all, unless the run is part of a map.
+
+        Return the failure once nothing is left to do.
+        """
         if self._cursor.failure is None:
             self._cursor = replace(self._cursor, failure=(failure.reason, failure.message))
-        opened = {n: record for n, record in self._cursor.nodes.items() if record.is_open and not record.stop}
+        running = (call for call in self._state.open_calls if call.state is CallState.RUNNING)
+        kept = {found[0] for call in running if (found := cursors.parsed(call.call_id)) is not None}
+        opened = {n: each for n, each in self._cursor.nodes.items() if each.is_open and not each.stop and n not in kept}
         if opened:
             stopped = {n: replace(record, stop=cursors.CANCELLED) for n, record in opened.items()}
             self._cursor = self._cursor.with_nodes(stopped)
             self._settle()
         self._added, self._drafts = [], []
-        if not self._state.open_calls and not self._cursor.is_undone:
-            self._added = [drafting.of_undo(self._state.run, self._now)]
-        return failure if self._cursor.is_undone else None
+        if self._state.open_calls or opened:
+            return None
+        if self._cursor.is_undone or self._pinned.chunk is not None:
+            return failure
+        self._added = [drafting.of_undo(self._state.run, self._now)]
+        return None
 
     def _failure(self) -> RunFailure | None:
         if self._cursor.failure is not None:

@@ -148,9 +148,26 @@ class Player:
                 self._facts += self._done(work)
             is_due = isinstance(plan.rest, Wait) and plan.rest.until is not None and plan.rest.until <= self._now
             has_news = bool(self._facts or self.state.commands or plan.work)
+            if not has_news and self._end_running_calls():
+                continue
+            undo_call = self.state.calls.get(cursors.undo_call_id(self.state.run.run_id))
+            if not has_news and undo_call is not None and not undo_call.settled:
+                child = replace(self.state.run, state=RunState.COMPLETED)
+                self._send(AgentEnded(call_id=undo_call.call_id, run=child))
+                continue
             if isinstance(plan.rest, Finish) or not (is_due or has_news):
                 return
         raise AssertionError("the run does not settle")
+
+    def _end_running_calls(self) -> bool:
+        """End the running calls that a failing run waits for. Return whether there were any."""
+        cursor = self.state.loop.cursor
+        if not isinstance(cursor, WorkflowCursor) or cursor.failure is None:
+            return False
+        running = [call for call in self.state.open_calls if call.state is CallState.RUNNING]
+        ended = ExecutionResult(outcome=Outcome.SUCCEEDED, result=CallResult(content_json=b"null"))
+        self._facts += [CallExecuted(call_id=call.call_id, ended=ended) for call in running]
+        return bool(running)
 
     def _taken(self) -> list[Fact]:
         self._chance.shuffle(self._facts)

@@ -145,7 +145,8 @@ class Reference:
         for name, work in self.nodes.items():
             verdict = self._verdict(name) if work.state == "PENDING" else ""
             if verdict == "skip":
-                work.state = "SKIPPED"
+                for _, each in work.within(name):
+                    each.state = "SKIPPED"
                 return True
             if verdict == "start" and self._begin_if_free(work):
                 return True

@@ -27,7 +27,6 @@ nodes:
     kind: human
     question: Send ${nodes.shorten.output}?
     options: ["yes", "no"]
-    who: {user: "${input.ticket}"}
     deadline_seconds: 3600
     default: "no"
     on_error: {go_to: late}

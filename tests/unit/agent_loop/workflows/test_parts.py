@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.fact import Cancel, Event, Pause
+from pawl.agent_loop.loop.rules.fact import Cancel, Event, Pause, Warned
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
 from pawl.agent_loop.loop.worker import WorkerLimits
@@ -292,3 +292,19 @@ async def test_run_reports_its_end_to_a_conversation() -> None:
     (notice,) = [message for message in world.ledger.messages(chat) if message.role is Role.NOTICE]
     (content,) = json.loads(notice.notices_json)
     assert content == {"job_id": key.run_id, "tool": "flow", "state": "COMPLETED", "result": 4}
+
+
+async def test_oldest_event_beyond_the_limit_is_dropped_with_a_warning() -> None:
+    world = world_of()
+    key = start(world, {"paid": {"kind": "wait", "event": "paid"}, "ask": {"kind": "human", "question": "Well?"}})
+    for n in range(102):
+        assert await world.ledger.send(key, Event(name="other"), f"event{n}") is CommandOutcome.ACCEPTED
+        if n == 60:
+            await world.drive()
+    await world.drive()
+    warnings = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
+    assert [event.reason for event in warnings] == ["EVENT_DROPPED"]
+    assert WaitKind.EVENT in world.ledger.run(key).waits
+    await world.ledger.send(key, Event(name="paid"), "last")
+    await world.drive()
+    assert world.ledger.run(key).waits == (WaitKind.ANSWER,)

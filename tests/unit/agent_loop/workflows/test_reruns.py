@@ -10,13 +10,14 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.loop.rules.call import CallResult
+from pawl.agent_loop.loop.rules.fact import Decide
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow
 from pawl.agent_loop.workflows.executions import Executions
 from pawl.agent_loop.workflows.reading import Graphs
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallKey, RunKey, StoreId, UserId
 from pawl.event.v1 import workflow_pb2 as pb
-from pawl.values import EffectClass, RunState
+from pawl.values import DecisionKind, EffectClass, RunState
 from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.registry import tool
 from tests.unit.agent_loop.scenario import present
@@ -126,3 +127,28 @@ async def test_rerun_fails_once_the_run_that_it_reuses_was_deleted() -> None:
     again = await played(made, replace(pinned, start_state=msgspec.json.encode(rerun.start)))
     run = made.ledger.run(again)
     assert (run.state, present(run.failure).reason) == (RunState.FAILED, "CALL_NOT_FOUND")
+
+
+async def test_node_that_waits_for_its_next_attempt_shows_the_last_error() -> None:
+    made = world()
+    nodes = {"send": {"kind": "tool", "tool": "fails", "retry": {"attempts": 2, "delay_seconds": 600}}}
+    pinned = PinnedWorkflow(name="retry", version=made.workflows.save("retry", nodes))
+    key = made.ledger.submit("[Workflow retry]", workflow=pinned)
+    await made.drive()
+    (send,) = (await executions(made).get(CALLER, key.run_id, "")).nodes
+    assert (send.state, send.attempt, send.error.message) == (pb.NODE_STATE_WAITING, 2, "broken")
+
+
+async def test_map_counts_the_items_that_have_succeeded_in_its_open_run() -> None:
+    made = world()
+    nodes = {"each": {"kind": "map", "items": "${[1, 2, 3]}", "do": {"kind": "human", "question": "Is ${item} right?"}}}
+    pinned = PinnedWorkflow(name="ask", version=made.workflows.save("ask", nodes))
+    key = made.ledger.submit("[Workflow ask]", workflow=pinned)
+    await made.drive()
+    await made.drive()
+    (below,) = (row.key for row in made.ledger.tables.runs.values() if row.parent_run_id == key.run_id)
+    answered = Decide(call_id=made.ledger.calls(below)[0].call_id, kind=DecisionKind.ANSWER, answer="yes")
+    await made.ledger.send(below, answered)
+    await made.drive()
+    (each,) = (await executions(made).get(CALLER, key.run_id, "")).nodes
+    assert (each.map.items, each.map.succeeded, each.map.running) == (3, 1, 2)

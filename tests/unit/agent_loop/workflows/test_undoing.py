@@ -127,3 +127,20 @@ async def test_undo_child_is_not_itself_undone() -> None:
         await end_of(world, undoing)
     assert undone(world) == [1]
     assert "was already undone" in world.ledger.run(undoing).output_text
+
+
+async def test_running_calls_end_before_the_effects_are_undone() -> None:
+    nodes: dict[str, Any] = {
+        "fails": {"kind": "tool", "tool": "write", "arguments": {"n": "${input.missing}"}, "on_error": "undo"},
+        "beside": {"kind": "tool", "tool": "write", "arguments": {"n": 5}},
+        "pause": {"kind": "wait", "seconds": 5},
+    }
+    nodes["fails"]["after"] = ["pause"]
+    world = World(dict(VERDICTS), [], seconds=30.0)
+    world.registry.results = new_world().registry.results
+    key = start(world, nodes)
+    async with at_work(world.worker()):
+        await end_of(world, key)
+    assert present(world.ledger.run(key).failure).reason == "EXPRESSION_FAILED"
+    assert undone(world) == [5]
+    assert sum(world.registry.effects.values()) == 2

@@ -396,7 +396,7 @@ def _notice_content(notice: Notice) -> dict[str, Any]:
         shown["alarm"] = alarm
     if run.missed_iterations:
         shown["missed"] = run.missed_iterations
-    if len(run.output_text) > OUTPUT_BYTES_MAX:
+    if run.workflow is not None and len(run.output_text) > OUTPUT_BYTES_MAX:
         shown["result"] = f"The output of {len(run.output_text)} characters is too large to show."
     elif run.output_text:
         shown["result"] = _json(run.output_text)

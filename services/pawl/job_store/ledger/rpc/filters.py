@@ -45,7 +45,7 @@ def run_filter(request: agent_pb2.ListRunsRequest) -> RunFilter:
             sorted(
                 (
                     check_labels(request.labels)
-                    | labels.of_workflow(request.workflow)
+                    | labels.of_workflow(check_id(request.workflow, "workflow", optional=True))
                     | labels.of_goal(is_goal=request.goals_only)
                 ).items()
             )

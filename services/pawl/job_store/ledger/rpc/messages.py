@@ -13,7 +13,7 @@ from msgspec.structs import astuple
 from pawl.chassis.ids import CallId
 from pawl.chassis.rpc.translate import Exceptions, Translator
 from pawl.errors import InvalidField
-from pawl.event.v1 import call_pb2, conversation_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2, workflow_pb2
+from pawl.event.v1 import call_pb2, conversation_pb2, gap_pb2, goal_pb2, message_pb2, run_pb2, waiting_pb2, workflow_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.reading import Claimed, LogGap
 from pawl.job_store.ledger.rpc.approvals import put_approval, put_grant
@@ -213,6 +213,8 @@ def run(row: RunRow, *, whole: bool = False) -> run_pb2.Run:
     workflows are left out unless the run is `whole`.
     """
     message = run_for_service(row)
+    if not whole and message.HasField("goal"):
+        _leave_out_texts(message.goal)
     if message.HasField("workflow"):
         workflow = message.workflow
         if not whole:
@@ -222,6 +224,16 @@ def run(row: RunRow, *, whole: bool = False) -> run_pb2.Run:
             message.job.iterations_max = 1
             message.job.begin_time.CopyFrom(message.create_time)
     return message
+
+
+def _leave_out_texts(goal: goal_pb2.Goal) -> None:
+    """Leave out what only its worker and GetRun need, because each event about the run contains the goal."""
+    goal.aim = goal.aim[:_LISTED_INPUT_BYTES_MAX]
+    goal.attempts_by.ClearField("instructions")
+    if len(goal.criterion.arguments_json) > _LISTED_INPUT_BYTES_MAX:
+        goal.criterion.ClearField("arguments_json")
+    if goal.criterion.HasField("judge"):
+        goal.criterion.judge.rubric = goal.criterion.judge.rubric[:_LISTED_INPUT_BYTES_MAX]
 
 
 def run_for_service(row: RunRow) -> run_pb2.Run:
