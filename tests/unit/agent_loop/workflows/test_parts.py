@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
+from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules.call import CallResult
 from pawl.agent_loop.loop.rules.fact import Cancel, Event, Pause, Warned
 from pawl.agent_loop.loop.rules.message import Role
-from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
+from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run, RunOptions
 from pawl.agent_loop.loop.worker import WorkerLimits
 from pawl.chassis.ids import RunKey
+from pawl.job.v1 import ledger_pb2
 from pawl.values import ENDED, CallState, CommandOutcome, EffectClass, RunState, StopCause, WaitKind
-from tests.fakes.loop_world import World
+from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.model import calls, says
 from tests.fakes.registry import tool
 from tests.unit.agent_loop.scenario import at_work, end_of, present
@@ -308,3 +310,26 @@ async def test_oldest_event_beyond_the_limit_is_dropped_with_a_warning() -> None
     await world.ledger.send(key, Event(name="paid"), "last")
     await world.drive()
     assert world.ledger.run(key).waits == (WaitKind.ANSWER,)
+
+
+async def test_message_does_not_steer_a_workflow_run() -> None:
+    world = world_of(says("Hello."))
+    nodes = {
+        "ask": {"kind": "human", "question": "Well?"},
+        "answer": {"kind": "output", "value": "${nodes.ask.output}"},
+    }
+    key = start(world, nodes)
+    await world.drive()
+    asked = ledger_pb2.SubmitMessageRequest(
+        store_id=STORE,
+        user_id=USER,
+        conversation_id=world.ledger.run(key).conversation_id,
+        text="hurry",
+        options=wire.OPTIONS.fields(RunOptions()),
+        policy=ledger_pb2.MESSAGE_POLICY_STEER,
+    )
+    assert world.ledger.apply(asked).steered is False
+    await world.respond(key)
+    async with at_work(world.worker()):
+        await end_of(world, key)
+    assert world.ledger.run(key).output_text == "blue"
