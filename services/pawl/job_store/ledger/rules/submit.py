@@ -23,7 +23,6 @@ from pawl.job_store.ledger.rules.conversations import ConversationRequest, absen
 from pawl.job_store.ledger.rules.events import RunChanged
 from pawl.job_store.ledger.rules.log import write
 from pawl.job_store.ledger.rules.rows import (
-    LAST_ROUND,
     ClientKey,
     CommandRow,
     ConversationKey,
@@ -196,8 +195,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             case MessagePolicy.QUEUE:
                 return self._create(unit, conversation)
             case MessagePolicy.STEER:
-                if active.is_stopping or active.mark_round >= LAST_ROUND:
-                    # A message in a run that is being stopped would be lost, and workflows and goals read none.
+                if active.is_stopping or active.has_cursor:
+                    # A message in a run that is being stopped would be lost, and workflows read none.
                     return self._create(unit, conversation)
                 incoming = self._command(unit, active, inbox.STEER, self.steer)
                 active = inbox.accept_message(
