@@ -91,10 +91,8 @@ class Workflows:
             TooLarge: the store has too many workflows or versions.
         """
         try:
-            definition = parsing.parse(definition_json)
             tools = {tool.name: tool for tool in await self._registry.offered(caller)}
-            if faults := [fault async for fault in self._faults(caller, definition, tools)]:
-                raise DefinitionError(faults)
+            definition = await self._checked(caller, definition_json, tools)
             version = _version(definition)
             if version.as_tool:
                 await self._registry.put_workflow_tool(caller.store_id, version, validate_only=True)
@@ -142,6 +140,29 @@ class Workflows:
         newest = await self._ledger.get(caller.store_id, name, 0)
         return newest if version in {0, newest.version} else await self.get(caller, name, version)
 
+    async def _checked(
+        self, caller: Principal, definition_json: bytes, tools: Mapping[str, OfferedTool]
+    ) -> WorkflowDefinition:
+        """Parse a definition, and check that what it names exists, also if it has other faults.
+
+        Raises:
+            DefinitionError: with all faults.
+        """
+        known: tuple[DefinitionFault, ...] = ()
+        try:
+            definition = parsing.parse(definition_json)
+        except DefinitionError as error:
+            if error.rest is None:
+                raise
+            definition, known = error.rest, error.faults
+        paths = tuple(fault.path for fault in known)
+        found = [fault async for fault in self._faults(caller, definition, tools)]
+        # At a faulty path and below it, there may be placeholders.
+        faults = [*known, *(fault for fault in found if not any(_is_below(fault.path, path) for path in paths))]
+        if faults:
+            raise DefinitionError(faults)
+        return definition
+
     async def _faults(
         self, caller: Principal, definition: WorkflowDefinition, tools: Mapping[str, OfferedTool]
     ) -> AsyncIterator[DefinitionFault]:
@@ -184,6 +205,10 @@ class Workflows:
         schema = msgspec.json.decode(found.input_schema_json)
         for fault in validation.arguments_faults(node.input, schema, f"{path}.input"):
             yield fault
+
+
+def _is_below(path: str, other: str) -> bool:
+    return path == other or path.startswith((f"{other}.", f"{other}["))
 
 
 def _user_fields(caller: Principal) -> dict[str, Any]:
