@@ -20,7 +20,7 @@ from tests.unit.agent_loop.workflows.reference import Failed, Outcome, Reference
 def test_engine_does_what_the_reference_does(document: dict[str, Any], luck: Luck, seed: int, crashes: int) -> None:
     _name_events(document["nodes"], "")
     if any(node["kind"] == "parallel" for node in document["nodes"].values()):
-        # The engine keeps the slot of a cancelled branch until its call has stopped, and meanwhile others may start.
+        # The engine keeps the slot of a cancelled branch until its call stops. The reference frees it immediately.
         document["concurrency"] = 50
     reference = Reference(document, GIVEN)
     player = Player(document, GIVEN, random.Random(seed), crashes=crashes)
