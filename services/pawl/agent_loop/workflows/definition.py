@@ -49,7 +49,7 @@ class Repeat(_Part, frozen=True, kw_only=True):
 
 
 class GoTo(_Part, frozen=True, kw_only=True):
-    """Continue with this node, which runs only after the failure."""
+    """On failure, continue with this node, which does not run otherwise."""
 
     go_to: NodeName
 
