@@ -117,7 +117,7 @@ class ParallelNode(TimedNode, frozen=True, kw_only=True, tag="parallel"):
     """Runs its branches at the same time. Its output is an object with the output of each branch that succeeded."""
 
     branches: Annotated[dict[NodeName, AnyNode], Meta(min_length=1)]
-    # How many branches must succeed. The others are then cancelled.
+    # Number of branches that must succeed. The others are then cancelled.
     require: Quorum = "all"
 
 
