@@ -151,6 +151,24 @@ BAD: dict[str, tuple[Any, list[tuple[str, str]]]] = {
         },
         [("nodes.a.branches.x.tool", ""), ("nodes.b.do.tool", "")],
     ),
+    "faults of form, and names that do not exist": (
+        {
+            "nodes": {
+                "a": {"kind": "tol"},
+                "b": {"kind": "tool", "tool": "loook", "arguments": 7},
+                "c": {"kind": "tool"},
+                "d": {"kind": "agent", "agent": "nobody", "task": "Go", "retry": {"attempts": 0}},
+            }
+        },
+        [
+            ("nodes.a.kind", "tool"),
+            ("nodes.b.arguments", ""),
+            ("nodes.c.tool", ""),
+            ("nodes.d.retry.attempts", ""),
+            ("nodes.b.tool", "look"),
+            ("nodes.d.agent", ""),
+        ],
+    ),
 }
 
 

@@ -413,7 +413,7 @@ class RunTasks(Tasks):
             self._dependencies.graphs,
             tool_calls=self.tool_calls,
             retry=self._retry,
-            pins_tools=state.loop.cursor is None,
+            pins_tools=not (state.run.round or state.run.tools),
         )
 
     async def _read(self, work: ReadCalls, run: Run) -> Fact:

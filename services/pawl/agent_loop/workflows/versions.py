@@ -88,9 +88,7 @@ class Workflows:
             TooLarge: the store has too many workflows or versions.
         """
         try:
-            definition = parsing.parse(definition_json)
-            if faults := [fault async for fault in self._faults(caller, definition)]:
-                raise DefinitionError(faults)
+            definition = await self._checked(caller, definition_json)
             version = _version(definition)
             if version.as_tool:
                 await self._registry.put_workflow_tool(caller.store_id, version, validate_only=True)
@@ -139,6 +137,27 @@ class Workflows:
         newest = await self._ledger.get(caller.store_id, name, 0)
         return newest if version in {0, newest.version} else await self.get(caller, name, version)
 
+    async def _checked(self, caller: Principal, definition_json: bytes) -> WorkflowDefinition:
+        """Parse a definition, and check that what it names exists, also if it has other faults.
+
+        Raises:
+            DefinitionError: with all faults.
+        """
+        known: tuple[DefinitionFault, ...] = ()
+        try:
+            definition = parsing.parse(definition_json)
+        except DefinitionError as error:
+            if error.rest is None:
+                raise
+            definition, known = error.rest, error.faults
+        paths = tuple(fault.path for fault in known)
+        found = [fault async for fault in self._faults(caller, definition)]
+        # At a faulty path and below it, there may be placeholders.
+        faults = [*known, *(fault for fault in found if not any(_is_below(fault.path, path) for path in paths))]
+        if faults:
+            raise DefinitionError(faults)
+        return definition
+
     async def _faults(self, caller: Principal, definition: WorkflowDefinition) -> AsyncIterator[DefinitionFault]:
         """Yield a fault for each tool, agent or workflow that does not exist or that the caller may not use."""
         tools = {tool.name: tool for tool in await self._registry.offered(caller)}
@@ -180,6 +199,10 @@ class Workflows:
         schema = msgspec.json.decode(found.input_schema_json)
         for fault in validation.arguments_faults(node.input, schema, f"{path}.input"):
             yield fault
+
+
+def _is_below(path: str, other: str) -> bool:
+    return path == other or path.startswith((f"{other}.", f"{other}["))
 
 
 def _user_fields(caller: Principal) -> dict[str, Any]:
