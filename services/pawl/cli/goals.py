@@ -27,7 +27,7 @@ def _arguments(criterion: goal_pb2.GoalCriterion, given: str) -> None:
 
 
 def _deadline(message: Any, given: str) -> None:
-    """Set a deadline from a time such as 2026-01-31T09:00, or from a duration such as 2h."""
+    """Set the message's deadline from a time such as 2026-01-31T09:00, or a duration from now such as 2h."""
     if given[:1].isdigit() and given[-1:].isalpha() and "T" not in given:
         message.deadline_time.FromDatetime(datetime.now(UTC) + timedelta(seconds=seconds_of(given, "deadline")))
     else:

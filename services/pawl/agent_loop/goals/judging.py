@@ -17,7 +17,7 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId, is_id
 from pawl.values import CallState
 
-# At most this many of an attempt's calls are shown to the judge, the last ones.
+# Maximum number of an attempt's last calls that are shown to the judge.
 EVIDENCE_CALLS_MAX: Final = 40
 REASON_BYTES_MAX: Final = 500
 EXPRESSION_CHARACTERS_MAX: Final = 1000
@@ -98,7 +98,7 @@ def check_expression(source: str) -> None:
 
 
 def by_tool(criterion: GoalCriterion, call: Call) -> Judgement:
-    """Judge by the call of the criterion's tool, which is settled. A call that failed means that the goal is not met.
+    """Judge by the settled call of the criterion's tool. If the call did not succeed, the goal is not met.
 
     The tool may return `progress` (0 to 1) and `reason`.
     """

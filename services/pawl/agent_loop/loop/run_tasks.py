@@ -423,7 +423,7 @@ class RunTasks(Tasks):
         try:
             calls = [await until_answered(read) for read in reads]
         except CallNotFound as error:
-            message = "A run whose results it uses was deleted."
+            message = "An earlier run whose results this run uses was deleted."
             return RunRefused(
                 failure=RunFailure(failure_class=FailureClass.LIMIT, reason=error.reason, message=message)
             )

@@ -137,7 +137,7 @@ async def test_map_tolerates_failures_up_to_a_limit(tolerate: Any, state: str) -
 
 
 @pytest.mark.parametrize(("items", "reason"), [("text", "MAP_NOT_A_LIST"), (None, "MAP_NOT_A_LIST")])
-async def test_map_over_something_else_than_a_list_fails(items: Any, reason: str) -> None:
+async def test_map_over_a_value_other_than_a_list_fails(items: Any, reason: str) -> None:
     nodes = {
         "each": {
             "kind": "map",

@@ -58,7 +58,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[Notice, ...] = ()
     # The conversation's open jobs.
     open_jobs: int = 0
-    # Those of them whose notices this run receives, if it is a child run.
+    # The number of open jobs whose notices this run receives; 0 unless it is a child run.
     jobs_below: int = 0
     # Notices in a message that has not been committed yet.
     entered: tuple[Notice, ...] = ()
