@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -23,7 +21,12 @@ DEFINITION: Final[dict[str, Any]] = {
     "input": {"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]},
     "nodes": {
         "first": {**CALCULATE, "arguments": {"expression": "17 * 23"}},
-        "check": {"kind": "human", "question": "Add more to ${input.title}?", "options": ["yes", "no"], "after": ["first"]},
+        "check": {
+            "kind": "human",
+            "question": "Add more to ${input.title}?",
+            "options": ["yes", "no"],
+            "after": ["first"],
+        },
         "agreed": {"kind": "condition", "if": "${nodes.check.output == 'yes'}", "then": ["both"], "else": ["nothing"]},
         "nothing": {**CALCULATE, "arguments": {"expression": "0"}},
         "both": {
@@ -75,14 +78,13 @@ async def test_run_is_started_followed_answered_and_run_again(open_page: NewPage
     await expect(opened).to_contain_text("391")
     await page.reload()
     await expect(opened).to_contain_text("391")
-    if folder := os.environ.get("TESTS_SCREENSHOTS"):
-        await page.screenshot(path=Path(folder) / "workflow-light.png", full_page=True)
-        await page.get_by_role("button", name="Toggle dark mode").click()
-        await page.screenshot(path=Path(folder) / "workflow-dark.png", full_page=True)
     await node("each").click()
     await page.get_by_role("link", name="50 to 59").click()
     await expect(node("each[59]", "succeeded")).to_be_visible()
     await page.go_back()
+
+    await page.locator(".facts").first.get_by_role("link").first.click()
+    await page.locator(".facts").get_by_role("link", name="sums").click()
 
     await node("both").click()
     await page.get_by_role("button", name="Rerun from this node").click()
@@ -92,4 +94,5 @@ async def test_run_is_started_followed_answered_and_run_again(open_page: NewPage
     await expect(page.get_by_role("heading", level=1)).to_contain_text("completed")
     await expect(node("check", "succeeded")).to_contain_text("reused")
     await page.get_by_role("link", name="sums", exact=True).click()
-    await expect(page.get_by_role("region", name="Latest runs").get_by_role("row", name=re.compile("completed"))).to_have_count(2)
+    ended = page.get_by_role("region", name="Latest runs").get_by_role("row", name=re.compile("completed"))
+    await expect(ended).to_have_count(2)

@@ -25,6 +25,8 @@ import { visible } from "./visible";
 
 /** Time between two reads of a run that changes. */
 const READ_MS = 1000;
+/** Running maps whose items are followed. */
+const WATCHED_MAX = 8;
 
 const time = (at: string | undefined): VNode | undefined => (at ? <time title={moment(at)}>{ago(at)}</time> : undefined);
 
@@ -32,6 +34,7 @@ const time = (at: string | undefined): VNode | undefined => (at ? <time title={m
 function useExecution(runId: string): [GetExecutionResponseJson | undefined, string] {
   const [execution, setExecution] = useState<GetExecutionResponseJson>();
   const [fault, setFault] = useState("");
+  const again = useRef(() => {});
   useEffect(() => {
     let [isLeft, isStale, isReading] = [false, false, false];
     const read = async (): Promise<void> => {
@@ -48,13 +51,20 @@ function useExecution(runId: string): [GetExecutionResponseJson | undefined, str
       }
       isReading = false;
     };
-    void read();
-    const leave = pawl.watchRun(runId, () => void read(), (error) => setFault(error.message));
+    again.current = () => void read();
+    again.current();
+    const leave = pawl.watchRun(runId, again.current, (error) => setFault(error.message));
     return () => {
       isLeft = true;
       leave();
     };
   }, [runId]);
+  // The items of a map end in child runs, whose events its own run does not have.
+  const chunks = (execution?.nodes ?? []).flatMap(flat).flatMap(({ map, endTime, childRunId }) => (map && !endTime && childRunId ? [childRunId] : []));
+  useEffect(() => {
+    const leaves = chunks.slice(0, WATCHED_MAX).map((id) => pawl.watchRun(id, () => again.current()));
+    return () => leaves.forEach((leave) => leave());
+  }, [chunks.join()]);
   return [execution, fault];
 }
 
@@ -189,7 +199,7 @@ function NodeBox({ runId, node, box, chosen }: { runId: string; node: NodeExecut
       onClick={() => go(`/workflows/runs/${runId}${each.path === chosen ? "" : `?node=${encodeURIComponent(each.path ?? "")}`}`)}
     >
       <strong>{each === node ? each.path : each.path?.slice((node.path?.length ?? 0) + 1)}</strong>
-      <span class={`state ${each.state}`}>{word(each.state)}</span>
+      <span class={`quiet state ${each.state}`}>{word(each.state)}</span>
       {each === node && <small class="quiet">{[each.kind, took(each), tries(each), counts(each), each.reused && "reused"].filter(Boolean).join(" · ")}</small>}
     </button>
   );
@@ -284,7 +294,7 @@ function Node({ runId, tree, rerun }: { runId: string; tree: NodeExecutionJson; 
         </>
       )}
       {!node.outputJson && Number(node.outputOmittedBytes ?? 0) > 0 && <p class="quiet">The output has {node.outputOmittedBytes} bytes.</p>}
-      {!!read?.attempts?.length && <Table name="Attempts" columns={ATTEMPTS} items={read.attempts} />}
+      {(read?.attempts?.length ?? 0) > 1 && <Table name="Attempts" columns={ATTEMPTS} items={read?.attempts ?? []} />}
       {!!chunks.length && <Table name="Items" columns={CHUNKS} items={chunks} />}
     </article>
   );
