@@ -73,8 +73,8 @@ async def chat(
 ) -> int:
     """Chat with an agent.
 
-    Shows text as it is written, tool calls, approvals and questions. Reads lines from standard input, so input can come
-    from a file.
+    Shows tool calls, approvals and questions, and the answer as the model writes it. Reads lines from standard input,
+    so input can come from a file.
     """
     screen = Transcript(console, whole_reasoning=reasoning)
     options = run_pb2.RunOptions(reasoning_effort=effort_of(effort))

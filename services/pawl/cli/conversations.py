@@ -265,9 +265,9 @@ async def share(
         raise CommandError("--private cannot be combined with --arguments or --write.")
     conversation_id, _ = await _resolve(target, key, conversation_id)
     await target.share(conversation_id, shows_arguments=arguments, write=write, private=private)
-    what = "its messages and calls" if arguments else "its messages"
-    rights = "read and write to" if write else "read"
-    public = f"All users of your store may {rights} {conversation_id}: {what}."
+    what = "messages and calls" if arguments else "messages"
+    writes = " and write to it" if write else ""
+    public = f"All users of your store may read the {what} of {conversation_id}{writes}."
     say(console, f"{conversation_id} is private." if private else public)
 
 

@@ -108,6 +108,7 @@ async def show(
     """
     if not (json or node) and console.is_terminal:
         return await follow_execution(target, console, run_id)
+    waiting = hints(await target.get(run_id))  # Read first, so that the tree shows all that led to it.
     execution = await target.workflow_run(run_id).execution(node)
     if json:
         print(json_line(execution))
@@ -115,7 +116,7 @@ async def show(
         say(console, [line for each in execution.nodes for line in wording.described(each)])
     else:
         say(console, execution_lines(execution))
-        say(console, hints(await target.get(run_id)).values())
+        say(console, waiting.values())
     return 0
 
 

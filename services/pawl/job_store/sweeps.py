@@ -157,7 +157,7 @@ async def _empty(clock: Clock, remove: Callable[..., Awaitable[int]], seconds: f
 
 
 async def collect_stats(stats: PostgresLedgerStats, meter: PrometheusMeter, clock: Clock) -> None:
-    """Update the ledger's metrics every 15 s, or up to 60 s apart to keep counting below 0.2 % of the time."""
+    """Update the ledger's metrics every 15 s, or less often (up to 60 s) if counting is slow."""
     while True:
         start = clock.monotonic()
         meter.ledger_counted(await stats.count())

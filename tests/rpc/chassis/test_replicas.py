@@ -252,7 +252,7 @@ async def test_undecodable_request_does_not_affect_others(serve: Serve) -> None:
 
 
 async def test_only_services_may_send_batches(serve: Serve) -> None:
-    """OPS-1: a forwarded call takes its identity from the sender of the batch."""
+    """OPS-1: a batched call runs with the identity of the batch's sender."""
     for key, error in ((USER_KEY, PermissionDenied), (None, Unauthenticated)):
         async with (
             serve(authenticator=keys(), service_only=True) as server,

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from pawl.tool_registry.sources.python import tool_loop
-from pawl.tools import Category, EffectClass, Tool, ToolContext, ToolError, tool
+from pawl.tools import Category, EffectClass, Inverse, Reversible, Tool, ToolContext, ToolError, tool
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, refusal, running
 
@@ -291,3 +291,26 @@ async def test_refused_call_is_an_error(registry: Registry) -> None:
     ]
     for name, arguments, more, expected in rows:
         assert await refusal(registry.stream(name, arguments, **more)) == expected, (name, arguments, more)
+
+
+async def test_stopped_call_that_took_effect_reports_its_inverse(database_url: str, tmp_path: Path) -> None:
+    """Otherwise, an undo of the run would miss it."""
+    loop, began = asyncio.get_running_loop(), asyncio.Event()
+
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
+    def move(context: ToolContext, *, is_slow: bool = False) -> Reversible:
+        """Move."""
+        loop.call_soon_threadsafe(began.set)
+        if is_slow:
+            context.wait_cancelled(30)
+        return Reversible(value="moved", inverse=Inverse(tool_name="move", arguments={}, summary="move it back"))
+
+    async with running(database_url, tmp_path, [move]) as registry:
+        asked = asyncio.ensure_future(registry.run("move", {"is_slow": True}, call="slow"))
+        await began.wait()
+        answer = await registry.cancel("slow")
+        assert (answer.stopped, outcome(answer.result), content(answer.result)) == (True, "SUCCEEDED", "moved")
+        assert answer.result.result.inverse.tool_name == "move"
+        assert await asked == answer.result
+        ended = await registry.run("move", call="ended")
+        assert (await registry.cancel("ended")).result == ended

@@ -33,17 +33,33 @@ def names(path: Path) -> set[str]:
     return {each.name for each in path.iterdir()} if path.exists() else set()
 
 
-def test_research_by_parallel_agents_is_checked_by_a_person_and_becomes_a_report(examples: CommandLine) -> None:
+def test_research_by_parallel_agents_is_checked_by_a_person_and_becomes_a_report(
+    examples: CommandLine, tmp_path: Path
+) -> None:
+    notes = tmp_path / "mills.md"
+    notes.write_text("Tide mills: their history began in Ireland, their costs were low, their risks were storms.")
+    examples.succeed("documents", "add", str(notes), "--shared")
     run_id = started(examples, "research", topic="tide mills")
-    shown = examples.until(lambda tree: "pawl approve" in tree, "workflows", "show", run_id)
+    shown = examples.until(lambda tree: "◔ check" in tree, "workflows", "show", run_id)
     assert len(re.findall(r"[├└] ✓ (?:history|costs|risks) +agent +succeeded", shown)) == 3, shown
-    found = re.search(rf"pawl approve {run_id} (call_\w+)", shown)
+    found = re.search(rf"pawl approve {run_id} (node_\w+)", shown)
     assert found is not None, shown
     examples.succeed("approve", run_id, found[1], "--answer", "write it")
     examples.succeed("watch", run_id)
     shown = examples.succeed("workflows", "show", run_id)
     assert shown.rstrip().endswith("reports/tide mills.md"), shown
-    assert "## Risks" in (folder(examples) / "reports/tide mills.md").read_text()
+    report = (folder(examples) / "reports/tide mills.md").read_text()
+    assert report.count("mills.md") == 3, report
+
+
+def test_an_agent_calls_a_workflow_as_a_tool(examples: CommandLine) -> None:
+    run_id = examples.succeed("run", "--detach", 'call research with {"topic": "water wheels"}').strip()
+    shown = examples.until(lambda inbox: "Write the report on water wheels" in inbox, "inbox", "--list")
+    found = re.search(r"run (run_\w+)  call (node_\w+)", shown[shown.index("water wheels") :])
+    assert found is not None, shown
+    examples.succeed("approve", found[1], found[2], "--answer", "write it")
+    examples.succeed("watch", run_id)
+    assert "reports/water wheels.md" in examples.succeed("status", run_id) + examples.succeed("steps", run_id, "--full")
 
 
 def test_a_nightly_digest_is_mailed_by_a_schedule(examples: CommandLine) -> None:

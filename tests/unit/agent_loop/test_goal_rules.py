@@ -15,7 +15,7 @@ from pawl.agent_loop.goals import judging, rules
 from pawl.agent_loop.goals.cursor import GoalCursor
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.expression import ExpressionError
-from pawl.agent_loop.loop.rules.run import FailureClass, GoalCriterion, RunFailure
+from pawl.agent_loop.loop.rules.run import FailureClass, Goal, GoalCriterion, GoalJudge, RunFailure
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId
 from pawl.values import CallState
 
@@ -99,6 +99,23 @@ def test_a_judgement_cites_only_existing_calls(answer: str) -> None:
     assert set(parsed["citations"]) <= set(known)
     assert parsed["citations"] or not found.met
     assert len(found.cited) == len(set(parsed["citations"]))
+
+
+def test_a_judges_task_fits_the_arguments_of_an_agent_call() -> None:
+    judge = GoalJudge(rubric="r" * 16_384)
+    wanted = Goal(aim="a" * 16_384, criterion=GoalCriterion(judge=judge))
+    attempt = replace(settled({"answer": '"' * 50_000}), call_id=CallId("attempt"), child_run_id=RunId("r"))
+    made = [
+        replace(settled('"' * 5000), call_id=CallId(f"call_{n}"), arguments_json=b'"' * 5000, round=n)
+        for n in range(100)
+    ]
+    evidence = judging.evidence_of(attempt, made)
+
+    asked = judging.question(wanted, judge, attempt, evidence, "")
+
+    assert len(asked) <= 100_000
+    assert '"call_id":"call_99"' in asked
+    assert len(evidence) == judging.EVIDENCE_CALLS_MAX + 1
 
 
 @settings(max_examples=30)

@@ -81,7 +81,7 @@ async def test_a_denied_iteration_or_a_missing_key_pauses_the_series(*, key_is_g
     key, ledger, registry = story.key(job), story.world.ledger, story.world.registry
     allowed, gone = registry.verdicts["look"], set[str]()
     if key_is_gone:
-        why = "The API key that started the job was revoked or has lost a role. Start the job with another key."
+        why = "The API key that started the run was revoked or has lost a role. Start it with another key."
         story.world.dependencies = replace_fields(
             story.world.dependencies, credential_is_gone=lambda principal: principal.user_id in gone
         )

@@ -148,13 +148,13 @@ class ListConversationsRequest(_message.Message):
     query: _builtins.str
     """Words to search for, at most 200 bytes and 8 words; empty means all conversations. A conversation matches
     if its title, or a single message from the user or model, has words starting with each of them, in any
-    order and ignoring case. Messages become searchable about a second after they are written, by the first
+    order and ignoring case. Messages become searchable a few seconds after they are written, by the first
     1000 distinct words of their first 16384 characters. If more than 10000 messages match, only about 10000
     are considered.
     """
     shared: _builtins.bool
     """List conversations that other users in the store share, instead of the caller's own. With a query, only
-    those shared by the 100 users who most recently shared one.
+    those of the 100 users whose shared conversations were used last.
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:

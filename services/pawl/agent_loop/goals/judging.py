@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import output, text
 from pawl.agent_loop.loop.rules.call import Call
@@ -23,6 +24,8 @@ EXPRESSION_CHARACTERS_MAX: Final = 1000
 _ARGUMENTS_BYTES_MAX: Final = 300
 _RESULT_BYTES_MAX: Final = 900
 _ANSWER_BYTES_MAX: Final = 4096
+# With an aim and a rubric, the task of a judge then fits the arguments of RUN_AGENT.
+_EVIDENCE_CHARACTERS_MAX: Final = 48 * 1024
 _CITED_BYTES_MAX: Final = 200
 _CITED_MAX: Final = 8
 _VALUE_BYTES_MAX: Final = 256 * 1024
@@ -151,6 +154,13 @@ def citations(call: Call) -> tuple[str, ...]:
     return tuple(filter(is_id, answer.citations)) if answer is not None else ()
 
 
+def without_rest(call: Call) -> Call:
+    """Return a call with only the part of its result that a judge is shown."""
+    if call.result is None:
+        return call
+    return replace(call, result=replace(call.result, content_json=call.result.content_json[:_RESULT_BYTES_MAX]))
+
+
 def evidence_of(attempt: Call, calls: Iterable[Call]) -> Evidence:
     """Return the calls that a judgement of an attempt may cite: the attempt's own call and the last calls it made."""
     made = [call for call in calls if call.run_id == attempt.child_run_id and call.settled]
@@ -160,7 +170,7 @@ def evidence_of(attempt: Call, calls: Iterable[Call]) -> Evidence:
 
 def question(goal: Goal, judge: GoalJudge, attempt: Call, evidence: Evidence, problem: str) -> str:
     """Return the judge's task. `problem` is why its previous answer could not be used; empty if there was none."""
-    shown = "\n".join(
+    lines = [
         _encode(
             {
                 "call_id": call.call_id,
@@ -172,7 +182,10 @@ def question(goal: Goal, judge: GoalJudge, attempt: Call, evidence: Evidence, pr
         ).decode()
         for call in evidence.values()
         if call is not attempt
-    )
+    ]
+    while sum(map(len, lines)) > _EVIDENCE_CHARACTERS_MAX:
+        del lines[0]
+    shown = "\n".join(lines)
     again = f"Your previous answer could not be used: {problem}. Answer again.\n\n" if problem else ""
     return (
         f"{again}Judge whether this aim is met.\n\nAim:\n{goal.aim}\n\nRubric:\n{judge.rubric}\n\n"

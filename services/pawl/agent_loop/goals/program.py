@@ -91,7 +91,10 @@ def told(base: State, after: State) -> tuple[OwnerEvent, ...]:
 def child(state: State, call: Call, delegation: Delegation) -> Delegation:
     """Give an attempt the agent's tools, and a judge no tools and a response format."""
     goal, options = _goal(state), delegation.options
-    if call.index in {Step.JUDGEMENT, Step.JUDGED_AGAIN}:
+    if call.index != Step.ATTEMPT and goal.criterion.judge is None:
+        # The criterion's tool is a workflow.
+        return delegation
+    if call.index != Step.ATTEMPT:
         options = replace(
             options,
             instructions="\n\n".join(filter(None, (options.instructions, judging.INSTRUCTIONS))),

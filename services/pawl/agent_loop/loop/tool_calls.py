@@ -36,7 +36,7 @@ _STOP_SECONDS: Final = 2.0
 # The registry enforces the timeout. This applies if it does not respond at all.
 _GRACE_SECONDS: Final = 30.0
 _UNREACHABLE: Final = "The tool registry was unavailable or failed."
-_KEY_GONE: Final = "The API key that started the job was revoked or has lost a role. Start the job with another key."
+_KEY_GONE: Final = "The API key that started the run was revoked or has lost a role. Start it with another key."
 _NULL: Final = CallResult(content_json=b"null")
 
 OnProgress = Callable[[Progress], None]
@@ -82,13 +82,14 @@ class ToolCalls:
     async def check(
         self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str], *, may_read: bool = False
     ) -> dict[CallId, Verdict]:
-        """Return verdicts on calls. All are refusals if the registry fails or the job's API key has become invalid.
+        """Return verdicts on calls.
 
-        With `may_read`, verdicts can contain the results of read-only calls.
+        All are refusals if the registry fails, or if the API key of a background run is no longer valid. With
+        `may_read`, verdicts can contain the results of read-only calls.
         """
         if not calls:
             return {}
-        if self._run.job is not None and self._credential_is_gone(_principal(self._run)):
+        if self._run.times_itself and self._credential_is_gone(_principal(self._run)):
             return {call.call_id: _refusal(call.call_id, "PERMISSION_DENIED", _KEY_GONE) for call in calls}
         reads = self._reads if may_read else None
         whole = [self._with_own_tool(call) for call in calls]

@@ -41,6 +41,7 @@ _FINAL: Final = frozenset(
     {
         *("REJECTED", "OUTCOME_UNKNOWN", "NOT_STOPPED", "NOT_ALLOWED", "PERMISSION_DENIED", "INVALID_ARGUMENTS"),
         *("TOOL_NOT_FOUND", "WORKFLOW_NOT_FOUND", "EXPRESSION_FAILED", "REPEAT_LIMIT", "CANCELLED"),
+        *("AGENT_CANCELLED", "BUDGET_EXHAUSTED"),
     }
 )
 # A parallel node is stopping its other branches because enough have succeeded or too many have not.

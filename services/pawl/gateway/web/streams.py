@@ -111,7 +111,7 @@ class Streams:
             raise InvalidId("run_id must have 1 to 64 letters, digits, _ or -.", field="run_id")
         after = request.headers.get("last-event-id") or request.query_params.get("after_seq") or "0"
         if not (after.isascii() and after.isdecimal() and len(after) <= len(str(2**63))):
-            raise InvalidField("Last-Event-ID must be the seq of an event.", field="last-event-id")
+            raise InvalidField("Last-Event-ID or after_seq must be the seq of an event.", field="after_seq")
         get, method = find(GET_RUN, streams=False), find(WATCH_RUN, streams=True)
         try:
             asked = get.read({"runId": run_id})

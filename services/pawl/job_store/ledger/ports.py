@@ -46,9 +46,9 @@ class GroupConflict(Exception):
 
 class Journal(Protocol):
     async def write_steps(self, operations: Sequence[Operation[Any]]) -> Written:
-        """Write a group of steps of runs whose rows are known, except those whose rows have changed.
+        """Write the steps of runs whose rows are cached, skipping runs whose rows have changed since.
 
-        The outcome of an operation is None if nothing of it was written. Raises the same errors as `write`.
+        The outcome of a skipped operation is None. Raises the same errors as `write`.
         """
 
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:

@@ -21,7 +21,7 @@ VERSIONS_MAX: Final = 1000
 
 
 class Kind(NamedTuple):
-    """A kind of definition. `field` holds the names of definitions of the same kind that it uses."""
+    """A kind of definition. `field` is the name of the field in which a definition refers to others of its kind."""
 
     name: str
     field: str

@@ -1,4 +1,4 @@
-"""Completes calls from outside, and reports each end first to the audit chain and then to the waiting run."""
+"""Lets external systems complete waiting calls, and reports each completion to the audit chain, then to the run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _log = logs.get_logger(__name__)
 
 
 class Completing:
-    """Completes calls from outside. An async context manager, which reports the ends of these calls until it exits.
+    """Lets external systems complete waiting calls. An async context manager that reports completions until it exits.
 
     Waiting calls are rows in the database. This process holds no state for them.
     """
@@ -57,7 +57,7 @@ class Completing:
         await tasks.end([self._reporter] if self._reporter else [])
 
     def wake(self) -> None:
-        """Report written ends immediately, instead of at the next poll."""
+        """Report recorded completions now instead of at the next poll."""
         self._wake.set()
 
     async def complete(self, by: Principal, token: str, end: CallEnd) -> bool:

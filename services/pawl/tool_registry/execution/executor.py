@@ -179,7 +179,7 @@ class Executor:
 
     async def _cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
         known = await self._journal.cancel(key)
-        execution = self._running.get(key)
+        execution = self._running.get(key) or self._kept.get(key)
         if execution is not None:
             execution.cancel(CancelCause.USER)
             await asyncio.wait({execution.ended}, timeout=wait_seconds)
@@ -260,7 +260,8 @@ class Executor:
                 execution.fail(error)
         if error is None:
             execution.finish(result)
-            if execution.is_kept:
+            if execution.is_kept or result.inverse is not None:
+                # A caller that stops the call at this moment still gets the inverse, without which nothing is undone.
                 self._keep_result(execution)
 
     async def _settle(self, execution: Execution, job: Job) -> ExecutionResult:
@@ -364,6 +365,8 @@ class Executor:
                 else ToolEnd.STOPPED
             )
             return outcome.of_timeout(job.definition, job.timeout_seconds, seconds, end, hindrance=attempt.hindrance)
+        if attempt.late_end is not None and attempt.late_end.inverse is not None:
+            return attempt.late_end  # It has taken effect, and only its inverse can undo that.
         end = (
             ToolEnd.STILL_RUNNING if still_runs else ToolEnd.NEVER_STARTED if attempt.never_started else ToolEnd.STOPPED
         )

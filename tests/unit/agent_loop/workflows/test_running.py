@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace as replace_fields
 from itertools import pairwise
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.fact import Decide
+from pawl.agent_loop.loop.rules.fact import Cancel, Decide, Event, Pause
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
 from pawl.chassis.ids import RunKey
-from pawl.values import ENDED, CommandOutcome, DecisionKind, EffectClass, RunState
+from pawl.values import ENDED, CommandOutcome, DecisionKind, EffectClass, RunState, StopCause
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
@@ -282,3 +283,64 @@ async def test_human_approval_is_decided_like_a_gated_call(kind: DecisionKind) -
     found = json.loads(world.ledger.run(key).output_json)
     assert found["out"] == {DecisionKind.APPROVE: True, DecisionKind.ANSWER: "later"}.get(kind)
     assert (found["error"] or {}).get("reason") == ("REJECTED" if kind is DecisionKind.REJECT else None)
+
+
+async def test_output_that_is_not_strict_json_is_a_typed_error() -> None:
+    nodes = {
+        "a": {"kind": "output", "value": "${input.text}", "on_error": {"go_to": "caught"}},
+        "caught": {"kind": "tool", "tool": "work", "arguments": {"why": "${nodes.a.error.reason}"}},
+    }
+    world = world_of()
+    run = await finished(nodes, {"text": "a\0b"}, world)
+    assert run.state is RunState.COMPLETED
+    assert json.loads(world.registry.checked[0].arguments_json) == {"why": "EXPRESSION_FAILED"}
+
+
+@pytest.mark.parametrize("in_map", [False, True])
+async def test_default_that_cannot_be_evaluated_fails_the_node(in_map: bool) -> None:
+    ask: dict[str, Any] = {"kind": "human", "question": "Well?", "deadline_seconds": 1, "default": "${input.absent}"}
+    nodes = {
+        "a": {"kind": "map", "items": [1], "do": ask} if in_map else ask,
+        "answer": {"kind": "output", "value": "${nodes.a.error.reason}"},
+    }
+    nodes["a"]["on_error"] = "continue"
+    world = world_of()
+    key = start(world, nodes)
+    async with at_work(world.worker()):
+        await end_of(world, key)
+    assert world.ledger.run(key).output_text == "EXPRESSION_FAILED"
+
+
+@pytest.mark.parametrize("kind", [Event(name="paid"), Pause()])
+async def test_command_before_the_first_claim_leaves_the_tools(kind: Any) -> None:
+    world = world_of(look=1)
+    key = start(world, {"a": {"kind": "tool", "tool": "look"}})
+    await world.ledger.send(key, kind)
+    await world.drive()
+    if isinstance(kind, Pause):
+        await world.ledger.send(key, Pause(resumes=True))
+        await world.drive()
+    assert world.ledger.run(key).state is RunState.COMPLETED
+
+
+async def test_agent_that_a_user_cancels_is_not_started_again() -> None:
+    nodes = {"a": {"kind": "agent", "task": "x", "retry": {"attempts": 3, "delay_seconds": 0}}}
+    world = world_of(calls('work {"n":1}'), says("Done."))
+    world.registry.seconds = 100.0
+    key = start(world, nodes)
+    async with at_work(world.worker()):
+        while len(world.ledger.tables.runs) < 2:
+            await world.clock.sleep(0.1)
+        (child,) = [each for each in world.ledger.tables.runs if each != key]
+        await world.clock.sleep(5.0)
+        await world.ledger.send(child, Cancel(cause=StopCause.USER))
+        await end_of(world, key)
+    assert present(world.ledger.run(key).failure).reason == "AGENT_CANCELLED"
+    assert len(world.ledger.tables.runs) == 2
+
+
+async def test_tools_are_refused_once_the_key_of_the_run_is_revoked() -> None:
+    world = world_of(look=1)
+    world.dependencies = replace_fields(world.dependencies, credential_is_gone=lambda _: True)
+    run = await finished({"a": {"kind": "tool", "tool": "look", "retry": {"attempts": 3}}}, world=world)
+    assert present(run.failure).reason == "PERMISSION_DENIED"

@@ -140,10 +140,10 @@ class FileFolders:
     def staged(
         self, store_id: StoreId, key: str, path: str, wait_cancelled: Callable[[float], bool], *, resumes: bool = False
     ) -> Iterator[StagedFile]:
-        """Open a file outside the store's folder, to be moved to `path` with `change`. Otherwise it is deleted at exit.
+        """Open a temporary file outside the store's folder, for `change` to move to `path`.
 
-        With `resumes`, the file of an interrupted call with the same key is continued. Waits while another process has
-        it open.
+        If it has not been moved when the context exits, it is deleted, unless `is_kept` is set. With `resumes`, this
+        reopens the file left by an interrupted call with the same key. Waits while another process has it open.
 
         Raises:
             ToolCancelled: The call was cancelled while waiting.

@@ -99,7 +99,7 @@ class Tally:
         return {"rows": self.rows, "matched": self.matched, "sample": self.sample}
 
     def saved_groups(self) -> list[Any]:
-        """Return the groups as JSON values. Numbers are text, because JSON's are not exact."""
+        """Return the groups as JSON values. Decimals become strings, because JSON numbers would lose precision."""
         return [
             [list(key), count, [[count_of, *map(_saved, numbers)] for count_of, *numbers in measures]]
             for key, (count, *measures) in self._groups.items()

@@ -134,7 +134,7 @@ class Session:
         self._wire.news.set()
 
     async def close(self) -> None:
-        """End the connection, and return once all its resources have been released. Idempotent."""
+        """End the connection and wait up to 15 s for its resources to be released. Idempotent."""
         self.stop()
         if not (await asyncio.wait({self._task}, timeout=1.0 if self._opened.done() else 0.1))[0]:
             self._task.cancel()
