@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from pawl.agent_loop.workflows import validation
-from pawl.agent_loop.workflows.definition import BYTES_MAX, Node, WorkflowDefinition
+from pawl.agent_loop.workflows.definition import BYTES_MAX, NODES_MAX, Node, WorkflowDefinition, walk
 from pawl.agent_loop.workflows.expressions import DefinitionFault, near
 from pawl.chassis import strict_json
 from pawl.errors import InvalidJson, TooLarge
@@ -28,10 +28,15 @@ _PATTERNS: Final = {
 
 
 class DefinitionError(ValueError):
-    """A definition has faults, at most FAULTS_MAX of them."""
+    """A definition has faults, at most FAULTS_MAX of them.
 
-    def __init__(self, faults: list[DefinitionFault]) -> None:
+    `rest` is the definition without its faulty parts, some of which are replaced by placeholders; None if too little
+    remains or it has too many nodes.
+    """
+
+    def __init__(self, faults: list[DefinitionFault], rest: WorkflowDefinition | None = None) -> None:
         self.faults = tuple(dict.fromkeys(faults))[:FAULTS_MAX]
+        self.rest = rest
         super().__init__("\n".join(map(str, self.faults)))
 
 
@@ -57,14 +62,15 @@ def read(document: Any) -> WorkflowDefinition:
     faults: list[DefinitionFault] = []
     if isinstance(document, dict):
         document = {name: value for name, value in document.items() if name != "$schema"}
-    usable = _usable(WorkflowDefinition, document, "", faults)
+    usable, rest = _usable(WorkflowDefinition, document, "", faults), None
     if usable is not UNSET:
         nodes = document["nodes"]
         definition = msgspec.convert(usable, WorkflowDefinition)
         faults += validation.faults(definition, names=frozenset(nodes))
         if not faults:
             return definition
-    raise DefinitionError(faults)
+        rest = definition if sum(1 for _ in walk(definition)) <= NODES_MAX else None
+    raise DefinitionError(faults, rest)
 
 
 def _usable(kind: Any, value: Any, path: str, faults: list[DefinitionFault]) -> Any:
