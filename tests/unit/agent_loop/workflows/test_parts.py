@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from pawl.job.v1 import ledger_pb2
 
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules.call import CallResult
@@ -16,6 +15,7 @@ from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run, RunOptions
 from pawl.agent_loop.loop.worker import WorkerLimits
 from pawl.chassis.ids import RunKey
 from pawl.errors import QueueFull
+from pawl.job.v1 import ledger_pb2
 from pawl.values import ENDED, CallState, CommandOutcome, EffectClass, RunState, StopCause, WaitKind
 from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.model import calls, says
