@@ -22,8 +22,6 @@ from pawl.values import CallState
 
 # A longer message of an error without a call is truncated.
 MESSAGE_CHARACTERS_MAX: Final = 120
-# Events that are kept until a node waits for them.
-EVENTS_MAX: Final = 100
 CANCELLED: Final = "CANCELLED"
 NODE_TIMEOUT: Final = "NODE_TIMEOUT"
 
@@ -121,8 +119,6 @@ class WorkflowCursor(
     nodes: Mapping[int, NodeRecord] = {}
     events: tuple[tuple[str, int], ...] = ()
     events_received: int = 0
-    # Events beyond the limit of kept events.
-    events_dropped: int = 0
     is_paused: bool = False
     # The runs whose finished nodes this run reuses.
     origins: tuple[RunId, ...] = ()
