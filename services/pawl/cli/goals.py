@@ -65,7 +65,8 @@ def goal_lines(goal: pb.GoalStatus) -> list[str]:
     if run.goal.HasField("deadline_time"):
         lines.append(f"deadline: {wording.time_text(run.goal.deadline_time)}")
     if run.token_budget:
-        lines.append(f"it {wording.budget_text(run)}")
+        used = run.usage.input_tokens + run.usage.output_tokens
+        lines.append(f"tokens: {used} of {run.token_budget}")
     lines += map(_attempt_line, goal.attempts)
     if run.output_text:
         lines += ["", *wording.quoted("", run.output_text)]

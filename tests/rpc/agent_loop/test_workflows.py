@@ -9,6 +9,8 @@ import pytest
 
 from pawl.agent.v1 import agent_pb2, agents_pb2, jobs_pb2
 from pawl.agent.v1 import workflow_pb2 as pb
+from pawl.agent_loop.agents.rules import OfferedTool
+from pawl.chassis.identity.auth import Principal
 from pawl.event.v1 import agent_pb2 as agent_values
 from pawl.event.v1 import run_pb2, workflow_pb2
 from pawl.job.v1 import ledger_pb2
@@ -201,6 +203,22 @@ async def test_workflows_cannot_start_each_other_in_a_cycle(workflows: WorkflowS
     error = await failure(workflows.SaveWorkflow(circle, metadata=ADMIN))
     assert error.reason == "INVALID_WORKFLOW"
     assert "triage -> outer -> triage" in error.message
+
+
+async def test_workflows_cannot_start_themselves_as_tools(
+    workflows: WorkflowServiceAsyncStub, checker: FakeChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = checker.offered
+
+    async def with_tool(caller: Principal) -> Any:
+        return (*await offered(caller), OfferedTool(name="again", source="workflow"))
+
+    monkeypatch.setattr(checker, "offered", with_tool)
+    await workflows.SaveWorkflow(save(name="again", description="Do it.", as_tool=True), metadata=ADMIN)
+    itself = save(name="again", description="Do it.", as_tool=True, nodes={"a": {"kind": "tool", "tool": "again"}})
+    error = await failure(workflows.SaveWorkflow(itself, metadata=ADMIN))
+    assert error.reason == "INVALID_WORKFLOW"
+    assert "again -> again" in error.message
 
 
 async def test_only_admins_save_and_delete_workflows(workflows: WorkflowServiceAsyncStub, saved: None) -> None:

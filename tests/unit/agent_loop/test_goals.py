@@ -380,7 +380,7 @@ async def test_a_cancelled_goal_stops_its_attempt_and_reports() -> None:
 
     run = world.ledger.run(key)
     assert run.state is RunState.CANCELLED
-    assert run.output_text.startswith("The goal was stopped after 0 attempts.")
+    assert run.output_text.startswith("The goal was cancelled after 0 attempts.")
 
 
 def asks(**arguments: Any) -> Script:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import output, text
 from pawl.agent_loop.loop.rules.call import Call
@@ -151,6 +152,13 @@ def citations(call: Call) -> tuple[str, ...]:
     """Return the calls that a judge's answer cites; empty if the call did not ask a judge."""
     answer = _answer(call)
     return tuple(filter(is_id, answer.citations)) if answer is not None else ()
+
+
+def without_rest(call: Call) -> Call:
+    """Return a call with only the part of its result that a judge is shown."""
+    if call.result is None:
+        return call
+    return replace(call, result=replace(call.result, content_json=call.result.content_json[:_RESULT_BYTES_MAX]))
 
 
 def evidence_of(attempt: Call, calls: Iterable[Call]) -> Evidence:

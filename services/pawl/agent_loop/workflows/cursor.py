@@ -22,8 +22,6 @@ from pawl.values import CallState
 
 # The message of an error without a call is truncated to this length.
 MESSAGE_CHARACTERS_MAX: Final = 120
-# Maximum number of events that are kept until a node waits for them.
-EVENTS_MAX: Final = 100
 CANCELLED: Final = "CANCELLED"
 NODE_TIMEOUT: Final = "NODE_TIMEOUT"
 
@@ -123,8 +121,6 @@ class WorkflowCursor(
     nodes: Mapping[int, NodeRecord] = {}
     events: tuple[tuple[str, int], ...] = ()
     events_received: int = 0
-    # Number of events dropped because more than EVENTS_MAX were kept.
-    events_dropped: int = 0
     is_paused: bool = False
     # The runs whose finished nodes this run reuses.
     origins: tuple[RunId, ...] = ()

@@ -61,6 +61,7 @@ class Nodes:
         self._needed: set[CallId] = set()
         self._output: bytes | None = None
         self._output_text = ""
+        self._events_taken = 0
         self._added: list[Call] = []
         self._drafts: list[Call] = []
 
@@ -128,6 +129,7 @@ class Nodes:
             return record
         left = tuple(each for each in self._cursor.events if each is not event)
         self._cursor = replace(self._cursor, events=left)
+        self._events_taken += 1
         return replace(record, state=NodeState.SUCCEEDED, end_ms=self._now_ms, event=event[1])
 
     # Nodes that start.

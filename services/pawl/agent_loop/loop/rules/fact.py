@@ -122,7 +122,7 @@ class AgentRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallsRead(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls that ReadCalls named. With `run_id`, they are all calls of that run."""
+    """Calls that ReadCalls named. With `run_id`, they are the last calls of that run."""
 
     calls: tuple[Call, ...]
     run_id: RunId = RunId("")
