@@ -196,7 +196,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
                 return self._create(unit, conversation)
             case MessagePolicy.STEER:
                 if active.is_stopping or active.has_cursor:
-                    # A message in a run that is being stopped would be lost, and workflows read none.
+                    # A run that is being stopped would lose the message, and workflow runs read no messages.
                     return self._create(unit, conversation)
                 incoming = self._command(unit, active, inbox.STEER, self.steer)
                 active = inbox.accept_message(
