@@ -127,7 +127,7 @@ async def follow_execution(target: AsyncClient, console: Console, run_id: str) -
 
 
 def hints(run: run_pb2.Run) -> dict[tuple[str, int], str]:
-    """Return what to do about each call that waits for a person, in the run and those below it."""
+    """Return what to do about each call that waits for a person, in the run and the runs below it."""
     return {
         (call.call_id, call.state): f"{_question(call)}\n  {hint(call, decides=decides(run))}"
         for call in run.pending_calls

@@ -43,7 +43,7 @@ class LogFile:
         os.truncate(self.path, 0)
 
     def mark(self) -> None:
-        """Have `events` yield only lines that are written from now on."""
+        """Make `events` ignore the lines written so far."""
         self._start = self.path.stat().st_size
 
     def events(self, event: str) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ from tests.system.docs.pages import Block, Reader, blocks
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 DOCS = Path(__file__).parents[3] / "docs"
-# Pages read one after another share a folder and, while they start it with the same command, a suite.
+# Consecutive pages share a folder and, if they start it with the same command, a suite.
 PAGES = (
     (
         *("guides/conversations.md", "guides/gateway.md", "reference/nats.md", "guides/triggers.md"),

@@ -102,7 +102,7 @@ async def take_line(path: str, line: str, holds: bool = False) -> str:
 async def crawl(path: str, context: ToolContext) -> str:
     """Report the progress that a test writes to a file, until it is complete."""
     while (fraction := float(effect_file(path).read_text(encoding="utf-8"))) < 1:
-        # Again and again, as a tool that makes progress does: a report gets lost if the job's run has no worker.
+        # Report repeatedly, as real tools do: a report is lost while the job's run has no worker.
         context.progress(fraction, f"{fraction:.0%} of the pages")
         await asyncio.sleep(0.2)
     return "crawled"

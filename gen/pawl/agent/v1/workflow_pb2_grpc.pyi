@@ -138,14 +138,14 @@ class WorkflowServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     SendEvent: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.SendEventRequest, _workflow_pb2.SendEventResponse]
-    """Sends an event to a workflow run, for its `wait` nodes with this event name. An event that arrives before
-    its wait is kept, at most 100 per run. One event ends one wait. Idempotent by `event_id`.
+    """Sends an event to a workflow run, for its `wait` nodes with this event name. One event ends one wait. Events
+    that arrive before their wait are kept, at most 100 per run. Idempotent by `event_id`.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
     - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
     - INVALID_ARGUMENT / INVALID_JSON
-    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has waited for.
+    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken.
     - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID was already used with a different name or payload.
     """
 
@@ -259,14 +259,14 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     SendEvent: _aio.UnaryUnaryMultiCallable[_workflow_pb2.SendEventRequest, _workflow_pb2.SendEventResponse]  # type: ignore[assignment]
-    """Sends an event to a workflow run, for its `wait` nodes with this event name. An event that arrives before
-    its wait is kept, at most 100 per run. One event ends one wait. Idempotent by `event_id`.
+    """Sends an event to a workflow run, for its `wait` nodes with this event name. One event ends one wait. Events
+    that arrive before their wait are kept, at most 100 per run. Idempotent by `event_id`.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
     - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
     - INVALID_ARGUMENT / INVALID_JSON
-    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has waited for.
+    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken.
     - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID was already used with a different name or payload.
     """
 
@@ -449,14 +449,14 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workflow_pb2.SendEventRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workflow_pb2.SendEventResponse, _abc.Awaitable[_workflow_pb2.SendEventResponse]]:
-        """Sends an event to a workflow run, for its `wait` nodes with this event name. An event that arrives before
-        its wait is kept, at most 100 per run. One event ends one wait. Idempotent by `event_id`.
+        """Sends an event to a workflow run, for its `wait` nodes with this event name. One event ends one wait. Events
+        that arrive before their wait are kept, at most 100 per run. Idempotent by `event_id`.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
         - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
         - INVALID_ARGUMENT / INVALID_JSON
-        - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has waited for.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken.
         - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID was already used with a different name or payload.
         """
 

@@ -41,10 +41,10 @@ class _NodeStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NodeState.V
     NODE_STATE_SKIPPED: _NodeState.ValueType  # 6
     """On a path that was not taken. Its output is null. Terminal."""
     NODE_STATE_CANCELLED: _NodeState.ValueType  # 7
-    """Stopped with the run, or no longer needed by the node that it is part of. Terminal."""
+    """Stopped with the run, or no longer needed by its parallel node. Terminal."""
 
 class NodeState(_NodeState, metaclass=_NodeStateEnumTypeWrapper):
-    """State of a node of a workflow run."""
+    """State of a node of a workflow run. Transient, Interrupted and Terminal mean the same as in RunState."""
 
 NODE_STATE_UNSPECIFIED: NodeState.ValueType  # 0
 """Never sent."""
@@ -61,7 +61,7 @@ NODE_STATE_FAILED: NodeState.ValueType  # 5
 NODE_STATE_SKIPPED: NodeState.ValueType  # 6
 """On a path that was not taken. Its output is null. Terminal."""
 NODE_STATE_CANCELLED: NodeState.ValueType  # 7
-"""Stopped with the run, or no longer needed by the node that it is part of. Terminal."""
+"""Stopped with the run, or no longer needed by its parallel node. Terminal."""
 Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
 
 @_typing.final
@@ -315,9 +315,9 @@ class NodeExecution(_message.Message):
     iteration: _builtins.int
     """Current or last iteration of `repeat`, starting at 1; 0 if it has not started."""
     input_json: _builtins.bytes
-    """Input of its last call as JSON; empty if it has not made one. Left out if over 16 KiB; read the call."""
+    """Input of its last call as JSON; empty if it has not made one. In lists of nodes, left out if over 16 KiB."""
     output_json: _builtins.bytes
-    """Output as JSON; empty until it has succeeded. Left out if over 16 KiB; read the call."""
+    """Output as JSON; empty until it has succeeded. In lists of nodes, left out if over 16 KiB."""
     output_omitted_bytes: _builtins.int
     """Size in bytes of an output that was left out."""
     call_id: _builtins.str

@@ -1483,8 +1483,8 @@ Global___PauseCommand: _TypeAlias = PauseCommand  # noqa: Y015
 
 @_typing.final
 class EventCommand(_message.Message):
-    """An event for a workflow's wait nodes. The command ID is the event ID. At most 100 events can wait for the run's
-    worker; more are QUEUE_FULL.
+    """An event for a workflow's wait nodes. The command ID is the event ID. A run keeps at most 100 events
+    that no node has taken; more are QUEUE_FULL.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -184,7 +184,7 @@ def recorded(state: State, goal: Goal) -> State:
     after = replace(after, not_before=(last.end_time or 0.0) + goal.wait_seconds)
     # Tokens added during the attempt may suffice for the next.
     lacks = cursor.topped_up < number and any(BUDGET_EXHAUSTED in _reason(call) for call in (attempted, last))
-    # The evidence is not needed any more.
+    # The evidence is no longer needed.
     state = replace(state, named={}, named_runs=frozenset())
     return _with(state, replace(after, lacks_tokens=lacks), found, last)
 

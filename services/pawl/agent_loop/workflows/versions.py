@@ -143,7 +143,7 @@ class Workflows:
     async def _checked(
         self, caller: Principal, definition_json: bytes, tools: Mapping[str, OfferedTool]
     ) -> WorkflowDefinition:
-        """Parse a definition, and check that what it names exists, also if it has other faults.
+        """Parse a definition, and check that what it names exists, even if it has other faults.
 
         Raises:
             DefinitionError: with all faults.

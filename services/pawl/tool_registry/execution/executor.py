@@ -261,7 +261,7 @@ class Executor:
         if error is None:
             execution.finish(result)
             if execution.is_kept or result.inverse is not None:
-                # A caller that stops the call at this moment still gets the inverse, without which nothing is undone.
+                # If the call is stopped now, its caller still gets the inverse, which an undo needs.
                 self._keep_result(execution)
 
     async def _settle(self, execution: Execution, job: Job) -> ExecutionResult:
@@ -366,7 +366,7 @@ class Executor:
             )
             return outcome.of_timeout(job.definition, job.timeout_seconds, seconds, end, hindrance=attempt.hindrance)
         if attempt.late_end is not None and attempt.late_end.inverse is not None:
-            return attempt.late_end  # It has taken effect, and only its inverse can undo that.
+            return attempt.late_end  # The call has taken effect, and an undo needs its inverse.
         end = (
             ToolEnd.STILL_RUNNING if still_runs else ToolEnd.NEVER_STARTED if attempt.never_started else ToolEnd.STOPPED
         )

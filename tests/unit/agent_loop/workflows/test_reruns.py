@@ -154,7 +154,7 @@ async def test_map_counts_the_items_that_have_succeeded_in_its_open_run() -> Non
     assert (each.map.items, each.map.succeeded, each.map.running) == (3, 1, 2)
 
 
-async def test_rerun_has_the_output_that_its_reused_nodes_give() -> None:
+async def test_rerun_has_the_output_of_its_reused_output_node() -> None:
     made = world()
     nodes = {
         "fetch": {"kind": "tool", "tool": "look"},

@@ -316,7 +316,7 @@ async def test_default_that_cannot_be_evaluated_fails_the_node(in_map: bool) -> 
 
 
 @pytest.mark.parametrize("kind", [Event(name="paid"), Pause()])
-async def test_command_before_the_first_claim_leaves_the_tools(kind: Any) -> None:
+async def test_tools_are_pinned_after_a_command_before_the_first_claim(kind: Any) -> None:
     world = world_of(look=1)
     key = start(world, {"a": {"kind": "tool", "tool": "look"}})
     await world.ledger.send(key, kind)

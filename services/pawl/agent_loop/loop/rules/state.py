@@ -73,7 +73,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     named_runs: frozenset[RunId] = frozenset()
     # Agents that ReadAgent has read, by call. Not persisted.
     agents: Mapping[CallId, AgentRead] = field(default_factory=dict)
-    # Events that the program has taken and the ledger still counts.
+    # Number of events that the program has taken but the ledger still counts.
     events_taken: int = 0
     # The definition that ReadProgram has read. Not persisted.
     graph: Graph | None = None

@@ -75,7 +75,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     delegations: tuple[Delegation, ...] = ()
     entered_notices: tuple[Notice, ...] = ()
     tells_iteration: int = 0
-    # Events that the run no longer keeps.
+    # Number of events that nodes have taken, so that the run no longer keeps them.
     events_taken: int = 0
     # True if a model should write the conversation's title now that the run has answered.
     asks_title: bool = False

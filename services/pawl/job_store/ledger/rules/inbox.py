@@ -120,7 +120,7 @@ def keep_event(run: RunRow, limits: Limits) -> RunRow:
         QueueFull: Too many are kept.
     """
     if run.steers_waiting >= limits.commands_max:
-        raise QueueFull(f"the run has {run.steers_waiting} events that no node has waited for")
+        raise QueueFull(f"the run has {run.steers_waiting} events that no node has taken")
     return replace(run, steers_waiting=run.steers_waiting + 1)
 
 

@@ -193,7 +193,7 @@ def agent_ended(unit: UnitOfWork, run: RunRow) -> tuple[RunId, ...]:
 
 
 def receiver_of(unit: UnitOfWork, job: RunRow) -> RunId:
-    """Return the delegated run whose model is notified of the job's end; empty if a run of the conversation is."""
+    """Return the delegated run whose model is notified of the job's end; empty if the conversation is."""
     conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
     open_jobs = conversation.background.open_jobs if conversation else ()
     return next((each.receiver for each in open_jobs if each.run_id == job.run_id), RunId(""))

@@ -62,8 +62,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     the store's `store_slots` slots.
 
     `mark_round` is CURSOR_ROUND for a workflow and LAST_ROUND for a goal. These use a background slot: the limits are
-    then those of background runs. With `is_reported`, the run's end is reported to the conversation that its message
-    would otherwise go to, as a job's is.
+    then those of background runs. With `is_reported`, the run has a conversation of its own, and its end
+    is reported to the named conversation, like the end of a job.
 
     `undoes` is the run that the new run undoes: writers may undo their own runs even after sharing has ended. With
     `only_repeat`, for example because the agent is missing, only a repeated request succeeds.
@@ -196,7 +196,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
                 return self._create(unit, conversation)
             case MessagePolicy.STEER:
                 if active.is_stopping or active.has_cursor:
-                    # A message in a run that is being stopped would be lost, and workflows read none.
+                    # A run that is being stopped would lose the message, and workflow runs read no messages.
                     return self._create(unit, conversation)
                 incoming = self._command(unit, active, inbox.STEER, self.steer)
                 active = inbox.accept_message(
