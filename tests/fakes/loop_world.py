@@ -44,6 +44,7 @@ from pawl.job_store.ledger.reading import Page
 from pawl.job_store.ledger.rpc import messages, operations
 from pawl.job_store.ledger.rules.rows import ConversationKey, RunRow
 from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.ledger.rules.submit import Submitted
 from pawl.job_store.ledger.store.upkeep import PostgresUsage
 from pawl.job_store.versions.rules import DefinitionRow, Kind, Save, VersionRow
 from pawl.job_store.versions.store import PostgresVersions
@@ -341,8 +342,12 @@ class MemoryLedger(WorkerLedgerClient):
             tools=map(wire.OWN_TOOL.write, own_tools),
             workflow=wire.WORKFLOW.write(workflow) if workflow else None,
         )
-        key: RunKey = self._apply(operations.submit(request, self._limits)).run.key
+        key: RunKey = self.apply(request).run.key
         return key
+
+    def apply(self, request: ledger_pb2.SubmitMessageRequest) -> Submitted:
+        submitted: Submitted = self._apply(operations.submit(request, self._limits))
+        return submitted
 
     async def send(self, key: RunKey, kind: CommandKind, command_id: str = "", *, approver: str = "") -> CommandOutcome:
         command = ledger_pb2.Command(command_id=command_id or self.ids.new("cmd"), **wire.KIND.fields(kind))

@@ -129,7 +129,7 @@ CREATE TABLE runs (
     active boolean NOT NULL GENERATED ALWAYS AS (worker_id IS NOT NULL OR state IN (2, 4)) STORED,
     parent_run_id text COLLATE "C" NOT NULL DEFAULT '',  -- set for a delegated run; otherwise empty
     parent_call_id text COLLATE "C" NOT NULL DEFAULT '',
-    -- Messages that have entered the run and are not yet in its conversation.
+    -- Messages that have entered the run and are not yet in its conversation; of a workflow, events that no node took.
     steers_waiting integer NOT NULL DEFAULT 0,
     steer_bytes_waiting bigint NOT NULL DEFAULT 0,
     idle_receipts integer NOT NULL DEFAULT 0,  -- receipts of commands that changed nothing
@@ -436,7 +436,7 @@ CREATE TABLE conversation_words (
 );
 CREATE INDEX conversation_words_search ON conversation_words USING gin (words);
 
--- The agents and workflows of a store. Deleted ones stay: if created again, their versions continue.
+-- The agents and workflows of a store. Deleted ones are kept, so that their version numbers continue if recreated.
 CREATE TABLE definitions (
     store_id text COLLATE "C" NOT NULL,
     kind text COLLATE "C" NOT NULL,  -- agent or workflow

@@ -9,6 +9,8 @@ import pytest
 
 from pawl.agent.v1 import agent_pb2, agents_pb2, jobs_pb2
 from pawl.agent.v1 import workflow_pb2 as pb
+from pawl.agent_loop.agents.rules import OfferedTool
+from pawl.chassis.identity.auth import Principal
 from pawl.event.v1 import agent_pb2 as agent_values
 from pawl.event.v1 import run_pb2, workflow_pb2
 from pawl.job.v1 import ledger_pb2
@@ -80,7 +82,7 @@ async def test_deleted_workflow_starts_no_runs_but_keeps_its_versions(
     assert await reason(workflows.DeleteWorkflow(deleted, metadata=ADMIN)) == "WORKFLOW_NOT_FOUND"
 
 
-async def test_workflow_is_a_tool_while_its_newest_version_says_so(
+async def test_workflow_is_a_tool_while_its_newest_version_has_as_tool(
     workflows: WorkflowServiceAsyncStub, checker: FakeChecker
 ) -> None:
     tool = save(as_tool=True, description="Sort it.")
@@ -95,7 +97,7 @@ async def test_workflow_is_a_tool_while_its_newest_version_says_so(
     assert checker.workflows == {}
 
 
-async def test_workflow_with_the_name_of_a_tool_cannot_be_one(workflows: WorkflowServiceAsyncStub) -> None:
+async def test_workflow_with_the_name_of_another_tool_cannot_be_a_tool(workflows: WorkflowServiceAsyncStub) -> None:
     tool: dict[str, Any] = {"name": "look", "as_tool": True, "description": "Look."}
     checked = await workflows.SaveWorkflow(save(**tool, validate_only=True), metadata=ADMIN)
     assert [(fault.path, fault.message) for fault in checked.faults] == [("name", "'look' is a tool")]
@@ -192,7 +194,7 @@ async def test_faults_of_a_definition_are_reported_with_their_paths(
     assert error.metadata["paths"] == ",".join(path for path, _ in expected)
 
 
-async def test_workflows_cannot_start_each_other_in_a_circle(workflows: WorkflowServiceAsyncStub, saved: None) -> None:
+async def test_workflows_cannot_start_each_other_in_a_cycle(workflows: WorkflowServiceAsyncStub, saved: None) -> None:
     await workflows.SaveWorkflow(
         save(name="outer", nodes={"a": {"kind": "workflow", "workflow": "triage", "input": {"ticket": "7"}}}),
         metadata=ADMIN,
@@ -201,6 +203,22 @@ async def test_workflows_cannot_start_each_other_in_a_circle(workflows: Workflow
     error = await failure(workflows.SaveWorkflow(circle, metadata=ADMIN))
     assert error.reason == "INVALID_WORKFLOW"
     assert "triage -> outer -> triage" in error.message
+
+
+async def test_workflows_cannot_start_themselves_as_tools(
+    workflows: WorkflowServiceAsyncStub, checker: FakeChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = checker.offered
+
+    async def with_tool(caller: Principal) -> Any:
+        return (*await offered(caller), OfferedTool(name="again", source="workflow"))
+
+    monkeypatch.setattr(checker, "offered", with_tool)
+    await workflows.SaveWorkflow(save(name="again", description="Do it.", as_tool=True), metadata=ADMIN)
+    itself = save(name="again", description="Do it.", as_tool=True, nodes={"a": {"kind": "tool", "tool": "again"}})
+    error = await failure(workflows.SaveWorkflow(itself, metadata=ADMIN))
+    assert error.reason == "INVALID_WORKFLOW"
+    assert "again -> again" in error.message
 
 
 async def test_only_admins_save_and_delete_workflows(workflows: WorkflowServiceAsyncStub, saved: None) -> None:
@@ -292,7 +310,7 @@ async def test_requests_about_runs_refuse_bad_input(
     )
 
 
-async def test_workflow_runs_of_others_look_like_missing_ones(
+async def test_workflow_runs_of_other_users_are_not_found(
     workflows: WorkflowServiceAsyncStub, api: Api, saved: None
 ) -> None:
     run_id = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id

@@ -208,8 +208,8 @@ class WorkflowServiceServicer(object):
 
     def RerunFrom(self, request, context):
         """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not
-        depend on `node`. Their effects do not happen again; all other nodes run, with the same approvals as
-        before. Idempotent by request ID, scoped to the user.
+        depend on `node`. Their effects do not happen again; all other nodes run, and their calls are
+        checked and approved anew. Idempotent by request ID, scoped to the user.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
@@ -255,14 +255,13 @@ class WorkflowServiceServicer(object):
 
     def SendEvent(self, request, context):
         """Sends an event to a workflow run, for its `wait` nodes with this event name. An event that arrives before
-        its wait is kept, at most 100 per run; then the oldest is dropped, with a warning (EVENT_DROPPED) in the run's
-        log. One event ends one wait. Idempotent by `event_id`.
+        its wait is kept, at most 100 per run. One event ends one wait. Idempotent by `event_id`.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
         - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
         - INVALID_ARGUMENT / INVALID_JSON
-        - RESOURCE_EXHAUSTED / QUEUE_FULL: 100 events are waiting for the run's worker.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has waited for.
         - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID was already used with a different name or payload.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -281,7 +281,7 @@ class SubmitMessageRequest(_message.Message):
     (not compared). Set if the tools, agent or documents are not currently acceptable.
     """
     asked_program_sha256: _builtins.bytes
-    """SHA-256 of the workflow or goal as the user specified it, which is compared in its place; empty for other runs."""
+    """SHA-256 of the workflow or goal as requested, which is compared instead; empty for other runs."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options with all defaults filled in (not compared)."""
@@ -979,6 +979,7 @@ class CommitRunRequest(_message.Message):
     GOAL_LIMITS_FIELD_NUMBER: _builtins.int
     TOKENS_USED_FIELD_NUMBER: _builtins.int
     BUDGET_RUN_ID_FIELD_NUMBER: _builtins.int
+    EVENTS_TAKEN_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     run_id: _builtins.str
@@ -1025,6 +1026,8 @@ class CommitRunRequest(_message.Message):
     """With `usage`: tokens to count against the shared budget; negative to correct an estimate."""
     budget_run_id: _builtins.str
     """Same as Run.budget_run_id."""
+    events_taken: _builtins.int
+    """Number of events that a workflow run no longer keeps, because nodes have taken them."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.RunEvent]:
         """The worker's events, in order: round_started, round_retrying, round_ended, output_delta, tool_progress,
@@ -1124,10 +1127,11 @@ class CommitRunRequest(_message.Message):
         goal_limits: _goal_pb2.Goal | None = ...,
         tokens_used: _builtins.int = ...,
         budget_run_id: _builtins.str = ...,
+        events_taken: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "goal_limits", b"goal_limits", "job_progress", b"job_progress", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "failure", b"failure", "goal_limits", b"goal_limits", "job_progress", b"job_progress", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "events_taken", b"events_taken", "failure", b"failure", "goal_limits", b"goal_limits", "job_progress", b"job_progress", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active_seconds: _TypeAlias = _typing.Literal["active_seconds"]  # noqa: Y015
     _WhichOneofArgType__active_seconds: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds"]  # noqa: Y015
@@ -1479,8 +1483,8 @@ Global___PauseCommand: _TypeAlias = PauseCommand  # noqa: Y015
 
 @_typing.final
 class EventCommand(_message.Message):
-    """An event for a workflow's wait nodes. The command ID is the event ID. A run keeps at most 100 events that
-    no node has waited for; more are QUEUE_FULL.
+    """An event for a workflow's wait nodes. The command ID is the event ID. At most 100 events can wait for the run's
+    worker; more are QUEUE_FULL.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -2947,9 +2951,9 @@ class ListChangesResponse(_message.Message):
 
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """A version for each of `run_ids`, in the same order, which differs if the run, its calls, or the runs that
-        execute its calls have changed. Empty if one of these runs waits to be claimed: its reasons depend on
-        other runs.
+        """Versions of the runs in `run_ids`, in the same order. A version changes whenever the run, its calls, or the
+        runs that execute its calls change. It is empty if one of these runs waits to be claimed, because its reasons
+        depend on other runs.
         """
 
     def __init__(

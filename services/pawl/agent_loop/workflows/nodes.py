@@ -61,6 +61,7 @@ class Nodes:
         self._needed: set[CallId] = set()
         self._output: bytes | None = None
         self._output_text = ""
+        self._events_taken = 0
         self._added: list[Call] = []
         self._drafts: list[Call] = []
 
@@ -128,15 +129,16 @@ class Nodes:
             return record
         left = tuple(each for each in self._cursor.events if each is not event)
         self._cursor = replace(self._cursor, events=left)
+        self._events_taken += 1
         return replace(record, state=NodeState.SUCCEEDED, end_ms=self._now_ms, event=event[1])
 
     # Nodes that start.
 
     def start(self) -> bool:
-        """Start nodes. Return whether the cursor has changed, so that other nodes may come first now."""
+        """Start nodes until the cursor changes, which can change the order. Return whether it has changed."""
         if self._cursor.is_paused or self._cursor.failure is not None:
             return False
-        # After a change, nodes that were about to start may no longer do so.
+        # If the cursor has changed, nodes that were about to start may no longer be allowed to.
         before, self._drafts, self._added = self._cursor, [], []
         chunks = graph.next_chunks(self._graph, self._cursor, self._with_calls)
         for step in (*chunks, *graph.ready(self._graph, self._cursor, self._checking, self._now_ms)):
@@ -197,7 +199,12 @@ class Nodes:
             return
         records = (self._cursor.nodes[step.number] for step in self._graph.steps)
         failures = sum(record.state is NodeState.FAILED for record in records)
-        self._output = msgspec.json.encode({"failed": failures, "outputs": outputs})
+        output_json = msgspec.json.encode({"failed": failures, "outputs": outputs})
+        if is_too_large(output_json):
+            message = f"The outputs of {len(outputs)} items are {len(output_json)} bytes."
+            self._cursor = replace(self._cursor, failure=("OUTPUT_TOO_LARGE", message))
+        else:
+            self._output = output_json
 
     def _due_ms(self, step: Step, node: WaitNode) -> int | None:
         if node.event is not None:

@@ -24,12 +24,12 @@ from pawl.agent_loop.loop.rules.decision import (
     StopCalls,
     Wait,
 )
-from pawl.agent_loop.loop.rules.fact import Command, Event, OwnerEvent, Pause, Warned
+from pawl.agent_loop.loop.rules.fact import Command, Event, OwnerEvent, Pause
 from pawl.agent_loop.loop.rules.run import Delegation, FailureClass, RunFailure
 from pawl.agent_loop.loop.rules.state import READ, State, stop_of
 from pawl.agent_loop.workflows import children, drafting, graph
 from pawl.agent_loop.workflows import cursor as cursors
-from pawl.agent_loop.workflows.cursor import EVENTS_MAX, NodeState, WorkflowCursor
+from pawl.agent_loop.workflows.cursor import NodeState, WorkflowCursor
 from pawl.agent_loop.workflows.definition import WaitNode
 from pawl.agent_loop.workflows.graph import Step
 from pawl.agent_loop.workflows.nodes import Nodes, cursor_of
@@ -59,12 +59,8 @@ def reported(base: State, after: State) -> State:
     return after if recorded is cursor else _with_cursor(after, recorded)
 
 
-def told(base: State, after: State) -> tuple[OwnerEvent, ...]:
-    """Warn of events that were dropped. The events of calls report everything else."""
-    if cursor_of(after).events_dropped == cursor_of(base).events_dropped:
-        return ()
-    message = f"The oldest event was dropped: {EVENTS_MAX} events are waiting for a node."
-    return (Warned(reason="EVENT_DROPPED", message=message),)
+def told(base: State, after: State) -> tuple[OwnerEvent, ...]:  # noqa: ARG001  # the calls' events report it
+    return ()
 
 
 def child(state: State, call: Call, delegation: Delegation) -> Delegation:
@@ -83,10 +79,9 @@ def commanded(state: State, command: Command, now: float) -> State:
             return _with_cursor(state, replace(cursor, is_paused=not pause.resumes))
         case Event() as event:
             number = cursor.events_received + 1
-            kept = (*cursor.events, (event.name, number))
-            # The newest events are kept: a node may be waiting for them.
-            dropped = cursor.events_dropped + max(0, len(kept) - EVENTS_MAX)
-            cursor = replace(cursor, events=kept[-EVENTS_MAX:], events_received=number, events_dropped=dropped)
+            # The ledger limits the number of events that no node has taken.
+            events = (*cursor.events, (event.name, number))
+            cursor = replace(cursor, events=events, events_received=number)
             call = drafting.of_event(state.run, number, event.name, event.payload_json, now)
             return _with_cursor(state.with_calls([call]), cursor)
         case _:
@@ -121,6 +116,7 @@ class _Moment(Nodes):
                 calls=tuple(self._added),
                 output_json=self._output,
                 output_text=self._output_text,
+                events_taken=self._events_taken,
             )
         if failure is not None:
             return Fail(failure=failure)
@@ -164,18 +160,18 @@ class _Moment(Nodes):
         return StopCalls(call_ids=tuple(to_stop)) if to_stop else None
 
     def _drains(self) -> bool:
-        """Return whether running calls end before the run fails, because their effects are undone or may be.
+        """Return whether running calls may end before the run fails, because their effects will or may be undone.
 
-        A call that is stopped may or may not have taken effect.
+        A stopped call may or may not have taken effect.
         """
         step = self._first_failure()
         is_drained = step is not None and (self._pinned.chunk is not None or step.node.on_error == "undo")
         return self._cursor.failure is not None or is_drained
 
     def _drained(self, failure: RunFailure) -> RunFailure | None:
-        """Stop all nodes but those with a running call, then undo the effects of all, unless the run is part of a map.
+        """Stop all nodes without a running call, and undo all effects once no call is open, except in part of a map.
 
-        Return the failure once nothing is left to do.
+        Return the failure once nothing is left to do; None before.
         """
         if self._cursor.failure is None:
             self._cursor = replace(self._cursor, failure=(failure.reason, failure.message))

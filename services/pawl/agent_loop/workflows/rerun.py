@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from pawl.agent_loop.workflows.cursor import NodeState, WorkflowCursor
+from pawl.agent_loop.workflows.definition import OutputNode
 from pawl.agent_loop.workflows.graph import Graph
 from pawl.chassis.ids import RunId
 
@@ -14,7 +15,7 @@ _REUSABLE: Final = frozenset({NodeState.SUCCEEDED, NodeState.SKIPPED})
 
 
 class Rerun(NamedTuple):
-    """The cursor with which the new run starts, and the numbers of the nodes that run again."""
+    """The initial cursor of the new run, and the numbers of the nodes that run again."""
 
     start: WorkflowCursor
     again: frozenset[int]
@@ -24,7 +25,8 @@ def rerun(graph: Graph, cursor: WorkflowCursor, run_id: RunId, number: int) -> R
     """Return how to run node `number` of an ended run again, with all nodes that depend on it.
 
     A node is reused if it succeeded or was skipped, and depends on no node that runs again. A branch depends on the
-    nodes before its parallel node, but not on the other branches.
+    nodes before its parallel node, but not on the other branches. An output node always runs again, because it sets the
+    output of the new run; the nodes after it do not, because its value is the same.
     """
     again, opened = {number}, _parents(graph, number)
     for step in graph.steps:
@@ -39,17 +41,18 @@ def rerun(graph: Graph, cursor: WorkflowCursor, run_id: RunId, number: int) -> R
         elif record is None or record.state not in _REUSABLE:
             (opened if step.branches else again).add(step.number)
     again |= opened
+    outputs = {step.number for step in graph.steps if isinstance(step.node, OutputNode)}
     # The new run's first origin is the old run; times count from the start of a run.
     kept = {
         node: replace(record, origin=record.origin + 1, start_ms=0, end_ms=0)
         for node, record in cursor.nodes.items()
-        if node not in again
+        if node not in again and not (node in outputs and record.state is NodeState.SUCCEEDED)
     }
     return Rerun(WorkflowCursor(nodes=kept, origins=(run_id, *cursor.origins)), frozenset(again))
 
 
 def _parents(graph: Graph, number: int) -> set[int]:
-    """Return the parallel nodes that contain a node. They continue with their other branches as they were."""
+    """Return the parallel nodes that contain a node. They run again, but reuse their other branches."""
     found, parent = set(), graph.steps[number].parent
     while parent is not None:
         found.add(parent)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import grpc
 import msgspec
 
 from pawl.agent_loop.agents.agents import Agents
+from pawl.agent_loop.agents.rules import OfferedTool
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.workflows import definition as definitions
 from pawl.agent_loop.workflows import parsing, validation
@@ -26,8 +27,10 @@ from pawl.job.v1 import workflows_pb2 as pb
 from pawl.job.v1 import workflows_pb2_grpc
 from pawl.tools.rules.schema import did_you_mean
 
-# Faults that an error lists. With `validate_only`, a response lists all of them.
+# Maximum number of faults that an error lists. With `validate_only`, a response lists all of them.
 FAULTS_SHOWN_MAX: Final = 20
+# Source of the tools that start workflows.
+_AS_TOOL: Final = "workflow"
 
 _log = logs.get_logger(__name__)
 
@@ -88,12 +91,12 @@ class Workflows:
             TooLarge: the store has too many workflows or versions.
         """
         try:
-            definition = await self._checked(caller, definition_json)
+            tools = {tool.name: tool for tool in await self._registry.offered(caller)}
+            definition = await self._checked(caller, definition_json, tools)
             version = _version(definition)
             if version.as_tool:
                 await self._registry.put_workflow_tool(caller.store_id, version, validate_only=True)
-            uses = sorted({node.workflow for _, node in definitions.walk(definition) if isinstance(node, WorkflowNode)})
-            saved = await self._ledger.put(caller, version, uses, validate_only=validate_only)
+            saved = await self._ledger.put(caller, version, _uses(definition, tools), validate_only=validate_only)
             if not validate_only:
                 await self._registry.put_workflow_tool(caller.store_id, version, validate_only=False)
         except DefinitionError as error:
@@ -121,7 +124,7 @@ class Workflows:
         _log.info("workflow.deleted", store=caller.store_id, user=caller.user_id, workflow=name)
 
     async def get(self, caller: Principal, name: str, version: int) -> WorkflowVersion:
-        """Return one version of a workflow, even of a deleted one; 0 means the newest version.
+        """Return a version; 0 means the newest version. Only explicit versions may belong to a deleted workflow.
 
         Raises:
             WorkflowNotFound
@@ -137,7 +140,9 @@ class Workflows:
         newest = await self._ledger.get(caller.store_id, name, 0)
         return newest if version in {0, newest.version} else await self.get(caller, name, version)
 
-    async def _checked(self, caller: Principal, definition_json: bytes) -> WorkflowDefinition:
+    async def _checked(
+        self, caller: Principal, definition_json: bytes, tools: Mapping[str, OfferedTool]
+    ) -> WorkflowDefinition:
         """Parse a definition, and check that what it names exists, also if it has other faults.
 
         Raises:
@@ -151,16 +156,17 @@ class Workflows:
                 raise
             definition, known = error.rest, error.faults
         paths = tuple(fault.path for fault in known)
-        found = [fault async for fault in self._faults(caller, definition)]
+        found = [fault async for fault in self._faults(caller, definition, tools)]
         # At a faulty path and below it, there may be placeholders.
         faults = [*known, *(fault for fault in found if not any(_is_below(fault.path, path) for path in paths))]
         if faults:
             raise DefinitionError(faults)
         return definition
 
-    async def _faults(self, caller: Principal, definition: WorkflowDefinition) -> AsyncIterator[DefinitionFault]:
-        """Yield what the definition names that does not exist or that the caller may not use."""
-        tools = {tool.name: tool for tool in await self._registry.offered(caller)}
+    async def _faults(
+        self, caller: Principal, definition: WorkflowDefinition, tools: Mapping[str, OfferedTool]
+    ) -> AsyncIterator[DefinitionFault]:
+        """Yield a fault for each tool, agent or workflow that does not exist or that the caller may not use."""
         schemas = {"input": definition.input_schema}
         for path, node in definitions.walk(definition):
             for field, tool in _tools(node):
@@ -218,6 +224,13 @@ def _version(definition: WorkflowDefinition) -> WorkflowVersion:
         as_tool=definition.as_tool,
         node_count=sum(1 for _ in definitions.walk(definition)),
     )
+
+
+def _uses(definition: WorkflowDefinition, tools: Mapping[str, OfferedTool]) -> list[str]:
+    """Return the workflows that the definition's nodes start, directly or as a tool."""
+    nodes = [node for _, node in definitions.walk(definition)]
+    as_tools = {node.tool for node in nodes if isinstance(node, ToolNode) and tools[node.tool].source == _AS_TOOL}
+    return sorted(as_tools | {node.workflow for node in nodes if isinstance(node, WorkflowNode)})
 
 
 def _tools(node: AnyNode) -> Iterator[tuple[str, str]]:

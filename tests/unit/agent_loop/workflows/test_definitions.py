@@ -283,7 +283,7 @@ def test_faults_are_sorted_by_path() -> None:
     assert len(found) == 4
 
 
-def test_a_definition_that_is_no_json_or_too_large_is_refused() -> None:
+def test_a_definition_that_is_not_json_or_too_large_is_refused() -> None:
     for data, message in [(b"{", "truncated"), (b'{"a": 1, "a": 1}', "twice"), (b" " * 300_000, "limit of 262144")]:
         with pytest.raises(DefinitionError, match=message):
             parsing.parse(data)

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
+from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.fact import Cancel, Event, Pause, Warned
+from pawl.agent_loop.loop.rules.fact import Cancel, Event, Pause
 from pawl.agent_loop.loop.rules.message import Role
-from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
+from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run, RunOptions
 from pawl.agent_loop.loop.worker import WorkerLimits
 from pawl.chassis.ids import RunKey
+from pawl.errors import QueueFull
+from pawl.job.v1 import ledger_pb2
 from pawl.values import ENDED, CallState, CommandOutcome, EffectClass, RunState, StopCause, WaitKind
-from tests.fakes.loop_world import World
+from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.model import calls, says
 from tests.fakes.registry import tool
 from tests.unit.agent_loop.scenario import at_work, end_of, present
@@ -134,7 +137,7 @@ async def test_map_tolerates_failures_up_to_a_limit(tolerate: Any, state: str) -
 
 
 @pytest.mark.parametrize(("items", "reason"), [("text", "MAP_NOT_A_LIST"), (None, "MAP_NOT_A_LIST")])
-async def test_map_over_something_else_than_a_list_fails(items: Any, reason: str) -> None:
+async def test_map_over_a_value_other_than_a_list_fails(items: Any, reason: str) -> None:
     nodes = {
         "each": {
             "kind": "map",
@@ -294,17 +297,47 @@ async def test_run_reports_its_end_to_a_conversation() -> None:
     assert content == {"job_id": key.run_id, "tool": "flow", "state": "COMPLETED", "result": 4}
 
 
-async def test_oldest_event_beyond_the_limit_is_dropped_with_a_warning() -> None:
+async def test_event_beyond_the_limit_is_refused_until_a_node_takes_one() -> None:
     world = world_of()
-    key = start(world, {"paid": {"kind": "wait", "event": "paid"}, "ask": {"kind": "human", "question": "Well?"}})
-    for n in range(102):
-        assert await world.ledger.send(key, Event(name="other"), f"event{n}") is CommandOutcome.ACCEPTED
-        if n == 60:
+    nodes = {
+        "pause": {"kind": "wait", "seconds": 60},
+        "first": {"kind": "wait", "event": "paid", "after": ["pause"]},
+        "second": {"kind": "wait", "event": "late", "after": ["first"]},
+    }
+    key = start(world, nodes)
+    for n in range(100):
+        assert await world.ledger.send(key, Event(name="paid"), f"event{n}") is CommandOutcome.ACCEPTED
+        if n % 40 == 30:
             await world.drive()
+    with pytest.raises(QueueFull):
+        await world.ledger.send(key, Event(name="late"), "late")
     await world.drive()
-    warnings = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
-    assert [event.reason for event in warnings] == ["EVENT_DROPPED"]
-    assert WaitKind.EVENT in world.ledger.run(key).waits
-    await world.ledger.send(key, Event(name="paid"), "last")
+    assert await world.ledger.send(key, Event(name="paid"), "event1") is CommandOutcome.DUPLICATE
+    while world.ledger.run(key).waits != (WaitKind.EVENT,):
+        await world.drive()
+    assert await world.ledger.send(key, Event(name="late"), "late") is CommandOutcome.ACCEPTED
     await world.drive()
-    assert world.ledger.run(key).waits == (WaitKind.ANSWER,)
+    assert world.ledger.run(key).state is RunState.COMPLETED
+
+
+async def test_message_does_not_steer_a_workflow_run() -> None:
+    world = world_of(says("Hello."))
+    nodes = {
+        "ask": {"kind": "human", "question": "Well?"},
+        "answer": {"kind": "output", "value": "${nodes.ask.output}"},
+    }
+    key = start(world, nodes)
+    await world.drive()
+    asked = ledger_pb2.SubmitMessageRequest(
+        store_id=STORE,
+        user_id=USER,
+        conversation_id=world.ledger.run(key).conversation_id,
+        text="hurry",
+        options=wire.OPTIONS.fields(RunOptions()),
+        policy=ledger_pb2.MESSAGE_POLICY_STEER,
+    )
+    assert world.ledger.apply(asked).steered is False
+    await world.respond(key)
+    async with at_work(world.worker()):
+        await end_of(world, key)
+    assert world.ledger.run(key).output_text == "blue"

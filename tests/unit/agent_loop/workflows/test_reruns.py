@@ -152,3 +152,22 @@ async def test_map_counts_the_items_that_have_succeeded_in_its_open_run() -> Non
     await made.drive()
     (each,) = (await executions(made).get(CALLER, key.run_id, "")).nodes
     assert (each.map.items, each.map.succeeded, each.map.running) == (3, 1, 2)
+
+
+async def test_rerun_has_the_output_that_its_reused_nodes_give() -> None:
+    made = world()
+    nodes = {
+        "fetch": {"kind": "tool", "tool": "look"},
+        "answer": {"kind": "output", "value": "${nodes.fetch.output.n}"},
+        "mail": {"kind": "tool", "tool": "fails", "after": ["answer"]},
+        "log": {"kind": "tool", "tool": "work", "after": ["answer"]},
+    }
+    version = made.workflows.save("flow", nodes)
+    key = await played(made, PinnedWorkflow(name="flow", version=version))
+    found, rerun = await executions(made).rerun(CALLER, key.run_id, "mail")
+    assert {step.path for step in found.graph.steps if step.number in rerun.start.nodes} == {"fetch", "log"}
+    made.registry.results["fails"] = CallResult(content_json=b"1")
+    start = msgspec.json.encode(rerun.start)
+    again = await played(made, PinnedWorkflow(name="flow", version=version, start_state=start))
+    assert json.loads(made.ledger.run(again).output_json) == 7
+    assert [call.tool_name for call in made.ledger.calls(again)] == ["fails"]

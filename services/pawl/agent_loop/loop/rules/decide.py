@@ -66,6 +66,9 @@ def decide(state: State, now: float) -> Decision:
     following = _without_running(program.of(state.run).follows(state, now), state)
     if not isinstance(following, Wait):
         return following
+    if START in state.under_way:
+        # Until its definition is read, a program cannot say how its calls continue.
+        return Wait(until=_timeout_at(state, now))
     if state.loop.model_call is not None:
         return _continue_model(state, now)
     return _continue_calls(state, following, now)
@@ -142,7 +145,7 @@ def _is_in_round(state: State) -> bool:
 
 def _timeout_at(state: State, now: float) -> float:
     if state.run.times_itself:
-        # Its program and its calls have deadlines. This only makes it check regularly.
+        # The program and its calls have their own deadlines. This only makes the run check them regularly.
         return now + _JOB_SECONDS
     limits = state.run.options.limits
     left = limits.run_timeout_seconds - state.active_seconds

@@ -60,7 +60,7 @@ class PlanUndo(msgspec.Struct, frozen=True, kw_only=True):
 class ReadCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Read calls that the program needs and the claim did not load. Then decide again.
 
-    With `run_id`, read all calls of a child run.
+    With `run_id`, read the last calls of a child run, as evidence for a judge.
     """
 
     call_ids: tuple[CallId, ...] = ()
@@ -98,13 +98,15 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True):
 class Advance(msgspec.Struct, frozen=True, kw_only=True):
     """Store the program's cursor, and add calls that need no check by the registry. Then decide again.
 
-    If `output_json` is set, it and `output_text` become the run's output.
+    If `output_json` is set, it and `output_text` become the run's output. `events_taken` counts the events that the
+    program no longer keeps.
     """
 
     cursor: WorkflowCursor
     calls: tuple[Call, ...] = ()
     output_json: bytes | None = None
     output_text: str = ""
+    events_taken: int = 0
 
 
 class TellProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -224,7 +224,8 @@ def _advance(state: State, decision: Advance) -> State:
     if decision.output_json is not None:
         run = replace(state.run, output_json=decision.output_json, output_text=decision.output_text)
         state = replace(state, run=run)
-    state = replace(state, loop=replace(state.loop, cursor=decision.cursor))
+    taken = state.events_taken + decision.events_taken
+    state = replace(state, loop=replace(state.loop, cursor=decision.cursor), events_taken=taken)
     for call in decision.calls:
         state = fact_rules.with_round(state, call.round)
     return _running(state).with_calls(decision.calls)

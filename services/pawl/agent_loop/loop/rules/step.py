@@ -75,6 +75,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     delegations: tuple[Delegation, ...] = ()
     entered_notices: tuple[Notice, ...] = ()
     tells_iteration: int = 0
+    # Events that the run no longer keeps.
+    events_taken: int = 0
     # True if a model should write the conversation's title now that the run has answered.
     asks_title: bool = False
 
@@ -140,6 +142,7 @@ def between(
         after_seq=old.last_seq if names_own_seqs else None,
         delegations=after.delegations,
         entered_notices=after.entered,
+        events_taken=after.events_taken,
         tells_iteration=0 if new.state in ENDED else after.tells_iteration,
     )
 
@@ -159,7 +162,7 @@ def committed(after: State, last_seq: int, shared_tokens_left: int | None) -> St
     written = replace(
         after, run=run, messages=(*after.messages[:known], *added), consumed=(), delegations=(), entered=()
     )
-    return with_shared_budget(replace(written, tells_iteration=0), shared_tokens_left)
+    return with_shared_budget(replace(written, tells_iteration=0, events_taken=0), shared_tokens_left)
 
 
 def with_shared_budget(state: State, left: int | None) -> State:

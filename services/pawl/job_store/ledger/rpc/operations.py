@@ -212,6 +212,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
             for each in request.entered_notices
         ),
         tells_iteration=int32(request.tells_iteration, "tells_iteration"),
+        events_taken=int32(request.events_taken, "events_taken"),
         child_cancel=_CHILD_CANCEL,
     )
 

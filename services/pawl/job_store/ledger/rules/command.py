@@ -92,7 +92,7 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """Pauses or resumes a job or a workflow. Only the run's owner reads which of the two it is."""
+    """Pauses or resumes a job or a workflow. Only the run's owner reads whether it pauses or resumes."""
 
     name: ClassVar[str] = inbox.PAUSE
 
@@ -245,6 +245,8 @@ class Send(Decider, frozen=True, kw_only=True):
         if isinstance(command, Pause | Event):
             if not (run.has_cursor or (run.reports_to and isinstance(command, Pause))):
                 raise Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is not a job or workflow"))
+            if isinstance(command, Event):
+                run = inbox.keep_event(run, self.inbox_limits)
             return turn.wake(unit, inbox.accept_one_more(unit, run, incoming, self.inbox_limits))
         if isinstance(command, Redrive):
             if not run.is_quarantined:

@@ -65,7 +65,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
     `tokens_used` counts the tokens of the run's own model calls since the last commit. `asks_title` requests a title
     once the run has completed. `entered` lists the job notices in the step's messages. `tells_iteration` is the job
-    iteration to report to the conversation; 0 if there is none. `child_cancel` is the opaque command for the child run
+    iteration to report to the conversation; 0 if there is none. `events_taken` counts the
+    events that nodes of a workflow have taken. `child_cancel` is the opaque command for the child run
     of a call that the step cancels.
     """
 
@@ -97,6 +98,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     asks_title: bool = False
     entered: tuple[jobs.Entered, ...] = ()
     tells_iteration: int = 0
+    events_taken: int = 0
     child_cancel: bytes = b""
 
     @property
@@ -282,7 +284,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         steers = [message.steer_bytes for message in self.messages if message.steer_bytes is not None]
         return replace(
             run,
-            steers_waiting=max(0, run.steers_waiting - len(steers)),
+            steers_waiting=max(0, run.steers_waiting - len(steers) - self.events_taken),
             steer_bytes_waiting=max(0, run.steer_bytes_waiting - sum(steers)),
             crashes=0 if self._settles() or self.lease is LeaseAction.PARK else run.crashes,
             progress_time=now if self._settles() else run.progress_time,

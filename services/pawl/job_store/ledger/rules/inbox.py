@@ -113,6 +113,17 @@ def accept_message(
     return accept(unit, run, incoming)
 
 
+def keep_event(run: RunRow, limits: Limits) -> RunRow:
+    """Count one more event that no node of a workflow has taken; return the run.
+
+    Raises:
+        QueueFull: Too many are kept.
+    """
+    if run.steers_waiting >= limits.commands_max:
+        raise QueueFull(f"the run has {run.steers_waiting} events that no node has waited for")
+    return replace(run, steers_waiting=run.steers_waiting + 1)
+
+
 def accept_one_more(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
     """Put a top-up or a pause into the inbox of `run`; return the run.
 

@@ -195,8 +195,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             case MessagePolicy.QUEUE:
                 return self._create(unit, conversation)
             case MessagePolicy.STEER:
-                if active.is_stopping:
-                    # A message that enters a run that is being stopped would be lost.
+                if active.is_stopping or active.has_cursor:
+                    # A message in a run that is being stopped would be lost, and workflows read none.
                     return self._create(unit, conversation)
                 incoming = self._command(unit, active, inbox.STEER, self.steer)
                 active = inbox.accept_message(
