@@ -56,9 +56,11 @@ async def _validated(target: AsyncClient, paths: list[Path]) -> list[files.Asked
         try:
             await _KIND.save(target, asked.definition, exists=False, validate_only=True)
         except Faulty as error:
-            problems += [asked.fault(*fault) for fault in error.faults]
+            problems += asked.faults(error.faults)
     if problems:
         raise CommandError("\n".join(problems))
+    if empty := sorted({str(path) for path in paths if path.is_file()} - {str(asked.file) for asked in found}):
+        raise CommandError(f"No workflow in {', '.join(empty)}: the file is empty.")
     if not found:
         raise CommandError("No workflows found. Files must end with .yaml, .yml or .json.")
     return found

@@ -165,10 +165,10 @@ BAD: dict[str, tuple[Any, list[tuple[str, str]]]] = {
         [
             ("nodes.a.kind", "tool"),
             ("nodes.b.arguments", ""),
-            ("nodes.c.tool", ""),
-            ("nodes.d.retry.attempts", ""),
             ("nodes.b.tool", "look"),
+            ("nodes.c.tool", ""),
             ("nodes.d.agent", ""),
+            ("nodes.d.retry.attempts", ""),
         ],
     ),
 }

@@ -368,16 +368,25 @@ BOMB = "name: a\nlabels: {a: &a [b], b: [*a]}\n"
     [
         ("name: a\ntext: 2020-13-45\n", "1: invalid value: month must be in 1..12"),
         ("name: a\ntext: !!bool maybe\n", "1: invalid value: 'maybe'"),
-        ("name: a\nx: {y: 1, ? [b] : c}\n", "2: a.yaml is not YAML: a key must be text"),
+        ("name: a\nx: {y: 1, ? [b] : c}\n", "2: not valid YAML: a key must be text"),
         ("kind: [agent]\nname: a\n", "1: kind must be one of "),
-        (BOMB, "2: a.yaml is not YAML: aliases are not supported"),
-        (f"name: a\nlabels: {'[' * 200}{']' * 200}\n", "2: a.yaml is not YAML: nested more than 100 levels deep"),
+        (BOMB, "2: not valid YAML: aliases are not supported"),
+        (f"name: a\nlabels: {'[' * 200}{']' * 200}\n", "2: not valid YAML: nested more than 100 levels deep"),
         ("name: a\ncolour: red\n", '2: there is no field named "colour"'),
     ],
 )
 def test_an_invalid_value_is_reported_with_its_file_and_line(text: str, problem: str, tmp_path: Path) -> None:
     (reported,) = read(tmp_path, {"agents/a.yaml": text})[1]
     assert problem in reported.removeprefix("agents/a.yaml:"), reported
+
+
+def test_faults_of_a_workflow_are_sorted_by_line(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("name: a\nnodes:\n  b: {kind: tol}\n  a: {kind: wait}\n")
+    ((asked,), problems) = files.read([file], {"workflow": dict})
+    assert not problems
+    found = asked.faults([("nodes.a", "late"), ("nodes.b.kind", "early"), ("", "first")])
+    assert found == [f"{file}:1: first", f"{file}:3: nodes.b.kind: early", f"{file}:4: nodes.a: late"]
 
 
 def test_values_of_secrets_are_refused(tmp_path: Path) -> None:

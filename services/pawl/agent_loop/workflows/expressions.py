@@ -19,6 +19,8 @@ from pawl.tools.rules.schema import did_you_mean
 
 CHARACTERS_MAX: Final = 1000
 RESULT_BYTES_MAX: Final = 1024 * 1024
+# Names that a hint lists.
+_KNOWN_MAX: Final = 10
 # Names that an expression may use, each with the fields that it may read; None for any field.
 Names: TypeAlias = Mapping[str, frozenset[str] | None]
 
@@ -63,7 +65,9 @@ class Inserted(NamedTuple):
 
 def near(name: str, known: Iterable[str]) -> str:
     """Return a hint about similar or existing names, for a name that does not exist."""
-    return did_you_mean(name, known).removeprefix("; ") or f"known: {', '.join(sorted(known))[:200] or 'none'}"
+    names = sorted(known)
+    shown = [*names[:_KNOWN_MAX], *(["..."] if len(names) > _KNOWN_MAX else [])]
+    return did_you_mean(name, names).removeprefix("; ") or f"known: {', '.join(shown) or 'none'}"
 
 
 def references(template: Any) -> frozenset[str]:

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import re
-from types import UnionType
-from typing import Annotated, Any, Final, Union, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Meta, UnsetType
 
 from pawl.agent_loop.workflows import validation
 from pawl.agent_loop.workflows.definition import BYTES_MAX, NODES_MAX, Node, WorkflowDefinition, walk
 from pawl.agent_loop.workflows.expressions import DefinitionFault, near
 from pawl.chassis import strict_json
 from pawl.errors import InvalidJson, TooLarge
+from pawl.tools.rules.schema import did_you_mean
 
 FAULTS_MAX: Final = 100
 _ANY_TEXTS: Final = ("${true}", "X")
-_AT: Final = re.compile(r" - at `\$(.*)`$")
 _PATTERNS: Final = {
-    "^[a-z]": "a node name: a lower-case letter, then lower-case letters, digits and _, at most 40 characters",
-    "^[A-Za-z][": "a name: a letter, then letters, digits, _ and -, at most 64 characters",
-    "^[A-Za-z0-9_.-]": "a tool's name: letters, digits, _, - and ., at most 64 characters",
-    "^[A-Za-z0-9_.:-]": "an event's name: letters, digits, _, -, . and :, at most 128 characters",
+    "^[a-z]": "a lower-case letter followed by up to 39 lower-case letters, digits and _",
+    "^[A-Za-z][": "a letter followed by up to 63 letters, digits, _ and -",
+    "^[A-Za-z0-9_.-]": "1 to 64 letters, digits, _, - and .",
+    "^[A-Za-z0-9_.:-]": "1 to 128 letters, digits, _, -, . and :",
     "^(100": "a percentage such as 10%",
 }
 
 
 class DefinitionError(ValueError):
-    """A definition has faults, at most FAULTS_MAX of them.
+    """A definition has faults, at most FAULTS_MAX of them, sorted by path.
 
     `rest` is the definition without its faulty parts, some of which are replaced by placeholders; None if too little
     remains or it has too many nodes.
     """
 
     def __init__(self, faults: list[DefinitionFault], rest: WorkflowDefinition | None = None) -> None:
-        self.faults = tuple(dict.fromkeys(faults))[:FAULTS_MAX]
+        self.faults = tuple(sorted(dict.fromkeys(faults), key=lambda fault: fault.path))[:FAULTS_MAX]
         self.rest = rest
         super().__init__("\n".join(map(str, self.faults)))
 
@@ -75,14 +74,15 @@ def read(document: Any) -> WorkflowDefinition:
 
 def _usable(kind: Any, value: Any, path: str, faults: list[DefinitionFault]) -> Any:
     """Return the value without its faulty parts, to validate the rest; UNSET if nothing remains."""
-    bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    bare = _bare(kind)
     if isinstance(value, dict) and (structs := [each for each in _options(bare) if _is_struct(each)]):
         struct = _chosen(structs, value, path, faults)
         return UNSET if struct is None else _usable_struct(struct, value, path, faults)
     if isinstance(value, dict) and value and get_origin(bare) is dict and get_args(bare)[1] is not Any:
         return _usable_dict(get_args(bare), value, path, faults)
-    if isinstance(value, list) and get_origin(bare) is tuple:
-        items = [_usable(get_args(bare)[0], each, f"{path}[{index}]", faults) for index, each in enumerate(value)]
+    lists = [option for option in _options(bare) if get_origin(option) is tuple]
+    if isinstance(value, list) and lists:
+        items = [_usable(get_args(lists[0])[0], each, f"{path}[{index}]", faults) for index, each in enumerate(value)]
         if UNSET in items:
             return [each for each in items if each is not UNSET]
     return value if _fits(kind, value, path, faults) else UNSET
@@ -134,19 +134,50 @@ def _chosen(structs: list[Any], value: dict[Any, Any], path: str, faults: list[D
 def _fits(kind: Any, value: Any, path: str, faults: list[DefinitionFault]) -> bool:
     try:
         msgspec.convert(value, kind, strict=True)
-    except msgspec.ValidationError as error:
-        message = str(error)
-        if (found := _AT.search(message)) is not None:
-            path += found[1].replace("[...]", "") if found[1].startswith((".", "[")) else ""
-            message = message[: found.start()]
-        message = message.replace("`", "")
-        hint = next((text for start, text in _PATTERNS.items() if f"regex '{start}" in message), "")
-        if isinstance(value, bool) and "str" in message:
+    except msgspec.ValidationError:
+        wanted = _wanted(kind)
+        choices = [each for option in _options(kind) if get_origin(option) is Literal for each in get_args(option)]
+        hint = did_you_mean(value, choices).removeprefix("; ") if isinstance(value, str) else ""
+        if isinstance(value, bool) and bool not in _options(kind):
             hint = "quote it: YAML reads yes, no, on and off as true and false"
-        message = message.partition(" matching regex")[0]
-        faults.append(DefinitionFault(path, message if "got" in message else f"{message}, got {value!r:.60}", hint))
+        shown = repr(value) if isinstance(value, str) else msgspec.json.encode(value).decode()
+        faults.append(DefinitionFault(path, f"must be {wanted}, got {shown:.60}", hint))
         return False
     return True
+
+
+def _wanted(kind: Any) -> str:
+    """Describe the values of a field's type."""
+    options = [option for option in _options(kind) if option not in (NoneType, UnsetType)]
+    if any(_bare(option) is float for option in options):
+        options = [option for option in options if _bare(option) is not int]
+    texts = list(dict.fromkeys(text for option in options for text in _wanted_option(option)))
+    return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+def _wanted_option(option: Any) -> tuple[str, ...]:
+    bare, limits = _bare(option), option.__metadata__[0] if get_origin(option) is Annotated else Meta()
+    if get_origin(bare) is Literal:
+        return get_args(bare)
+    if _is_struct(bare):
+        needed = [each.encode_name for each in msgspec.structs.fields(bare) if each.required]
+        return ("a node" if issubclass(bare, Node) else f"an object with {' and '.join(needed)}",)
+    kinds = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "an object"}
+    text = _PATTERNS[next(start for start in _PATTERNS if limits.pattern.startswith(start))] if limits.pattern else ""
+    text = text or kinds.get(get_origin(bare) or bare, "a list")
+    if limits.ge is not None:
+        text += f" from {limits.ge} to {limits.le}"
+    if limits.min_length and limits.max_length:
+        text += f" of 1 to {limits.max_length} characters"
+    elif limits.min_length:
+        text += " with at least one entry"
+    elif limits.max_length:
+        text += f" of at most {limits.max_length} {'characters' if bare is str else 'entries'}"
+    return (text,)
+
+
+def _bare(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def _options(kind: Any) -> tuple[Any, ...]:

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from msgspec import UNSET
 
-from pawl.agent_loop.workflows import expressions
+from pawl.agent_loop.loop.rules.expression import ExpressionError
+from pawl.agent_loop.workflows import expressions, values
 from pawl.agent_loop.workflows.definition import (
     DEPTH_MAX,
     NODES_MAX,
@@ -28,6 +29,7 @@ from pawl.agent_loop.workflows.definition import (
 )
 from pawl.agent_loop.workflows.edges import Edge, edges, incoming, order
 from pawl.agent_loop.workflows.expressions import DefinitionFault, Names, near
+from pawl.tools.rules.schema import near_matches
 
 EXPRESSIONS_MAX: Final = 1000
 
@@ -41,6 +43,13 @@ _WHOLE: Final[Mapping[str, frozenset[str]]] = {
     "items": frozenset({"LIST", "DYN"}),
     "arguments": frozenset({"MAP", "DYN"}),
     "input": frozenset({"MAP", "DYN"}),
+}
+_TYPES: Final[Mapping[str, str]] = {
+    "BOOL": "true or false",
+    "LIST": "a list",
+    "MAP": "an object",
+    "STRING": "text",
+    **dict.fromkeys(("INT", "UINT", "DOUBLE"), "a number"),
 }
 # Names with a meaning in expressions.
 _RESERVED: Final = frozenset({"input", "nodes", "run", "output", "iteration", "index"})
@@ -76,7 +85,10 @@ def arguments_faults(arguments: Mapping[str, Any] | str, schema: Mapping[str, An
     filled = {name for name, each in properties.items() if isinstance(each, Mapping) and "default" in each}
     missing = [name for name in schema.get("required", ()) if name not in arguments and name not in filled]
     unknown = [name for name in arguments if name not in properties]
-    found = [DefinitionFault(f"{path}.{name}", "is required") for name in missing]
+    found = []
+    for name in missing:
+        similar = near_matches(name, unknown, most=1)
+        found.append(DefinitionFault(f"{path}.{name}", "is required", f"rename {similar[0]!r}" if similar else ""))
     if schema.get("additionalProperties") is False:
         found += [DefinitionFault(f"{path}.{name}", "unknown argument", near(name, properties)) for name in unknown]
     return found
@@ -91,7 +103,8 @@ def _of_whole(definition: WorkflowDefinition, names: frozenset[str]) -> Iterator
     yield from (
         DefinitionFault(f"nodes.{name}", f"the name {name} is reserved")
         for name in sorted(names)
-        if not expressions.is_name(name)
+        # Other names have a fault of their form.
+        if name.isidentifier() and not expressions.is_name(name)
     )
 
 
@@ -106,7 +119,7 @@ def _targets(node: Node, names: frozenset[str], path: str) -> Iterator[Definitio
         for index, name in enumerate(targets):
             where = f"{path}.{field}" if field == "on_error.go_to" else f"{path}.{field}[{index}]"
             if name not in names:
-                yield DefinitionFault(where, f"there is no node {name!r}", near(name, names))
+                yield DefinitionFault(where, f"there is no node {name!r}", near(name, names - {path.partition(".")[2]}))
             if name in targets[:index]:
                 yield DefinitionFault(where, f"{name!r} is listed twice")
     if isinstance(node, ConditionNode):
@@ -152,8 +165,18 @@ def _of_node(node: AnyNode, definition: WorkflowDefinition, path: str) -> Iterat
                 yield DefinitionFault(path, "a wait must have one of seconds, until and event", hint)
             elif node.timeout_seconds is not None and not node.event:
                 yield DefinitionFault(f"{path}.timeout_seconds", "is not allowed without event")
+            elif node.until and "${" not in node.until:
+                yield from _of_time(node.until, f"{path}.until")
         case _:
             pass
+
+
+def _of_time(text: str, path: str) -> Iterator[DefinitionFault]:
+    try:
+        values.time_of(text)
+    except ExpressionError:
+        hint = "write a time such as 2030-01-31T09:00:00Z, or an expression"
+        yield DefinitionFault(path, f"must be a time with a zone, got {text!r:.60}", hint)
 
 
 def _of_human(node: HumanNode, path: str) -> Iterator[DefinitionFault]:
@@ -180,8 +203,9 @@ def _of_expressions(node: AnyNode, scope: dict[str, frozenset[str] | None], path
         if field in _WHOLE and isinstance(value, str) and not found:
             kind = expressions.result_type(value, names)
             if kind not in _WHOLE[field]:
-                wanted = min(_WHOLE[field] - {"DYN"}).lower()
-                yield DefinitionFault(where, f"the expression must give a {wanted}, but gives a {kind.lower()}")
+                wanted = _TYPES[min(_WHOLE[field] - {"DYN"})]
+                given = _TYPES.get(kind, kind.lower())
+                yield DefinitionFault(where, f"the expression must give {wanted}, but gives {given}")
     inner = {**scope, node.as_: None, "index": _NO_FIELDS} if isinstance(node, MapNode) else scope
     for name, each in below(node).items():
         yield from _of_expressions(each, inner, f"{path}.{name}")
@@ -198,6 +222,8 @@ def _inputs(definition: WorkflowDefinition) -> frozenset[str] | None:
 def _joins(definition: WorkflowDefinition) -> Iterator[DefinitionFault]:
     for name, found in incoming(definition).items():
         join = definition.nodes[name].join
+        if join == "any" and not found.control:
+            yield DefinitionFault(f"nodes.{name}.join", "has no effect, because no node comes before", "set after")
         if isinstance(join, int) and join > len(found.control):
             message = f"can never be met: the node has {len(found.control)} edges that count, got {join}"
             yield DefinitionFault(f"nodes.{name}.join", message, "after, then, else and go_to count")

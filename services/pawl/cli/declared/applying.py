@@ -152,7 +152,7 @@ async def _validated(
             problems[asked.problem(_text(error), error.metadata.get("field", ""))] = _may_pass(error)
         except Faulty as error:
             remaining = error.without(definition, needs)
-            problems |= dict.fromkeys((asked.fault(*fault) for fault in remaining), False)
+            problems |= dict.fromkeys(asked.faults(remaining), False)
             if not remaining:
                 valid[key] = Saved(State(definition, is_partial=True))
         else:

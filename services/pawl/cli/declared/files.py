@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,11 +62,11 @@ class Asked:
         """Return an error with the file, and the line of the deepest field that the text or `field` names."""
         return f"{self.file}:{_line(self.lines, f'{text} {field}')}: {text}"
 
-    def fault(self, path: str, text: str) -> str:
-        """Return an error with the file, the line of a path such as `nodes.fetch.after[0]`, and the path itself."""
-        known, place = {tuple(map(str, each)): line for each, line in self.lines.items()}, PARTS.findall(path)
-        line = next(known[tuple(place[:end])] for end in range(len(place), -1, -1) if tuple(place[:end]) in known)
-        return f"{self.file}:{line}: {path + ': ' if path else ''}{text}"
+    def faults(self, found: Iterable[tuple[str, str]]) -> list[str]:
+        """Return errors by line, given paths such as `nodes.fetch.after[0]`, each with a message."""
+        known = {tuple(map(str, place)): line for place, line in self.lines.items()}
+        lines = [(_line_of(known, path), f"{path + ': ' if path else ''}{text}") for path, text in found]
+        return [f"{self.file}:{line}: {text}" for line, text in sorted(lines, key=lambda each: each[0])]
 
 
 def read_set(folder: Path) -> str:
@@ -105,7 +105,8 @@ def read(paths: Sequence[Path], types: Mapping[str, type[Any]]) -> tuple[list[As
             problems.append(str(error))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             mark = getattr(error, "problem_mark", None)
-            problems.append(f"{file}:{mark.line + 1 if mark else 1}: {file.name} is not YAML: {_short(error)}")
+            text = getattr(error, "problem", None) or error
+            problems.append(f"{file}:{mark.line + 1 if mark else 1}: not valid YAML: {_short(text)}")
     return list(found.values()), problems
 
 
@@ -289,6 +290,11 @@ def _line(lines: Mapping[_Path, int], text: str) -> int:
     words = set(re.findall(r"\w+", text))
     names = [place for place in lines if place and str(place[-1]) in words]
     return lines[max(names, key=lambda place: (len(words & {str(each) for each in place}), len(place)), default=())]
+
+
+def _line_of(known: Mapping[tuple[str, ...], int], path: str) -> int:
+    place = tuple(PARTS.findall(path))
+    return next(known[place[:end]] for end in range(len(place), -1, -1) if place[:end] in known)
 
 
 def _short(error: object) -> str:

@@ -80,35 +80,57 @@ def nested(levels: int) -> dict[str, Any]:
 # Each row: a document, and its only fault.
 FAULTS: list[tuple[Any, str]] = [
     # The form.
-    ([], "Expected object, got array"),
+    ([], "must be an object with name and nodes, got []"),
     ({"nodes": {"a": TOOL}}, "name: is required"),
-    ({"name": "example", "nodes": {}}, "nodes: Expected object of length >= 1, got {}"),
+    ({"name": "example", "nodes": {}}, "nodes: must be an object with at least one entry, got {}"),
     ({**document(), "timout_seconds": 3}, "timout_seconds: unknown field (did you mean 'timeout_seconds'?)"),
-    ({**document(), "name": "9"}, "name: Expected str, got '9' (a name: a letter"),
-    ({**document(), "concurrency": 51}, "concurrency: Expected int <= 50, got 51"),
-    (document(Fetch=TOOL), "nodes.Fetch: Expected str, got 'Fetch' (a node name: a lower-case letter"),
-    (document(a=3), "nodes.a: Expected object, got int"),
+    ({**document(), "name": "9"}, "name: must be a letter followed by up to 63 letters, digits, _ and -, got '9'"),
+    ({**document(), "concurrency": 51}, "concurrency: must be a whole number from 1 to 50, got 51"),
+    (document(Fetch=TOOL), "nodes.Fetch: must be a lower-case letter followed by up to 39"),
+    (document(a=3), "nodes.a: must be a node, got 3"),
     (document(a={"tool": "look"}), "nodes.a.kind: is required (known: agent, condition, human"),
     (document(a={"kind": "tol"}), "nodes.a.kind: unknown kind 'tol' (did you mean 'tool'?)"),
     (document(a={"kind": ["tool"]}), "nodes.a.kind: unknown kind ['tool']"),
     (document(a={"kind": "tool"}), "nodes.a.tool: is required"),
     (document(a={**TOOL, "argument": {}}), "nodes.a.argument: unknown field (did you mean 'arguments'?)"),
-    (document(a={**TOOL, "retry": {"attempts": 0}}), "nodes.a.retry.attempts: Expected int >= 1, got 0"),
+    (
+        document(a={**TOOL, "retry": {"attempts": 0}}),
+        "nodes.a.retry.attempts: must be a whole number from 1 to 20",
+    ),
     (
         document(a={**TOOL, "retry": {"attempts": 2, "factor": 0.5}}),
-        "nodes.a.retry.factor: Expected float >= 1.0, got 0.5",
+        "nodes.a.retry.factor: must be a number from 1 to 10, got 0.5",
     ),
     (document(a={**TOOL, "repeat": {"max": 3}}), "nodes.a.repeat.until: is required"),
-    (document(a={**TOOL, "timeout_seconds": 0}), "nodes.a.timeout_seconds: Expected int >= 1, got 0"),
-    (document(a={**TOOL, "timeout_seconds": "5 s"}), "nodes.a.timeout_seconds: Expected int | float | null, got str"),
-    (document(a={**TOOL, "after": ["B"]}), "nodes.a.after[0]: Expected str, got 'B' (a node name"),
-    (document(a={**TOOL, "on_error": "stop"}), "nodes.a.on_error: Invalid enum value 'stop'"),
+    (
+        document(a={**TOOL, "timeout_seconds": 0}),
+        "nodes.a.timeout_seconds: must be a number from 0.1 to 31536000",
+    ),
+    (document(a={**TOOL, "timeout_seconds": "5 s"}), "nodes.a.timeout_seconds: must be a number from 0.1 to"),
+    (document(a={**TOOL, "after": ["B"]}), "nodes.a.after[0]: must be a lower-case letter followed by"),
+    (
+        document(a={**TOOL, "on_error": "explode"}),
+        "nodes.a.on_error: must be fail, continue, undo or an object with go_to, got 'explode'",
+    ),
+    (
+        document(a=human(form="aproval")),
+        "nodes.a.form: must be question or approval, got 'aproval' (did you mean 'approval'?)",
+    ),
+    (document(a={**TOOL, "join": "al"}, b=TOOL), "nodes.a.join: must be all, any or a whole number from 1 to 200"),
+    (document(a={"kind": "agent", "task": "x", "tools": [3]}), "nodes.a.tools[0]: must be 1 to 64 letters, digits"),
+    (document(**{"bad name": TOOL}), "nodes.bad name: must be a lower-case letter"),
     (document(a={**TOOL, "on_error": {}}), "nodes.a.on_error.go_to: is required"),
-    (document(a=human(options=[True])), "nodes.a.options[0]: Expected str, got bool (quote it: YAML reads yes"),
-    (document(a=human(options=["a"] * 21)), "nodes.a.options: Expected array of length <= 20"),
+    (
+        document(a=human(options=[True])),
+        "nodes.a.options[0]: must be text of 1 to 400 characters, got true (quote",
+    ),
+    (document(a=human(options=["a"] * 21)), "nodes.a.options: must be a list of at most 20 entries"),
     (document(a=mapped({"kind": "output", "value": 1})), "nodes.a.do.kind: unknown kind 'output' (known: agent, human"),
-    (document(a=mapped(TOOL, tolerate="101%")), "nodes.a.tolerate: Expected str, got '101%' (a percentage"),
-    (document(a=parallel()), "nodes.a.branches: Expected object of length >= 1, got {}"),
+    (
+        document(a=mapped(TOOL, tolerate="101%")),
+        "nodes.a.tolerate: must be a whole number from 0 to 100000 or a",
+    ),
+    (document(a=parallel()), "nodes.a.branches: must be an object with at least one entry, got {}"),
     # The graph.
     (
         document(a={**TOOL, "after": ["fetsch"]}, fetch=TOOL),
@@ -156,6 +178,12 @@ FAULTS: list[tuple[Any, str]] = [
         document(a={"kind": "wait", "seconds": 1, "timeout_seconds": 1}),
         "nodes.a.timeout_seconds: is not allowed without",
     ),
+    (
+        document(a={"kind": "wait", "until": "yesterday"}),
+        "nodes.a.until: must be a time with a zone, got 'yesterday' (write a time such as",
+    ),
+    (document(a={"kind": "wait", "until": "2030-01-31T09:00:00"}), "nodes.a.until: must be a time with a zone"),
+    (document(a={**TOOL, "join": "any"}), "nodes.a.join: has no effect, because no node comes before (set after)"),
     (document(a=human(who="approvers")), "nodes.a.who: approvers answer approvals only (set form: approval)"),
     (document(a=human(form="approval", options=["a"])), "nodes.a.options: an approval has no options"),
     (document(a=human(options=["a", "a"])), "nodes.a.options: an option is listed twice"),
@@ -193,6 +221,12 @@ FAULTS: list[tuple[Any, str]] = [
         document(a={"kind": "agent", "task": "${ }"}),
         "nodes.a.task: an expression is empty (write $${ for a literal ${)",
     ),
+    (
+        document(a={"kind": "agent", "task": "${input.x +}"}),
+        "nodes.a.task: 'input.x +': column 10: the expression ends too early",
+    ),
+    (document(a={"kind": "agent", "task": "${input.x ) 1}"}), "nodes.a.task: 'input.x ) 1': column 9: did not expect"),
+    (document(a={"kind": "agent", "task": "${(input.x}"}), "nodes.a.task: '(input.x': column 9: ')' is missing"),
     (document(a={"kind": "agent", "task": f"${{{'1+' * 600}1}}"}), "nodes.a.task: '1+1+1+1+"),
     (
         document(a=condition(**{"if": "input.flag", "then": ["b"]}), b=TOOL),
@@ -200,9 +234,9 @@ FAULTS: list[tuple[Any, str]] = [
     ),
     (
         document(a=condition(**{"if": "${size(input.flag)}", "then": ["b"]}), b=TOOL),
-        "nodes.a.if: the expression must give a bool, but gives a int",
+        "nodes.a.if: the expression must give true or false, but gives a number",
     ),
-    (document(a=mapped(TOOL, items="${'x'}")), "nodes.a.items: the expression must give a list, but gives a string"),
+    (document(a=mapped(TOOL, items="${'x'}")), "nodes.a.items: the expression must give a list, but gives text"),
     (document(a={**TOOL, "arguments": "x ${input.y}"}), "nodes.a.arguments: must be exactly one expression"),
     (
         document(a={**TOOL, "repeat": {"until": "${nodes.a.output.ok}"}}),
@@ -243,6 +277,12 @@ def test_all_faults_are_reported_at_once() -> None:
     assert all(any(text in str(nodes[name]) for text in texts) for name in nodes.keys() - named)
 
 
+def test_faults_are_sorted_by_path() -> None:
+    found = faults_of({"name": "9", "nodes": {"b": {}, "a": {"kind": "tol"}}, "concurency": 1})
+    assert found == sorted(found)
+    assert len(found) == 4
+
+
 def test_a_definition_that_is_not_json_or_too_large_is_refused() -> None:
     for data, message in [(b"{", "truncated"), (b'{"a": 1, "a": 1}', "twice"), (b" " * 300_000, "limit of 262144")]:
         with pytest.raises(DefinitionError, match=message):
@@ -257,8 +297,11 @@ def test_arguments_are_checked_against_the_schema() -> None:
     }
     found = validation.arguments_faults({"tiket": 1}, schema, "nodes.a.arguments")
     assert list(map(str, found)) == [
-        "nodes.a.arguments.ticket: is required",
+        "nodes.a.arguments.ticket: is required (rename 'tiket')",
         "nodes.a.arguments.tiket: unknown argument (did you mean 'ticket'?)",
     ]
     assert not validation.arguments_faults("${input}", schema, "nodes.a.arguments")
+    open_schema = {"properties": {"pieces": {}}, "required": ["pieces"]}
+    (fault,) = validation.arguments_faults({"pices": 1}, open_schema, "nodes.a.input")
+    assert str(fault) == "nodes.a.input.pieces: is required (rename 'pices')"
     assert not validation.arguments_faults({"other": 1}, {"type": "object"}, "nodes.a.arguments")

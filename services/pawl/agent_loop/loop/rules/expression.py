@@ -35,6 +35,10 @@ _PARSING: Final = re.compile(r"\b(?:timestamp|duration|double|u?int|string)\b")
 _SEARCH: Final = re.compile(r"\bcontains\b")
 _SEARCH_FOR_LITERAL: Final = re.compile(r"\bcontains\s*\(\s*['\"]")
 _POSITION: Final = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): ([^\n]*)")
+# The parser's messages, with the text that it did not expect.
+_SYNTAX: Final = re.compile(
+    r"Syntax error: (?:(missing) (.*) at .*|(?:token recognition error at: |.*? input )'(.*?)'(?: expecting .*)?)$"
+)
 _OPERATORS: Final = "_&&_ _||_ !_ _?_:_ _==_ _!=_ _<_ _<=_ _>_ _>=_ _+_ _-_ _*_ _/_ _%_ -_ @in _[_] @not_strictly_false"
 _FUNCTIONS: Final = "size contains startsWith endsWith int uint double string bool dyn type timestamp duration"
 
@@ -121,7 +125,7 @@ class Environment:
             position = _POSITION.search(str(error))
             if position is None:
                 raise ExpressionError(_first_line(str(error))) from None
-            column, text = int(position[2]), position[3].replace(" (in container '')", "")
+            column, text = int(position[2]), _SYNTAX.sub(_plain, position[3]).replace(" (in container '')", "")
             raise ExpressionError(f"column {column}: {text}"[:300] if column > 0 else text[:300]) from None
 
     def _steps(self, source: str, values: list[Any]) -> int:
@@ -196,6 +200,12 @@ def _first_line(text: str) -> str:
     found = (text.splitlines() or [""])[0].removesuffix(" [INTERNAL]")[:300]
     is_mixed = "No matching overloads" in found and "int64" in found and "double" in found
     return f"{found}: write 2.0 instead of 2, or double(x)" if is_mixed else found
+
+
+def _plain(found: re.Match[str]) -> str:
+    if found[1]:
+        return f"{found[2]} is missing"
+    return "the expression ends too early" if found[3] == "<EOF>" else f"did not expect {found[3]!r}"
 
 
 def _measured(values: list[Any]) -> tuple[int, int, int]:
