@@ -1,4 +1,4 @@
-"""Workflow versions in memory."""
+"""Stores workflow versions in memory."""
 
 from __future__ import annotations
 

@@ -364,7 +364,7 @@ def streamed_output_matches_the_message(record: Ledger) -> Iterator[str]:
                 continue  # The output of this attempt is void.
             run = record.runs[message.run_id]
             if run.HasField("goal") or run.HasField("undo"):
-                continue  # Its report is not written by a model.
+                continue  # No model writes the report of a goal or undo.
             if message.text != _shown(record, message):
                 shown = _shown(record, message)
                 yield f"message {message.number} of {message.run_id} is {message.text!r}, and {shown!r} was shown"

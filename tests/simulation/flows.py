@@ -192,7 +192,7 @@ def effects_of_nodes_happen_once(record: Record) -> Iterator[str]:
 
 
 def workflow_runs_end_as_their_nodes(record: Record) -> Iterator[str]:
-    """A workflow run is COMPLETED only when all its nodes have ended, and its output is that of its node."""
+    """A workflow run is COMPLETED only after all its nodes have ended, and has its output node's value."""
     for run_id in _flows(record):
         run = record.runs[run_id]
         if run_state(run.state) != "COMPLETED":

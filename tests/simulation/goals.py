@@ -88,7 +88,7 @@ class Pursuer:
 
 
 def each_step_of_a_goal_is_made_once(record: Record) -> Iterator[str]:
-    """A goal makes each check, attempt and judgement once, one after the other, and no attempt after it is met."""
+    """A goal makes each check, attempt and judgement once and in order, and no attempt once it is met."""
     for run_id, calls in _goals(record):
         steps = Counter((call.round, call.index) for call in calls)
         if repeated := [step for step, count in steps.items() if count > 1]:
@@ -96,7 +96,7 @@ def each_step_of_a_goal_is_made_once(record: Record) -> Iterator[str]:
         met = [(call.round, call.index) for call in calls if _is_met(call)]
         later = [step for step in steps if met and step > min(met)]
         if later:
-            yield f"goal {run_id} was met in {min(met)}, but went on with {later}"
+            yield f"goal {run_id} was met in {min(met)}, but continued with {later}"
         attempts = [call.round for call in calls if call.index == Step.ATTEMPT]
         if attempts != list(range(1, len(attempts) + 1)):
             yield f"goal {run_id} made the attempts {attempts}"

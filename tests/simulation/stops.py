@@ -14,7 +14,7 @@ from tests.simulation.world import World
 
 
 class StoppingModels:
-    """Stops a user's jobs as the model of the run that started them does, or as a model of their conversation."""
+    """Stops a user's jobs either as the model of the run that started them, or as a model of their conversation."""
 
     def __init__(self, world: World, store_id: StoreId, name: str, network: Network) -> None:
         self._world = world
@@ -64,7 +64,7 @@ def stops_reach_the_jobs_below(record: Record) -> Iterator[str]:
 
 
 def stops_are_reported_to_others(record: Record) -> Iterator[str]:
-    """ASYNC-5: the end of a job is kept from the model that stopped it, but not from another one."""
+    """ASYNC-5: the end of a job is not reported to the model that stopped it, but to any other receiver."""
     for sent in record.history.commands:
         job = record.runs.get(sent.run_id)
         is_quiet = job is not None and job.stop_cause == run_pb2.STOP_CAUSE_MODEL

@@ -51,7 +51,7 @@ _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
     "pawl.identity.v1.KeyService": ("key_register", "keys"),
 }
 _pool: Final = descriptor_pool.Default()
-# Requests that change or delete what files can declare.
+# Requests that change or delete resources that files can declare.
 _CHANGE: Final = re.compile(
     r"(?:Add|Update|Delete|Remove|Revoke)(Agent|Channel|Rule|Schedule|Source|Trigger|Workflow)Request"
 )
@@ -230,7 +230,7 @@ async def warn_of_set(target: AsyncClient, request: Any, answer: Any) -> None:
     resource = getattr(answer, kind, request)
     parts = (request, getattr(request, "definition", None), getattr(request, "config", None), resource)
     name = next(filter(None, (getattr(part, "name", "") for part in parts)), getattr(resource, "rule_id", ""))
-    with suppress(PawlError, StartError):  # The change itself is done.
+    with suppress(PawlError, StartError):  # The change itself has succeeded.
         for each in await items(target, declaration_pb2.ListDeclarationsRequest()):
             if (each.kind, each.name) == (kind, name):
                 text = (

@@ -144,7 +144,7 @@ async def _apply(suite: Suite) -> None:
 
 
 def _show_in_console(suite: Suite, problem: str) -> None:
-    """Have the console show the problem, after those of tools."""
+    """Show the problem in the console, after the problems of tools."""
     lines = [*suite.broken_tools, *problem.splitlines()]
     part = suite.folder.run / f"{PROBLEMS_FILE}.part"
     part.write_text(json.dumps([wording.clean(line) for line in lines]), encoding="utf-8")

@@ -27,7 +27,7 @@ def _arguments(criterion: goal_pb2.GoalCriterion, given: str) -> None:
 
 
 def _deadline(message: Any, given: str) -> None:
-    """Set a deadline from a time such as 2026-01-31T09:00, or from a duration such as 2h."""
+    """Set the message's deadline from a time such as 2026-01-31T09:00, or a duration from now such as 2h."""
     if given[:1].isdigit() and given[-1:].isalpha() and "T" not in given:
         message.deadline_time.FromDatetime(datetime.now(UTC) + timedelta(seconds=seconds_of(given, "deadline")))
     else:
@@ -65,7 +65,8 @@ def goal_lines(goal: pb.GoalStatus) -> list[str]:
     if run.goal.HasField("deadline_time"):
         lines.append(f"deadline: {wording.time_text(run.goal.deadline_time)}")
     if run.token_budget:
-        lines.append(f"it {wording.budget_text(run)}")
+        used = run.usage.input_tokens + run.usage.output_tokens
+        lines.append(f"tokens: {used} of {run.token_budget}")
     lines += map(_attempt_line, goal.attempts)
     if run.output_text:
         lines += ["", *wording.quoted("", run.output_text)]

@@ -76,7 +76,7 @@ app.command("list")(
     listing(
         workflow_pb2.ListWorkflowsRequest(),
         {},
-        "List the workflows that you may start, by name.",
+        "List the store's workflows, by name.",
         _COLUMNS,
         none="There are no workflows.",
     )

@@ -436,7 +436,7 @@ CREATE TABLE conversation_words (
 );
 CREATE INDEX conversation_words_search ON conversation_words USING gin (words);
 
--- The agents and workflows of a store. Deleted ones stay: if created again, their versions continue.
+-- The agents and workflows of a store. Deleted ones are kept, so that their version numbers continue if recreated.
 CREATE TABLE definitions (
     store_id text COLLATE "C" NOT NULL,
     kind text COLLATE "C" NOT NULL,  -- agent or workflow

@@ -90,7 +90,7 @@ def service_process(spec: ServiceSpec, replica: int, context: SuiteContext) -> P
     async def probe() -> Addresses | None:
         found = _read_addresses(address_file) or {}
         status = await _status(found, spec, context.options)
-        # An HTTP service reports an outage to its users, so it is ready without its dependencies too, but services that
+        # An HTTP service can report outages to its users, so it needs no dependencies to be ready. But services that
         # start together should find each other first.
         is_alone = status and "http" in found and time.monotonic() - started >= _DEPENDENCIES_SECONDS
         return found if status == HTTPStatus.OK or is_alone else None

@@ -187,13 +187,13 @@ class Suite:
         await self.wait_ready(name, replica)
 
     async def reload_tools(self) -> None:
-        """Have the tool registry import the files in PAWL_TOOLS again, and return when it has. Running calls continue.
+        """Make the tool registry import the files in PAWL_TOOLS again, and wait until it has. Running calls continue.
 
         Raises StartError if the registry does not respond and cannot be restarted.
         """
         process = self.process("tool-registry")
         process.log.mark()
-        # If it is down, it loads the tools when it restarts.
+        # If the registry is down, it loads the tools when it restarts.
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGUSR1)
         try:

@@ -59,7 +59,7 @@ async def test_a_goal_is_a_run_in_a_conversation_of_its_own(
     assert await reason(goals.StartGoal(request, metadata=ME)) == "TOOL_NOT_FOUND"
 
 
-async def test_wrong_goals_are_refused(api: Any, clock: ManualClock) -> None:
+async def test_invalid_goals_are_refused(api: Any, clock: ManualClock) -> None:
     past = {"seconds": int(clock.now()) - 5}
     tool: Any = goal_pb2.GoalCriterion
     await check_refusals(

@@ -82,7 +82,7 @@ async def test_deleted_workflow_starts_no_runs_but_keeps_its_versions(
     assert await reason(workflows.DeleteWorkflow(deleted, metadata=ADMIN)) == "WORKFLOW_NOT_FOUND"
 
 
-async def test_workflow_is_a_tool_while_its_newest_version_says_so(
+async def test_workflow_is_a_tool_while_its_newest_version_has_as_tool(
     workflows: WorkflowServiceAsyncStub, checker: FakeChecker
 ) -> None:
     tool = save(as_tool=True, description="Sort it.")
@@ -97,7 +97,7 @@ async def test_workflow_is_a_tool_while_its_newest_version_says_so(
     assert checker.workflows == {}
 
 
-async def test_workflow_with_the_name_of_a_tool_cannot_be_one(workflows: WorkflowServiceAsyncStub) -> None:
+async def test_workflow_with_the_name_of_another_tool_cannot_be_a_tool(workflows: WorkflowServiceAsyncStub) -> None:
     tool: dict[str, Any] = {"name": "look", "as_tool": True, "description": "Look."}
     checked = await workflows.SaveWorkflow(save(**tool, validate_only=True), metadata=ADMIN)
     assert [(fault.path, fault.message) for fault in checked.faults] == [("name", "'look' is a tool")]
@@ -194,7 +194,7 @@ async def test_faults_of_a_definition_are_reported_with_their_paths(
     assert error.metadata["paths"] == ",".join(path for path, _ in expected)
 
 
-async def test_workflows_cannot_start_each_other_in_a_circle(workflows: WorkflowServiceAsyncStub, saved: None) -> None:
+async def test_workflows_cannot_start_each_other_in_a_cycle(workflows: WorkflowServiceAsyncStub, saved: None) -> None:
     await workflows.SaveWorkflow(
         save(name="outer", nodes={"a": {"kind": "workflow", "workflow": "triage", "input": {"ticket": "7"}}}),
         metadata=ADMIN,
@@ -310,7 +310,7 @@ async def test_requests_about_runs_refuse_bad_input(
     )
 
 
-async def test_workflow_runs_of_others_look_like_missing_ones(
+async def test_workflow_runs_of_other_users_are_not_found(
     workflows: WorkflowServiceAsyncStub, api: Api, saved: None
 ) -> None:
     run_id = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id

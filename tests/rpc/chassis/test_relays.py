@@ -142,7 +142,7 @@ async def test_relayed_calls_end_with_shutting_down(serve: Serve, servicer: Echo
 
 
 async def test_gateway_relays_only_public_streaming_methods(serve: Serve) -> None:
-    """Its key alone gives no rights."""
+    """The gateway's key alone gives no rights."""
     async with relaying(serve(authenticator=Known(), service_only=True)) as (stub, _):
         with pytest.raises(MethodNotFound):
             await stub.call("generate", "who", metadata=bearer(ANN))

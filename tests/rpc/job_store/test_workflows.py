@@ -98,7 +98,7 @@ async def test_workflows_are_listed_by_name_without_definitions(
     assert found == [("a", b""), ("b", b""), ("c", b"")]
 
 
-async def test_workflows_cannot_start_each_other_in_a_circle(workflows: WorkflowLedgerServiceAsyncStub) -> None:
+async def test_workflows_cannot_start_each_other_in_a_cycle(workflows: WorkflowLedgerServiceAsyncStub) -> None:
     await workflows.PutWorkflow(put("a"))
     await workflows.PutWorkflow(put("b", b"{}", "a"))
     assert await reason(workflows.PutWorkflow(put("a", b"{}", "b"))) == "INVALID_WORKFLOW"

@@ -23,7 +23,7 @@ SHOWN_MS = 120_000
 
 
 async def test_story_of_a_long_job_survives_kills(open_page: NewPage, suite: Suite, tmp_path: Path) -> None:
-    """ASYNC-5: the user starts a job, chats on, sees its progress, hears the model at half time, reopens the
+    """ASYNC-5: the user starts a job, keeps chatting, sees its progress and a report halfway, reopens the
     conversation on a phone and stops the job in one click. Every message appears exactly once.
 
     agent-loop is killed twice: after three kills without a finished step, an operator must decide about the job.

@@ -1,4 +1,4 @@
-"""The pure rules of goals: judgements from any result, and limits of sizes."""
+"""The pure rules of goals: judgements of any result, and size limits."""
 
 from __future__ import annotations
 

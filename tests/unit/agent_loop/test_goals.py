@@ -105,7 +105,7 @@ def made(world: GoalWorld, key: RunKey) -> list[tuple[int, str, str]]:
     return [(call.round, call.tool_name, call.state.name) for call in world.ledger.calls(key)]
 
 
-async def test_a_goal_is_met_once_its_tool_says_so() -> None:
+async def test_a_goal_is_met_once_its_tool_returns_true() -> None:
     world = GoalWorld(checks=[False, {"met": False, "progress": 0.5, "reason": "Half of it is."}, {"met": True}])
     key = world.ledger.submit("aim", goal=goal())
 
@@ -185,7 +185,7 @@ async def test_messages_of_the_user_reach_the_next_attempt() -> None:
         ("GOAL_DEADLINE", [{"met": False, "n": n} for n in range(99)], {"wait_seconds": 60.0, "attempts_max": 50}, 3),
     ],
 )
-async def test_typed_ends(failure: str, checks: list[Any], more: dict[str, Any], attempts: int) -> None:
+async def test_goal_fails_with_its_limit(failure: str, checks: list[Any], more: dict[str, Any], attempts: int) -> None:
     world = GoalWorld(checks=checks)
     if failure == "GOAL_DEADLINE":
         more = {**more, "deadline_time": world.ledger.time().timestamp() + 150}
@@ -346,7 +346,7 @@ async def test_an_attempt_ends_when_its_background_jobs_have_ended() -> None:
     assert all(row.goal is None for row in map(world.ledger.run, world.ledger.tables.runs) if row.run_id != key.run_id)
 
 
-async def test_raised_limits_apply_at_once_and_are_checked() -> None:
+async def test_raised_limits_apply_immediately_and_are_checked() -> None:
     world = GoalWorld(checks=[{"met": False, "n": n} for n in range(20)])
     deadline = world.ledger.time().timestamp() + 1e6
     key = world.ledger.submit("aim", goal=goal(attempts_max=2, deadline_time=deadline))
@@ -380,7 +380,7 @@ async def test_a_cancelled_goal_stops_its_attempt_and_reports() -> None:
 
     run = world.ledger.run(key)
     assert run.state is RunState.CANCELLED
-    assert run.output_text.startswith("The goal was stopped after 0 attempts.")
+    assert run.output_text.startswith("The goal was cancelled after 0 attempts.")
 
 
 def asks(**arguments: Any) -> Script:
@@ -428,7 +428,7 @@ async def test_an_agent_starts_a_goal_in_the_background_and_is_notified_of_its_e
         ({"rubric": "blue", "attempts_max": 1000}, "INVALID_ARGUMENTS", "attempts_max"),
     ],
 )
-async def test_agents_are_told_why_a_goal_cannot_start(arguments: dict[str, Any], reason: str, why: str) -> None:
+async def test_agents_get_the_reason_why_a_goal_cannot_start(arguments: dict[str, Any], reason: str, why: str) -> None:
     world = GoalWorld(checks=[True])
     world.top = [asks(**arguments), says("Started."), says("It did not start.")]
     key = world.ledger.submit("top")

@@ -315,7 +315,7 @@ TRIAGE = {
 }
 
 
-async def test_a_workflow_follows_what_its_nodes_name(tmp_path: Path) -> None:
+async def test_a_workflow_is_saved_after_the_resources_that_its_nodes_name(tmp_path: Path) -> None:
     store = Store()
     lines = await applied(store, written(tmp_path, TRIAGE))
     saved = [write for write in store.writes if not write.startswith("owner")]

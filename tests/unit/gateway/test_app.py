@@ -484,7 +484,7 @@ async def test_a_request_with_two_content_lengths_closes_the_connection(browser:
     assert answer.count(b"HTTP/1.1") == 1
 
 
-async def test_login_state_is_no_error_without_a_session_and_then_shows_no_problems(tmp_path: Path) -> None:
+async def test_login_state_shows_problems_only_with_a_session(tmp_path: Path) -> None:
     at, file = "http://localhost:7600", tmp_path / "run" / "problems.json"
     browser = Browser(data=tmp_path)
     cookie = await browser.cookie(at)

@@ -271,7 +271,7 @@ def test_stop_of_a_job_also_stops_the_jobs_of_the_agents_below_it(*, is_below_jo
 
 
 def test_stop_by_the_model_is_reported_to_the_delegated_run_whose_job_it_is() -> None:
-    """ASYNC-5: the model that has stopped a job is not told of its end, but another one is."""
+    """ASYNC-5: the model that stopped a job is not notified of its end, but another model is."""
     desk = Desk()
     root = desk.start_run()
     agent = desk.delegate(root)

@@ -168,7 +168,7 @@ export class Pawl extends Transport {
   }
 
   /**
-   * Watches the nodes of a workflow run until it ends, and passes them to `onChange` now and about once a second.
+   * Watches the nodes of a workflow run until it ends, and passes them to `onChange` now, and after each change or about a second.
    * Returns a function that stops watching.
    */
   watchExecution(runId: string, onChange: (execution: pb.GetExecutionResponseJson) => void, onError: (error: PawlError) => void = () => {}): () => void {

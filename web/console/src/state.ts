@@ -74,7 +74,7 @@ let leave: (() => void)[] = [];
 /** Problems of the product that `pawl dev` runs. */
 export const problems = signal<string[]>([]);
 
-/** Set while the user is logged in, so that the first page load requests nothing that needs a login. */
+/** Set while the user is logged in. Without it, the first page load makes no request that needs a login. */
 const KNOWN = "logged in";
 export const isKnown = (): boolean => !!localStorage.getItem(KNOWN);
 effect(() => {

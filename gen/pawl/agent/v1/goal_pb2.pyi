@@ -288,7 +288,7 @@ class RaiseGoalResponse(_message.Message):
     GOAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def goal(self) -> Global___GoalStatus:
-        """The goal."""
+        """The goal. In the response to a repeated request, its limits may be those from before the first one."""
 
     def __init__(
         self,

@@ -367,8 +367,8 @@ class StartWorkflowRequest(_message.Message):
     input_json: _builtins.bytes
     """Input as JSON, at most 256 KiB; empty means {}."""
     reports_to_conversation_id: _builtins.str
-    """Conversation of the caller to which the end is reported, as the end of a job is. Empty: the end goes to
-    the caller's inbox.
+    """The caller's conversation to which the end is reported, as for a job; if empty, the end is reported to the
+    caller's inbox.
     """
     total_tokens_max: _builtins.int
     """Token budget of the run and all runs below it; 0 means the deployment's default."""
@@ -512,8 +512,8 @@ class RerunFromRequest(_message.Message):
     run_id: _builtins.str
     """ID of the run, which must have ended."""
     node: _builtins.str
-    """Path of the node from which to run again. This node and all nodes that depend on it run again, as do all
-    nodes that did not succeed.
+    """Path of the node from which to run again. This node and all nodes that depend on it run again, as do nodes
+    that neither succeeded nor were skipped.
     """
     validate_only: _builtins.bool
     """Return the effects that would happen again, without starting a run."""

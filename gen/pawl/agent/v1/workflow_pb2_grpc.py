@@ -208,8 +208,8 @@ class WorkflowServiceServicer(object):
 
     def RerunFrom(self, request, context):
         """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not
-        depend on `node`. Their effects do not happen again; all other nodes run, with the same approvals as
-        before. Idempotent by request ID, scoped to the user.
+        depend on `node`. Their effects do not happen again; all other nodes run, and their calls are
+        checked and approved anew. Idempotent by request ID, scoped to the user.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.

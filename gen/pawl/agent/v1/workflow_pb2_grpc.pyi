@@ -104,8 +104,8 @@ class WorkflowServiceStub:
     """
     RerunFrom: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.RerunFromRequest, _workflow_pb2.RerunFromResponse]
     """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not
-    depend on `node`. Their effects do not happen again; all other nodes run, with the same approvals as
-    before. Idempotent by request ID, scoped to the user.
+    depend on `node`. Their effects do not happen again; all other nodes run, and their calls are
+    checked and approved anew. Idempotent by request ID, scoped to the user.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
@@ -225,8 +225,8 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     """
     RerunFrom: _aio.UnaryUnaryMultiCallable[_workflow_pb2.RerunFromRequest, _workflow_pb2.RerunFromResponse]  # type: ignore[assignment]
     """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not
-    depend on `node`. Their effects do not happen again; all other nodes run, with the same approvals as
-    before. Idempotent by request ID, scoped to the user.
+    depend on `node`. Their effects do not happen again; all other nodes run, and their calls are
+    checked and approved anew. Idempotent by request ID, scoped to the user.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
@@ -397,8 +397,8 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_workflow_pb2.RerunFromResponse, _abc.Awaitable[_workflow_pb2.RerunFromResponse]]:
         """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not
-        depend on `node`. Their effects do not happen again; all other nodes run, with the same approvals as
-        before. Idempotent by request ID, scoped to the user.
+        depend on `node`. Their effects do not happen again; all other nodes run, and their calls are
+        checked and approved anew. Idempotent by request ID, scoped to the user.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.

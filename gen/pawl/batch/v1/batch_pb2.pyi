@@ -114,8 +114,8 @@ class Call(_message.Message):
     """ID of the request that this call belongs to, for both sides' logs."""
     @_builtins.property
     def metadata(self) -> _containers.RepeatedCompositeFieldContainer[Global___Metadata]:
-        """Metadata of a relayed call: a streaming call with a credential of its own, by which it is authenticated, limited
-        and ended as if it were called directly. The server pauses it while 128 KiB of its responses are unprocessed.
+        """Metadata of a relayed streaming call, with its own credential. The server authenticates, limits and ends the call
+        as if it were called directly, and pauses it while 128 KiB of its responses are unprocessed.
         """
 
     def __init__(

@@ -41,7 +41,7 @@ class Goal(_message.Message):
     """
     @_builtins.property
     def attempts_by(self) -> Global___GoalAgent:
-        """The agent that makes the attempts, which is also the run's agent."""
+        """The agent that makes the attempts. It is also the run's agent."""
 
     @_builtins.property
     def criterion(self) -> Global___GoalCriterion:
@@ -49,7 +49,7 @@ class Goal(_message.Message):
 
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
-        """When the goal ends, and with it an open attempt; absent if there is no deadline. RaiseGoal makes it later."""
+        """When the goal and any open attempt end; absent if there is no deadline. RaiseGoal can move it to a later time."""
 
     def __init__(
         self,

@@ -1632,8 +1632,8 @@ class Run(_message.Message):
     awaiting approval, the job was paused, or Pawl was down.
     """
     waits_for_jobs: _builtins.bool
-    """For a child run: whether it ends only after the jobs that it and the runs below it have started. It then gets
-    their reports.
+    """For a child run: whether it ends only when all jobs that it and the runs below it started have ended. It then
+    receives their reports.
     """
     @_builtins.property
     def waits(self) -> _containers.RepeatedScalarFieldContainer[Global___WaitKind.ValueType]:
@@ -1761,8 +1761,8 @@ class Run(_message.Message):
 
     @_builtins.property
     def job_progress(self) -> Global___JobProgress:
-        """For a goal: progress that the last check or judgement found. For a job: progress of its call. Kept if a call made once ends without success; otherwise removed when the
-        call ends. Absent if the call has not reported any.
+        """For a goal: progress that the last check or judgement found. For a job: progress of its call, removed when the
+        call ends, but kept if a job with a single call does not succeed. Absent if no progress is known.
         """
 
     @_builtins.property

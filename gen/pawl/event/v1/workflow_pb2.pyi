@@ -181,8 +181,8 @@ class PinnedWorkflow(_message.Message):
     rerun_node: _builtins.str
     """For RerunFrom: path of the node from which it runs again."""
     start_state: _builtins.bytes
-    """The worker's state at its start, opaque: the finished nodes that it reuses. Empty for most runs. Runs in lists
-    and events omit it.
+    """For RerunFrom: the opaque initial state, with the finished nodes that the run reuses. Runs in lists and events
+    omit it.
     """
     @_builtins.property
     def chunk(self) -> Global___MapChunk:

@@ -281,7 +281,7 @@ class SubmitMessageRequest(_message.Message):
     (not compared). Set if the tools, agent or documents are not currently acceptable.
     """
     asked_program_sha256: _builtins.bytes
-    """SHA-256 of the workflow or goal as the user specified it, which is compared in its place; empty for other runs."""
+    """SHA-256 of the workflow or goal as requested, which is compared instead; empty for other runs."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options with all defaults filled in (not compared)."""
@@ -1483,8 +1483,8 @@ Global___PauseCommand: _TypeAlias = PauseCommand  # noqa: Y015
 
 @_typing.final
 class EventCommand(_message.Message):
-    """An event for a workflow's wait nodes. The command ID is the event ID. A run keeps at most 100 events that
-    no node has waited for; more are QUEUE_FULL.
+    """An event for a workflow's wait nodes. The command ID is the event ID. At most 100 events can wait for the run's
+    worker; more are QUEUE_FULL.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -2951,9 +2951,9 @@ class ListChangesResponse(_message.Message):
 
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """A version for each of `run_ids`, in the same order, which differs if the run, its calls, or the runs that
-        execute its calls have changed. Empty if one of these runs waits to be claimed: its reasons depend on
-        other runs.
+        """Versions of the runs in `run_ids`, in the same order. A version changes whenever the run, its calls, or the
+        runs that execute its calls change. It is empty if one of these runs waits to be claimed, because its reasons
+        depend on other runs.
         """
 
     def __init__(

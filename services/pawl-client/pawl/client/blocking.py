@@ -87,7 +87,7 @@ async def _awaited(work: Callable[[], Awaitable[R]]) -> R:
 
 
 def _of(client: Any, found: R) -> R:
-    """Have a job's methods block as those of the client that it comes from."""
+    """Give a returned job this blocking client, so that its methods block too."""
     if isinstance(found, JobHandle):
         found.client = client
     return found

@@ -40,8 +40,8 @@ class GoalVerbs(Target):
         """Start a goal and return it. Attempts follow in the background until the aim is met or a limit is reached.
 
         The aim is met if `tool`, called with `arguments`, returns true or `{"met": true}`, or if the CEL `expression`
-        holds for its result. Alternatively, an agent (`judge`) decides by a `rubric`. Watch, cancel and decide on the
-        goal's run like on any other.
+        holds for its result. Alternatively, an agent (`judge`) decides by a `rubric`. Watch and cancel the goal's
+        run, and decide on its calls, as with any other run.
         """
         criterion = goal_pb2.GoalCriterion(
             tool_name=tool,

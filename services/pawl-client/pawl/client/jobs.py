@@ -74,9 +74,9 @@ def _reports(given: str | Mapping[str, float | Sequence[int]]) -> dict[str, Any]
 
 
 class JobHandle:
-    """A background job as it was when it was read, with the fields of BackgroundJob. Its methods control the job.
+    """A background job as last read, with the fields of BackgroundJob and methods that control the job.
 
-    They are the client's methods for this job, so those of an `AsyncClient` must be awaited.
+    The methods of a job from an `AsyncClient` must be awaited.
     """
 
     def __init__(self, client: Any, message: pb.BackgroundJob) -> None:

@@ -13,7 +13,7 @@ from pawl.client.target import DEADLINE_SECONDS, Target
 from pawl.event.v1 import run_pb2
 from pawl.event.v1.workflow_pb2 import WorkflowVersion
 
-# How often progress within a node is read.
+# Polling interval for progress within a node.
 _POLL_SECONDS: Final = 1.0
 
 
@@ -30,7 +30,7 @@ class WorkflowRun:
         return await self._target.again(self._target.workflows.GetExecution, request)
 
     async def follow(self) -> AsyncGenerator[pb.GetExecutionResponse, None]:
-        """Yield the run and its nodes now and about once a second, until the run has ended."""
+        """Yield the run and its nodes now, and after each change or about a second, until the run has ended."""
         while True:
             execution = await self.execution()
             yield execution
@@ -103,7 +103,7 @@ class WorkflowVerbs(Target):
         return (await self.again(self.workflows.GetWorkflow, request)).workflow
 
     async def list_workflows(self) -> AsyncGenerator[WorkflowVersion, None]:
-        """Yield the workflows that you may start, sorted by name, without their definitions."""
+        """Yield the store's workflows, sorted by name, without their definitions."""
         async for page in self.pages(self.workflows.ListWorkflows, pb.ListWorkflowsRequest()):
             for workflow in page.workflows:
                 yield workflow
@@ -125,7 +125,7 @@ class WorkflowVerbs(Target):
     ) -> WorkflowRun:
         """Start a workflow and return its run once it is durable.
 
-        `reports_to` is a conversation id. The end of the run is reported there; otherwise, to your inbox.
+        The end of the run is reported to the conversation `reports_to`; if empty, to your inbox.
         """
         request = pb.StartWorkflowRequest(
             name=name,

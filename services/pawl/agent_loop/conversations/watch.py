@@ -160,7 +160,7 @@ class ConversationWatches:
 
 
 class _Sent(NamedTuple):
-    """The last state of a run that a stream has sent, and when. With the same `version`, it is still the same."""
+    """The last state of a run that a stream has sent, and when. While `version` is the same, the run is too."""
 
     version: str
     digest: int
@@ -169,7 +169,7 @@ class _Sent(NamedTuple):
 
 
 class _Followed(NamedTuple):
-    """A run whose events are to be sent: when it got the turn, and its last known seq and state."""
+    """A run whose events the stream must send: when it began, and its last known seq and state."""
 
     began_microseconds: int
     last_seq: int
@@ -190,7 +190,7 @@ class _Stream:
         self._woken = asyncio.Event()
         self._has_changed = False
         self._read_at = 0.0
-        # The client has the events of runs that got the turn until then: those of the run in its cursor, and before.
+        # The client has the events of the runs that began by this time.
         self._start_microseconds = 0
         self._conversation = 0
         self._sent: dict[RunId, _Sent] = {}
@@ -240,7 +240,7 @@ class _Stream:
         return bool(await tasks.within(seconds, self._woken.wait())) or self._has_changed
 
     def _response(self, **fields: Any) -> WatchConversationResponse:
-        # A client that continues from here still needs the events of the runs that wait for this one's.
+        # A client that resumes from this cursor also needs the events of followed runs that have not been sent yet.
         waiting = [each.began_microseconds - 1 for id_, each in self._followed.items() if id_ != self._cursor.run_id]
         cursor = replace(self._cursor, microseconds=min([self._cursor.microseconds, *waiting]))
         return WatchConversationResponse(cursor=cursor.encode(self.caller, self._conversation_id), **fields)
@@ -267,7 +267,7 @@ class _Stream:
                 yield response
         versions = dict(zip(found.run_ids, found.versions, strict=True))
         if is_first and self._cursor.run_id:
-            # It may have ended long ago, before the client had all its events. The runs after it are compared with it.
+            # The client may lack events of this run even if it ended long ago. Later runs are compared with it.
             versions = {self._cursor.run_id: ""} | versions
         read = [
             await self._run(RunId(run_id), version, is_active=run_id == found.active_run_id)
@@ -384,7 +384,7 @@ class _Stream:
         return True
 
     async def _send_events(self) -> None:
-        """Send the events of the followed runs, in the order of their turns, of each until it rests or ends."""
+        """Send the events of one followed run after the other, oldest first, until each rests or ends."""
         while self._followed:
             run_id = min(self._followed, key=lambda id_: self._followed[id_].began_microseconds)
             try:
@@ -423,7 +423,7 @@ def _is_state(event: RunEvent) -> bool:
 
 
 def _began_microseconds(run: Run) -> int:
-    """Return when a run got the turn, or ended without it."""
+    """Return when a run started; if it never did, when it ended or else was created."""
     named = next((name for name in ("start_time", "end_time") if run.HasField(name)), "create_time")
     microseconds: int = getattr(run, named).ToMicroseconds()
     return microseconds

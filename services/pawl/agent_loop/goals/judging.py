@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import output, text
 from pawl.agent_loop.loop.rules.call import Call
@@ -16,7 +17,7 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId, is_id
 from pawl.values import CallState
 
-# At most this many of an attempt's calls are shown to the judge, the last ones.
+# Maximum number of an attempt's last calls that are shown to the judge.
 EVIDENCE_CALLS_MAX: Final = 40
 REASON_BYTES_MAX: Final = 500
 EXPRESSION_CHARACTERS_MAX: Final = 1000
@@ -97,7 +98,7 @@ def check_expression(source: str) -> None:
 
 
 def by_tool(criterion: GoalCriterion, call: Call) -> Judgement:
-    """Judge by the call of the criterion's tool, which is settled. A call that failed means that the goal is not met.
+    """Judge by the settled call of the criterion's tool. If the call did not succeed, the goal is not met.
 
     The tool may return `progress` (0 to 1) and `reason`.
     """
@@ -151,6 +152,13 @@ def citations(call: Call) -> tuple[str, ...]:
     """Return the calls that a judge's answer cites; empty if the call did not ask a judge."""
     answer = _answer(call)
     return tuple(filter(is_id, answer.citations)) if answer is not None else ()
+
+
+def without_rest(call: Call) -> Call:
+    """Return a call with only the part of its result that a judge is shown."""
+    if call.result is None:
+        return call
+    return replace(call, result=replace(call.result, content_json=call.result.content_json[:_RESULT_BYTES_MAX]))
 
 
 def evidence_of(attempt: Call, calls: Iterable[Call]) -> Evidence:

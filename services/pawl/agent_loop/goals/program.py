@@ -75,7 +75,7 @@ def reported(base: State, after: State) -> State:  # noqa: ARG001  # the cursor 
 
 
 def told(base: State, after: State) -> tuple[OwnerEvent, ...]:
-    """Report the progress that a judgement found, as progress of the call that it rests on."""
+    """Report the progress of a judgement as progress of the call that judged."""
     progress = after.run.job_progress
     if progress is None or progress == base.run.job_progress:
         return ()
@@ -118,7 +118,7 @@ def concluded(state: State, *, continues: bool) -> State:
 
 
 def _of_attempt(own: RunOptions, goal: Goal, options: RunOptions) -> RunOptions:
-    """Return an attempt's options without the tools that only the goal itself needs."""
+    """Return an attempt's options with only the tools that the goal allows it."""
     wanted = goal.attempts_by.tool_names or own.tool_names
     names = tuple(name for name in options.tool_names if not wanted or name in wanted)
     without = own.without_tools or not names

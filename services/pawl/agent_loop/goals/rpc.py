@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
+from msgspec.structs import replace
 
 from pawl.agent.v1 import agent_pb2, goal_pb2, goal_pb2_grpc
 from pawl.agent_loop.api import convert
@@ -51,7 +52,7 @@ class GoalServicer(goal_pb2_grpc.GoalServiceServicer):
             raise RunNotFound("the run is not a goal run")
         read = await self._ledger.get_run_as_service(caller, run_id, with_loop_state=True)
         cursor = loop_state.read(read.loop_state).cursor
-        calls = await calls_of_run(self._ledger.channel, caller.store_id, caller.user_id, run_id)
+        calls = await calls_of_run(self._ledger.channel, caller.store_id, caller.user_id, run_id, _without_answer)
         attempts = _attempts(cursor if isinstance(cursor, GoalCursor) else GoalCursor(), calls)
         return goal_pb2.GetGoalResponse(goal=goal_pb2.GoalStatus(run=convert.run_message(run), attempts=attempts))
 
@@ -106,6 +107,10 @@ def _attempts(cursor: GoalCursor, calls: Iterable[Call]) -> Iterator[event_pb2.G
                 attempt.progress = found.progress
             attempt.end_time.CopyFrom(_time(last.end_time))
         yield attempt
+
+
+def _without_answer(call: Call) -> Call:
+    return replace(call, result=None) if call.index == Step.ATTEMPT else call
 
 
 def _time(seconds: float | None) -> Timestamp:

@@ -38,11 +38,11 @@ from pawl.values import CallState
 ATTEMPTS_MAX: Final = 100
 # The goal fails after this many attempts in a row without progress.
 STALLED_MAX: Final = 3
-# How many of the last attempts the next one is told about in detail.
+# Number of recent attempts that the next attempt's task describes in detail.
 _TRIED_MAX: Final = 3
 _TRIED_ANSWER_BYTES_MAX: Final = 800
 _REASON_BYTES_MAX: Final = 72
-# With these results, the same call would fail again.
+# After these errors, the same call would fail again.
 _HOPELESS: Final = frozenset({"NOT_ALLOWED", "PERMISSION_DENIED", "TOOL_NOT_FOUND", "INVALID_ARGUMENTS"})
 # A user was asked and did not approve.
 _NOT_WANTED: Final = frozenset({CallState.REJECTED, CallState.EXPIRED})
@@ -151,7 +151,7 @@ def check(state: State, goal: Goal, now: float, *, at: tuple[int, Step]) -> Call
 
 
 def judgement(state: State, goal: Goal, attempted: Call, shown: Evidence, now: float) -> Call:
-    """Return the call that asks the judge; again, if its first answer cannot be used."""
+    """Return the call that asks the judge, for the second time if the first answer cannot be used."""
     if goal.criterion.judge is None:
         raise RuntimeError("the goal has no judge")
     judge, first = goal.criterion.judge, step_of(state, attempted.round, Step.JUDGEMENT)
@@ -163,7 +163,7 @@ def judgement(state: State, goal: Goal, attempted: Call, shown: Evidence, now: f
 
 
 def recorded(state: State, goal: Goal) -> State:
-    """Return the state with the cursor after the calls that are settled. Idempotent."""
+    """Return the state with the settled calls recorded in the cursor. Idempotent."""
     cursor = cursor_of(state)
     if cursor.met or cursor.failure is not None:
         return state
@@ -183,6 +183,8 @@ def recorded(state: State, goal: Goal) -> State:
     after = _after_attempt(_checked(cursor, found, last), cursor, found, attempted)
     after = replace(after, not_before=(last.end_time or 0.0) + goal.wait_seconds)
     lacks = any(BUDGET_EXHAUSTED in _reason(call) for call in (attempted, last))
+    # The evidence is not needed any more.
+    state = replace(state, named={}, named_runs=frozenset())
     return _with(state, replace(after, lacks_tokens=lacks), found, last)
 
 
@@ -195,7 +197,7 @@ def raised(state: State, goal: Goal, by: RaiseGoal) -> State:
 
 
 def limit_reached(goal: Goal, cursor: GoalCursor, now: float) -> RunFailure | None:
-    """Return the failure with which the goal ends now; None if it continues, as far as its cursor tells."""
+    """Return the failure that ends the goal now; None if the cursor has not reached a limit."""
     if cursor.failure is not None:
         return cursor.failure
     count = texts.count(cursor)

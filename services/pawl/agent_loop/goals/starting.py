@@ -95,7 +95,7 @@ class GoalStarting:
         if goal.deadline_time is not None and goal.deadline_time <= now:
             raise InvalidField("goal.deadline_time must be in the future", field="goal.deadline_time")
         if options.limits.agent_depth_max < 1:
-            message = "goal: its attempts are child runs, but agent_depth_max is 0 in this deployment or agent"
+            message = "goal attempts are child runs, but agent_depth_max is 0 for this deployment or agent"
             raise InvalidField(message, field="goal.attempts_by.agent")
         _check_tools(goal, options)
         criterion = goal.criterion

@@ -22,7 +22,7 @@ def report(state: State, goal: Goal, cursor: GoalCursor) -> str:
     elif state.loop.failure is not None and state.run.state is not RunState.CANCELLING:
         head = f"The goal was not met: {state.loop.failure.message}"
     else:
-        head = f"The goal was stopped after {count(cursor)}."
+        head = f"The goal was cancelled after {count(cursor)}."
     lines = [head, f"Aim: {judging.line(goal.aim, 300)}"]
     if cursor.attempts:
         lines += ["Attempts:", *(_line(number, each) for number, each in enumerate(cursor.attempts, 1))]

@@ -12,6 +12,7 @@ from typing import Final, assert_never
 from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import AgentQuota, AgentVersion, draft_name
+from pawl.agent_loop.goals import judging
 from pawl.agent_loop.goals import rules as goals
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient, calls_of_run
 from pawl.agent_loop.loop.model_call import AgentQuotas, ModelCall, request_of
@@ -422,12 +423,14 @@ class RunTasks(Tasks):
         try:
             calls = [await until_answered(read) for read in reads]
         except CallNotFound as error:
-            message = "A run whose results it uses was deleted."
+            message = "An earlier run whose results this run uses was deleted."
             return RunRefused(
                 failure=RunFailure(failure_class=FailureClass.LIMIT, reason=error.reason, message=message)
             )
         if work.run_id:
-            calls += await until_answered(partial(calls_of_run, ledger.channel, run.store_id, run.user_id, work.run_id))
+            keep = judging.without_rest
+            read_run = partial(calls_of_run, ledger.channel, run.store_id, run.user_id, work.run_id, keep)
+            calls += (await until_answered(read_run))[-judging.EVIDENCE_CALLS_MAX :]
         return CallsRead(calls=tuple(calls), run_id=work.run_id)
 
     async def _read_agent(self, work: ReadAgent, run: Run) -> Fact:

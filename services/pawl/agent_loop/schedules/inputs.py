@@ -1,4 +1,4 @@
-"""Inputs of workflows that schedules and triggers start."""
+"""Checks and renders the inputs of workflows that schedules and triggers start."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _truncated(text: str, bytes_max: int) -> str:
 
 
 def mail_labels(event: bytes) -> dict[str, str]:
-    """Return the labels of a run that this event starts; none unless it is an e-mail."""
+    """Return the labels for a run that this event starts; empty unless the event is an e-mail."""
     found = msgspec.json.decode(event).get("event", {})
     data = found.get("data")
     if found.get("source") != "mail" or not isinstance(data, dict):

@@ -26,7 +26,7 @@ from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
 from pawl.values import ENDED
 
 _READS_AT_ONCE_MAX: Final = 16
-# How often, and how long, to wait for the runs below to end.
+# Number and length of the waits for the runs below to end.
 _WAITS_MAX: Final = 300
 _WAIT_SECONDS: Final = 1.0
 
@@ -37,7 +37,7 @@ async def sources(
     """Return a run's calls, each with the calls that tried to undo it, without result contents.
 
     The calls of a workflow or goal run include those of the runs below it. All rounds of a job that are no longer
-    stored share one source, which has their count. Unless `open_may_be_left`, all of those runs must have ended.
+    stored share one source, which has their count. Unless `open_may_be_left`, all runs below must have ended.
 
     Raises:
         RunNotFound: the user does not have this run.
@@ -65,7 +65,7 @@ async def sources(
         async with slots:
             return UndoSource(call=call, attempts=await _attempts(stub, store_id, user_id, call.call_id))
 
-    # The calls of a run below replace the call that it carried out.
+    # The calls of a run below replace the call that the run carried out.
     own = (call for call in calls if call.child_run_id not in below)
     found = tuple(await asyncio.gather(*map(source, own)))
     if not (trimmed and calls):
@@ -92,7 +92,7 @@ async def _attempts(
 
 
 async def _read(channel: grpc.aio.Channel, run: Run, run_id: RunId, retry: Retry) -> tuple[UndoSource, ...]:
-    """Read the run's calls once the runs below it have ended, or after a limit: a call that stops may still succeed."""
+    """Read the run's calls once the runs below it have ended, or after a limit: a stopping call may succeed."""
     for _ in range(_WAITS_MAX):
         with suppress(RunNotEnded):
             return await retry.until_answered(

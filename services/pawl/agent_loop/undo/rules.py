@@ -89,7 +89,7 @@ def inverse_of(call: Call) -> Inverse | None:
 
 
 def is_carried_out_below(call: Call) -> bool:
-    """Return whether a run below carried out a call and its effects can be undone, unless it was itself an undo."""
+    """Return whether a child run other than an undo carried out the call, so that its own calls are undone."""
     return call.child_run_id != "" and call.state is not CallState.DETACHED and call.tool_name != UNDO_RUN
 
 

@@ -1,4 +1,4 @@
-"""Child runs of workflows: other workflows, items of maps, and the options of their agents."""
+"""Creates the child runs of workflows: other workflows, items of maps, and agents with a node's options."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from pawl.agent_loop.loop.rules.call import Call
 from pawl.chassis.ids import CallId, RunId
 from pawl.values import CallState
 
-# A longer message of an error without a call is truncated.
+# The message of an error without a call is truncated to this length.
 MESSAGE_CHARACTERS_MAX: Final = 120
 CANCELLED: Final = "CANCELLED"
 NODE_TIMEOUT: Final = "NODE_TIMEOUT"
@@ -74,9 +74,10 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     `start_ms` is the start of the current attempt, and `due_ms` is when a RETRYING or waiting node continues. A RUNNING
     node with an `end_ms` has ended its call, with `reason` if it failed; the program then decides what follows. `stop`
-    is why the node is being stopped. `value` is the output of a condition. A map has processed `chunks` of its `items`,
-    of which `failed_items` have failed. `event` is the number of the event that ended a wait. `origin` is the position
-    of the run that has the calls in `WorkflowCursor.origins`, counted from 1; 0 for the own run.
+    is why the node is being stopped. `value` is the output of a condition, or true if a person's answer is the default.
+    A map has processed `chunks` chunks of its `items`; `failed_items` items have failed. `event` is the number of the
+    event that ended a wait. `origin` is the position, counted from 1, of the run with the node's calls in
+    `WorkflowCursor.origins`; 0 if it is this run.
     """
 
     state: NodeState
@@ -109,10 +110,11 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 class WorkflowCursor(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="program", tag="workflow"
 ):
-    """The started nodes by their number in the graph.
+    """The state of a workflow run. `nodes` are the nodes that have started or ended, by their number in the graph.
 
     `events` are the events that no node has taken: their names and numbers, oldest first. `failure` is the reason and
-    message with which the run ends once its effects are undone, which has happened if `is_undone`.
+    message with which the run fails once its calls have ended and, unless it is part of a map, its effects are undone
+    (`is_undone`).
     """
 
     start_time: float = 0.0
@@ -158,7 +160,7 @@ def parsed(call: CallId) -> tuple[int, NodeKey] | None:
 
 
 def recorded(cursor: WorkflowCursor, run_id: RunId, calls: Iterable[Call]) -> WorkflowCursor:
-    """Return the cursor with the states of these calls of the run. Idempotent."""
+    """Return the cursor updated with these calls of the run. Idempotent."""
     changed: dict[int, NodeRecord] = {}
     for call in calls:
         if call.settled and call.call_id == undo_call_id(run_id) and not cursor.is_undone:

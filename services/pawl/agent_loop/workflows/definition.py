@@ -49,7 +49,7 @@ class Repeat(_Part, frozen=True, kw_only=True):
 
 
 class GoTo(_Part, frozen=True, kw_only=True):
-    """Continue with this node, which otherwise does not run."""
+    """On failure, continue with this node, which does not run otherwise."""
 
     go_to: NodeName
 
@@ -86,7 +86,7 @@ class AgentNode(CallNode, frozen=True, kw_only=True, tag="agent"):
     agent: Name = DEFAULT_AGENT
     task: Text
     instructions: str = ""
-    # Fewer tools than the agent has; None for all of them.
+    # The agent's tools that the node may use; None for all of them.
     tools: tuple[ToolName, ...] | None = None
     output_schema: dict[str, Any] | None = None
     # Whether to wait for the background jobs that the agent started.
@@ -94,7 +94,7 @@ class AgentNode(CallNode, frozen=True, kw_only=True, tag="agent"):
 
 
 class HumanNode(CallNode, frozen=True, kw_only=True, tag="human"):
-    """Asks a person. Its output is the answer; for an approval true, and a rejection fails the node."""
+    """Asks a person. Its output is the answer, or true for an approval. A rejection fails the node."""
 
     question: Text
     options: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=400)], ...], Meta(max_length=20)] = ()
@@ -106,7 +106,7 @@ class HumanNode(CallNode, frozen=True, kw_only=True, tag="human"):
 
 
 class ConditionNode(Node, frozen=True, kw_only=True, tag="condition"):
-    """Continues with the nodes of one side. Its output is whether the expression is true."""
+    """Continues with the nodes in `then` or `else`. Its output is whether the expression is true."""
 
     if_: Text = field(name="if")
     then: tuple[NodeName, ...] = ()
@@ -117,7 +117,7 @@ class ParallelNode(TimedNode, frozen=True, kw_only=True, tag="parallel"):
     """Runs its branches at the same time. Its output is an object with the output of each branch that succeeded."""
 
     branches: Annotated[dict[NodeName, AnyNode], Meta(min_length=1)]
-    # How many branches must succeed. The others are then cancelled.
+    # Number of branches that must succeed. The others are then cancelled.
     require: Quorum = "all"
 
 
@@ -137,7 +137,7 @@ class WorkflowNode(CallNode, frozen=True, kw_only=True, tag="workflow"):
     """Runs another workflow. Its output is that workflow's output."""
 
     workflow: Name
-    # 0 for the newest version when the node starts.
+    # 0 for the version that is the newest when the node starts.
     version: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     # A string must be one expression, whose value is an object.
     input: dict[str, Any] | str = {}
@@ -168,7 +168,7 @@ class WorkflowDefinition(_Part, frozen=True, kw_only=True):
     description: Annotated[str, Meta(max_length=2000)] = ""
     # A JSON Schema of an object; use `input_schema`.
     input: dict[str, Any] = {}
-    # Calls that are open at the same time. A map counts as one call, and a parallel node as its branches.
+    # Maximum number of calls that are open at the same time. A map counts as one call, and each branch as its own.
     concurrency: Concurrency = 10
     # Limit for the whole run.
     timeout_seconds: Seconds | None = None
@@ -197,7 +197,7 @@ _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 def decode(data: bytes) -> WorkflowDefinition:
-    """Read a definition that was saved. Use `parsing.parse` for one that was not."""
+    """Read a saved definition. Use `parsing.parse` for any other."""
     return _decode(data)
 
 

@@ -46,7 +46,7 @@ class RunWorkflow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunItems(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a call that processes items of a map. `nodes` are the values that its expressions use."""
+    """The arguments of a call that processes items of a map. `nodes` are the values that the map's expressions use."""
 
     node: str
     first_index: int
@@ -61,7 +61,7 @@ def key_of(record: NodeRecord | None) -> NodeKey:
 
 
 def of_node(values: Values, step: Step, record: NodeRecord | None, run: Run, now: float) -> Call:
-    """Return the call of a node that makes one.
+    """Return the next call of a node.
 
     Raises:
         CallsNeeded: calls must be read first.
@@ -126,7 +126,7 @@ def tolerated(node: MapNode, items: int) -> int:
 
 
 def _call(run: Run, now: float, **fields: Any) -> Call:
-    # Nodes do not wait for each other's calls, as calls of one model answer do: they all have index 0.
+    # All calls have index 0 because, unlike the calls of one model answer, they do not wait for each other.
     return Call(
         store_id=run.store_id,
         conversation_id=run.conversation_id,

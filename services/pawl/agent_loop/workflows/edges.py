@@ -30,7 +30,7 @@ class Edge(NamedTuple):
 class Incoming(NamedTuple):
     """How a node starts: when its join over `control` allows it, and all sources in `others` have ended.
 
-    `others` are references, unless the node has only references: then these are its control edges.
+    `others` are references. If a node has only references, they are its control edges instead.
     """
 
     control: tuple[Edge, ...]
@@ -44,7 +44,7 @@ def references(node: AnyNode) -> frozenset[str]:
 
 
 def edges(definition: WorkflowDefinition) -> tuple[Edge, ...]:
-    """Return the edges, at most one from one node to another. Names that do not exist have no edges.
+    """Return the edges, at most one from one node to another. Nodes that do not exist have no edges.
 
     The edges of `then`, `else` and `go_to` come before `after` and references, because they may be inactive when the
     others are active.

@@ -1,4 +1,4 @@
-"""Describes how far the nodes of a workflow run have come (WorkflowService.GetExecution)."""
+"""Describes the current state of a workflow run's nodes (WorkflowService.GetExecution)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NEVER_RAN: Final = frozenset({NodeState.SKIPPED, NodeState.CANCELLED})
 
 
 class Execution:
-    """The nodes of a workflow run, and those of their calls that were read."""
+    """The nodes of a workflow run, with the calls that have been read."""
 
     def __init__(self, run: Run, graph: Graph, cursor: WorkflowCursor) -> None:
         pinned = run.workflow or PinnedWorkflow(name="", version=0)
@@ -62,7 +62,7 @@ class Execution:
                 self._whole[call.call_id] = call
 
     def calls_of(self, step: Step) -> Sequence[CallId]:
-        """Return the ids of the calls of a node's current iteration, oldest first. The last may not exist yet."""
+        """Return the ids of the calls of a node's current iteration, oldest first. The last call may not exist yet."""
         record = self._cursor.nodes.get(step.number)
         if record is None or record.state is NodeState.SKIPPED:
             return ()
@@ -84,7 +84,7 @@ class Execution:
         return {call_id for step in self._graph.steps for call_id in self.calls_of(step)[-2:]}
 
     def tree(self) -> list[pb.NodeExecution]:
-        """Return all nodes, without attempts, and without values that are large or in calls that were not added.
+        """Return all nodes without attempts. Values that are large, or in calls that were not added, are left out.
 
         If the values together are too large, those of the first nodes are left out.
         """
@@ -140,7 +140,7 @@ class Execution:
 
     @property
     def failed(self) -> str:
-        """The path of the node that fails the run; empty if there is none."""
+        """The path of the node whose failure fails the run; empty if there is none."""
         failures_max = self._chunk.failures_max if self._chunk is not None else 0
         found = graphs.first_failure(self._graph, self._cursor, failures_max)
         return found.path if found is not None else ""
@@ -183,7 +183,7 @@ class Execution:
             shown["map"] = _map_fields(record)
         if call is not None:
             shown |= {"call_id": call.call_id, "child_run_id": call.child_run_id}
-            # The call of a map is the work of one child run.
+            # A map's call has only the items of one child run.
             shown["input_json"] = b"" if record.items is not None else call.arguments_json
         if record.reason and record.state in {NodeState.FAILED, NodeState.RETRYING}:
             shown["error"] = {"reason": record.reason, "message": record.message or _error_text(call)}

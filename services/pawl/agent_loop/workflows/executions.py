@@ -36,7 +36,7 @@ from pawl.values import ENDED
 
 _READS_AT_ONCE_MAX: Final = 16
 _CALLS_PER_PAGE: Final = 200
-# Effects that a preview lists, and runs below the workflow run that it looks into.
+# Limits of a preview: the effects that it lists, and the runs that it reads.
 _EFFECTS_MAX: Final = 1000
 _RUNS_MAX: Final = 200
 _EFFECT_FIELDS: Final = (
@@ -86,7 +86,7 @@ class Executions:
         return WorkflowRun(run, graph, cursor)
 
     async def get(self, caller: Principal, run_id: RunId, node: str) -> pb.GetExecutionResponse:
-        """Return the nodes of a workflow run, or only the named one with its whole values.
+        """Return the nodes of a workflow run; with `node`, only this node, with its whole values.
 
         Raises:
             RunNotFound, NodeNotFound
@@ -116,7 +116,7 @@ class Executions:
 
     async def _node(self, caller: Principal, execution: Execution, step: Step) -> NodeExecution:
         needed = frozenset(execution.calls_of(step))
-        # Each round reads what the value of the previous round lacked; a call that does not exist ends it.
+        # Each round reads the calls that the previous round lacked. The loop ends if none of them exist.
         while True:
             read = await self._calls(caller, needed)
             execution.add_calls(read)
@@ -128,7 +128,7 @@ class Executions:
                     raise CallNotFound from None
 
     async def _count_items(self, caller: Principal, nodes: Iterable[NodeExecution]) -> None:
-        """Add the items that have succeeded in the child run of each map that is running."""
+        """Count the items that have succeeded in the open child runs of maps."""
         for node in nodes:
             await self._count_items(caller, node.nodes)
             if node.map.running and node.child_run_id:
@@ -167,7 +167,7 @@ class Executions:
         return found, reruns.rerun(found.graph, found.cursor, run_id, found.step(node).number)
 
     async def effects(self, caller: Principal, found: WorkflowRun, again: frozenset[int]) -> list[call_pb2.Call]:
-        """Return the calls of these nodes, and of the runs below them, that had effects or may have had some."""
+        """Return the calls of these nodes and of the runs below them that had, or may have had, effects."""
         run_id = RunId(found.run.run_id)
         waiting, seen, effects = [run_id], {run_id}, list[call_pb2.Call]()
         while waiting and len(effects) < _EFFECTS_MAX:

@@ -27,10 +27,10 @@ _PLAIN: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*|\[\d{1,6}\])*", re.AS
 _STEP: Final = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]", re.ASCII)
 # A string literal of CEL.
 _TEXT: Final = r"""[rR](?:"[^"]*"|'[^']*')|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'"""
-# A string literal, or a name with the fields that are read from it. A field in front of "(" is a function.
+# A string literal, or a name with its fields. A field before "(" is a function.
 _NAME: Final = r"(?<![\w.])([A-Za-z_]\w*(?:\s*\.\s*[A-Za-z_]\w*(?!\w*\s*\())*)(\s*\()?"
 _TOKEN: Final = re.compile(f"{_TEXT}|{_NAME}", re.ASCII)
-# What matters to find the end of an expression.
+# The tokens that determine the end of an expression.
 _STOPS: Final = re.compile(f"{_TEXT}|[{{}}]")
 _WORDS: Final = frozenset({"true", "false", "null", "in"})
 _UNDECLARED: Final = re.compile(r"undeclared reference to '(\w+)")
@@ -39,7 +39,7 @@ _Path: TypeAlias = tuple[str | int, ...]
 
 
 class DefinitionFault(msgspec.Struct, frozen=True):
-    """One fault of a definition. `path` is its position in the document, and `hint` says what to do."""
+    """A fault in a definition. `path` is its position in the document, and `hint` suggests a fix."""
 
     path: str
     message: str
@@ -57,12 +57,12 @@ class Inserted(NamedTuple):
 
     @property
     def path(self) -> _Path | None:
-        """Steps of a plain path; None for any other expression."""
+        """The fields and indexes of a plain path; None for any other expression."""
         return _plain_path(self.source)
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Return a hint for a name that does not exist."""
+    """Return a hint about similar or existing names, for a name that does not exist."""
     return did_you_mean(name, known).removeprefix("; ") or f"known: {', '.join(sorted(known))[:200] or 'none'}"
 
 
@@ -286,7 +286,7 @@ def _used(paths: frozenset[tuple[str, ...]], scope: Mapping[str, Any]) -> dict[s
         source: Any = scope
         target: Any = used
         for position, step in enumerate(path):
-            # A shorter path may already have all of it.
+            # A shorter path may already contain this one.
             if not _has(source, step) or (step in target and target[step] is source[step]):
                 break
             source = source[step]

@@ -1,4 +1,4 @@
-"""Which nodes of a workflow start, end, or are skipped, given the states of all nodes. Pure, without expressions."""
+"""Decides which nodes start, end or are skipped from the states of all nodes. Does not evaluate expressions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from pawl.agent_loop.workflows.edges import EdgeKind, incoming, order
 # Items of a map that one child run processes.
 CHUNK_ITEMS: Final = 50
 _RETRY_SECONDS_MAX: Final = 3600.0
-# Errors that a further attempt cannot change, or must not.
+# Errors after which a node is not retried.
 _FINAL: Final = frozenset(
     {
         *("REJECTED", "OUTCOME_UNKNOWN", "NOT_STOPPED", "NOT_ALLOWED", "PERMISSION_DENIED", "INVALID_ARGUMENTS"),
@@ -44,16 +44,16 @@ _FINAL: Final = frozenset(
         *("AGENT_CANCELLED", "BUDGET_EXHAUSTED"),
     }
 )
-# A parallel node is stopping its other branches because enough have succeeded or too many have not.
+# Why a parallel node stops its open branches: enough have succeeded, or too few still can.
 _DECIDED: Final = "DECIDED"
 # Kinds of nodes without a call.
 _WITHOUT_CALL: Final = (ConditionNode, OutputNode, ParallelNode, WaitNode)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A node in its graph. `control` and `others` are as in `definition.Incoming`.
+    """A node in its graph. `control` and `others` are as in `edges.Incoming`.
 
-    `parent` is the parallel node that it is a branch of, and `item` the index in the map's list.
+    `parent` is the parallel node that contains this branch, and `item` is the item's index in the map's list.
     """
 
     number: int
@@ -67,7 +67,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes, parents before their branches, or one node for each item of a part of a map (`mapping`)."""
+    """All nodes of a workflow, parents before their branches; or, for a chunk of the map `mapping`, one per item."""
 
     definition: WorkflowDefinition
     steps: tuple[Step, ...]
@@ -97,7 +97,7 @@ def of_definition(definition: WorkflowDefinition) -> Graph:
 
 
 def of_items(graph: Graph, path: str, first_index: int, count: int) -> Graph:
-    """Return the graph of some items of the map at `path` of a workflow."""
+    """Return the graph of `count` items of the map at `path`, starting at `first_index`."""
     found = graph.step(path)
     if found is None or not isinstance(found.node, MapNode):
         raise ValueError(f"{path} is not a map")
@@ -112,7 +112,7 @@ def _add(steps: list[Step], path: str, node: AnyNode, parent: int | None) -> int
 
 
 def _add_branches(steps: list[Step], number: int) -> None:
-    """Add the branches of a node, and then the branches of each of them."""
+    """Add the branches of a node, and the branches inside them."""
     path, node = steps[number].path, steps[number].node
     if not isinstance(node, ParallelNode):
         return
@@ -125,7 +125,7 @@ def _add_branches(steps: list[Step], number: int) -> None:
 def ready(graph: Graph, cursor: WorkflowCursor, checking: Collection[int], now_ms: int) -> tuple[Step, ...]:
     """Return the nodes to start now, in order.
 
-    No more nodes with calls are open than `concurrency` allows, including retry delays and the nodes in `checking`,
+    At most `concurrency` nodes with calls are open. This includes nodes that wait for a retry, and those in `checking`,
     whose calls the registry is checking.
     """
     held = {step.number for step in graph.steps if _holds_slot(step, cursor.nodes.get(step.number))}
@@ -143,7 +143,7 @@ def ready(graph: Graph, cursor: WorkflowCursor, checking: Collection[int], now_m
 
 
 def next_chunks(graph: Graph, cursor: WorkflowCursor, with_calls: Collection[int]) -> tuple[Step, ...]:
-    """Return the maps that start a run for their next items now, because the run before it has ended."""
+    """Return the maps that start a run for their next items now, because no run of theirs is open."""
     return tuple(
         step
         for step in graph.steps
@@ -175,7 +175,7 @@ def is_ready(graph: Graph, cursor: WorkflowCursor, step: Step, now_ms: int) -> b
 def advanced(graph: Graph, cursor: WorkflowCursor, with_calls: Collection[int], now_ms: int) -> WorkflowCursor:
     """Return the cursor after all changes that follow from the states of other nodes and from the time.
 
-    `with_calls` are the nodes that have an open call, which must be stopped before they end.
+    `with_calls` are the nodes with an open call. A node that is being stopped ends once its call has ended.
     """
     while True:
         changed = {}
@@ -311,7 +311,7 @@ def _parallel(graph: Graph, cursor: WorkflowCursor, step: Step, record: NodeReco
     open_count = sum(branch is None or branch.state not in ENDED for branch in branches)
     needed = _count(step.node.require, len(branches)) if isinstance(step.node, ParallelNode) else 0
     if not record.stop and (succeeded >= needed or succeeded + open_count < needed):
-        # Stops the other branches; what follows depends on the branches alone.
+        # Stop the other branches. The outcome depends only on the branches.
         record = replace(record, stop=_DECIDED) if open_count else record
     if open_count:
         return record

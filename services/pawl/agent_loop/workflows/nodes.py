@@ -135,10 +135,10 @@ class Nodes:
     # Nodes that start.
 
     def start(self) -> bool:
-        """Start nodes. Return whether the cursor has changed, so that other nodes may come first now."""
+        """Start nodes until the cursor changes, which can change the order. Return whether it has changed."""
         if self._cursor.is_paused or self._cursor.failure is not None:
             return False
-        # After a change, nodes that were about to start may no longer do so.
+        # If the cursor has changed, nodes that were about to start may no longer be allowed to.
         before, self._drafts, self._added = self._cursor, [], []
         chunks = graph.next_chunks(self._graph, self._cursor, self._with_calls)
         for step in (*chunks, *graph.ready(self._graph, self._cursor, self._checking, self._now_ms)):

@@ -1,4 +1,4 @@
-"""Reads definitions that people and models write, and reports all faults of their form at once."""
+"""Reads definitions that people and models write, and reports all faults together."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def read(document: Any) -> WorkflowDefinition:
 
 
 def _usable(kind: Any, value: Any, path: str, faults: list[DefinitionFault]) -> Any:
-    """Return the value without its faulty parts, so that the rest can be validated; UNSET if nothing remains."""
+    """Return the value without its faulty parts, to validate the rest; UNSET if nothing remains."""
     bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     if isinstance(value, dict) and (structs := [each for each in _options(bare) if _is_struct(each)]):
         struct = _chosen(structs, value, path, faults)

@@ -160,18 +160,18 @@ class _Moment(Nodes):
         return StopCalls(call_ids=tuple(to_stop)) if to_stop else None
 
     def _drains(self) -> bool:
-        """Return whether running calls end before the run fails, because their effects are undone or may be.
+        """Return whether running calls may end before the run fails, because their effects will or may be undone.
 
-        A call that is stopped may or may not have taken effect.
+        A stopped call may or may not have taken effect.
         """
         step = self._first_failure()
         is_drained = step is not None and (self._pinned.chunk is not None or step.node.on_error == "undo")
         return self._cursor.failure is not None or is_drained
 
     def _drained(self, failure: RunFailure) -> RunFailure | None:
-        """Stop all nodes but those with a running call, then undo the effects of all, unless the run is part of a map.
+        """Stop all nodes without a running call, and undo all effects once no call is open, except in part of a map.
 
-        Return the failure once nothing is left to do.
+        Return the failure once nothing is left to do; None before.
         """
         if self._cursor.failure is None:
             self._cursor = replace(self._cursor, failure=(failure.reason, failure.message))

@@ -35,7 +35,7 @@ class WorkflowReader(Protocol):
 
 
 class Graphs:
-    """The graphs of workflow versions. Keeps the most recent ones."""
+    """Reads the graphs of workflow versions, and keeps the most recent ones."""
 
     def __init__(self, reader: WorkflowReader) -> None:
         self._reader = reader
@@ -81,6 +81,6 @@ async def read(run: Run, graphs: Graphs, *, tool_calls: ToolCalls, retry: Retry,
     if not pins_tools:
         return ProgramRead(graph=found)
     names = sorted({step.node.tool for step in found.steps if isinstance(step.node, ToolNode)})
-    # A node whose tool does not exist fails when it starts.
+    # If a tool does not exist, its node fails when it starts.
     tools = (await tool_calls.resolve(names, skip_missing=True)).tools if names else ()
     return ProgramRead(graph=found, tools=tuple(PinnedTool(name=tool.name, version=tool.version) for tool in tools))

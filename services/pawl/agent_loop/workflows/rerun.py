@@ -15,7 +15,7 @@ _REUSABLE: Final = frozenset({NodeState.SUCCEEDED, NodeState.SKIPPED})
 
 
 class Rerun(NamedTuple):
-    """The cursor with which the new run starts, and the numbers of the nodes that run again."""
+    """The initial cursor of the new run, and the numbers of the nodes that run again."""
 
     start: WorkflowCursor
     again: frozenset[int]
@@ -52,7 +52,7 @@ def rerun(graph: Graph, cursor: WorkflowCursor, run_id: RunId, number: int) -> R
 
 
 def _parents(graph: Graph, number: int) -> set[int]:
-    """Return the parallel nodes that contain a node. They continue with their other branches as they were."""
+    """Return the parallel nodes that contain a node. They run again, but reuse their other branches."""
     found, parent = set(), graph.steps[number].parent
     while parent is not None:
         found.add(parent)

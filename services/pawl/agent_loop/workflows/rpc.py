@@ -1,4 +1,4 @@
-"""Serves pawl.agent.v1.WorkflowService. job-store answers ListWorkflows and ListWorkflowVersions."""
+"""Serves pawl.agent.v1.WorkflowService. job-store serves ListWorkflows and ListWorkflowVersions."""
 
 from __future__ import annotations
 

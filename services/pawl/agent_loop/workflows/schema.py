@@ -15,14 +15,14 @@ from pawl.agent_loop.workflows.definition import WorkflowDefinition
 def _schema() -> Any:
     _, parts = msgspec.json.schema_components([WorkflowDefinition], ref_template="#/$defs/{name}")
     whole = parts.pop(WorkflowDefinition.__name__)
-    # An editor may note the schema in the document itself.
+    # Documents may name their schema, for editors.
     whole["properties"] = {"$schema": {"type": "string"}, **whole["properties"]}
     dialect = "https://json-schema.org/draft/2020-12/schema"
     return _plain({"$schema": dialect, **whole, "title": "Pawl workflow", "$defs": parts})
 
 
 def _plain(value: Any) -> Any:
-    """Return the schema without what only OpenAPI has, and without optional values' null, which is never written."""
+    """Return the schema without OpenAPI keywords, and without null for optional values, which is never written."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
     if not isinstance(value, dict):

@@ -56,7 +56,7 @@ class WorkflowStarting:
         """Create a run. It is durable when this returns. Idempotent by request id.
 
         Raises:
-            WorkflowNotFound: also if the caller may not start the workflow.
+            WorkflowNotFound: also if the workflow was deleted.
             InvalidArguments: the input does not match the workflow's schema.
             InvalidId, InvalidField, InvalidJson, TooLarge: the request is invalid.
             ConversationNotFound, ConversationErased, QueueFull, RequestIdReused
@@ -67,7 +67,7 @@ class WorkflowStarting:
     async def submission(
         self, caller: Principal, request: StartWorkflowRequest, reused: Reused = NOTHING_REUSED
     ) -> tuple[pb.SubmitMessageRequest, PawlError | None]:
-        """Return the ledger's request to start a run, and the reason to refuse it if it is new, or None.
+        """Return the ledger's request to start a run, and the error that refuses a new one; None if it is valid.
 
         Raises:
             PawlError: any error of `start` about the request itself.

@@ -1,4 +1,4 @@
-"""Finds the faults of a definition whose form is right, all of them at once."""
+"""Finds the faults of a definition beyond its form, and reports all of them together."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _RESERVED: Final = frozenset({"input", "nodes", "run", "output", "iteration", "i
 
 
 def faults(definition: WorkflowDefinition, *, names: frozenset[str]) -> list[DefinitionFault]:
-    """Return all faults. `names` are the nodes that exist, also those that have faults of their own."""
+    """Return all faults. `names` are all nodes that exist, including those that could not be read."""
     nodes = tuple(walk(definition))
     count = sum(expressions.count(templates(node)) for _, node in nodes)
     if len(nodes) > NODES_MAX:
@@ -96,7 +96,7 @@ def _of_whole(definition: WorkflowDefinition, names: frozenset[str]) -> Iterator
 
 
 def _targets(node: Node, names: frozenset[str], path: str) -> Iterator[DefinitionFault]:
-    """Check that the nodes exist that a node names outside expressions."""
+    """Check that the nodes that a node names outside expressions exist."""
     lists: dict[str, tuple[str, ...]] = {"after": node.after}
     if isinstance(node, ConditionNode):
         lists |= {"then": node.then, "else": node.else_}
@@ -204,7 +204,7 @@ def _joins(definition: WorkflowDefinition) -> Iterator[DefinitionFault]:
 
 
 def _sides(definition: WorkflowDefinition) -> Iterator[DefinitionFault]:
-    """Find nodes on one side of a condition that read what runs on the other side only."""
+    """Find nodes on one side of a condition that read nodes which run only on the other side."""
     found = edges(definition)
     sides: dict[tuple[str, str], set[str]] = {}
     for edge in found:
@@ -229,7 +229,7 @@ def _only_edge(found: tuple[Edge, ...], target: str) -> bool:
 
 
 def _cycles(definition: WorkflowDefinition) -> Iterator[DefinitionFault]:
-    """Report each group of nodes that need each other."""
+    """Report each cycle of nodes."""
     ordered = frozenset(order(definition))
     after: dict[str, set[str]] = {name: set() for name in definition.nodes if name not in ordered}
     for edge in edges(definition):

@@ -65,7 +65,7 @@ class Values:
         return self
 
     def rendered(self, template: Any, step: Step, extra: Mapping[str, Any] = {}) -> Any:
-        """Return a template of a node with its values. `extra` are further names.
+        """Return a node's template with the values of its expressions. `extra` are further values, by name.
 
         Raises:
             CallsNeeded: calls must be read first.
@@ -122,7 +122,7 @@ class Values:
         return b"[" + b",".join(map(bytes, parts)) + b"]"
 
     def error(self, step: Step) -> dict[str, str] | None:
-        """Return why a node failed; None unless it has.
+        """Return the reason and message with which a node failed; None unless it has failed.
 
         Raises:
             CallsNeeded

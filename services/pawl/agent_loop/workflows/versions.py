@@ -27,7 +27,7 @@ from pawl.job.v1 import workflows_pb2 as pb
 from pawl.job.v1 import workflows_pb2_grpc
 from pawl.tools.rules.schema import did_you_mean
 
-# Faults that an error lists. With `validate_only`, a response lists all of them.
+# Maximum number of faults that an error lists. With `validate_only`, a response lists all of them.
 FAULTS_SHOWN_MAX: Final = 20
 # Source of the tools that start workflows.
 _AS_TOOL: Final = "workflow"
@@ -124,7 +124,7 @@ class Workflows:
         _log.info("workflow.deleted", store=caller.store_id, user=caller.user_id, workflow=name)
 
     async def get(self, caller: Principal, name: str, version: int) -> WorkflowVersion:
-        """Return one version of a workflow, even of a deleted one; 0 means the newest version.
+        """Return a version; 0 means the newest version. Only explicit versions may belong to a deleted workflow.
 
         Raises:
             WorkflowNotFound
@@ -166,7 +166,7 @@ class Workflows:
     async def _faults(
         self, caller: Principal, definition: WorkflowDefinition, tools: Mapping[str, OfferedTool]
     ) -> AsyncIterator[DefinitionFault]:
-        """Yield what the definition names that does not exist or that the caller may not use."""
+        """Yield a fault for each tool, agent or workflow that does not exist or that the caller may not use."""
         schemas = {"input": definition.input_schema}
         for path, node in definitions.walk(definition):
             for field, tool in _tools(node):

@@ -236,7 +236,7 @@ def _of_agent(agent: agent_pb2.AgentVersion) -> State:
 
 
 def _at(definition: Any, path: str) -> Any:
-    """Return the field at a path such as `nodes.fetch.tool`, as an object with this field only."""
+    """Return an object with only the field at a path such as `nodes.fetch.tool`."""
     names = files.PARTS.findall(path)
     found = definition
     for name in names[:-1]:
@@ -294,7 +294,7 @@ def references(key: Key, definition: Any) -> set[Key]:
 
 
 def _named_by_nodes(value: Any) -> Iterator[Key]:
-    """Yield what the nodes of a workflow name. A tool's name may be that of a workflow."""
+    """Yield the resources that a workflow's nodes name. A tool name can also name a workflow."""
     if isinstance(value, dict):
         for field, each in value.items():
             if isinstance(each, str) and field in {"agent", "workflow"}:

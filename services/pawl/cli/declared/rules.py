@@ -33,7 +33,7 @@ class Action(StrEnum):
     CREATE = "create"
     UPDATE = "update"
     KEEP = "keep"
-    # Also if the resource is gone, and only its declaration remains.
+    # Even if the resource is gone and only its declaration remains.
     DELETE = "delete"
 
 

@@ -1,4 +1,4 @@
-"""Finds the turns of a thread that no AG-UI request started, and the changes of its jobs."""
+"""Finds the turns of a thread that no AG-UI request started, and the changes to its jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EMPTY: Final = frozenset({run_pb2.RUN_STATE_CANCELLED, run_pb2.RUN_STATE_EXPIRE
 async def changes(
     services: Services, metadata: Metadata, conversation_id: str, shown: Mapping[str, int]
 ) -> AsyncGenerator[Json, None]:
-    """Yield each run of a conversation that no AG-UI request started, once it has the turn, and each change of a job.
+    """Yield each run of a conversation that no AG-UI request started, once it has started, and each change to a job.
 
     The watch is closed while the caller streams a run, and continues after it at the same position. The caller keeps
     the last seq of each run that it has streamed in `shown`. A run that waited is yielded again when it continues.

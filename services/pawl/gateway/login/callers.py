@@ -107,7 +107,7 @@ class Callers:
         return response
 
     async def state(self, request: Request) -> Response:
-        """Handle `GET /login/state`: whether there is a session and, with one, the problems that `pawl dev` reports.
+        """Handle `GET /login/state`. Return whether there is a session and, if so, the problems from `pawl dev`.
 
         Without `pawl dev`, `problems` is absent.
         """

@@ -208,10 +208,10 @@ class MessagePage(Page[MessageRow]):
 class ChangedRuns:
     """Versions of a user's runs in a conversation that have changed, oldest first, read at `time`.
 
-    The version of a run differs after each change of the run, its calls, and the runs that execute its calls. It is
-    empty if one of them waits to be claimed, because its reasons depend on other runs.
+    The version of a run changes whenever the run, its calls, or the runs that execute its calls change. It is empty if
+    one of these runs waits to be claimed, because its reasons depend on other runs.
 
-    `open_run_ids` and `conversation_ids` are those of all of the user's open runs, also if they have not changed.
+    `open_run_ids` and `conversation_ids` are those of all the user's open runs, even if they have not changed.
     """
 
     time: datetime

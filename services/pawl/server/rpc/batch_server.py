@@ -49,7 +49,7 @@ class BatchServicer(BatchServiceServicer):
                 self._carried[name] = method, _behaviour(handler, self._bytes_max)
 
     def add_relayed(self, service_name: str, handlers: Mapping[str, Handler]) -> None:
-        """Accept relayed calls of the methods that only have a response stream."""
+        """Accept relayed calls of the methods with a single request and a response stream."""
         for method_name, handler in handlers.items():
             if handler.response_streaming and not handler.request_streaming:
                 name = f"/{service_name}/{method_name}"
@@ -192,7 +192,7 @@ class _Stream:
 
 
 class _Relay:
-    """The context of a relayed call, like that of a direct call. Its connection is that of the batches."""
+    """The context of a relayed call, with a direct call's methods. Its peer is the sender of the batches."""
 
     def __init__(self, batch: Context, call: batch_pb2.Call, encode: Encoder, put: Put) -> None:
         self._call = call
@@ -206,12 +206,12 @@ class _Relay:
         return [(entry.key, entry.value) for entry in self._call.metadata]
 
     def _ignore(self, *_: object) -> None:
-        """Do nothing. There is no deadline, and the batches have an end and metadata of their own."""
+        """Do nothing: a relayed call has no deadline, and its status and metadata are sent in batches."""
 
     code = done = set_trailing_metadata = time_remaining = _ignore
 
     async def send_initial_metadata(self, _: object) -> None:
-        """Do nothing, for the same reason."""
+        """Do nothing: batches do not carry initial metadata."""
 
     async def read(self) -> bytes:
         return self._call.request

@@ -1,4 +1,4 @@
-"""The tools that delegate a task to another agent or a goal to several attempts."""
+"""The tools that delegate a task to another agent, or pursue a goal in several attempts."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class CatalogTool:
 
     @property
     def is_available(self) -> bool:
-        """Whether calls can be carried out. Front ends, users and runs of workflows need no runner in this process."""
+        """Whether calls can be executed. Those for front ends, users and workflow runs need no runner here."""
         if self.loaded is not None or self.definition.context in {ExecutionContext.FRONTEND, ExecutionContext.HUMAN}:
             return True
         return self.in_force is not None and self.in_force.source == WORKFLOW

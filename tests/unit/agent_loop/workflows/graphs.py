@@ -62,7 +62,7 @@ def lucks() -> st.SearchStrategy[Luck]:
 
 
 def played(document: dict[str, Any], luck: Luck) -> tuple[Reference, list[tuple[str, Outcome]]]:
-    """Return the end of a run, and the ends of its work in order."""
+    """Play a run; return its final state, and the outcome of each piece of work in order."""
     reference, ends = Reference(document, GIVEN), list[tuple[str, Outcome]]()
     while reference.open:
         path = luck.path(sorted(reference.open), len(ends))

@@ -61,7 +61,7 @@ class Player:
         self._now = 1000.0
         self._facts: list[Fact] = []
         self._commands = 0
-        # All calls as the ledger has them, of which a claim loads only the open ones.
+        # All calls in the ledger. A claim loads only the open ones.
         self.calls: dict[CallId, Call] = {}
         # How often each call succeeded.
         self.succeeded: Counter[CallId] = Counter()
@@ -137,7 +137,7 @@ class Player:
             facts = self._taken()
             plan = planning.plan(self.state, facts, self._now)
             if self._crashes and self._chance.randrange(6) == 0:
-                # The worker dies before the step is written. The registry repeats what it knows of executed calls.
+                # The worker dies before the step is written. The registry repeats the results of executed calls.
                 self._crashes -= 1
                 self._facts += [fact for fact in facts if isinstance(fact, CallExecuted)]
                 self._crash()

@@ -141,7 +141,7 @@ class Reference:
         return False
 
     def _begins(self) -> bool:
-        """Start or skip one node or branch. Return whether there was one."""
+        """Start or skip one node or branch, if any is ready. Return whether one was."""
         for name, work in self.nodes.items():
             verdict = self._verdict(name) if work.state == "PENDING" else ""
             if verdict == "skip":

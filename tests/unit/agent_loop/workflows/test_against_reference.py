@@ -17,10 +17,10 @@ from tests.unit.agent_loop.workflows.reference import Failed, Outcome, Reference
 
 @given(documents(), lucks(), st.integers(0, 2**32), st.sampled_from([0, 3, 20]))
 @settings(max_examples=100, deadline=None, phases=[Phase.generate])
-def test_engine_does_what_the_reference_does(document: dict[str, Any], luck: Luck, seed: int, crashes: int) -> None:
+def test_engine_matches_the_reference(document: dict[str, Any], luck: Luck, seed: int, crashes: int) -> None:
     _name_events(document["nodes"], "")
     if any(node["kind"] == "parallel" for node in document["nodes"].values()):
-        # The engine keeps the slot of a cancelled branch until its call has stopped, and meanwhile others may start.
+        # The engine keeps the slot of a cancelled branch until its call stops. The reference frees it immediately.
         document["concurrency"] = 50
     reference = Reference(document, GIVEN)
     player = Player(document, GIVEN, random.Random(seed), crashes=crashes)

@@ -243,7 +243,7 @@ def test_all_faults_are_reported_at_once() -> None:
     assert all(any(text in str(nodes[name]) for text in texts) for name in nodes.keys() - named)
 
 
-def test_a_definition_that_is_no_json_or_too_large_is_refused() -> None:
+def test_a_definition_that_is_not_json_or_too_large_is_refused() -> None:
     for data, message in [(b"{", "truncated"), (b'{"a": 1, "a": 1}', "twice"), (b" " * 300_000, "limit of 262144")]:
         with pytest.raises(DefinitionError, match=message):
             parsing.parse(data)

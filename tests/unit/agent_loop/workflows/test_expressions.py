@@ -76,7 +76,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize("row", range(len(VALUES)), ids=[str(template) for template, _ in VALUES])
-def test_a_template_has_a_value(row: int) -> None:
+def test_a_template_renders_to_its_value(row: int) -> None:
     template, value = VALUES[row]
     found = expressions.render(template, SCOPE)
     assert found == value
@@ -84,13 +84,13 @@ def test_a_template_has_a_value(row: int) -> None:
 
 
 @pytest.mark.parametrize(("template", "message"), FAILURES)
-def test_a_template_that_fails_says_why(template: str, message: str) -> None:
+def test_a_failing_template_gives_the_reason(template: str, message: str) -> None:
     with pytest.raises(ExpressionError, match=message):
         expressions.render(template, SCOPE)
 
 
 @given(JSON)
-def test_a_path_returns_its_value_unchanged_and_text_without_expressions_is_itself(value: Any) -> None:
+def test_a_path_returns_its_value_unchanged_and_is_inserted_into_text(value: Any) -> None:
     assert expressions.render("${input}", {"input": value}) == value
     assert expressions.render(["a ${input.x[0]}"], {"input": {"x": [value]}}) == [
         f"a {value if isinstance(value, str) else expressions.render('${input} ', {'input': value})[:-1]}"

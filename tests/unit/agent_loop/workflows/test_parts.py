@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from pawl.job.v1 import ledger_pb2
 
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules.call import CallResult
@@ -16,6 +15,7 @@ from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run, RunOptions
 from pawl.agent_loop.loop.worker import WorkerLimits
 from pawl.chassis.ids import RunKey
 from pawl.errors import QueueFull
+from pawl.job.v1 import ledger_pb2
 from pawl.values import ENDED, CallState, CommandOutcome, EffectClass, RunState, StopCause, WaitKind
 from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.model import calls, says
@@ -137,7 +137,7 @@ async def test_map_tolerates_failures_up_to_a_limit(tolerate: Any, state: str) -
 
 
 @pytest.mark.parametrize(("items", "reason"), [("text", "MAP_NOT_A_LIST"), (None, "MAP_NOT_A_LIST")])
-async def test_map_over_something_else_than_a_list_fails(items: Any, reason: str) -> None:
+async def test_map_over_a_value_other_than_a_list_fails(items: Any, reason: str) -> None:
     nodes = {
         "each": {
             "kind": "map",

@@ -115,7 +115,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], list[tuple[str, Any]], dict[str, str]]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_has_its_meaning(example: str) -> None:
+def test_an_example_reaches_its_expected_states(example: str) -> None:
     nodes, ends, states = EXAMPLES[example]
     parsing.read({"name": "example", "nodes": nodes})
     reference = Reference({"nodes": nodes}, {})

@@ -136,7 +136,7 @@ async def test_expression_that_fails_is_a_typed_error_of_the_node() -> None:
     assert json.loads(run.output_json) == {"reason": "EXPRESSION_FAILED", "message": "input.missing does not exist"}
 
 
-async def test_waiting_for_a_time_takes_a_row_and_no_worker() -> None:
+async def test_waiting_for_a_time_needs_no_worker() -> None:
     nodes = {
         "pause": {"kind": "wait", "seconds": 3600},
         "work": {"kind": "tool", "tool": "look", "after": ["pause"]},
@@ -216,7 +216,7 @@ async def test_agent_node_with_a_schema_returns_json() -> None:
     assert json.loads(run.output_json) is True
 
 
-async def test_failed_agent_fails_its_node() -> None:
+async def test_missing_agent_fails_its_node() -> None:
     nodes = {"a": {"kind": "agent", "agent": "absent", "task": "x", "on_error": "continue"}}
     nodes["answer"] = {"kind": "output", "value": "${nodes.a.error.reason}"}
     assert (await finished(nodes)).output_text == "NOT_ALLOWED"

@@ -44,7 +44,7 @@ AGENT_LOOP: Final = f"{SERVICE}agent-loop"
 TOOL_REGISTRY: Final = f"{SERVICE}tool-registry"
 NOTIFIER: Final = f"{SERVICE}notifier"
 MAILBOX: Final = f"{SERVICE}mailbox"
-# It only relays calls, each with a credential of its own.
+# The gateway only relays calls, each with its own credential.
 GATEWAY: Final = f"{SERVICE}gateway"
 
 _MEMBERS: Final = frozenset({Role.MEMBER, Role.APPROVER, Role.ADMIN, Role.OPERATOR})

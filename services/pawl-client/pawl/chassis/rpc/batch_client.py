@@ -34,7 +34,7 @@ GATHER_SECONDS: Final = 0.002
 _MESSAGE_BYTES: Final = 512 * 1024
 # Streams are replaced after this time, so that calls also reach replicas that have been added.
 STREAM_SECONDS: Final = 30.0
-# Relayed calls keep their stream for hours, so there must not be many.
+# Streams for relayed calls are replaced less often, because a relayed call can keep its old stream for hours.
 RELAY_SECONDS: Final = 600.0
 # The server pauses a relayed call while this many bytes of its responses are unprocessed.
 UNPROCESSED_BYTES_MAX: Final = 128 * 1024

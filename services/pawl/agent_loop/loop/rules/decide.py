@@ -145,7 +145,7 @@ def _is_in_round(state: State) -> bool:
 
 def _timeout_at(state: State, now: float) -> float:
     if state.run.times_itself:
-        # Its program and its calls have deadlines. This only makes it check regularly.
+        # The program and its calls have their own deadlines. This only makes the run check them regularly.
         return now + _JOB_SECONDS
     limits = state.run.options.limits
     left = limits.run_timeout_seconds - state.active_seconds

@@ -60,7 +60,7 @@ class PlanUndo(msgspec.Struct, frozen=True, kw_only=True):
 class ReadCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Read calls that the program needs and the claim did not load. Then decide again.
 
-    With `run_id`, read all calls of a child run.
+    With `run_id`, read the last calls of a child run, as evidence for a judge.
     """
 
     call_ids: tuple[CallId, ...] = ()

@@ -59,7 +59,7 @@ def is_for_workflow(call: Call) -> bool:
 
 
 def to_read(call: Call) -> ReadAgent | None:
-    """Return how to read the agent or workflow that the call delegates to; None if the call names none."""
+    """Return the decision to read the agent or workflow that the call delegates to; None if it names none."""
     if is_for_workflow(call):
         named = children.named(call)
         if named is None:

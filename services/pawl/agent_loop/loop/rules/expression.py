@@ -44,7 +44,7 @@ class ExpressionError(ValueError):
 
 
 class Meter:
-    """Limits the steps of one evaluation, or of several that happen at once."""
+    """Limits the total steps of one or several evaluations."""
 
     def __init__(self) -> None:
         self._steps_left = _STEPS_MAX
@@ -57,7 +57,7 @@ class Meter:
 class Environment:
     """Expressions over named variables, with the CEL type of each (`dyn` for JSON).
 
-    `hint` ends the message of an error about too much data.
+    `hint` is added to errors about too much data.
     """
 
     def __init__(self, variables: Mapping[str, str], *, characters_max: int, bytes_max: int, hint: str = "") -> None:

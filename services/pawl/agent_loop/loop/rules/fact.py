@@ -111,8 +111,8 @@ class FallbackChecked(msgspec.Struct, frozen=True, kw_only=True):
 class AgentRead(msgspec.Struct, frozen=True, kw_only=True):
     """The agent that a call delegates to. `agent` is None unless the agent exists and is in `delegates`.
 
-    `delegates` are the agents that the run's agent may delegate to. `workflow_version` is set instead if a workflow
-    carries out the call.
+    `delegates` are the agents that the run's agent may delegate to. If a workflow carries out the call, only
+    `workflow_version` is set.
     """
 
     call_id: CallId
@@ -122,7 +122,7 @@ class AgentRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallsRead(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls that ReadCalls named. With `run_id`, they are all calls of that run."""
+    """Calls that ReadCalls named. With `run_id`, they are the last calls of that run."""
 
     calls: tuple[Call, ...]
     run_id: RunId = RunId("")

@@ -423,7 +423,7 @@ def _progress_content(notice: Notice) -> dict[str, Any]:
 def _job(notice: Notice) -> Job:
     run = notice.run
     if run.workflow is not None:
-        # A workflow run reports like a call that was made once.
+        # A workflow run reports like a job with a single call.
         return Job(tool_name=run.workflow.name, arguments_json=run.workflow.input_json, begin_time=0.0)
     if run.job is None:
         raise RuntimeError("a notice's run is neither a job nor a workflow run")

@@ -30,7 +30,7 @@ class Program(Protocol):
         The loop calls this after each settlement, command, fact and scheduled time, even while calls are open, but not
         while the run is ending. Work that is in progress does not start again, so the program may repeat a decision
         until its result is in the state. The decision is one of:
-        * PinTools, PlanUndo or ReadProgram until the run has started; nothing else may come first,
+        * PinTools, PlanUndo or ReadProgram; until the run has started, no other decision is allowed,
         * Advance, to store the program's state and add calls that need no check,
         * CallModel or EnterSteers, only when no call and no model call is open,
         * Propose, with ids derived from the state, so that no call is made twice,
@@ -38,7 +38,7 @@ class Program(Protocol):
         * Settle or StopCalls, to stop open calls that are no longer needed,
         * Finish when nothing is open, or Fail, which stops open work,
         * `budget.exhausted` instead of a model call that the budget does not allow,
-        * Wait if there is nothing to do until something changes or its time is reached. Open work continues.
+        * Wait, if nothing can be done before something changes or the given time. Open work continues.
         """
         ...
 
@@ -63,7 +63,7 @@ class Program(Protocol):
         ...
 
     def child(self, state: State, call: Call, delegation: Delegation) -> Delegation:
-        """Return the child run to create for a call, which may do less than `delegation`."""
+        """Return `delegation`, the child run to create for a call, with any restrictions of the program."""
         ...
 
     def concluded(self, state: State, *, continues: bool) -> State:

@@ -242,16 +242,16 @@ class PinnedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
     # The run whose finished nodes it reuses, and the node from which it runs again; empty if it reuses none.
     rerun_of_run_id: RunId = RunId("")
     rerun_node: str = ""
-    # The items of a map, if the run processes them for another run.
+    # The items that the run processes for another run's map; None for other runs.
     chunk: MapChunk | None = None
     # The cursor at its start, with the finished nodes that it reuses; empty for most runs.
     start_state: bytes = b""
 
 
 class GoalAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent that makes a goal's attempts, which is also the goal run's agent, with more instructions and its tools.
+    """The agent that makes a goal's attempts, and extra instructions for them. It is also the goal run's agent.
 
-    Empty `tool_names` mean all of the agent's tools.
+    Attempts may use the tools in `tool_names`; if empty, all of the agent's tools.
     """
 
     agent: str = ""
@@ -313,7 +313,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     workflow: PinnedWorkflow | None = None
     # The goal of a goal run.
     goal: Goal | None = None
-    # Whether the run ends only after the jobs that it and the runs below it have started.
+    # Whether the run ends only when all jobs that it and the runs below it started have ended.
     waits_for_jobs: bool = False
     # The undo of its parent's calls, if the run is an undo.
     undo: Undo | None = None
@@ -371,7 +371,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     workflow: PinnedWorkflow | None = None
     # The goal, if it is a goal run.
     goal: Goal | None = None
-    # Whether it ends only after the jobs that it and the runs below it have started.
+    # Whether the run ends only when all jobs that it and the runs below it started have ended.
     waits_for_jobs: bool = False
     # The conversation that a job reports to.
     reports_to_conversation_id: ConversationId = ConversationId("")
@@ -386,7 +386,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def times_itself(self) -> bool:
-        """True if the program limits the time of the run, which has no timeouts for itself and its rounds."""
+        """True if the program limits the run's time, so that run and round timeouts do not apply."""
         return self.is_job or self.workflow is not None or self.goal is not None
 
     @property

@@ -58,7 +58,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[Notice, ...] = ()
     # The conversation's open jobs.
     open_jobs: int = 0
-    # Those of them whose notices this run receives, if it is a child run.
+    # The number of open jobs whose notices this run receives; 0 unless it is a child run.
     jobs_below: int = 0
     # Notices in a message that has not been committed yet.
     entered: tuple[Notice, ...] = ()
@@ -69,7 +69,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     under_way: frozenset[str] = frozenset()
     # Calls that ReadCalls has read for the program. Not persisted.
     named: Mapping[CallId, Call] = field(default_factory=dict)
-    # Child runs all of whose calls are in `named`. Not persisted.
+    # Child runs whose last calls are in `named`. Not persisted.
     named_runs: frozenset[RunId] = frozenset()
     # Agents that ReadAgent has read, by call. Not persisted.
     agents: Mapping[CallId, AgentRead] = field(default_factory=dict)

@@ -32,7 +32,7 @@ def encoded(request: ledger_pb2.CommitRunRequest) -> bytes:
 
 
 def _check(attempts: int, deadline_time: datetime | None, encoded_run: bytes) -> None:
-    """Check limits to raise.
+    """Check that a goal's limits can be raised.
 
     Raises:
         RunNotFound: the run is not a goal run.
@@ -42,7 +42,7 @@ def _check(attempts: int, deadline_time: datetime | None, encoded_run: bytes) ->
     if not run.HasField("goal"):
         raise RunNotFound("the run is not a goal run")
     if run.goal.attempts_max + attempts > ATTEMPTS_MAX:
-        message = f"attempts: the goal has {run.goal.attempts_max}, and at most {ATTEMPTS_MAX} are possible"
+        message = f"a goal can have at most {ATTEMPTS_MAX} attempts, and this one already has {run.goal.attempts_max}"
         raise InvalidField(message, field="attempts")
     current = messages.optional_moment(run.goal, "deadline_time")
     if deadline_time is not None and (current is None or deadline_time <= current):

@@ -227,7 +227,7 @@ def run(row: RunRow, *, whole: bool = False) -> run_pb2.Run:
 
 
 def _leave_out_texts(goal: goal_pb2.Goal) -> None:
-    """Leave out what only its worker and GetRun need, because each event about the run contains the goal."""
+    """Leave out texts that only the worker and GetRun need, because each event about the run contains the goal."""
     goal.aim = goal.aim[:_LISTED_INPUT_BYTES_MAX]
     goal.attempts_by.ClearField("instructions")
     if len(goal.criterion.arguments_json) > _LISTED_INPUT_BYTES_MAX:
@@ -245,7 +245,7 @@ def run_for_service(row: RunRow) -> run_pb2.Run:
         message.own_tools.CopyFrom(run_pb2.OwnTools(names=own.names, client_id=own.client_id))
     put_grant(message, row)
     if row.is_turn:
-        # It has the options of the run that it reports to.
+        # A turn has the options of the run whose notices started it.
         for field in ("job", "workflow", "goal"):
             message.ClearField(field)
     return message

@@ -92,7 +92,7 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """Pauses or resumes a job or a workflow. Only the run's owner reads which of the two it is."""
+    """Pauses or resumes a job or a workflow. Only the run's owner reads whether it pauses or resumes."""
 
     name: ClassVar[str] = inbox.PAUSE
 

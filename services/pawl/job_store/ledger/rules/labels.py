@@ -14,12 +14,12 @@ _BREAK: Final = "\n"
 
 
 def of_workflow(name: str) -> dict[str, str]:
-    """Return the label by which the runs of a workflow are listed; none for an empty name."""
+    """Return the label that lists the runs of a workflow; empty for an empty name."""
     return {f"{RESERVED}workflow": name} if name else {}
 
 
 def of_goal(*, is_goal: bool) -> dict[str, str]:
-    """Return the label by which goal runs are listed; none for other runs."""
+    """Return the label that lists goal runs; empty for other runs."""
     return {f"{RESERVED}goal": "true"} if is_goal else {}
 
 

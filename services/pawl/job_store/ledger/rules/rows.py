@@ -64,9 +64,9 @@ class RequestKey(msgspec.Struct, frozen=True, order=True, gc=False):
     request_id: RequestId
 
 
-# The `mark_round` of a run with a cursor: no round comes after it.
+# The `mark_round` of a run with a cursor. No round number is higher.
 CURSOR_ROUND: Final = 2**31 - 1
-# The `mark_round` of a run whose worker needs the calls of the last round only.
+# The `mark_round` of a run whose worker needs only the last round's calls.
 LAST_ROUND: Final = 2**31 - 2
 
 _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
@@ -293,7 +293,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def loaded_from_round(self) -> int:
-        """The first round whose settled calls a worker loads; of a job or goal, the last one."""
+        """The first round whose settled calls a worker loads. For a job or goal, this is the last round."""
         if self.has_cursor:
             return CURSOR_ROUND
         return self.round if self.reports_to or self.mark_round == LAST_ROUND else 0

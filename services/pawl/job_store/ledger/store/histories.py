@@ -24,8 +24,8 @@ _MESSAGES_FROM_SUMMARY: Final = segments.visible(
     )""",
     "$3",
 )
-# The newest calls get their results first, up to this size. Some runs are loaded with only their open calls and those
-# of their last rounds.
+# The newest calls get their results first, up to this size. Some runs are loaded with only their open calls
+# and the calls of their last round.
 _LOADED_RESULTS_BYTES_MAX: Final = 16 * 1024 * 1024
 _CALLS_OF_RUNS: Final = f"""
 SELECT {tables.CALLS.names.replace(" result,", " CASE WHEN bytes_so_far <= $3 THEN result END AS result,")},

@@ -133,7 +133,7 @@ def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str)
 
 
 def _answer(message: EmailMessage, thread: list[str]) -> None:
-    """Set the headers of an answer to the last of the given ids, which may be empty."""
+    """Mark the message as automatic and, if `thread` has valid message ids, as an answer to the last of them."""
     if answered := [each for each in dict.fromkeys(thread) if each and re.fullmatch(_MESSAGE_ID, each)]:
         message["In-Reply-To"] = answered[-1]
         message["References"] = " ".join(answered)

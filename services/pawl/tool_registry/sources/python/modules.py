@@ -57,7 +57,7 @@ def forget_folders() -> None:
     for name in [name for name in sys.modules if name.startswith(_PREFIX)]:
         del sys.modules[name]
     importlib.invalidate_caches()
-    # Bytecode is checked by size and whole seconds, which quick changes to a file may not alter.
+    # Python checks cached bytecode by file size and time in whole seconds, which can miss quick changes.
     sys.dont_write_bytecode = True
 
 
