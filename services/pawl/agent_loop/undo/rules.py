@@ -23,7 +23,7 @@ from pawl.values import WITH_PEOPLE, CallState, DecisionKind, EffectClass, Execu
 
 REASON_CHARACTERS_MAX: Final = 300
 # The tool name of a workflow's call that undoes its effects.
-UNDO_RUN: Final = "undo_run"
+UNDO_RUN: Final = "workflow.undo"
 _REPORT_LINES_MAX: Final = 50
 
 # Result reasons of calls that may have taken effect, or may still take effect.

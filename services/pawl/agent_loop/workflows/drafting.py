@@ -29,9 +29,9 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import DEFAULT_AGENT
 from pawl.values import CallState, Category, EffectClass, ExecutionContext, Question, QuestionKind
 
-# Names of the calls that a child run carries out, and of those that people answer.
-RUN_WORKFLOW: Final = "run_workflow"
-RUN_ITEMS: Final = "run_items"
+# Names of the calls that a child run carries out: no workflow has a dot in its name. Then those that people answer.
+RUN_WORKFLOW: Final = "workflow.run"
+RUN_ITEMS: Final = "workflow.items"
 ASK_USER: Final = "ask_user"
 APPROVAL: Final = "approval"
 EVENT: Final = "event"

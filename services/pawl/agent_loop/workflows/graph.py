@@ -288,7 +288,7 @@ def _next(
             return replace(record, state=NodeState.CANCELLED, end_ms=now_ms, due_ms=None, stop="", reason="")
         return failed(record, now_ms, record.stop, "The node exceeded its timeout.")
     if isinstance(step.node, WaitNode) and record.due_ms is not None and record.due_ms <= now_ms and not record.stop:
-        return replace(record, state=NodeState.SUCCEEDED, end_ms=record.due_ms, due_ms=None)
+        return replace(record, state=NodeState.SUCCEEDED, end_ms=max(record.start_ms, record.due_ms), due_ms=None)
     return record
 
 

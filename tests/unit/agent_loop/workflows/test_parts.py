@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.rules import loop_state
 from pawl.agent_loop.loop.rules.call import CallResult
 from pawl.agent_loop.loop.rules.fact import Cancel, Event, Pause
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run, RunOptions
 from pawl.agent_loop.loop.worker import WorkerLimits
+from pawl.agent_loop.workflows.cursor import WorkflowCursor
 from pawl.chassis.ids import RunKey
 from pawl.errors import QueueFull
 from pawl.job.v1 import ledger_pb2
@@ -165,6 +167,26 @@ async def test_workflow_node_runs_another_workflow() -> None:
     run = await finished(world, nodes, {"n": 2})
     assert json.loads(run.output_json) == [4, "WORKFLOW_NOT_FOUND"]
     assert json.loads(world.registry.checked[0].arguments_json) == {"n": 2}
+
+
+@pytest.mark.parametrize("name", ["run_workflow", "run_items", "undo_run"])
+async def test_workflow_with_any_name_is_started_by_its_tool(name: str) -> None:
+    world = World({**VERDICTS, name: tool("DELEGATE", context="AGENT", effect="IDEMPOTENT")}, [])
+    world.workflows.save(name, {"answer": {"kind": "output", "value": "${input.n}"}})
+    nodes = {
+        "sub": {"kind": "tool", "tool": name, "arguments": {"n": 3}},
+        "answer": {"kind": "output", "value": "${nodes.sub.output}"},
+    }
+    assert json.loads((await finished(world, nodes)).output_json) == 3
+
+
+async def test_wait_until_a_past_time_ends_when_it_starts() -> None:
+    world = world_of()
+    key = start(world, {"past": {"kind": "wait", "until": "${-5000000000}"}})
+    await world.finish(key)
+    cursor = loop_state.read(world.ledger.tables.loop_states[key]).cursor
+    assert isinstance(cursor, WorkflowCursor)
+    assert cursor.nodes[0].end_ms == cursor.nodes[0].start_ms
 
 
 async def test_workflows_that_start_each_other_reach_the_depth_limit() -> None:
