@@ -90,7 +90,7 @@ OF_THE_LEDGER = (
     Mutant(
         name="read_top_ups_free_message_slots",
         module=_COMMIT,
-        text="steers_waiting=max(0, run.steers_waiting - len(steers)),",
+        text="steers_waiting=max(0, run.steers_waiting - len(steers) - self.events_taken),",
         instead="steers_waiting=max(0, run.steers_waiting - len(self.consumed)),",
         checker=REFERENCE_MODEL,
         seed=1,

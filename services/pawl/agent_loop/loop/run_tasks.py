@@ -52,7 +52,7 @@ from pawl.agent_loop.loop.rules.fact import (
 )
 from pawl.agent_loop.loop.rules.history import ReasoningEcho
 from pawl.agent_loop.loop.rules.planning import Work
-from pawl.agent_loop.loop.rules.run import FailureClass, PinnedAgent, PinnedTool, Run, RunFailure
+from pawl.agent_loop.loop.rules.run import PinnedAgent, PinnedTool, Run, limit_failure
 from pawl.agent_loop.loop.rules.state import MODEL, READ, START, State, check_of, stop_of
 from pawl.agent_loop.loop.rules.tool import TOOLS_MAX, ProposedCall, Resolved, Tool, Verdict
 from pawl.agent_loop.loop.tasks import Tasks
@@ -424,13 +424,10 @@ class RunTasks(Tasks):
             calls = [await until_answered(read) for read in reads]
         except CallNotFound as error:
             message = "An earlier run whose results this run uses was deleted."
-            return RunRefused(
-                failure=RunFailure(failure_class=FailureClass.LIMIT, reason=error.reason, message=message)
-            )
+            return RunRefused(failure=limit_failure(error.reason, message))
         if work.run_id:
-            keep = judging.without_rest
-            read_run = partial(calls_of_run, ledger.channel, run.store_id, run.user_id, work.run_id, keep)
-            calls += (await until_answered(read_run))[-judging.EVIDENCE_CALLS_MAX :]
+            asked = (ledger.channel, run.store_id, run.user_id, work.run_id, judging.without_rest)
+            calls += (await until_answered(partial(calls_of_run, *asked)))[-judging.EVIDENCE_CALLS_MAX :]
         return CallsRead(calls=tuple(calls), run_id=work.run_id)
 
     async def _read_agent(self, work: ReadAgent, run: Run) -> Fact:
@@ -499,5 +496,4 @@ def _not_found(call: Call) -> Verdict:
 
 
 def _no_tool(name: str) -> RunRefused:
-    message = f"There is no tool {name} that you may use."
-    return RunRefused(failure=RunFailure(failure_class=FailureClass.LIMIT, reason=ToolNotFound.reason, message=message))
+    return RunRefused(failure=limit_failure(ToolNotFound.reason, f"There is no tool {name} that you may use."))

@@ -125,6 +125,10 @@ class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
+def limit_failure(reason: str, message: str) -> RunFailure:
+    return RunFailure(failure_class=FailureClass.LIMIT, reason=reason, message=message)
+
+
 class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: int
