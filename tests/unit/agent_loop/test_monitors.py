@@ -251,7 +251,7 @@ def test_an_expression_evaluates_to_true_or_false() -> None:
 
 def test_invalid_expressions_are_refused_with_their_position() -> None:
     rows: list[Any] = [
-        ("value.price <", "column 14: Syntax error"),
+        ("value.price <", "column 14: the expression ends too early"),
         ("value.price < limit", "column 15: undeclared reference to 'limit'"),
         ("fired + 'a' == 3", "column 7: found no matching overload"),
         ("'cheap'", "has type string"),
