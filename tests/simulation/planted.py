@@ -38,7 +38,6 @@ OF_THE_LEDGER = (
         text="if not (change.only_reads and change.attempt > 0 and change.state.is_terminal):",
         instead="if not (change.attempt > 0 and change.state.is_terminal):",
         checker="only_reads_run_before_they_are_recorded",
-        seed=6,
         also=(
             (
                 "tests.simulation.registry",
@@ -116,8 +115,8 @@ OF_THE_LEDGER = (
         text="    if count == len(commands):",
         instead="    if True:",
         checker="no_crash",
-        seed=305,
         seeds=800,
+        seed=622,
     ),
     Mutant(
         name="credential_approves_twice",
@@ -173,8 +172,8 @@ OF_THE_LEDGER = (
         text="own.client_id == client_id",
         instead="True",
         checker="own_calls_stay_with_their_client",
-        seed=37,
         also=(("pawl.agent_loop.api.offers", "return own.client_id == self._client.client_id", "return True"),),
+        seed=11,
     ),
     Mutant(
         name="fires_ignore_changed_schedules",
@@ -264,7 +263,6 @@ OF_JOBS = (
         text="and grant.uses < grant.series.iterations_max",
         instead="",
         checker="series_stay_within_their_grant",
-        seed=21,
         also=(
             (
                 "pawl.agent_loop.loop.rules.job_program",
@@ -273,6 +271,7 @@ OF_JOBS = (
             ),
             ("tests.simulation.registry", "if len(used | {call.call_id}) <= series.iterations_max:", "if True:"),
         ),
+        seed=25,
     ),
     Mutant(
         name="grants_survive_a_raised_approval_count",
@@ -280,7 +279,7 @@ OF_JOBS = (
         text="as_deployed(run.options, self._dependencies.approvals_required)",
         instead="as_deployed(run.options, 1)",
         checker="grants_have_enough_approvers",
-        seed=23,
+        seed=58,
     ),
     Mutant(
         name="grants_ignore_the_number_of_approvers",
@@ -288,8 +287,8 @@ OF_JOBS = (
         text="not self.ended and len({each.user_id for each in self.approvals}) >= max(1, approvals_required)",
         instead="not self.ended",
         checker="grants_have_enough_approvers",
-        seed=23,
         also=(("pawl.job_store.ledger.rules.grants", "(change.approvals_required <= 1 or", "(True or"),),
+        seed=111,
     ),
     Mutant(
         name="child_ends_are_reported_twice",
@@ -299,7 +298,7 @@ OF_JOBS = (
         "    again = inbox.arrived(unit, parent, name=inbox.AGENT_ENDED, payload=payload, call_id=call.call_id)\n"
         "    turn.wake(unit, inbox.accept(unit, parent, again))",
         checker="child_ends_are_reported_once",
-        seed=9,
+        seed=10,
     ),
     Mutant(
         name="jobs_report_to_the_conversation_of_their_call",
@@ -307,7 +306,7 @@ OF_JOBS = (
         text="return self.root_conversation_id or self.reports_to or self.conversation_id",
         instead="return self.reports_to or self.conversation_id",
         checker="detached_calls_have_their_job",
-        seed=11,
+        seed=25,
     ),
     Mutant(
         name="notices_pass_over_delegated_runs",
@@ -315,7 +314,7 @@ OF_JOBS = (
         text='return self.above[0] if len(self.above) > 1 else RunId("")',
         instead='return RunId("")',
         checker="notices_enter_the_nearest_agent",
-        seed=37,
+        seed=46,
     ),
     Mutant(
         name="ended_runs_keep_their_notices",
@@ -323,7 +322,7 @@ OF_JOBS = (
         text="for run_id in each.above[:-1] if run_id not in ended)",
         instead="for run_id in each.above[:-1])",
         checker="job_ends_are_reported_or_dismissed",
-        seed=11,
+        seed=25,
     ),
     Mutant(
         name="notices_die_with_their_delegated_run",
@@ -331,7 +330,7 @@ OF_JOBS = (
         text='answered_by = run.run_id if run.state is RunState.COMPLETED else RunId("")',
         instead="answered_by = run.run_id",
         checker="job_ends_are_reported_or_dismissed",
-        seed=106,
+        seed=91,
     ),
     Mutant(
         name="notices_enter_again",
@@ -428,7 +427,7 @@ OF_JOBS = (
         text="first = job.delay_first if last is None",
         instead="first = 0 if last is None",
         checker="series_keep_their_interval",
-        seed=11,
+        seed=6,
     ),
     Mutant(
         name="series_continue_after_their_end",
@@ -436,7 +435,7 @@ OF_JOBS = (
         text="(due > job.end_time or (paused and now >= job.end_time))",
         instead="(paused and now >= job.end_time)",
         checker="series_keep_their_interval",
-        seed=15,
+        seed=6,
     ),
     Mutant(
         name="iteration_notices_pile_up",
@@ -444,7 +443,7 @@ OF_JOBS = (
         text="if each.run_id != job.run_id or each.occasion < first or each.entered_by)",
         instead="if True)",
         checker="one_iteration_waits",
-        seed=9,
+        seed=6,
     ),
     Mutant(
         name="monitors_fire_without_an_edge",
@@ -468,7 +467,7 @@ OF_JOBS = (
         text="(WaitKind.PAUSED,) if cursor.is_paused else ()",
         instead="()",
         checker="paused_jobs_start_nothing",
-        seed=46,
+        seed=11,
     ),
     Mutant(
         name="silent_jobs_report_their_end",

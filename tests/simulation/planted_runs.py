@@ -36,7 +36,7 @@ OF_RUNS = (
         text="else 2 if isinstance(command.kind, Steer) else 1",
         instead="else 1",
         checker="accepted_commands_take_effect",
-        seed=81,
+        seed=96,
     ),
     Mutant(
         name="requests_are_forgotten",
@@ -51,7 +51,7 @@ OF_RUNS = (
         text="    turn.wake(unit, inbox.accept(unit, parent, incoming))",
         instead="    inbox.accept(unit, parent, incoming)",
         checker="runs_end",
-        seed=9,
+        seed=10,
     ),
     Mutant(
         name="child_runs_outlive_their_callers",
@@ -67,7 +67,7 @@ OF_RUNS = (
         text="usage=state.run.usage + run.usage",
         instead="usage=state.run.usage",
         checker="child_usage_counts_for_the_caller",
-        seed=11,
+        seed=15,
     ),
     Mutant(
         name="approvals_among_several_are_not_audited",
@@ -115,7 +115,6 @@ OF_RUNS = (
         text="claim_at = unit.now if is_due else self.wake_time",
         instead="claim_at = None",
         checker="runs_end",
-        seed=9,
     ),
     Mutant(
         name="next_run_gets_no_turn",
@@ -175,8 +174,8 @@ OF_RUNS = (
         text="arguments_json=call.arguments_json,",
         instead="arguments_json=call.proposed_arguments.encode(),",
         checker="gated_calls_run_as_approved",
-        seed=10,
         also=(("tests.simulation.registry", "if verdict.disposition is Disposition.APPROVE and", "if False and"),),
+        seed=11,
     ),
     Mutant(
         name="results_are_accepted_twice",
@@ -184,8 +183,8 @@ OF_RUNS = (
         text="if call.state.is_terminal or call.reserved_by:",
         instead="if call.state.is_terminal:",
         checker="one_front_end_result",
-        seed=26,
         seeds=400,
+        seed=13,
     ),
     Mutant(
         name="stopped_runs_continue",
@@ -193,7 +192,7 @@ OF_RUNS = (
         text="        if run.state is not RunState.CANCELLING:\n            return\n",
         instead="        return\n",
         checker="nothing_starts_after_a_cancel",
-        seed=175,
+        seed=22,
     ),
     Mutant(
         name="accepted_stops_are_forgotten",
@@ -438,7 +437,7 @@ OF_RUNS = (
         text="            stop.jobs_below(unit, run, cancel)",
         instead="            pass",
         checker="stops_reach_the_jobs_below",
-        seed=106,
+        seed=25,
     ),
     Mutant(
         name="stops_by_other_models_are_not_reported",

@@ -31,7 +31,7 @@ class StoppingModels:
         starter = self._world.tables.runs[RunKey(self._store_id, RunId(job.parent_run_id))]
         is_starter = self._draw.random() < 0.4
         conversation_id = starter.conversation_id if is_starter else ConversationId(job.reports_to_conversation_id)
-        caller_id = starter.run_id if is_starter else RunId(job.above[0].run_id)
+        caller_id = starter.run_id if is_starter or not job.above else RunId(job.above[0].run_id)
         command_id = CommandId(f"stop_{self._name}_{self._count}")
         sent = Sent(
             user_id=self._name, command_id=command_id, run_id=job.run_id, kind="CANCEL", content=caller_id.encode()
