@@ -50,10 +50,10 @@ def play(mutant: Mutant) -> str:
     if mutant.checker == REFERENCE_MODEL:
         return str(importlib.import_module("tests.ledger.game").first_difference(seeds))
     simulate = importlib.import_module("tests.simulation.simulate").simulate
-    # Triggers cost time, and most mutants do not need them.
-    has_triggers = mutant in OF_STARTERS
+    # Most mutants do not need these, which cost time.
+    has_triggers, has_flows = mutant in OF_STARTERS, mutant in (*OF_FLOWS, *OF_GOALS)
     for seed in seeds:
-        for violation in simulate(seed, has_triggers=has_triggers).violations:
+        for violation in simulate(seed, has_triggers=has_triggers, has_flows=has_flows).violations:
             if violation.startswith(f"{mutant.checker}:"):
                 return f"seed {seed}: {violation}"
     return ""

@@ -72,8 +72,12 @@ class Verdict:
     virtual_seconds: float
 
 
-def simulate(seed: int, *, printed: Callable[[str], None] | None = None, has_triggers: bool = True) -> Verdict:
-    """Play a seed to its end and judge it. Without `has_triggers`, no events are sent.
+def simulate(
+    seed: int, *, printed: Callable[[str], None] | None = None, has_triggers: bool = True, has_flows: bool = True
+) -> Verdict:
+    """Play a seed to its end and judge it.
+
+    Without `has_triggers`, no events are sent. Without `has_flows`, there are no workflows and goals.
 
     The same seed gives the same trace in every process with the same PYTHONHASHSEED, independent of object addresses.
     """
@@ -83,12 +87,12 @@ def simulate(seed: int, *, printed: Callable[[str], None] | None = None, has_tri
     try:
         # Otherwise failing polls would outlast the simulation.
         with patch.object(job_program, "BACKOFF_SECONDS_MAX", 30.0):
-            return process.run(_play(seed, history, has_triggers=has_triggers))
+            return process.run(_play(seed, history, has_triggers=has_triggers, has_flows=has_flows))
     finally:
         gc.enable()
 
 
-async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
+async def _play(seed: int, history: History, *, has_triggers: bool, has_flows: bool) -> Verdict:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: _unhandled(history, context))
     chance = Chance(seed)
@@ -101,8 +105,8 @@ async def _play(seed: int, history: History, *, has_triggers: bool) -> Verdict:
         [timers.Timer(world, STORE)] if schedules_are_played(chance) else []
     )
     starters += [senders.Sender(world, STORE)] if has_triggers and triggers_are_played(chance) else []
-    starters += [flows.Designer(world, STORE)] if flows.are_played(chance) else []
-    starters += [goals.Pursuer(world, STORE)] if goals.are_played(chance) else []
+    starters += [flows.Designer(world, STORE)] if has_flows and flows.are_played(chance) else []
+    starters += [goals.Pursuer(world, STORE)] if has_flows and goals.are_played(chance) else []
     main_tasks = [loop.create_task(each.live()) for each in (*users, *starters)]
     actors = (
         *_others(users),

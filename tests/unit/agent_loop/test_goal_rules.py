@@ -15,8 +15,10 @@ from pawl.agent_loop.goals import judging, rules
 from pawl.agent_loop.goals.cursor import GoalCursor
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.expression import ExpressionError
-from pawl.agent_loop.loop.rules.run import FailureClass, Goal, GoalCriterion, GoalJudge, RunFailure
-from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId
+from pawl.agent_loop.loop.rules.fact import RaiseGoal
+from pawl.agent_loop.loop.rules.run import FailureClass, Goal, GoalCriterion, GoalJudge, Run, RunFailure
+from pawl.agent_loop.loop.rules.state import State
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.values import CallState
 
 VALUES = st.recursive(
@@ -137,3 +139,29 @@ def test_the_cursor_stays_under_16_kib(reasons: list[str], count: int) -> None:
     cursor = replace(cursor, failure=failure)
     assert len(cursor.attempts) == count
     assert len(msgspec.json.encode(cursor)) < 16 * 1024
+
+
+@pytest.mark.parametrize("recorded_first", [False, True])
+def test_tokens_added_before_the_end_is_committed_let_the_goal_continue(recorded_first: bool) -> None:
+    goal = Goal(aim="Paint it.", criterion=GoalCriterion(tool_name="check"), attempts_max=9)
+    run = Run(
+        store_id=StoreId("s"), user_id=UserId("u"), conversation_id=ConversationId("c"), run_id=RunId("r"), goal=goal
+    )
+    lacking = CallResult(content_json=b"{}", is_error=True, error_reason="BUDGET_EXHAUSTED")
+    steps = {rules.Step.ATTEMPT: settled("", CallState.FAILED), rules.Step.JUDGEMENT: settled({"met": False})}
+    calls = {
+        call_id: replace(call, call_id=call_id, index=step, result=lacking if step == 1 else call.result)
+        for step, call in steps.items()
+        for call_id in [rules.call_id(run.run_id, 1, step)]
+    }
+    state = State(run=run, calls=calls)
+    ended = rules.recorded(state, goal)
+    failure = rules.limit_reached(goal, rules.cursor_of(ended), 0.0)
+    assert failure is not None
+    assert failure.reason == "GOAL_BUDGET"
+
+    state = rules.raised(ended if recorded_first else state, goal, RaiseGoal(tokens=5))
+    cursor = rules.cursor_of(rules.recorded(state, goal))
+
+    assert len(cursor.attempts) == 1
+    assert rules.limit_reached(goal, cursor, 0.0) is None

@@ -161,15 +161,16 @@ function pressed(event: KeyboardEvent): void {
 }
 
 function Page(): VNode {
-  const [, first = "", second = ""] = path.value.split("/");
+  const [, first = "", second = "", third = ""] = path.value.split("/");
   if (first === "" || first === "c") return <Chat conversationId={decoded(second)} />;
   if (first === "inbox") return <Inbox />;
   return (
     <Later
       key={path.value}
-      show={({ RESOURCES, RunPage, Settings, List, Detail }) => {
+      show={({ RESOURCES, RunPage, ExecutionPage, Settings, List, Detail }) => {
         if (first === "settings") return <Settings />;
         if (first === "runs" && second) return <RunPage key={second} runId={decoded(second)} />;
+        if (first === "workflows" && third) return <ExecutionPage key={third} runId={decoded(third)} />;
         const resource = RESOURCES.find((each) => each.path === first);
         if (!resource) return <Nowhere />;
         return second ? <Detail key={path.value} of={resource} id={decoded(second)} /> : <List key={first} of={resource} />;

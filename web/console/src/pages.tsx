@@ -34,6 +34,7 @@ import { Below, type Column, type Resource, Table } from "./resource";
 import { runs } from "./runs";
 import { ago, go, lasted, moment, pawl, word } from "./state";
 import { visible } from "./visible";
+import { workflows } from "./workflows";
 
 const short = (name: string | undefined, prefix: string): string => word((name ?? "").replace(prefix, ""));
 const time = (at: string | undefined): VNode | undefined => (at ? <time title={moment(at)}>{ago(at)}</time> : undefined);
@@ -740,6 +741,7 @@ const documents: Resource<DocumentJson> = {
 export const RESOURCES: readonly Resource<any>[] = [
   runs,
   jobs,
+  workflows,
   attention,
   agents,
   tools,

@@ -23,14 +23,15 @@ export const runs: Resource<RunJson> = {
   path: "runs",
   empty: "No matching runs. Runs from the chat, schedules, triggers and programs appear here.",
   live: true,
-  list: async (pageToken, { state = "", agent = "", parent = "", conversation = "" }) => {
+  list: async (pageToken, { state = "", agent = "", workflow = "", parent = "", conversation = "" }) => {
     const states = state === "active" ? ACTIVE : (Object.keys(STATES).filter((each) => STATES[each] === state) as RunStateJson[]);
-    const page = await pawl.agent.listRuns({ pageSize: 50, pageToken, states, agent, parentRunId: parent, conversationId: conversation });
+    const page = await pawl.agent.listRuns({ pageSize: 50, pageToken, states, agent, workflow, parentRunId: parent, conversationId: conversation });
     return { items: page.runs ?? [], next: page.nextPageToken };
   },
   filters: [
     { name: "state", label: "State", options: ["active", ...Object.values(STATES)] },
     { name: "agent", label: "Agent" },
+    { name: "workflow", label: "Workflow" },
     { name: "parent", label: "Parent run" },
     { name: "conversation", label: "Conversation" },
   ],
@@ -38,7 +39,7 @@ export const runs: Resource<RunJson> = {
   columns: [
     { name: "Run", of: ({ runId }) => runId?.slice(-8) },
     { name: "State", of: (run) => <State run={run} /> },
-    { name: "Agent", of: (run) => (run.job ? `job: ${visible(run.job.toolName ?? "")}` : (run.agent?.name ?? "default")) },
+    { name: "Agent", of: (run) => (run.workflow ? `workflow: ${run.workflow.name}` : run.job ? `job: ${visible(run.job.toolName ?? "")}` : (run.agent?.name ?? "default")) },
     { name: "Started", of: ({ createTime }) => <time title={moment(createTime)}>{ago(createTime)}</time> },
     { name: "Tokens", of: tokens },
     { name: "Answer", of: (run) => <span class="cut">{visible(run.failure?.message ?? run.outputText ?? "").slice(0, 160)}</span> },
@@ -86,6 +87,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
         <Fact name="Ended" value={run.endTime && <time title={moment(run.endTime)}>{ago(run.endTime)}</time>} />
         <Fact name="Model" value={run.options?.model} />
         <Fact name="Agent" value={run.agent?.name} />
+        <Fact name="Workflow" value={run.workflow && <a href={`/workflows/runs/${runId}`}>{run.workflow.name}</a>} />
         <Fact name="Rounds" value={run.round} />
         <Fact name="Tokens" value={tokens(run)} />
         <Fact name="User" value={run.userId} />
@@ -236,7 +238,7 @@ function Events({ events }: { events: RunEventJson[] }): VNode {
   );
 }
 
-function Fact({ name, value }: { name: string; value: unknown }): VNode | null {
+export function Fact({ name, value }: { name: string; value: unknown }): VNode | null {
   if (!value) return null;
   return (
     <div>
@@ -250,7 +252,7 @@ export function State({ run }: { run: RunJson }): VNode {
   return <span class={`chip ${run.state ?? ""}`}>{word(run.state)}</span>;
 }
 
-function tokens(run: RunJson): string {
+export function tokens(run: RunJson): string {
   const usage = run.usage;
   const sum = Number(usage?.inputTokens ?? 0) + Number(usage?.outputTokens ?? 0);
   return sum ? sum.toLocaleString() : "";

@@ -45,6 +45,8 @@ class GoalCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     evidence: tuple[str, ...] = ()
     # True once a model call of an attempt or judgement did not fit the token budget.
     lacks_tokens: bool = False
+    # Number of the attempt during which tokens were last added.
+    topped_up: int = 0
     # Why no further attempt can succeed.
     failure: RunFailure | None = None
     # True once the report is in the conversation.

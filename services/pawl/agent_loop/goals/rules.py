@@ -182,17 +182,24 @@ def recorded(state: State, goal: Goal) -> State:
     found, last = settled
     after = _after_attempt(_checked(cursor, found, last), cursor, found, attempted)
     after = replace(after, not_before=(last.end_time or 0.0) + goal.wait_seconds)
-    lacks = any(BUDGET_EXHAUSTED in _reason(call) for call in (attempted, last))
+    # Tokens added during the attempt may suffice for the next.
+    lacks = cursor.topped_up < number and any(BUDGET_EXHAUSTED in _reason(call) for call in (attempted, last))
     # The evidence is no longer needed.
     state = replace(state, named={}, named_runs=frozenset())
     return _with(state, replace(after, lacks_tokens=lacks), found, last)
 
 
 def raised(state: State, goal: Goal, by: RaiseGoal) -> State:
-    """Return the state with the goal's raised limits. The ledger has checked them."""
+    """Return the state with the goal's raised limits.
+
+    The ledger has checked each against the limits before, but not against other raises that were not applied yet.
+    """
     attempts_max = min(ATTEMPTS_MAX, goal.attempts_max + by.attempts)
-    deadline_time = goal.deadline_time if by.deadline_time is None else by.deadline_time
+    deadline_time = max(filter(None, (goal.deadline_time, by.deadline_time)), default=None)
     goal = replace(goal, attempts_max=attempts_max, deadline_time=deadline_time)
+    if by.tokens:
+        cursor = cursor_of(state)
+        state = _with(state, replace(cursor, lacks_tokens=False, topped_up=len(cursor.attempts) + 1))
     return replace(state, run=replace(state.run, goal=goal))
 
 

@@ -81,7 +81,9 @@ def delegation(state: State, call: Call, run_id: RunId) -> Delegation:
 def of_agent(state: State, call: Call, child: Delegation) -> Delegation:
     """Return the child run of an agent node with the options that the node sets."""
     found, graph = cursors.parsed(call.call_id), state.graph
-    node = graph.steps[found[0]].node if found is not None and graph is not None else None
+    if graph is None:
+        raise RuntimeError("a workflow delegates a call before its definition has been read")
+    node = graph.steps[found[0]].node if found is not None else None
     if not isinstance(node, AgentNode):
         return child
     options = child.options

@@ -164,7 +164,7 @@ def recorded(cursor: WorkflowCursor, run_id: RunId, calls: Iterable[Call]) -> Wo
     changed: dict[int, NodeRecord] = {}
     for call in calls:
         if call.settled and call.call_id == undo_call_id(run_id) and not cursor.is_undone:
-            cursor = replace(cursor, is_undone=True)
+            cursor = replace(cursor, is_undone=True, failure=_with_undo(cursor.failure, call))
         found = parsed(call.call_id) if call.run_id == run_id else None
         if found is None:
             continue
@@ -194,6 +194,13 @@ def _with_call(cursor: WorkflowCursor, known: NodeRecord | None, key: NodeKey, c
     if known.items is None:
         return replace(known, end_ms=end_ms)
     return replace(known, chunks=known.chunks + 1, failed_items=known.failed_items + _failed_items(call))
+
+
+def _with_undo(failure: tuple[str, str] | None, call: Call) -> tuple[str, str] | None:
+    """Return the failure of a run after its undo has ended. The message names an undo that failed."""
+    if failure is None or call.state is CallState.SUCCEEDED:
+        return failure
+    return failure[0], f"{failure[1]} Not everything was undone: run {call.child_run_id} ended with {reason_of(call)}."
 
 
 def reason_of(call: Call) -> str:

@@ -199,7 +199,12 @@ class Nodes:
             return
         records = (self._cursor.nodes[step.number] for step in self._graph.steps)
         failures = sum(record.state is NodeState.FAILED for record in records)
-        self._output = msgspec.json.encode({"failed": failures, "outputs": outputs})
+        output_json = msgspec.json.encode({"failed": failures, "outputs": outputs})
+        if is_too_large(output_json):
+            message = f"The outputs of {len(outputs)} items are {len(output_json)} bytes."
+            self._cursor = replace(self._cursor, failure=("OUTPUT_TOO_LARGE", message))
+        else:
+            self._output = output_json
 
     def _due_ms(self, step: Step, node: WaitNode) -> int | None:
         if node.event is not None:

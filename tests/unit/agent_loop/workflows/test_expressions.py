@@ -171,3 +171,9 @@ def test_names_with_any_or_known_fields_are_checked() -> None:
     assert list(map(str, expressions.check(template, names, "input"))) == [
         "input.b[0]: schedule.time does not exist (known: id)"
     ]
+
+
+@pytest.mark.parametrize("expression", ["1.0 / 0.0", "0.0 / 0.0", "[1.0 / 0.0]"])
+def test_result_that_is_not_a_finite_number_is_an_error(expression: str) -> None:
+    with pytest.raises(ExpressionError, match="finite"):
+        expressions.render(f"${{{expression}}}", {"input": 1})

@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from pawl.agent_loop.loop.rules import planning
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.fact import Cancel, Decide, Event, Pause
+from pawl.agent_loop.loop.rules.decision import ReadProgram
+from pawl.agent_loop.loop.rules.fact import Cancel, Decide, Event, Pause, ProgramRead
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
-from pawl.chassis.ids import RunKey
-from pawl.values import ENDED, CommandOutcome, DecisionKind, EffectClass, RunState, StopCause
+from pawl.agent_loop.loop.rules.state import State
+from pawl.agent_loop.workflows import graph, parsing
+from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
+from pawl.values import ENDED, CallState, CommandOutcome, DecisionKind, EffectClass, RunState, StopCause
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
@@ -281,8 +285,8 @@ async def test_human_approval_is_decided_like_a_gated_call(kind: DecisionKind) -
     assert outcome is CommandOutcome.ACCEPTED
     await world.finish(key)
     found = json.loads(world.ledger.run(key).output_json)
-    assert found["out"] == {DecisionKind.APPROVE: True, DecisionKind.ANSWER: "later"}.get(kind)
-    assert (found["error"] or {}).get("reason") == ("REJECTED" if kind is DecisionKind.REJECT else None)
+    assert found["out"] == (True if kind is DecisionKind.APPROVE else None)
+    assert (found["error"] or {}).get("reason") == (None if kind is DecisionKind.APPROVE else "REJECTED")
 
 
 async def test_output_that_is_not_strict_json_is_a_typed_error() -> None:
@@ -344,3 +348,32 @@ async def test_tools_are_refused_once_the_key_of_the_run_is_revoked() -> None:
     world.dependencies = replace_fields(world.dependencies, credential_is_gone=lambda _: True)
     run = await finished({"a": {"kind": "tool", "tool": "look", "retry": {"attempts": 3}}}, world=world)
     assert present(run.failure).reason == "PERMISSION_DENIED"
+
+
+def test_no_call_continues_after_a_takeover_before_the_definition_is_read() -> None:
+    """Otherwise an agent would start without the restrictions of its node."""
+    nodes = {"a": {"kind": "agent", "agent": "writer", "task": "x", "tools": []}}
+    found = graph.of_definition(parsing.read({"name": "flow", "nodes": nodes}))
+    run = Run(
+        store_id=StoreId("s"),
+        user_id=UserId("u"),
+        conversation_id=ConversationId("c"),
+        run_id=RunId("r"),
+        workflow=PinnedWorkflow(name="flow", version=1),
+    )
+    first = planning.plan(State(run=run), [ProgramRead(graph=found, tools=())], 1000.0)
+    assert [call.state for call in first.state.open_calls] == [CallState.RUNNABLE]
+    taken_over = State(run=first.state.run, calls=first.state.calls, loop=first.state.loop)
+    second = planning.plan(taken_over, [], 1001.0)
+    assert [type(work) for work in second.work] == [ReadProgram]
+
+
+async def test_outputs_of_a_map_over_the_limit_are_a_typed_error() -> None:
+    nodes = {
+        "each": {"kind": "map", "items": list(range(40)), "do": {"kind": "tool", "tool": "look"}, "concurrency": 50},
+    }
+    world = world_of(look="x" * 30_000)
+    key = start(world, nodes)
+    async with at_work(world.worker()):
+        await end_of(world, key)
+    assert present(world.ledger.run(key).failure).reason == "OUTPUT_TOO_LARGE"

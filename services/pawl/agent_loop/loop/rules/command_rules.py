@@ -207,7 +207,10 @@ def _decided(state: State, command: Command, decision: Decide, now: float) -> St
     if call.approval is not None and decision.kind is DecisionKind.EDIT and call.approval.decision is None:
         # Others must approve the edited call, so show the request again.
         return state.with_calls([replace(call, arguments_json=decision.arguments_json)])
+    is_only_approval = call.context is ExecutionContext.HUMAN and call.question is None
     match decision.kind:
+        case DecisionKind.ANSWER if is_only_approval:
+            call = _rejected(call, decision.answer, now)
         case DecisionKind.ANSWER:
             call = _answered(call, decision.answer, now)
         case DecisionKind.REJECT:
@@ -216,7 +219,7 @@ def _decided(state: State, command: Command, decision: Decide, now: float) -> St
             call = proposals.released(
                 replace(call, arguments_json=decision.arguments_json), state.run.options.limits, now
             )
-        case DecisionKind.APPROVE if call.context is ExecutionContext.HUMAN and call.question is None:
+        case DecisionKind.APPROVE if is_only_approval:
             # A call that only asks for an approval.
             result = CallResult(content_json=strict_json.dumps_canonical({"answer": True}))
             call = settle.settled(call, CallState.SUCCEEDED, result, now)

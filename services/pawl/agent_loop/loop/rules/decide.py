@@ -66,6 +66,9 @@ def decide(state: State, now: float) -> Decision:
     following = _without_running(program.of(state.run).follows(state, now), state)
     if not isinstance(following, Wait):
         return following
+    if START in state.under_way:
+        # Until its definition is read, a program cannot say how its calls continue.
+        return Wait(until=_timeout_at(state, now))
     if state.loop.model_call is not None:
         return _continue_model(state, now)
     return _continue_calls(state, following, now)

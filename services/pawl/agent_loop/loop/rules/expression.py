@@ -9,6 +9,7 @@ step.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -92,11 +93,14 @@ class Environment:
             found = expression.eval(data=data)
             if found.type() == cel.Type.ERROR:
                 raise ExpressionError(_first_line(str(found.value())))
-            encoded = msgspec.json.encode(found.plain_value())
+            outcome = found.plain_value()
+            encoded = msgspec.json.encode(outcome)
         except (RuntimeError, OverflowError, UnicodeError, TypeError) as error:
             raise ExpressionError(_first_line(str(error))) from None
         if len(encoded) > self._bytes_max:
             raise ExpressionError(f"the result is {len(encoded)} bytes, over the limit of {self._bytes_max}")
+        if not _is_finite(outcome):
+            raise ExpressionError("the result is not a finite number")
         return msgspec.json.decode(encoded)
 
     def _compile(self, source: str) -> Any:
@@ -179,6 +183,13 @@ def evaluate(source: str, *, value: Any, previous: Any, fired: int) -> bool:
     if not isinstance(outcome, bool):
         raise ExpressionError(f"the result must be true or false, but is {outcome!r:.100}")
     return outcome
+
+
+def _is_finite(value: Any) -> bool:
+    """Return whether all numbers in a value are finite, as JSON requires."""
+    if isinstance(value, list | dict):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _first_line(text: str) -> str:

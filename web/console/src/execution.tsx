@@ -1,0 +1,345 @@
+/** A workflow run as a graph of its nodes, live. */
+
+import {
+  type CallJson,
+  decode,
+  type GetExecutionResponseJson,
+  isEnded,
+  type MapChunkExecutionJson,
+  type NodeAttemptJson,
+  type NodeExecutionJson,
+  requestId,
+  type RerunFromResponseJson,
+} from "@pawl/client";
+import type { VNode } from "preact";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+
+import { type Action, Actions } from "./actions";
+import { CallCard, Json } from "./cards";
+import { BRANCH, type Box, edgesOf, layOut, WIDTH } from "./graph";
+import { parse } from "./json";
+import { type Column, Table } from "./resource";
+import { Fact, State, tokens } from "./runs";
+import { ago, attempt, clock, forPeople, go, isAbsent, lasted, may, moment, pawl, query, word } from "./state";
+import { visible } from "./visible";
+
+/** Time between two reads of a run that changes. */
+const READ_MS = 1000;
+/** Running maps whose items are followed. */
+const WATCHED_MAX = 8;
+
+const time = (at: string | undefined): VNode | undefined => (at ? <time title={moment(at)}>{ago(at)}</time> : undefined);
+
+/** Reads a run now and after its events, at most once a second. */
+function useExecution(runId: string): [GetExecutionResponseJson | undefined, string] {
+  const [execution, setExecution] = useState<GetExecutionResponseJson>();
+  const [fault, setFault] = useState("");
+  const again = useRef(() => {});
+  useEffect(() => {
+    let [isLeft, isStale, isReading] = [false, false, false];
+    const read = async (): Promise<void> => {
+      isStale = true;
+      if (isReading) return;
+      isReading = true;
+      for (; isStale && !isLeft; await new Promise((done) => setTimeout(done, READ_MS))) {
+        isStale = false;
+        const found = await attempt(
+          () => pawl.workflows.getExecution({ runId }).catch((error: unknown) => (isAbsent(error) ? setFault(String((error as Error).message)) : Promise.reject(error))),
+          true,
+        );
+        if (found && !isLeft) setExecution(found);
+      }
+      isReading = false;
+    };
+    again.current = () => void read();
+    again.current();
+    const leave = pawl.watchRun(runId, again.current, (error) => setFault(error.message));
+    return () => {
+      isLeft = true;
+      leave();
+    };
+  }, [runId]);
+  // The items of a map end in child runs, whose events its own run does not have.
+  const chunks = (execution?.nodes ?? []).flatMap(flat).flatMap(({ map, endTime, childRunId }) => (map && !endTime && childRunId ? [childRunId] : []));
+  useEffect(() => {
+    const leaves = chunks.slice(0, WATCHED_MAX).map((id) => pawl.watchRun(id, () => again.current()));
+    return () => leaves.forEach((leave) => leave());
+  }, [chunks.join()]);
+  return [execution, fault];
+}
+
+export function ExecutionPage({ runId }: { runId: string }): VNode {
+  const [execution, fault] = useExecution(runId);
+  const { run = {}, nodes = [], paused, failedNode } = execution ?? {};
+  const all = nodes.flatMap(flat);
+  const chosen = all.find(({ path }) => path === query.value.get("node"));
+  const runs = new Set([runId, ...all.map(({ childRunId }) => childRunId)]);
+  const pending = forPeople.value.filter((call) => runs.has(call.runId));
+  const { name = "", version, rerunOfRunId, chunk } = run.workflow ?? {};
+  if (fault)
+    return (
+      <section class="page">
+        <h1>This run cannot be shown</h1>
+        <p class="fault">{fault}</p>
+        <p>
+          <a href="/workflows">Go to workflows</a>
+        </p>
+      </section>
+    );
+  if (!execution) return <p class="empty" aria-busy="true">Loading ...</p>;
+  return (
+    <section class="page wide">
+      <p>
+        <a href="/workflows">Workflows</a> / <a href={`/workflows/${name}`}>{name}</a>
+      </p>
+      <h1>
+        {chunk ? `${chunk.node}, items from ${chunk.firstIndex ?? 0}` : name} <State run={run} />
+        {paused && !isEnded(run) && <> <span class="chip NODE_STATE_WAITING">paused</span></>}
+      </h1>
+      <dl class="facts">
+        <Fact name="Run" value={<a href={`/runs/${runId}`}>{runId.slice(-8)}</a>} />
+        <Fact name="Version" value={version} />
+        <Fact name="Started" value={time(run.createTime)} />
+        <Fact name="Ended" value={time(run.endTime)} />
+        <Fact name="Tokens" value={tokens(run)} />
+        <Fact name="User" value={run.userId} />
+        <Fact name="Rerun of" value={rerunOfRunId && <a href={`/workflows/runs/${rerunOfRunId}`}>{rerunOfRunId.slice(-8)}</a>} />
+        <Fact name="Parent run" value={run.parentRunId && <a href={`/workflows/runs/${run.parentRunId}`}>{run.parentRunId.slice(-8)}</a>} />
+      </dl>
+      <Actions all={ACTIONS} item={execution} onDone={() => {}} />
+      {run.state === "RUN_STATE_FAILED" && (
+        <p class="fault" role="alert">
+          Failed{failedNode ? ` at ${failedNode}` : ""}: {visible(run.failure?.message ?? run.failure?.reason ?? "")}
+        </p>
+      )}
+      {!isEnded(run) && run.waiting?.sentence && <p class="quiet">{visible(run.waiting.sentence)}</p>}
+      {pending.map((call) => (
+        <CallCard key={call.callId} call={call} />
+      ))}
+      <Graph runId={runId} nodes={nodes} mermaid={execution.mermaid ?? ""} chosen={chosen?.path} />
+      {chosen && <Node key={chosen.path} runId={runId} tree={chosen} rerun={isEnded(run) && !chunk} />}
+      {run.outputText && (
+        <>
+          <h2>Output</h2>
+          <Json value={run.outputText} />
+        </>
+      )}
+    </section>
+  );
+}
+
+const ACTIONS: Action<GetExecutionResponseJson>[] = [
+  {
+    name: "Pause",
+    method: "agent.v1.WorkflowService/PauseExecution",
+    when: ({ run = {}, paused }) => !isEnded(run) && !paused,
+    run: ({ run }) => pawl.workflows.pauseExecution({ requestId: requestId(), runId: run?.runId ?? "" }),
+  },
+  {
+    name: "Resume",
+    method: "agent.v1.WorkflowService/ResumeExecution",
+    when: ({ run = {}, paused }) => !isEnded(run) && !!paused,
+    run: ({ run }) => pawl.workflows.resumeExecution({ requestId: requestId(), runId: run?.runId ?? "" }),
+  },
+  {
+    name: "Stop",
+    method: "agent.v1.AgentService/CancelRun",
+    when: ({ run = {} }) => !isEnded(run),
+    bad: true,
+    run: ({ run }) => pawl.agent.cancelRun({ requestId: requestId(), runId: run?.runId ?? "" }),
+  },
+];
+
+/** A node with the branches below it. */
+function flat(node: NodeExecutionJson): NodeExecutionJson[] {
+  return [node, ...(node.nodes ?? []).flatMap(flat)];
+}
+
+function Graph({ runId, nodes, mermaid, chosen }: { runId: string; nodes: NodeExecutionJson[]; mermaid: string; chosen: string | undefined }): VNode {
+  const sizes = nodes.map((node) => ({ path: node.path ?? "", branches: flat(node).length - 1 }));
+  // The run of a map's items has no edges: its flowchart is that of the whole workflow.
+  const edges = useMemo(() => edgesOf(mermaid).filter(({ from, to }) => sizes.some(({ path }) => path === from) && sizes.some(({ path }) => path === to)), [mermaid]);
+  const { width, height, boxes, lines } = useMemo(() => layOut(sizes, edges), [JSON.stringify(sizes), JSON.stringify(edges)]);
+  return (
+    <div class="graph" tabIndex={0} role="region" aria-label="Nodes">
+      <div style={{ width: `${width}px`, height: `${height}px` }}>
+        <svg width={width} height={height} aria-hidden="true">
+          <defs>
+            <marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">
+              <path d="M 0 0 L 8 4 L 0 8 z" />
+            </marker>
+          </defs>
+          {lines.map(({ path, x, y, label }, key) => (
+            <g key={key}>
+              <path d={path} class={label === "on error" ? "dashed" : ""} marker-end="url(#arrow)" />
+              <text x={x} y={y}>{label}</text>
+            </g>
+          ))}
+        </svg>
+        {nodes.map((node) => (
+          <NodeBox key={node.path} runId={runId} node={node} box={boxes[node.path ?? ""]!} chosen={chosen} />
+        ))}
+      </div>
+    </div>
+  );
+}
+
+function NodeBox({ runId, node, box, chosen }: { runId: string; node: NodeExecutionJson; box: Box; chosen: string | undefined }): VNode {
+  const [, ...branches] = flat(node);
+  const button = (each: NodeExecutionJson): VNode => (
+    <button
+      key={each.path}
+      type="button"
+      class={each.state === "NODE_STATE_WAITING" ? "wait" : ""}
+      data-item
+      data-node={each.path}
+      data-state={word(each.state)}
+      aria-pressed={each.path === chosen}
+      style={each === node ? {} : { height: `${BRANCH}px` }}
+      onClick={() => go(`/workflows/runs/${runId}${each.path === chosen ? "" : `?node=${encodeURIComponent(each.path ?? "")}`}`)}
+    >
+      <strong>{each === node ? each.path : each.path?.slice((node.path?.length ?? 0) + 1)}</strong>
+      <span class={`quiet state ${each.state}`}>{word(each.state)}</span>
+      {each === node && <small class="quiet">{[each.kind, took(each), tries(each), counts(each), each.reused && "reused"].filter(Boolean).join(" · ")}</small>}
+    </button>
+  );
+  return (
+    <div class={`node ${node.state}`} style={{ left: `${box.x}px`, top: `${box.y}px`, width: `${WIDTH}px`, height: `${box.height}px` }}>
+      {button(node)}
+      {branches.map(button)}
+    </div>
+  );
+}
+
+function took({ startTime, endTime }: { startTime?: string; endTime?: string }): string {
+  if (!startTime) return "";
+  return lasted(Math.max(0, (endTime ? Date.parse(endTime) : clock.value) - Date.parse(startTime)) / 1000);
+}
+
+function tries({ attempt: number = 0, iteration = 0 }: NodeExecutionJson): string {
+  return [iteration > 1 && `iteration ${iteration}`, number > 1 && `attempt ${number}`].filter(Boolean).join(", ");
+}
+
+function counts({ map }: NodeExecutionJson): string {
+  return map ? `${(map.succeeded ?? 0) + (map.failed ?? 0)} of ${map.items ?? 0}${map.failed ? `, ${map.failed} failed` : ""}` : "";
+}
+
+const nodeState = ({ state }: { state?: string }): VNode => <span class={`chip ${state}`}>{word(state)}</span>;
+
+const ATTEMPTS: Column<NodeAttemptJson>[] = [
+  { name: "Attempt", of: ({ iteration = 1, attempt: number = 1 }) => (iteration > 1 ? `${iteration}.${number}` : number) },
+  { name: "State", of: nodeState },
+  { name: "Started", of: ({ startTime }) => time(startTime) },
+  { name: "Took", of: took },
+  { name: "Run", of: ({ childRunId: id }) => id && <a href={`/runs/${id}`}>{id.slice(-8)}</a> },
+  { name: "Error", of: ({ error }) => <span class="cut">{visible([error?.reason, error?.message].filter(Boolean).join(": "))}</span> },
+];
+
+const CHUNKS: Column<MapChunkExecutionJson>[] = [
+  { name: "Items", of: ({ firstIndex = 0, items = 0, runId }) => <a href={`/workflows/runs/${runId}`}>{`${firstIndex} to ${firstIndex + items - 1}`}</a> },
+  { name: "State", of: nodeState },
+];
+
+/** A node with its input, output and attempts, read again when its state in the tree changes. */
+function Node({ runId, tree, rerun }: { runId: string; tree: NodeExecutionJson; rerun: boolean }): VNode {
+  const [read, setRead] = useState<NodeExecutionJson>();
+  const place = useRef<HTMLElement>(null);
+  const { path = "", state, attempt: number, iteration, map, childRunId } = tree;
+  useEffect(() => {
+    let isLeft = false;
+    void attempt(async () => {
+      const { nodes } = await pawl.workflows.getExecution({ runId, node: path });
+      if (!isLeft) setRead(nodes?.[0]);
+    }, true);
+    return () => {
+      isLeft = true;
+    };
+  }, [JSON.stringify([state, number, iteration, map, childRunId])]);
+  useEffect(() => place.current?.scrollIntoView({ block: "nearest" }), [!!read]);
+  const node = { ...read, ...tree, ...(read?.inputJson ? { inputJson: read.inputJson } : {}), ...(read?.outputJson ? { outputJson: read.outputJson } : {}) };
+  const chunks = read?.map?.chunks ?? [];
+  return (
+    <article ref={place} class="card" aria-label={`Node ${path}`}>
+      <h2>
+        {path} {nodeState(node)}
+      </h2>
+      <dl class="facts">
+        <Fact name="Kind" value={node.kind} />
+        <Fact name="Started" value={time(node.startTime)} />
+        <Fact name="Took" value={took(node)} />
+        <Fact name="Attempt" value={tries(node)} />
+        <Fact name="Items" value={counts(node)} />
+        <Fact name="Reused" value={node.reused && "from an earlier run"} />
+        <Fact
+          name="Run"
+          value={childRunId && !map && <a href={`${node.kind === "workflow" ? "/workflows" : ""}/runs/${childRunId}`}>{childRunId.slice(-8)}</a>}
+        />
+      </dl>
+      {node.error && (
+        <p class="fault">
+          {node.error.reason}: {visible(node.error.message ?? "")}
+        </p>
+      )}
+      {rerun && may("agent.v1.WorkflowService/RerunFrom") && <Rerun runId={runId} path={path} />}
+      {node.inputJson && (
+        <>
+          <h3>Input</h3>
+          <Json value={decode(node.inputJson, parse)} />
+        </>
+      )}
+      {node.outputJson && (
+        <>
+          <h3>Output</h3>
+          <Json value={decode(node.outputJson, parse)} />
+        </>
+      )}
+      {!node.outputJson && Number(node.outputOmittedBytes ?? 0) > 0 && <p class="quiet">The output has {node.outputOmittedBytes} bytes.</p>}
+      {(read?.attempts?.length ?? 0) > 1 && <Table name="Attempts" columns={ATTEMPTS} items={read?.attempts ?? []} />}
+      {!!chunks.length && <Table name="Items" columns={CHUNKS} items={chunks} />}
+    </article>
+  );
+}
+
+const EFFECTS: Column<CallJson>[] = [
+  { name: "Call", of: ({ toolName }) => visible(toolName ?? "") },
+  { name: "State", of: ({ state }) => word(state) },
+  { name: "When", of: ({ endTime, createTime }) => time(endTime ?? createTime) },
+  { name: "Run", of: ({ runId: id }) => id && <a href={`/runs/${id}`}>{id.slice(-8)}</a> },
+];
+
+/** Shows what a rerun repeats, and starts it. */
+function Rerun({ runId, path }: { runId: string; path: string }): VNode {
+  const [plan, setPlan] = useState<RerunFromResponseJson>();
+  if (!plan)
+    return (
+      <p class="buttons">
+        <button class="second" onClick={() => void attempt(async () => setPlan(await pawl.workflows.rerunFrom({ runId, node: path, validateOnly: true })))}>
+          Rerun from this node
+        </button>
+      </p>
+    );
+  const { rerunNodes = [], repeatedEffects = [] } = plan;
+  const start = async (): Promise<void> => {
+    const { run } = await pawl.workflows.rerunFrom({ requestId: requestId(), runId, node: path });
+    if (run?.runId) go(`/workflows/runs/${run.runId}`);
+  };
+  return (
+    <div class="card">
+      <p>These nodes run again in a new run: {rerunNodes.join(", ")}.</p>
+      {repeatedEffects.length ? (
+        <>
+          <p>These effects can happen again:</p>
+          <Table name="Repeated effects" columns={EFFECTS} items={repeatedEffects} />
+        </>
+      ) : (
+        <p class="quiet">No effect happens again.</p>
+      )}
+      <p class="buttons">
+        <button onClick={() => void attempt(start)}>Rerun now</button>
+        <button class="second" onClick={() => setPlan(undefined)}>
+          Cancel
+        </button>
+      </p>
+    </div>
+  );
+}
