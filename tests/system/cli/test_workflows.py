@@ -40,7 +40,7 @@ def test_research_by_parallel_agents_is_checked_by_a_person_and_becomes_a_report
     notes.write_text("Tide mills: their history began in Ireland, their costs were low, their risks were storms.")
     examples.succeed("documents", "add", str(notes), "--shared")
     run_id = started(examples, "research", topic="tide mills")
-    shown = examples.until(lambda tree: "◔ check" in tree, "workflows", "show", run_id)
+    shown = examples.until(lambda shown: "pawl approve" in shown, "workflows", "show", run_id)
     assert len(re.findall(r"[├└] ✓ (?:history|costs|risks) +agent +succeeded", shown)) == 3, shown
     found = re.search(rf"pawl approve {run_id} (node_\w+)", shown)
     assert found is not None, shown
