@@ -121,7 +121,7 @@ async def explain(
     store_id: Annotated[str, typer.Option("--in-store", help="A store; by default your own.")] = "",
     json: Json = False,
 ) -> None:
-    """Show the switches and limits of a store, and which layer decides each."""
+    """Show the values that apply to a store, and why."""
     asked = pb.ExplainSettingsRequest(store_id=store_id)
     found = (await target.again(target.settings.ExplainSettings, asked)).explanations
     columns: Columns = {"name": "name", "value": "value", "set by": _set_by, "why": "reason"}

@@ -54,7 +54,8 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """Return the switch as the list of changes shows it."""
-        stores = f"{len(self.store_ids)} listed stores"
+        count = len(self.store_ids)
+        stores = "1 listed store" if count == 1 else f"{count} listed stores"
         match self.state:
             case SwitchState.OFF:
                 text = "off"
