@@ -16,7 +16,7 @@ from typer.core import TyperArgument, TyperGroup, TyperOption
 _FLAGS: Final = ("--address", "--data", "--store", "--user", "--ca")
 _SWITCHES: Final = ("--key-in-clear",)
 
-# Where each command is, in pawl.cli, and the first sentence of its help.
+# Each command's module in pawl.cli, and the first sentence of its help.
 COMMANDS: Final = {
     "up": ("up:up", "Start the suite on this machine."),
     "init": ("dev:init", "Create the folder of a small product: an agent and a tool."),
@@ -78,7 +78,7 @@ def load(name: str) -> Any:
 
 
 class _Conversion:
-    """Converts a parameter's value as typer does, but keeps a value that is missing or has its type already.
+    """Converts a parameter's value like typer, but keeps a value that is missing or already has the right type.
 
     typer imports pydantic for every value, which takes a third of the time of a short command.
     """
@@ -104,7 +104,7 @@ class _Group(TyperGroup):
         name, _, rest = super().resolve_command(ctx, args)
         command = load(name) if name else None
         if not gc.isenabled():  # See pawl.cli.main.
-            gc.freeze()  # What was imported stays until the end.
+            gc.freeze()  # Imported modules stay until the end.
             gc.enable()
         return name, command, rest
 

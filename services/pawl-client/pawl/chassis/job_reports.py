@@ -11,7 +11,7 @@ _ALONE: Final = frozenset({"every", "change", "end", "none"})
 _AMOUNT_MAX: Final = 2**31 - 1
 _PERCENTS_MAX: Final = 20
 _PERCENT_MAX: Final = 99
-# Limits of the seconds between two reports of a call's progress.
+# Minimum and maximum seconds between two reports of a call's progress.
 _SECONDS_MIN: Final = 60.0
 _SECONDS_MAX: Final = 31_536_000.0
 
@@ -44,7 +44,7 @@ def read(value: object) -> dict[str, Any]:
 
 
 def progress_problem(percents: Sequence[object], seconds: float) -> str:
-    """Return why these are not the times at which a call made once reports its progress; empty if they are."""
+    """Return why these are not valid times for a single call's progress reports; empty if they are."""
     if bool(percents) is bool(seconds):
         return 'either {"progress": [25, 50, 75]} or {"minutes": 10} is required'
     if seconds:

@@ -27,7 +27,7 @@ _DONE: Final = {Action.CREATE: "created", Action.UPDATE: "updated", Action.DELET
 
 
 class ApplyError(CommandError):
-    """Some files were refused, or some changes failed. `may_pass`: it may succeed later, without another change."""
+    """Some files were refused, or some changes failed. `may_pass` means that a later attempt may succeed."""
 
     def __init__(self, message: str, *, may_pass: bool = False) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class ApplyError(CommandError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSet:
-    """Files, and what to do with them. `name` is the set's, empty for files without pawl.yaml."""
+    """Files, and what to do with them. `name` is the set's name; empty for files without pawl.yaml."""
 
     name: str
     asked: Mapping[Key, Asked]
@@ -156,7 +156,7 @@ async def _validated(
             if not remaining:
                 valid[key] = Saved(State(definition, is_partial=True))
         else:
-            if needs:  # What they offer is unknown, so save it again after them.
+            if needs:  # It is not known yet what they offer, so save it again after them.
                 comments = current[key].comments if exists else ()
                 saved = Saved(State(asked.definition, comments, is_partial=True), saved.outcome)
             valid[key] = saved
@@ -217,7 +217,7 @@ def _may_pass(error: PawlError) -> bool:
 
 
 async def export(target: AsyncClient, folder: Path, name: str) -> AsyncIterator[str]:
-    """Write every resource that the caller sees as a file of a new set, and yield lines about them."""
+    """Write every resource that the caller can see to a file of a new set, and yield lines about them."""
     file = _write(folder / files.SET_FILE, f"name: {name}\n")
     yield f"set {name}: {file}"
     for kind, each in KINDS.items():

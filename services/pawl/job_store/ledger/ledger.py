@@ -25,7 +25,7 @@ from pawl.values import StopCause
 _CALLS_PER_OPERATION: Final = 200
 _RUNS_PER_OPERATION: Final = 50
 _DOOMED_MAX: Final = 1000
-# Size as which an operation on many rows counts within a group.
+# Size of an operation on many rows within its group.
 _SWEEP_BYTES: Final = 64 * 1024
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class Ledger:
 
     async def release_worker(self, worker_id: WorkerId) -> int:
         released = await self.leases.release(worker_id)
-        # Even if nothing was released: the worker may have been the only one that knew when a parked run is due.
+        # Even if nothing was released: only that worker may have known when a parked run is due.
         await self._announcer.work_ready()
         return released
 
@@ -76,7 +76,7 @@ class Ledger:
         return changed
 
     async def report_crash(self, run: RunKey, epoch: int) -> bool:
-        """Release the run, which its worker can neither run nor end; return whether it is now quarantined.
+        """Release a run that its worker can neither run nor end; return whether it is now quarantined.
 
         See `ReportCrash`.
         """

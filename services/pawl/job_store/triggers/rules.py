@@ -187,8 +187,8 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
     """A lane of events that run one at a time, with the last event's run and the waiting event.
 
     `event_id` is empty if no event waits. With `awaits_run`, the event waits for that run to end; otherwise it waits
-    for a time. `first_time` is when the waiting event arrived or, if it has replaced others, when the first of these
-    arrived.
+    until a point in time. `first_time` is when the waiting event arrived or, if it has replaced others, when the first
+    of these arrived.
     """
 
     store_id: StoreId
@@ -212,7 +212,7 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
         return EventKey(self.store_id, self.trigger_id, self.event_id)
 
 
-# Returns the changed trigger, given the current one (if any), the number of triggers that its user has, and the time.
+# Returns the changed trigger from the current one (if any), the number of triggers that its user has, and the time.
 TriggerChange: TypeAlias = Callable[[TriggerRow | None, int, datetime], TriggerRow]
 
 
@@ -377,7 +377,7 @@ def saved(row: TriggerRow, asked: TriggerDefinition, owner: Owner) -> TriggerRow
 def resumed(row: TriggerRow, owner: Owner, now: datetime) -> TriggerRow:
     """Return a resumed trigger.
 
-    If it was not paused, it is only saved with `owner`.
+    If it was not paused, only its owner changes to `owner`.
 
     Raises:
         PermissionDenied: The trigger has a mailbox, and the owner is no longer an admin.

@@ -34,7 +34,7 @@ WARNING: Final = "warning"
 
 def main(arguments: Sequence[str]) -> int:
     options = _read(arguments)
-    # This command prints problems as sentences, so logging is turned off.
+    # This command prints problems in plain text, so logging is turned off.
     log_setup.configure(service="tools", instance_id="check", level="critical", log_format="auto")
     sys.path.insert(0, str(Path.cwd()))
     entries = options.tools or module_names(os.environ.get("PAWL_TOOLS", ""))

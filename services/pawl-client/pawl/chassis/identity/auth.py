@@ -1,9 +1,9 @@
 """Authenticates requests: turns a request's credential into a Principal.
 
 The credential is in the metadata `authorization: Bearer <key>`, which every call must have. It alone determines the
-store, the user and the roles. Two kinds of callers may name another user: the holder of the local key, who owns the
-whole suite, and a delegate, which acts for users of its store. A service has its own key, and names the store and the
-user in its requests or metadata.
+store, the user and the roles. Two kinds of callers may specify another user: the holder of the local key, who owns the
+whole suite, and a delegate, which acts for users of its store. A service has its own key, and specifies the store and
+the user in its requests or metadata.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ROLES_NAMED_MAX: Final = 32
 class LoginRefused(Exception):
     """The cause of an Unauthenticated error, hidden from callers.
 
-    `key_id` names the key if it has expired or was revoked, and is empty otherwise.
+    `key_id` is set if the key has expired or was revoked, and empty otherwise.
     """
 
     def __init__(self, kind: str, key_id: KeyId = NO_KEY) -> None:
@@ -56,7 +56,7 @@ class LoginRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """An authenticated caller. `store_id` is empty for the deployment, and for a service that names no store."""
+    """An authenticated caller. `store_id` is empty for the deployment, and for a service that specifies no store."""
 
     is_service: bool = False
     store_id: StoreId = StoreId("")
@@ -103,7 +103,7 @@ def service_principal(name: str) -> Principal:
 
 
 def acting_for(service: Principal, metadata: Mapping[str, str]) -> Principal:
-    """Return the service with the store and user that the metadata names, or unchanged if it names no store.
+    """Return the service with the store and user in the metadata; unchanged if the metadata has no store.
 
     Raises:
         InvalidId: The store or user is not a valid id.
@@ -194,7 +194,7 @@ def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
     Does not check who sent the metadata.
 
     Raises:
-        PermissionDenied: The metadata does not name exactly one valid user.
+        PermissionDenied: The metadata does not contain exactly one valid user.
     """
     values = [value for name, value in metadata if name == FOR_USER]
     if not values:
@@ -212,8 +212,7 @@ def acting_user(caller: Principal, metadata: Iterable[tuple[str, str | bytes]], 
     """Return the principal of a call: the caller, or for `forwarded` methods the user named in the metadata.
 
     Raises:
-        PermissionDenied: The method or caller does not allow the metadata to name a user, or a forwarded call names
-            none.
+        PermissionDenied: The method or caller does not allow a user in the metadata, or a forwarded call has none.
     """
     named = [item for item in metadata if item[0] == FOR_USER]
     if not named and not forwarded:
@@ -313,8 +312,8 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
     a member, otherwise `viewer` if it is a viewer, otherwise all its roles.
 
     Raises:
-        PermissionDenied: The metadata names another store, or names a user or roles although the caller is not a
-            delegate or lacks one of the roles.
+        PermissionDenied: The metadata specifies another store, or a user or roles although the caller is not a delegate
+            or lacks one of the roles.
         InvalidId: The named user is not a valid id.
     """
     store_id, user_id, roles = credential.store_id, credential.user_id, credential.roles

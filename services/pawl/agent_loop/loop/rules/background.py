@@ -3,8 +3,8 @@
 They are added to the arguments of any tool and removed before the call is checked, shown or run. If a tool itself
 declares a parameter with one of these names, none is added or removed, and the tool cannot run in the background.
 
-Model servers that enforce the schema do not allow extra parameters. For these servers, a special tool replaces
-the parameters. Each of its calls is treated as a call of the tool that it names.
+Model servers that enforce the schema do not allow extra parameters. For these servers, a special tool replaces the
+parameters. Each call to it is treated as a call to the tool that it specifies.
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ def read(arguments: str, schema_json: bytes) -> Reading:
         return Reading(arguments=arguments)
     try:
         data = arguments.encode()
-        # Leave invalid arguments unchanged, so that the call's check refuses them: it might accept them re-encoded.
+        # Leave invalid arguments unchanged, so that the call's check refuses them. It might accept a re-encoded
+        # version.
         written = strict_json.loads(data, bytes_max=len(data))
     except (InvalidJson, UnicodeError):
         return Reading(arguments=arguments)
@@ -278,7 +279,7 @@ def edited_series(shown: Series, edited: Series, now: float) -> Series:
 
 
 def read_tool(arguments: str, schemas: Mapping[str, bytes]) -> tuple[str, Reading]:
-    """Return the name of the tool that a call of `TOOL` names, and that tool's parsed arguments.
+    """Return the name of the tool specified in a call to `TOOL`, and that tool's parsed arguments.
 
     `schemas` maps the names of the run's tools to their schemas.
     """
@@ -337,7 +338,7 @@ def _terms(params: Mapping[str, Any]) -> RequestedTerms | None:
     estimate = _number(params, _ESTIMATE, least=0.0, most=_DURATION_MINUTES_MAX)
     params, failures_told = _split_failures_told(params)
     until, when = _until(params), _when(params)
-    # A caller that waits for a condition only wants to hear about that condition.
+    # A caller waiting for a condition only wants to hear about that condition.
     reports = _reports(params.get(_REPORTS, "every" if until is None and when is None else "end"))
     is_silent = reports["reports"] is JobReports.NONE
     is_of_progress = reports["reports"] is JobReports.PROGRESS

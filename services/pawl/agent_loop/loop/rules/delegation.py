@@ -59,7 +59,7 @@ def is_for_workflow(call: Call) -> bool:
 
 
 def to_read(call: Call) -> ReadAgent | None:
-    """Return the decision to read the agent or workflow that the call delegates to; None if it names none."""
+    """Return the decision to read the agent or workflow that the call delegates to; None if it specifies none."""
     if is_for_workflow(call):
         named = children.named(call)
         if named is None:
@@ -153,7 +153,7 @@ def _delegation(state: State, call: Call, now: float) -> Delegation:
 
 
 def _goal(state: State, call: Call, now: float) -> Goal:
-    """Return the goal of a call of START_GOAL, whose attempts are runs below its own run."""
+    """Return the goal in a call to START_GOAL. Its attempts are child runs of the goal run."""
     run = state.run
     if run.depth + 1 >= run.options.limits.agent_depth_max:
         raise _Refused("NOT_ALLOWED", "This agent cannot start goals, because their attempts would be too deep.")
@@ -177,7 +177,7 @@ def _agent(state: State, call: Call, name: str) -> AgentVersion:
 
 
 def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions:
-    """Return the child's options. The child may only do what both its parent and the named agent may do."""
+    """Return the child's options. The child may only do what both its parent and the agent may do."""
     own = state.run.options
     tokens = budget.left(state)
     if tokens == 0:

@@ -77,7 +77,7 @@ _MESSAGE_HEADER: Final = (
     "user_id",
 )
 _APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated", "series")
-# The command sent to owners of runs whose conversation is erased, or no longer shared for writing.
+# The command sent to the owners of runs whose conversation was erased, or is no longer shared for writing.
 CANCEL: Final = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER)).SerializeToString()
 _CHILD_CANCEL: Final = ledger_pb2.Command(
     cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_PARENT)
@@ -247,7 +247,7 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
         run=run_key(request),
         user_id=check_id(request.user_id, "user_id"),
         command_id=command_id,
-        # A tool's preview of the same arguments may differ between requests.
+        # A tool may return different previews for the same arguments.
         fingerprint=fingerprint(_without_preview(entry)),
         command=command,
         payload=entry.SerializeToString(),

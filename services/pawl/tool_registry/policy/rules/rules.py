@@ -50,7 +50,7 @@ class RuleScope(StrEnum):
 
 
 def may_approve(roles: Collection[str]) -> bool:
-    """Return whether these roles allow users to approve calls in their own runs. Users without any role also may."""
+    """Return whether these roles allow users to approve calls in their own runs. So do no roles at all."""
     return not roles or not {Role.ADMIN, Role.APPROVER}.isdisjoint(roles)
 
 
@@ -83,7 +83,7 @@ class Rule:
     call_id: CallId = CallId("")
     # True if the tool has changed, so that an ALLOW no longer applies. Set only on rules returned to clients.
     suspended: bool = False
-    # The name that `pawl apply` finds the rule by; may be empty.
+    # The name by which `pawl apply` identifies the rule; may be empty.
     name: str = ""
 
     @property

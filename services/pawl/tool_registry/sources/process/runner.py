@@ -76,7 +76,7 @@ class ProcessRunner:
             try:
                 process = await shield(starting)
             except asyncio.CancelledError:
-                # Nothing has run in this process, so the next call can use it.
+                # Nothing has run in this process yet, so the next call can use it.
                 self._ready.append(starting)
                 raise
             self.processes_busy += 1
