@@ -20,7 +20,7 @@ _SWITCHES: Final = ("--key-in-clear",)
 COMMANDS: Final = {
     "up": ("up:up", "Start the suite on this machine."),
     "init": ("dev:init", "Create the folder of a small product: an agent and a tool."),
-    "dev": ("dev:dev", "Start the suite with a product's folder, and follow its changes."),
+    "dev": ("dev:dev", "Start the suite with a product's folder, and reload it after changes."),
     "run": ("runs:run", "Start a run and watch it."),
     "chat": ("chat:chat", "Chat with an agent."),
     "watch": ("runs:watch", "Watch a run until it ends."),
@@ -59,7 +59,7 @@ COMMANDS: Final = {
     "conversations": ("conversations:app", "List, search, share and erase conversations."),
     "jobs": ("jobs:app", "Start, list, watch, pause and stop background jobs."),
     "workflows": ("workflows:app", "Save, start, watch and change workflows."),
-    "goal": ("goals:app", "Start, list, watch and raise goals."),
+    "goal": ("goals:app", "Start, list and watch goals, and raise their limits."),
     "schedules": ("starters:schedules", "Start runs at set times or intervals."),
     "triggers": ("starters:triggers", "Start runs when a webhook or e-mail arrives."),
 }

@@ -87,7 +87,7 @@ def dev(
     port: Annotated[list[str] | None, typer.Option(help="name=number, as in `pawl up`. Repeatable.")] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the console.")] = False,
 ) -> None:
-    """Start the suite with a product's folder, and follow its changes.
+    """Start the suite with a product's folder, and reload it after changes.
 
     The folder has pawl.yaml, resources in subfolders (see `pawl apply`), and
     Python tools in the subfolder tools. When a file changes, its tools or

@@ -101,7 +101,7 @@ _TLS_ERRORS: Final = (
     ("certificate has expired", "The certificate at {} has expired. Ask the suite's operator to renew it."),
     (
         "Hostname Verification",
-        "The certificate at {} does not have this name. Use an address that the certificate names.",
+        "The certificate at {} does not have this name. Use an address listed in the certificate.",
     ),
     (
         "CERTIFICATE_VERIFY_FAILED",

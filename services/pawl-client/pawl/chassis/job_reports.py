@@ -37,8 +37,8 @@ def read(value: object) -> dict[str, Any]:
         if is_number and kind == "every" and amount == int(amount):
             return {"reports": "EVERY", "report_iterations": int(amount)}
     message = (
-        'reports must be "every", "change", "end", "none", {"every": 10} or {"digest": 600} (seconds); for a call made '
-        'once, {"progress": [25, 50, 75]} (percent) or {"minutes": 10}'
+        'reports must be "every", "change", "end", "none", {"every": 10} or {"digest": 600} (seconds); for a '
+        'single call, {"progress": [25, 50, 75]} (percent) or {"minutes": 10}'
     )
     raise InvalidField(message, field="reports")
 

@@ -78,7 +78,9 @@ def read(
         order = rules.ordered({key: references(key, each.definition) for key, each in asked.items()})
     except CycleError as error:
         names = ", ".join(map(str, error.args[1]))
-        raise CommandError(f"These resources use each other in a cycle: {names}. Remove one of the uses.") from None
+        raise CommandError(
+            f"These resources refer to each other in a cycle: {names}. Remove one of the references."
+        ) from None
     return FileSet(name=name, asked=asked, order=order, adopts=adopt, prunes=prune, dry_run=dry_run, drafts=drafts)
 
 
@@ -117,7 +119,7 @@ async def apply(target: AsyncClient, wanted: FileSet) -> AsyncIterator[str]:
         for line in _lines(step, saved, current.get(step.key), DRAFT if wanted.drafts else ""):
             yield line
     if of_set and not wanted.prunes:
-        yield f"{WARNING}no file declares {', '.join(map(str, of_set))}; use --prune to delete"
+        yield f"{WARNING}no file declares {', '.join(map(str, of_set))}; use --prune to delete them"
 
 
 async def read_owners(target: AsyncClient) -> Mapping[Key, Owner]:
@@ -232,7 +234,7 @@ async def export(target: AsyncClient, folder: Path, name: str) -> AsyncIterator[
             file = _write(folder / f"{kind}s" / f"{stem}.yaml", files.to_yaml(kind, state.definition))
             yield f"{kind} {resource}: {file}"
             for secret in secrets:
-                yield f"{WARNING}its value of the secret {secret} is left out; add it to the deployment's secrets"
+                yield f"{WARNING}the value of its secret {secret} is left out; add it to the deployment's secrets"
 
 
 def _write(file: Path, text: str) -> Path:

@@ -173,7 +173,7 @@ def _check_meaning(asked: Key, store_id: StoreId) -> None:
         wrong = (
             "deployment keys have no store and are created with a deployment key (first: `pawl keys bootstrap`)"
             if Role.DEPLOYMENT in asked.roles
-            else "store_id is required: name the key's store (`pawl keys create --in-store`)"
+            else "store_id is required: specify the key's store (`pawl keys create --in-store`)"
         )
         raise InvalidField(wrong, field="key.store_id")
     if asked.decides_for_users and Role.DELEGATE not in asked.roles:
@@ -189,7 +189,7 @@ def _check_may_give(governor: Principal, roles: AbstractSet[str]) -> None:
         raise PermissionDenied("a key without roles may decide on its own calls: give it a role, such as member")
     if beyond := sorted(roles - governor.roles - _ANYBODY_GIVES):
         raise PermissionDenied(
-            f"you cannot create a key with roles that you do not have: {', '.join(beyond):.200}; a deployment key can"
+            f"you cannot create a key with roles that you do not have: {', '.join(beyond):.200}. Use a deployment key"
         )
 
 

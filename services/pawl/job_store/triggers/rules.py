@@ -246,7 +246,9 @@ def _check_mailbox(asked: MailboxSource) -> None:
         "host": "" if _HOST.fullmatch(asked.host) else "must be a server's name or address",
         "port": "" if asked.port <= _PORT_MAX else f"must be at most {_PORT_MAX}",
         "username": "" if _NAME.fullmatch(asked.username) else "must be 1 to 256 printable ASCII characters",
-        "password_secret": "" if 1 <= len(asked.password_secret) <= SECRET_CHARACTERS_MAX else "must name a secret",
+        "password_secret": ""
+        if 1 <= len(asked.password_secret) <= SECRET_CHARACTERS_MAX
+        else "must be the name of a secret",
         "folder": "" if not asked.folder or _FOLDER.fullmatch(asked.folder) else "must be ASCII without quotes",
         "poll_seconds": "" if asked.poll_seconds in {0, *polled} else f"must be between {polled[0]} and {polled[-1]}",
         "authserv_id": "" if not asked.authserv_id or _TOKEN.fullmatch(asked.authserv_id) else "must name a server",

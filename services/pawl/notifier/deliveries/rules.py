@@ -260,7 +260,7 @@ def _obsolete_reason(due: Due) -> str:
     if due.is_read:
         return "it was read"
     if due.is_resolved:
-        return "the user is no longer needed"
+        return "the user's action is no longer needed"
     return "the run was watched" if due.is_watched else ""
 
 

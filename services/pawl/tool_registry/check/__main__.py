@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     sys.path.insert(0, str(Path.cwd()))
     entries = options.tools or module_names(os.environ.get("PAWL_TOOLS", ""))
     if not entries:
-        _complain("name a module, a package or a folder, or set PAWL_TOOLS")
+        _complain("specify a module, a package or a folder, or set PAWL_TOOLS")
         return _EXIT_IMPOSSIBLE
     modules = list(load_modules(entries))
     tools: dict[str, Tool[..., Any]] = {}

@@ -36,7 +36,7 @@ _CANNOT_DECIDE: Final = (
     " or use a delegate key with `decides_for_users`"
 )
 # The only error for all rejected keys, so that it does not reveal which keys exist.
-UNKNOWN: Final = "the key is not known here: it is wrong, has expired or was revoked"
+UNKNOWN: Final = "the key is not valid: it is wrong, has expired or was revoked"
 NO_KEY: Final = KeyId("")
 KEY_LENGTH_MAX: Final = 8192
 _ROLES_NAMED_MAX: Final = 32
@@ -204,7 +204,7 @@ def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
     except (msgspec.DecodeError, ValueError, RecursionError):
         user = Principal()
     if len(values) > 1 or user.is_service or not is_id(user.store_id) or not is_id(user.user_id):
-        raise PermissionDenied(f"the metadata `{FOR_USER}` must name exactly one valid user of a store")
+        raise PermissionDenied(f"the metadata `{FOR_USER}` must contain exactly one valid user of a store")
     return user
 
 
@@ -318,10 +318,10 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
     """
     store_id, user_id, roles = credential.store_id, credential.user_id, credential.roles
     if metadata.get("pawl-store", store_id) != store_id:
-        raise PermissionDenied("the metadata `pawl-store` names a store other than the key's: remove it")
+        raise PermissionDenied("the metadata `pawl-store` is not the key's store: remove it")
     named = metadata.get("pawl-user")
     if "pawl-roles" in metadata and (named is None or Role.DELEGATE not in roles):
-        raise PermissionDenied("the metadata `pawl-roles` is only for delegates that name a user: remove it")
+        raise PermissionDenied("the metadata `pawl-roles` is only for delegates that specify a user: remove it")
     decides = Role.DELEGATE not in roles or credential.decides_for_users
     if Role.DELEGATE in roles:
         own = roles - {Role.DELEGATE, Role.DEPLOYMENT}
@@ -369,7 +369,7 @@ def _delegated_roles(own: frozenset[str], named: str | None) -> frozenset[str]:
     wanted = frozenset(role.strip() for role in named.split(",", _ROLES_NAMED_MAX))
     if not wanted <= own:
         raise PermissionDenied(
-            f"`pawl-roles` names {', '.join(map(repr, sorted(wanted - own)))[:200]}:"
+            f"`pawl-roles` contains {', '.join(map(repr, sorted(wanted - own)))[:200]}:"
             " a key can pass on only its own roles"
         )
     return wanted

@@ -171,7 +171,9 @@ def _goal(state: State, call: Call, now: float) -> Goal:
 def _agent(state: State, call: Call, name: str) -> AgentVersion:
     read = state.agents.get(call.call_id)
     if read is None or read.agent is None or not read.agent.may_be_used_with(state.run.user_roles):
-        others = f" You may name: {', '.join(read.delegates)[:500]}." if read is not None and read.delegates else ""
+        others = (
+            f" You may delegate to: {', '.join(read.delegates)[:500]}." if read is not None and read.delegates else ""
+        )
         raise _Refused("NOT_ALLOWED", f"There is no agent {name[:100]} that you may delegate to.{others}")
     return read.agent
 

@@ -175,7 +175,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
             f"a step may have at most {EVENTS_PER_COMMIT_MAX} events, got {len(request.events)}", field="events"
         )
     if len({call.call_id for call in request.calls}) != len(request.calls):
-        raise InvalidField("a step may name each call only once", field="calls")
+        raise InvalidField("a step may contain each call only once", field="calls")
     messages.used_of(request.usage)
     for call_id in request.unstopped_call_ids:
         check_id(call_id, "unstopped_call_ids")

@@ -311,7 +311,9 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> pb.ListVersionsResponse:
         if len(request.store_ids) != len(request.conversation_ids) or len(request.store_ids) > VERSIONS_MAX:
-            raise InvalidField(f"name at most {VERSIONS_MAX} conversations, each with its store", field="store_ids")
+            raise InvalidField(
+                f"at most {VERSIONS_MAX} conversations can be requested, each with its store", field="store_ids"
+            )
         keys = [
             ConversationKey(StoreId(store_id), ConversationId(conversation_id))
             for store_id, conversation_id in zip(request.store_ids, request.conversation_ids, strict=True)

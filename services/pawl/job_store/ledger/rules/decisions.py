@@ -17,7 +17,7 @@ from pawl.job_store.ledger.rules.inbox import Refused
 from pawl.job_store.ledger.rules.rows import CallRow, RunRow
 from pawl.values import CallState, CommandOutcome, DecisionKind, DecisionRight, Series
 
-_WITH_KEYS: Final = "the makers of a key count as its users"
+_WITH_KEYS: Final = "using a key also counts as an action by its creators"
 
 
 class Decide(msgspec.Struct, frozen=True, kw_only=True):

@@ -153,7 +153,7 @@ def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: s
     try:
         with unit.savepoint():
             if row.credential_ended:
-                raise PermissionDenied("the API key of the last save or resumption was revoked or has expired")
+                raise PermissionDenied("the API key that last saved or resumed it was revoked or has expired")
             run = submit.apply(unit).run
     except RequestIdReused:
         raise

@@ -58,9 +58,9 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
         _W.ANSWER: "Its user must answer.",
         _W.FRONT_END: "One of its user's front ends must run the call, or a client must return its result.",
         _W.TOKENS: "Its user must add tokens with a top-up.",
-        _W.AGENT: "That run must end: see what it waits for.",
+        _W.AGENT: "That run must end: see what it is waiting for.",
         _W.TURN: "The runs before it must end or be cancelled.",
-        _W.PLACE: "Another run must end or start to wait: the slot goes to the oldest run that needs one.",
+        _W.PLACE: "Another run must end or start waiting: the slot goes to the oldest run that needs one.",
         _W.WORKER: "A worker claims it automatically; if none does, check that an agent-loop is running.",
         _W.AGENT_QUOTA: "It continues automatically after the day (UTC), or once an admin gives the agent more tokens.",
         _W.TIME: "It continues automatically at that time.",
@@ -156,7 +156,7 @@ def _queued(situation: Situation, limits: SlotLimits) -> Waiting:
         others = len(situation.before) - 1
         more = f", with {others} more ahead of it" if others > 0 else ""
         who = f"run {situation.before[0]}" if situation.before else "another run"
-        sentence = f"It is waiting for its turn in the conversation, which {who} has{more}."
+        sentence = f"It is waiting for its turn in the conversation: {who} is active{more}."
         return _simple(situation, _W.TURN, sentence, run.create_time, run_ids=situation.before[:NAMED_MAX])
     if run.worker_id is None and situation.store_slots_used >= limits.per_store:
         sentence = f"It is waiting for a slot: its store has {limits.per_store} active runs, which is the maximum."

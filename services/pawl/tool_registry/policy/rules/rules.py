@@ -299,7 +299,7 @@ def check_rule(rule: Rule, now: float) -> None:
     _require(
         is_id(rule.scope_id) if needs_id else not rule.scope_id,
         "scope_id",
-        "must name the run, conversation or agent for the scopes RUN, CONVERSATION and AGENT, and be empty otherwise",
+        "must be a run, conversation or agent for the scopes RUN, CONVERSATION and AGENT, and empty otherwise",
     )
     _require(not rule.call_id or is_id(rule.call_id), "call_id", "must be the id of a call")
     _require(len(rule.arguments) <= PATTERNS_MAX, "arguments", f"must have at most {PATTERNS_MAX} patterns")

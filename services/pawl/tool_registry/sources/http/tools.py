@@ -178,7 +178,7 @@ def _check_origin(url: str, document_url: str) -> None:
     require(
         server.origin == asked.origin,
         "open_api.base_url",
-        f"must be set to send secrets to {server.origin}, because only the document names that server",
+        f"must be set to send secrets to {server.origin}, because only the document lists that server",
     )
 
 

@@ -85,7 +85,7 @@ class ProcessRunner:
                 answer = await process.converse(call, context)
             except GarbledMessage:
                 raise ToolError(
-                    f"{tool.name} wrote into its process's channel{outcome.doubt(tool.definition)}"
+                    f"{tool.name} wrote to its process's channel to the registry{outcome.doubt(tool.definition)}"
                 ) from None
             finally:
                 if self._keeps_spares and len(self._ready) < _SPARES:
