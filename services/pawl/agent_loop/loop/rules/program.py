@@ -29,13 +29,17 @@ class Program(Protocol):
 
         The loop calls this after each settlement, command, fact and scheduled time, even while calls are open, but not
         while the run is ending. Work that is in progress does not start again, so the program may repeat a decision
-        until its result is in the state. The decision is one of: * PinTools, PlanUndo or ReadProgram; until the run has
-        started, no other decision is allowed, * Advance, to store the program's state and add calls that need no check,
-        * CallModel or EnterSteers, only when no call and no model call is open, * Propose, with ids derived from the
-        state, so that no call is made twice, * ReadCalls, for calls that are not in the state, * Settle or StopCalls,
-        to stop open calls that are no longer needed, * Finish when nothing is open, or Fail, which stops open work, *
-        `budget.exhausted` instead of a model call that the budget does not allow, * Wait, if nothing can be done before
-        something changes or the given time. Open work continues.
+        until its result is in the state. The decision is one of:
+
+        * PinTools, PlanUndo or ReadProgram; until the run has started, no other decision is allowed,
+        * Advance, to store the program's state and add calls that need no check,
+        * CallModel or EnterSteers, only when no call and no model call is open,
+        * Propose, with ids derived from the state, so that no call is made twice,
+        * ReadCalls, for calls that are not in the state,
+        * Settle or StopCalls, to stop open calls that are no longer needed,
+        * Finish when nothing is open, or Fail, which stops open work,
+        * `budget.exhausted` instead of a model call that the budget does not allow,
+        * Wait, if nothing can be done before something changes or the given time. Open work continues.
         """
         ...
 
@@ -50,7 +54,7 @@ class Program(Protocol):
     def reported(self, base: State, after: State) -> State:
         """Return `after` with the program's records of the calls that are settled in it but not in `base`.
 
-        Called after facts are applied and before `follows`, with the ledger's state as `base`. Called again after a
+        Called after facts are applied, with the ledger's state as `base`, and before `follows`. Called again after a
         step is planned, with the state after the facts as `base`.
         """
         ...
