@@ -47,7 +47,8 @@ async def key_for(suite: Suite, user_id: str, *roles: str, store: str = "local")
     """Return the secret of a new key, created with the local key."""
     key = key_pb2.Key(name=user_id, store_id=store, user_id=user_id, roles=roles)
     async with keyed_channel(addresses(suite, "job-store")[0]) as channel:
-        return (await KeyServiceStub(channel).CreateKey(key_pb2.CreateKeyRequest(key=key))).secret
+        request = key_pb2.CreateKeyRequest(key=key)
+        return (await KeyServiceStub(channel).CreateKey(request, metadata=(("pawl-store", store),))).secret
 
 
 def mails_sent(suite: Suite) -> set[str]:
