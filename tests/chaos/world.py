@@ -45,7 +45,15 @@ _STAGES = stages(
     agent_loop={"lease_seconds": LEASE_SECONDS, "lease_renew_seconds": 1.0},
     tool_registry={"execution_lease_seconds": LEASE_SECONDS},
 )
-_LIMITS = {"defaults": {"model_headers_timeout_seconds": 2, "model_idle_timeout_seconds": 2}}
+# Rounds and runs have long ones, because several faults may hit one round on a slow machine.
+_LIMITS = {
+    "defaults": {
+        "model_headers_timeout_seconds": 2,
+        "model_idle_timeout_seconds": 2,
+        "round_timeout_seconds": 600,
+        "run_timeout_seconds": 900,
+    }
+}
 
 # A channel finds a restarted replica immediately, not after gRPC's two minutes.
 _CHANNEL = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
