@@ -197,7 +197,7 @@ async def _listen(database: Database, started: asyncio.Event, thawed: asyncio.Ev
         await connection.execute("SELECT 1")
 
 
-async def test_no_caller_hangs_on_a_frozen_server(database_url: str) -> None:
+async def test_no_caller_hangs_on_a_frozen_server(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test covers running statements, callers that wait for a connection, and later callers."""
     running = asyncio.Event()
     running.set()
@@ -219,17 +219,17 @@ async def test_no_caller_hangs_on_a_frozen_server(database_url: str) -> None:
         listener = asyncio.ensure_future(_listen(database, listening, running))
         await listening.wait()
         running.clear()
-        callers = [asyncio.ensure_future(use(database)) for _ in range(5)]
-        impatient = asyncio.ensure_future(use(database))
-        await asyncio.sleep(0.1)
-        impatient.cancel()
-        ends = await asyncio.gather(*callers, return_exceptions=True)
-        assert {type(end) for end in ends} == {DependencyUnavailable}
-        for _ in range(2):
-            with pytest.raises(DependencyUnavailable, match="does not answer"):
-                await database.ping()
-        with pytest.raises(DependencyUnavailable, match="does not answer"):
-            await use(database)
+        with monkeypatch.context() as frozen:
+            frozen.setattr("pawl.server.db.heartbeat._WINDOW_SECONDS", 0.1)
+            callers = [asyncio.ensure_future(use(database)) for _ in range(5)]
+            impatient = asyncio.ensure_future(use(database))
+            await asyncio.sleep(0.1)
+            impatient.cancel()
+            ends = await asyncio.gather(*callers, return_exceptions=True)
+            assert {type(end) for end in ends} == {DependencyUnavailable}
+            for call in (database.ping, database.ping, partial(use, database)):
+                with pytest.raises(DependencyUnavailable, match="does not answer"):
+                    await call()
         running.set()
         with pytest.raises(DependencyUnavailable):
             await listener

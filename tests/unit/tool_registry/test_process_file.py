@@ -335,11 +335,11 @@ def test_output_so_far_is_kept_if_another_process_will_continue(tmp_path: Path) 
 
 
 def test_a_large_file_takes_bounded_memory(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1 GiB of rows, of which only the beginning and the end exist on disk, and the rest is read from there again."""
+    """128 MiB of rows, of which only the beginning and the end exist on disk, and the rest is read from there again."""
     monkeypatch.setattr(processing, "PIECE_BYTES", 256 * 1024)
-    monkeypatch.setattr(processing, "CHECKPOINT_BYTES", 32 * 1024 * 1024)
+    monkeypatch.setattr(processing, "CHECKPOINT_BYTES", 8 * 1024 * 1024)
     piece = ("x" * 4095 + "\n").encode() * 64
-    real, size = os.pread, 1024**3
+    real, size = os.pread, 128 * 1024**2
     put(desk, "in.txt", b"")
     os.truncate(desk.folder / "acme/in.txt", size)
 

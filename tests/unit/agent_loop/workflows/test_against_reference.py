@@ -16,7 +16,7 @@ from tests.unit.agent_loop.workflows.reference import Failed, Outcome, Reference
 
 
 @given(documents(), lucks(), st.integers(0, 2**32), st.sampled_from([0, 3, 20]))
-@settings(max_examples=100, deadline=None, phases=[Phase.generate])
+@settings(max_examples=60, deadline=None, phases=[Phase.generate])
 def test_engine_matches_the_reference(document: dict[str, Any], luck: Luck, seed: int, crashes: int) -> None:
     _name_events(document["nodes"], "")
     if any(node["kind"] == "parallel" for node in document["nodes"].values()):

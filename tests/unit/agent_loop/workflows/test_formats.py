@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import jsonschema_rs
 import msgspec
 import yaml
-from hypothesis import given
 
 from pawl.agent_loop.workflows import parsing
-from pawl.agent_loop.workflows.edges import edges
 from pawl.agent_loop.workflows.mermaid import flowchart
 from pawl.agent_loop.workflows.schema import SCHEMA_JSON
-from tests.unit.agent_loop.workflows.graphs import documents
 from tests.unit.agent_loop.workflows.test_definitions import FAULTS, TRIAGE
 
 ROOT = Path(__file__).parents[4]
@@ -46,14 +42,6 @@ def test_the_schema_accepts_the_example_and_refuses_faults_of_form() -> None:
     assert SCHEMA.is_valid(yaml.safe_load(TRIAGE))
     first_of_graph = next(row for row, (_, message) in enumerate(FAULTS) if "there is no node" in message)
     assert [message for found, message in FAULTS[:first_of_graph] if SCHEMA.is_valid(found)] == []
-
-
-@given(documents())
-def test_every_definition_fits_the_schema_and_has_a_flowchart(document: dict[str, Any]) -> None:
-    assert SCHEMA.is_valid(document)
-    definition = parsing.read(document)
-    chart = flowchart(definition)
-    assert chart.count(" -->") + chart.count(" -.->") == len(edges(definition))
 
 
 def test_a_flowchart_shows_kinds_edges_and_states() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import event, given
+from hypothesis import event, given, settings
 
 from pawl.agent_loop.workflows import definition, edges, parsing
-from tests.unit.agent_loop.workflows.graphs import GIVEN, Luck, documents, lucks, played
+from pawl.agent_loop.workflows.mermaid import flowchart
+from tests.unit.agent_loop.workflows.graphs import Luck, documents, lucks, played
 from tests.unit.agent_loop.workflows.reference import (
     Failed,
     Outcome,
@@ -18,6 +19,7 @@ from tests.unit.agent_loop.workflows.reference import (
     map_outcome,
     order_of,
 )
+from tests.unit.agent_loop.workflows.test_formats import SCHEMA
 
 TOOL = {"kind": "tool", "tool": "look"}
 
@@ -143,6 +145,7 @@ def test_a_map_tolerates_failures_up_to_its_limit() -> None:
 
 
 @given(documents(), lucks())
+@settings(max_examples=60)
 def test_random_runs_end_and_every_state_has_a_reason(document: dict[str, Any], luck: Luck) -> None:
     reference, _ = played(document, luck)
     event(reference.state)
@@ -163,9 +166,14 @@ def test_random_runs_end_and_every_state_has_a_reason(document: dict[str, Any], 
 
 
 @given(documents())
+@settings(max_examples=60)
 def test_random_definitions_are_valid_and_their_edges_agree(document: dict[str, Any]) -> None:
+    """They fit the schema, too, and their flowcharts show each edge."""
+    assert SCHEMA.is_valid(document)
     parsed = parsing.read(document)
-    assert {(edge.source, edge.target): edge.kind for edge in edges.edges(parsed)} == edges_of(document["nodes"])
+    found = edges.edges(parsed)
+    assert {(edge.source, edge.target): edge.kind for edge in found} == edges_of(document["nodes"])
     assert list(edges.order(parsed)) == order_of(document["nodes"])
     assert definition.decode(definition.encode(parsed)) == parsed
-    assert Reference(document, GIVEN).state in {"RUNNING", "COMPLETED", "FAILED"}
+    chart = flowchart(parsed)
+    assert chart.count(" -->") + chart.count(" -.->") == len(found)
