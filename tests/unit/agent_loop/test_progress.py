@@ -197,27 +197,6 @@ async def test_progress_is_part_of_the_job_and_is_not_reported_by_default() -> N
     assert [each["state"] for each in reports(story)] == ["COMPLETED"]
 
 
-async def test_restart_that_goes_back_reports_no_threshold_again() -> None:
-    story = scraping(_reports={"progress": [25, 50]})
-    story.say("scrape it")
-    await story.until(lambda: len(story.turns) == 1, seconds_max=5000, poll_seconds=5)
-    # Another worker runs the call again, from its start.
-    await story.until(lambda: story.is_over, seconds_max=9000, poll_seconds=5)
-    assert len(story.world.registry.asked) == 2
-    assert [each.get("percent") for each in reports(story)] == [25, 50, None]
-
-
-async def test_minutes_are_reported_without_any_progress() -> None:
-    story = Story(calls(background("work", _reports={"minutes": 10})), seconds=1500.0)
-    story.say("do it")
-    await story.until(lambda: story.is_over, seconds_max=5000, poll_seconds=5)
-    assert [(each["state"], each.get("minutes")) for each in reports(story)] == [
-        ("RUNNING", 10.0),
-        ("RUNNING", 20.0),
-        ("COMPLETED", None),
-    ]
-
-
 async def test_minutes_are_reported_while_a_call_waits_for_its_completion() -> None:
     story = Story(calls(background("work", _reports={"minutes": 10})), seconds=1.0)
     story.world.registry.awaited["work"] = 1500.0
