@@ -134,7 +134,7 @@ def outcome_of_cancel(
 ) -> FireOutcome:
     """Cancel the previous run so that a new one can replace it, and return WAITING until it has ended.
 
-    Return STARTED without cancelling anything if there is no previous run, or if the new run will be refused or skipped.
+    Return STARTED without cancelling anything if there is no previous run, or if the new run will not be created.
     """
     if submit is None or submit.off_of(feature) or row.credential_ended or last is None:
         return FireOutcome.STARTED
