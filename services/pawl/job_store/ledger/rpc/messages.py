@@ -110,7 +110,7 @@ _RUN: Final = _WIRE.struct(
             ),
             *("steer_bytes_waiting", "idle_receipts", "people", "steered_by", "update_time", "state_time"),
             *("imported", "own_tools", "agent_name", "reports_to", "in_background", "silent"),
-            *("trimmed_log_seq", "mark_round", "mark_seq", "grant", "root_conversation_id", "agents_above"),
+            *("trimmed_log_seq", "mark_round", "mark_seq", "grant", "program", "root_conversation_id", "agents_above"),
         ),
         of_message=(
             *("options", "tools", "usage", "failure", "output_text", "unstopped_call_ids", "user_roles", "undo"),

@@ -31,6 +31,7 @@ from pawl.job_store.ledger.rules.rows import (
     RunRow,
 )
 from pawl.job_store.ledger.rules.slots import QueueKey
+from pawl.job_store.ledger.rules.states import Program
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import MessagePolicy, RunState, StopCause
 
@@ -61,9 +62,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     At most `queue_max` runs can be queued in the conversation, and at most `store_queue_max` runs can wait for one of
     the store's `store_slots` slots.
 
-    `mark_round` is CURSOR_ROUND for a workflow and LAST_ROUND for a goal. These use a background slot: the limits are
-    then those of background runs. With `is_reported`, the run has a conversation of its own, and its end
-    is reported to the named conversation, like the end of a job.
+    Workflows and goals use a background slot: the limits are then those of background runs. With `is_reported`, the run
+    has a conversation of its own, and its end is reported to the named conversation, like the end of a job.
 
     `undoes` is the run that the new run undoes: writers may undo their own runs even after sharing has ended. With
     `only_repeat`, for example because the agent is missing, only a repeated request succeeds.
@@ -91,7 +91,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     own_tools: OwnTools | None = None
     new_conversation_id: ConversationId = ConversationId("")
     only_repeat: bool = False
-    mark_round: int = 0
+    program: Program = Program.DEFAULT
     is_reported: bool = False
 
     @property
@@ -103,7 +103,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             keyed=(self._client_key,) if self.key_hash else (),
             runs=(RunKey(self.store_id, self.undoes),) if self.undoes else (),
             queues=(
-                (QueueKey(self.store_id, in_background=self.mark_round > 0), self.store_queue_max, self.store_slots),
+                (QueueKey(self.store_id, in_background=bool(self.program)), self.store_queue_max, self.store_slots),
             ),
         )
 
@@ -195,7 +195,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             case MessagePolicy.QUEUE:
                 return self._create(unit, conversation)
             case MessagePolicy.STEER:
-                if active.is_stopping or active.has_cursor:
+                if active.is_stopping or active.program is Program.WORKFLOW:
                     # A run that is being stopped would lose the message, and workflow runs read no messages.
                     return self._create(unit, conversation)
                 incoming = self._command(unit, active, inbox.STEER, self.steer)
@@ -237,7 +237,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         queue_max = self.queue_max if is_own else (self.queue_max + 1) // 2
         if len(conversation.queue) >= queue_max:
             raise QueueFull(f"{queue_max} messages are already waiting in this conversation: try again later")
-        self.check_queue(unit, in_background=self.mark_round > 0)
+        self.check_queue(unit, in_background=bool(self.program))
         budget = (self.token_budget, self.token_ceiling)
         run = turn.queued(conversation, RunId(unit.ids.new("run")), self.message, self.options, budget, now=unit.now)
         run = self.signed(run)
@@ -296,8 +296,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             people=self.people,
             agent_name=self.agent_name,
             labels=self.labels,
-            mark_round=self.mark_round,
-            in_background=self.mark_round > 0,
+            program=self.program,
+            in_background=bool(self.program),
         )
 
     def _command(self, unit: UnitOfWork, run: RunRow, name: str, payload: bytes) -> CommandRow:
