@@ -83,15 +83,16 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
 
 def of_definition(definition: WorkflowDefinition) -> Graph:
     steps: list[Step] = []
-    for name in order(definition):
+    found = incoming(definition)
+    for name in order(found):
         _add_branches(steps, _add(steps, name, definition.nodes[name], None))
     numbers = {step.path: step.number for step in steps}
-    for name, edges in incoming(definition).items():
+    for name, edges in found.items():
         number = numbers[name]
         steps[number] = replace(
             steps[number],
-            control=tuple((numbers[edge.source], edge.kind) for edge in edges.control),
-            others=tuple(numbers[edge.source] for edge in edges.others),
+            control=tuple((numbers[source], kind) for source, kind in edges.control.items()),
+            others=tuple(numbers[source] for source in edges.others),
         )
     return Graph(definition=definition, steps=tuple(steps))
 

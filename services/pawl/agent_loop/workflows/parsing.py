@@ -61,15 +61,17 @@ def read(document: Any) -> WorkflowDefinition:
     faults: list[DefinitionFault] = []
     if isinstance(document, dict):
         document = {name: value for name, value in document.items() if name != "$schema"}
-    usable, rest = _usable(WorkflowDefinition, document, "", faults), None
-    if usable is not UNSET:
-        nodes = document["nodes"]
+    try:
+        definition = msgspec.convert(document, WorkflowDefinition)
+    except msgspec.ValidationError:
+        usable = _usable(WorkflowDefinition, document, "", faults)
+        if usable is UNSET:
+            raise DefinitionError(faults) from None
         definition = msgspec.convert(usable, WorkflowDefinition)
-        faults += validation.faults(definition, names=frozenset(nodes))
-        if not faults:
-            return definition
-        rest = definition if sum(1 for _ in walk(definition)) <= NODES_MAX else None
-    raise DefinitionError(faults, rest)
+    faults += validation.faults(definition, names=frozenset(document["nodes"]))
+    if not faults:
+        return definition
+    raise DefinitionError(faults, definition if sum(1 for _ in walk(definition)) <= NODES_MAX else None)
 
 
 def _usable(kind: Any, value: Any, path: str, faults: list[DefinitionFault]) -> Any:

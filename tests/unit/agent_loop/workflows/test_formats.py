@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 
 from pawl.agent_loop.workflows import parsing
-from pawl.agent_loop.workflows.edges import edges
+from pawl.agent_loop.workflows.edges import edges, incoming
 from pawl.agent_loop.workflows.mermaid import flowchart
 from pawl.agent_loop.workflows.schema import SCHEMA_JSON
 from tests.unit.agent_loop.workflows.graphs import documents
@@ -53,7 +53,7 @@ def test_every_definition_fits_the_schema_and_has_a_flowchart(document: dict[str
     assert SCHEMA.is_valid(document)
     definition = parsing.read(document)
     chart = flowchart(definition)
-    assert chart.count(" -->") + chart.count(" -.->") == len(edges(definition))
+    assert chart.count(" -->") + chart.count(" -.->") == len(edges(incoming(definition)))
 
 
 def test_a_flowchart_shows_kinds_edges_and_states() -> None:
