@@ -13,6 +13,7 @@ from pawl.agent_loop.loop.rules.decision import (
     CallModel,
     Decision,
     EnterSteers,
+    Fail,
     Finish,
     PlanUndo,
     Propose,
@@ -39,7 +40,10 @@ class UndoProgram(Program):
             return EnterSteers()
         if not planned.reported:
             step = undo.following(planned, state.calls)
-            return Finish(state=RunState.COMPLETED) if step is None else _inverse(step, state, now)
+            if step is not None:
+                return _inverse(step, state, now)
+            failure = undo.failure(planned, state.run, state.calls)
+            return Finish(state=RunState.COMPLETED) if failure is None else Fail(failure=failure)
         last = state.last_message
         if last is not None and last.role is Role.ASSISTANT:
             return Finish(state=RunState.COMPLETED)

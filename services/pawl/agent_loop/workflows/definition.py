@@ -14,6 +14,8 @@ from msgspec import UNSET, Meta, UnsetType, field
 from pawl.chassis.ids import DEFAULT_AGENT
 
 BYTES_MAX: Final = 256 * 1024
+# Limit for the input of a run.
+INPUT_BYTES_MAX: Final = 256 * 1024
 NODES_MAX: Final = 200
 DEPTH_MAX: Final = 8
 ITEMS_MAX: Final = 100_000

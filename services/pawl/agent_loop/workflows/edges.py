@@ -76,8 +76,9 @@ def order(found: Mapping[str, Incoming]) -> tuple[str, ...]:
 
 def edges(found: Mapping[str, Incoming]) -> list[Edge]:
     """Return all edges, sorted by source and target."""
-    pairs = ((target, {**dict.fromkeys(each.others, "reference"), **each.control}) for target, each in found.items())
-    return sorted(Edge(source, target, kind) for target, kinds in pairs for source, kind in kinds.items())
+    control = (Edge(source, target, kind) for target, each in found.items() for source, kind in each.control.items())
+    others = (Edge(source, target, "reference") for target, each in found.items() for source in each.others)
+    return sorted([*control, *others])
 
 
 def _edges(name: str, node: AnyNode) -> Iterator[tuple[EdgeKind, str, str]]:

@@ -15,6 +15,7 @@ from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules.options import AskedOptions, RunDefaults, complete
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow
+from pawl.agent_loop.workflows.definition import INPUT_BYTES_MAX
 from pawl.agent_loop.workflows.versions import Workflows
 from pawl.chassis import strict_json
 from pawl.chassis.identity.auth import Principal
@@ -24,8 +25,6 @@ from pawl.errors import InvalidArguments, PawlError, WorkflowNotFound
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.values import MessagePolicy
-
-INPUT_BYTES_MAX: Final = 256 * 1024
 
 
 class Reused(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,14 +8,14 @@ from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import output
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.expression import ExpressionError
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
 from pawl.agent_loop.workflows import cursor as cursors
-from pawl.agent_loop.workflows import definition as definitions
-from pawl.agent_loop.workflows import edges, expressions
+from pawl.agent_loop.workflows import expressions
 from pawl.agent_loop.workflows.cursor import NodeKey, NodeRecord, NodeState, WorkflowCursor
 from pawl.agent_loop.workflows.definition import (
     AgentNode,
@@ -59,9 +59,17 @@ class Values:
     def __init__(self, run: Run, pinned: PinnedWorkflow, graph: Graph, cursor: WorkflowCursor) -> None:
         self._run, self._pinned, self._graph, self._cursor = run, pinned, graph, cursor
         self._calls: tuple[Mapping[CallId, Call], ...] = ()
+        # The values of the run that the items belong to.
+        self._outer: Values | None = None
+        if pinned.chunk is not None and graph.outer is not None and pinned.chunk.scope_state:
+            outer = _cursor(pinned.chunk.scope_state)
+            its_run = replace(run, run_id=outer.origins[0], output_json=b"")
+            self._outer = Values(its_run, replace(pinned, chunk=None), graph.outer, outer)
 
     def with_calls(self, *calls: Mapping[CallId, Call]) -> Values:
         self._calls = calls
+        if self._outer is not None:
+            self._outer.with_calls(*calls)
         return self
 
     def rendered(self, template: Any, step: Step, extra: Mapping[str, Any] = {}) -> Any:
@@ -85,8 +93,10 @@ class Values:
         match step.node:
             case ConditionNode():
                 return record.value
+            case OutputNode() if self._run.output_json:
+                return msgspec.json.decode(self._run.output_json)
             case OutputNode():
-                return msgspec.json.decode(self._run.output_json or b"null")
+                return self.rendered(step.node.value, step)
             case WaitNode():
                 return self.content(step, record) if record.event else None
             case ParallelNode():
@@ -94,7 +104,7 @@ class Values:
             case HumanNode() if record.value:
                 return self.rendered(step.node.default, step)
             case MapNode():
-                return msgspec.json.decode(self.items_json(step))
+                return _decoded(self.items_json(step))
             case _:
                 return value_of(step.node, self.content(step, record))
 
@@ -105,7 +115,7 @@ class Values:
             CallsNeeded
         """
         call = self._call(self.call_id(step, record))
-        return msgspec.json.decode(call.result.content_json if call.result is not None else b"null")
+        return _decoded(call.result.content_json if call.result is not None else b"null")
 
     def items_json(self, step: Step) -> bytes:
         """Return the output of a map as JSON.
@@ -148,9 +158,8 @@ class Values:
         Raises:
             CallsNeeded, ExpressionError
         """
-        if self._pinned.chunk is not None:
-            known = _decoded(self._pinned.chunk.scope_json or b"{}")
-            return {name: known[name] for name in names if name in known}
+        if self._outer is not None:
+            return self._outer.nodes(names)
         found, needed = {}, frozenset[CallId]()
         for step in self._graph.steps:
             if step.path not in names:
@@ -233,6 +242,11 @@ def _json_of(answer: str) -> Any:
 
 
 @lru_cache(maxsize=32)
+def _cursor(data: bytes) -> WorkflowCursor:
+    return msgspec.json.decode(data, type=WorkflowCursor)
+
+
+@lru_cache(maxsize=32)
 def _decoded(data: bytes) -> Any:
     # Callers do not change the value.
     return msgspec.json.decode(data)
@@ -253,11 +267,6 @@ def time_of(value: Any) -> float:
     if found is None or found.tzinfo is None:
         raise ExpressionError("until must be a time in RFC 3339 with a zone, or in seconds since 1970")
     return found.timestamp()
-
-
-def outer_names(node: AnyNode) -> frozenset[str]:
-    """Return the nodes whose values the items of a map use."""
-    return frozenset().union(*(edges.references(each) for each in definitions.below(node).values()))
 
 
 def is_too_large(data: bytes) -> bool:

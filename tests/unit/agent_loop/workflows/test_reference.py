@@ -165,7 +165,9 @@ def test_random_runs_end_and_every_state_has_a_reason(document: dict[str, Any], 
 @given(documents())
 def test_random_definitions_are_valid_and_their_edges_agree(document: dict[str, Any]) -> None:
     parsed = parsing.read(document)
-    assert {(edge.source, edge.target): edge.kind for edge in edges.edges(edges.incoming(parsed))} == edges_of(document["nodes"])
+    assert {(edge.source, edge.target): edge.kind for edge in edges.edges(edges.incoming(parsed))} == edges_of(
+        document["nodes"]
+    )
     assert list(edges.order(edges.incoming(parsed))) == order_of(document["nodes"])
     assert definition.decode(definition.encode(parsed)) == parsed
     assert Reference(document, GIVEN).state in {"RUNNING", "COMPLETED", "FAILED"}

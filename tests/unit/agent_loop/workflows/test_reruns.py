@@ -12,6 +12,9 @@ from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.loop.rules.call import CallResult
 from pawl.agent_loop.loop.rules.fact import Decide
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow
+from pawl.agent_loop.undo import rules as undo
+from pawl.agent_loop.undo.planning import sources
+from pawl.agent_loop.undo.rules import UndoState
 from pawl.agent_loop.workflows.executions import Executions
 from pawl.agent_loop.workflows.reading import Graphs
 from pawl.chassis.identity.auth import Principal
@@ -104,6 +107,10 @@ async def test_rerun_executes_only_what_did_not_succeed() -> None:
     nodes = {node.path: node for node in found.nodes}
     assert {path for path, node in nodes.items() if node.reused} == {"fetch", "write", "both"}
     assert json.loads(nodes["fetch"].output_json) == {"n": 7}, "it is read from the old run"
+    read = await sources(made.ledger.channel, CALLER.store_id, CALLER.user_id, again.run_id)
+    *_, reused = map(undo.outcome_of, read)
+    assert reused.state is UndoState.NOTHING_TO_UNDO
+    assert reused.reason == f"It reuses results of run {key.run_id}: undo that run to undo their effects."
 
 
 async def test_effects_of_nodes_that_run_again_are_listed() -> None:

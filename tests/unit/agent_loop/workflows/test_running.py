@@ -350,6 +350,15 @@ async def test_tools_are_refused_once_the_key_of_the_run_is_revoked() -> None:
     assert present(run.failure).reason == "PERMISSION_DENIED"
 
 
+async def test_tools_of_agents_below_are_refused_once_the_key_is_revoked() -> None:
+    world = world_of(calls("look"), says("It was refused."), look=1)
+    world.dependencies = replace_fields(world.dependencies, credential_is_gone=lambda _: True)
+    await finished({"a": {"kind": "agent", "task": "Look."}}, world=world)
+    made = [call for key in world.ledger.tables.runs for call in world.ledger.calls(key)]
+    assert [present(call.result).error_reason for call in made if call.tool_name == "look"] == ["PERMISSION_DENIED"]
+    assert not world.registry.effects
+
+
 def test_no_call_continues_after_a_takeover_before_the_definition_is_read() -> None:
     """Otherwise an agent would start without the restrictions of its node."""
     nodes = {"a": {"kind": "agent", "agent": "writer", "task": "x", "tools": []}}

@@ -93,6 +93,24 @@ async def test_failed_node_with_on_error_undo_undoes_all_effects_before_the_run_
     assert all(call.settled for call in world.ledger.calls(key))
 
 
+async def test_undo_that_cannot_revert_a_call_fails_and_the_run_says_so() -> None:
+    world = new_world()
+    world.registry.results["unwrite"] = CallResult(
+        content_json=b'{"error":"It was changed."}', is_error=True, error_reason="TOOL_ERROR"
+    )
+    key = start(world, {"first": NODES["first"], "last": {**FAILING["last"], "after": ["first"]}})
+    async with at_work(world.worker()):
+        await end_of(world, key)
+    (undoing,) = (world.ledger.run(each) for each in world.ledger.tables.runs if world.ledger.run(each).undo)
+    assert undoing.state is RunState.FAILED
+    assert present(undoing.failure).reason == "UNDO_INCOMPLETE"
+    assert present(undoing.failure).message == "1 of 1 calls could not be undone: write: It was changed."
+    assert "0 of 1 calls with effects were undone" in undoing.output_text
+    assert f"Not everything was undone: run {undoing.run_id} ended with UNDO_INCOMPLETE." in (
+        present(world.ledger.run(key).failure).message
+    )
+
+
 class Crash(BaseException):
     """The process is killed."""
 

@@ -257,7 +257,7 @@ def _leave_out_inputs(workflow: workflow_pb2.PinnedWorkflow) -> None:
         workflow.ClearField("input_json")
     if workflow.HasField("chunk"):
         workflow.chunk.ClearField("items_json")
-        workflow.chunk.ClearField("scope_json")
+        workflow.chunk.ClearField("scope_state")
 
 
 def run_in(situation: Situation, waiting: Waiting | None, write: Callable[[RunRow], run_pb2.Run] = run) -> run_pb2.Run:
