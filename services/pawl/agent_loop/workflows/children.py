@@ -52,15 +52,19 @@ def delegation(state: State, call: Call, run_id: RunId) -> Delegation:
     Raises:
         NotStarted
     """
-    run = state.run
+    run, pinned, undoes = state.run, None, None
     if call.tool_name == UNDO_RUN:
-        return _undo(state, call, run_id)
-    if call.tool_name == RUN_ITEMS:
-        pinned, depth = _items(state, call), run.depth
+        if run.workflow is None:
+            raise NotStarted("INVALID_ARGUMENTS", "Only a workflow can undo its effects.")
+        text, undoes = undo.request_text(run.run_id), Undo(run_id=run.run_id, user_id=run.user_id)
+    elif call.tool_name == RUN_ITEMS:
+        pinned = _items(state, call)
         text = f"[Workflow {pinned.name}: items of {pinned.chunk.node if pinned.chunk else ''}]"
     else:
-        pinned, depth = _workflow(state, call), run.depth + 1
+        pinned = _workflow(state, call)
         text = f"[Workflow {pinned.name}, version {pinned.version}]"
+    # Parts of this workflow run are at its depth.
+    depth = run.depth + (pinned is not None and pinned.chunk is None)
     if depth > run.options.limits.agent_depth_max:
         raise NotStarted("NOT_ALLOWED", "Too many workflows and agents have started each other.")
     return Delegation(
@@ -68,11 +72,12 @@ def delegation(state: State, call: Call, run_id: RunId) -> Delegation:
         run_id=run_id,
         text=text,
         options=_options(state),
-        agent=run.agent,
+        agent=run.agent if undoes is None else None,
         above=run.chain,
         depth=depth,
         user_roles=run.user_roles,
         workflow=pinned,
+        undo=undoes,
     )
 
 
@@ -91,22 +96,6 @@ def of_agent(state: State, call: Call, child: Delegation) -> Delegation:
     if node.tools == ():
         options = replace(options, tool_names=(), without_tools=True, tool_choice=ToolChoice())
     return replace(child, options=options, waits_for_jobs=node.jobs == "wait")
-
-
-def _undo(state: State, call: Call, run_id: RunId) -> Delegation:
-    run = state.run
-    if run.workflow is None:
-        raise NotStarted("INVALID_ARGUMENTS", "Only a workflow can undo its effects.")
-    return Delegation(
-        call_id=call.call_id,
-        run_id=run_id,
-        text=undo.request_text(run.run_id),
-        options=_options(state),
-        above=run.chain,
-        depth=run.depth,
-        user_roles=run.user_roles,
-        undo=Undo(run_id=run.run_id, user_id=run.user_id),
-    )
 
 
 def _items(state: State, call: Call) -> PinnedWorkflow:

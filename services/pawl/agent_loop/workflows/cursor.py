@@ -36,12 +36,12 @@ _CALL_ID: Final = re.compile(r"node_([0-9a-f]{24})_(\d+)_(\d+)_(\d+)_(\d+)", re.
 class NodeState(StrEnum):
     """A node that is not in the cursor has not started. RETRYING waits for the start of its next call."""
 
-    RUNNING = "R"
-    RETRYING = "T"
-    SUCCEEDED = "S"
-    FAILED = "F"
-    SKIPPED = "K"
-    CANCELLED = "C"
+    RUNNING = "RUNNING"
+    RETRYING = "RETRYING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"
+    CANCELLED = "CANCELLED"
 
 
 ENDED: Final = frozenset({NodeState.SUCCEEDED, NodeState.FAILED, NodeState.SKIPPED, NodeState.CANCELLED})
@@ -55,29 +55,7 @@ class NodeKey(NamedTuple):
     chunk: int
 
 
-_NAMES: Final = {
-    "state": "s",
-    "iteration": "i",
-    "attempt": "a",
-    "start_ms": "b",
-    "end_ms": "e",
-    "due_ms": "d",
-    "reason": "r",
-    "message": "m",
-    "stop": "x",
-    "value": "v",
-    "items": "n",
-    "tolerate": "t",
-    "chunks": "c",
-    "open_chunks": "q",
-    "failed_items": "f",
-    "chunk": "k",
-    "event": "p",
-    "origin": "o",
-}
-
-
-class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=_NAMES):
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node that has started or ended. Times are milliseconds since the start of the run.
 
     `start_ms` is the start of the current attempt, and `due_ms` is when a RETRYING or waiting node continues. A RUNNING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
@@ -32,14 +32,6 @@ from pawl.chassis.ids import CallId
 
 # Limit for a value: of an expression, of a map's items, and of the run's output.
 BYTES_MAX: Final = expressions.RESULT_BYTES_MAX
-STATE_NAMES: Final = {
-    NodeState.RUNNING: "RUNNING",
-    NodeState.RETRYING: "RUNNING",
-    NodeState.SUCCEEDED: "SUCCEEDED",
-    NodeState.FAILED: "FAILED",
-    NodeState.SKIPPED: "SKIPPED",
-    NodeState.CANCELLED: "CANCELLED",
-}
 # 1 January 10000, in seconds since 1970.
 _TIME_MAX: Final = 253_402_300_800
 _encode: Final = msgspec.json.Encoder().encode
@@ -51,6 +43,23 @@ class CallsNeeded(Exception):
     def __init__(self, call_ids: frozenset[CallId]) -> None:
         super().__init__()
         self.call_ids = call_ids
+
+
+def _all(value: Callable[[Step], Any], steps: Iterable[Step]) -> list[tuple[Step, Any]]:
+    """Return the value of each step.
+
+    Raises:
+        CallsNeeded: with the calls of all steps.
+    """
+    found, needed = [], frozenset[CallId]()
+    for step in steps:
+        try:
+            found.append((step, value(step)))
+        except CallsNeeded as error:
+            needed |= error.call_ids
+    if needed:
+        raise CallsNeeded(needed)
+    return found
 
 
 class Values:
@@ -160,25 +169,12 @@ class Values:
         """
         if self._outer is not None:
             return self._outer.nodes(names)
-        found, needed = {}, frozenset[CallId]()
-        for step in self._graph.steps:
-            if step.path not in names:
-                continue
-            try:
-                found[step.path] = {
-                    "output": self.output(step),
-                    "error": self.error(step),
-                    "state": self._state_name(step),
-                }
-            except CallsNeeded as error:
-                needed |= error.call_ids
-        if needed:
-            raise CallsNeeded(needed)
-        return found
+        steps = [step for step in self._graph.steps if step.path in names]
+        return {step.path: found for step, found in _all(self._node, steps)}
 
-    def _state_name(self, step: Step) -> str:
-        record = self._cursor.nodes.get(step.number)
-        return "PENDING" if record is None else STATE_NAMES[record.state]
+    def _node(self, step: Step) -> dict[str, Any]:
+        state = state_name(self._cursor.nodes.get(step.number))
+        return {"output": self.output(step), "error": self.error(step), "state": state}
 
     def _scope(self, step: Step, names: frozenset[str]) -> dict[str, Any]:
         run = self._run
@@ -193,19 +189,10 @@ class Values:
         return scope
 
     def _branches(self, step: Step) -> dict[str, Any]:
-        found, needed = {}, frozenset[CallId]()
-        for number in step.branches:
-            branch = self._graph.steps[number]
-            record = self._cursor.nodes.get(number)
-            if record is None or record.state is not NodeState.SUCCEEDED:
-                continue
-            try:
-                found[branch.path.rpartition(".")[2]] = self.output(branch)
-            except CallsNeeded as error:
-                needed |= error.call_ids
-        if needed:
-            raise CallsNeeded(needed)
-        return found
+        nodes = self._cursor.nodes
+        ended = (number for number in step.branches if number in nodes and nodes[number].state is NodeState.SUCCEEDED)
+        found = _all(self.output, [self._graph.steps[number] for number in ended])
+        return {branch.path.rpartition(".")[2]: output for branch, output in found}
 
     def _call(self, call_id: CallId) -> Call:
         return self._known([call_id])[0]
@@ -216,6 +203,13 @@ class Values:
         if needed:
             raise CallsNeeded(needed)
         return [found[call_id] for call_id in call_ids]
+
+
+def state_name(record: NodeRecord | None) -> str:
+    """Return the value of `nodes.NAME.state`."""
+    if record is None:
+        return "PENDING"
+    return NodeState.RUNNING.value if record.is_open else record.state.value
 
 
 def value_of(node: AnyNode, content: Any) -> Any:
