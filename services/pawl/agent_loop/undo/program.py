@@ -52,7 +52,7 @@ class UndoProgram(Program):
         return CallModel(round=state.run.round + 1, without_tools=True)
 
     def concluded(self, state: State, *, continues: bool) -> State:
-        """Add the report to the conversation, as a round of its own if the run continues."""
+        """Add the report to the conversation, in its own round if the run continues."""
         planned = _plan(state)
         if planned is not None and planned.reported:
             return state

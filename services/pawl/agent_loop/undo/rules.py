@@ -102,7 +102,7 @@ def in_order(sources: Iterable[UndoSource], call_id: CallId = CallId("")) -> tup
 
 
 def outcome_of(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
-    """Return a call's outcome in the undo run `undo_run_id`; without one, the outcome to expect if an undo ran now."""
+    """Return a call's outcome in the undo run `undo_run_id`; without it, the expected outcome of an undo now."""
     call, inverse = source.call, inverse_of(source.call)
     if source.reused_run_id:
         reason = f"It reuses results of run {source.reused_run_id}: undo that run to undo their effects."
