@@ -236,7 +236,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         return replace(submitted, run=unit.runs.get(submitted.run.key) or submitted.run)
 
     def _create(self, unit: UnitOfWork, conversation: ConversationRow, *, first: bool = False) -> Submitted:
-        self.check_on(Feature.RUNS, *([Feature.BACKGROUND, Feature.DELEGATION] if self.mark_round else []))
+        self.check_on(Feature.RUNS, *([Feature.BACKGROUND, Feature.DELEGATION] if self.program else []))
         is_own = conversation.user_id == self.user_id
         # Half of the queue is reserved for the owner of the conversation. Other writers cannot jump the queue.
         first = first and is_own
@@ -269,7 +269,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             TooManyJobs: The user has too many open jobs in the conversation.
             QueueFull: Too many background runs are waiting in the store.
         """
-        self.check_on(Feature.RUNS, Feature.BACKGROUND, *([Feature.DELEGATION] if self.mark_round else []))
+        self.check_on(Feature.RUNS, Feature.BACKGROUND, *([Feature.DELEGATION] if self.program else []))
         if conversation.background.open_jobs_of(self.user_id) >= jobs.OPEN_MAX:
             raise TooManyJobs
         self.check_queue(unit, in_background=True)
