@@ -129,7 +129,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
         *await _throughput(number, options.seconds(60, 20)),
         *await _kills(number),
         *await _recovery(options.count(100, 30)),
-        *await _waiting(options.seconds(60, 20)),
+        *await _waiting(options.count(_WAITING, 150), options.seconds(60, 20)),
     ]
 
 
@@ -153,9 +153,9 @@ class _Flows:
         started = await self._retry.until_answered(lambda: translated(self._stub.StartWorkflow(request)))
         return started.run.run_id
 
-    async def start_many(self, name: str, number: int) -> list[str]:
+    async def start_many(self, name: str, number: int, **content: Any) -> list[str]:
         """Start `number` runs, some of them concurrently."""
-        return await load.at_once(_STARTS_AT_ONCE, lambda _due: self.start(name), count=number)
+        return await load.at_once(_STARTS_AT_ONCE, lambda _due: self.start(name, **content), count=number)
 
     async def until(self, query: str, *values: object, wanted: int = 0) -> None:
         """Wait until a query returns at most `wanted`."""
@@ -229,12 +229,11 @@ async def _iteration_cost(flows: _Flows, idle: float, seconds: float) -> float:
 
 
 async def _item_cost(flows: _Flows, idle: float, items: int) -> float:
-    """Return the CPU time of an item in milliseconds, while one run after the other processes `items` items."""
+    """Return the CPU time of an item in milliseconds, while runs process at least 200 items, `items` each."""
     runs = max(1, 200 // items)
     before, began = _cpu(flows.subject), time.monotonic()
-    for _ in range(runs):
-        await flows.start("batch", items=[f"item-{number}" for number in range(items)])
-        await flows.until(_OPEN)
+    await flows.start_many("batch", runs, items=[f"item-{number}" for number in range(items)])
+    await flows.until(_OPEN)
     used, took = _cpu(flows.subject) - before, time.monotonic() - began
     return (used - idle * took) / (runs * items) * 1000
 
@@ -415,7 +414,7 @@ async def _recovery(number: int) -> list[Figure | NotMeasured]:
 # Runs that wait.
 
 
-async def _waiting(seconds: float) -> list[Figure | NotMeasured]:
+async def _waiting(number: int, seconds: float) -> list[Figure | NotMeasured]:
     async with pawl(tool_rounds=0, chunks=1) as (subject, _):
         flows = _Flows(subject)
         for name, node in _WAITS.items():
@@ -429,7 +428,7 @@ async def _waiting(seconds: float) -> list[Figure | NotMeasured]:
         await asyncio.sleep(seconds)
         polls = await subject.ask(TRANSACTIONS) - polls
         for name in _WAITS:
-            await flows.start_many(name, _WAITING // len(_WAITS))
+            await flows.start_many(name, number // len(_WAITS))
         await flows.until(_OPEN + " AND state <> $1", run_pb2.RUN_STATE_WAITING)
         await asyncio.sleep(_SETTLE_SECONDS)
         waiting, held = await _idle_rate(subject, seconds), _memory(subject)
@@ -440,7 +439,7 @@ async def _waiting(seconds: float) -> list[Figure | NotMeasured]:
         at_most(
             _WAITING_CPU_MAX_MS,
             code=_CODE,
-            what=f"{_WAITING:,} waiting workflows: CPU of all processes above that without them",
+            what=f"{number:,} waiting workflows: CPU of all processes above that without them",
             value=(waiting - idle) * 1000,
             unit="ms/s",
             detail={
