@@ -99,6 +99,7 @@ class JobProgram(Program):
             job, cursor, evaluated, outcome, after.run.output_text, paused=denial, ends_digest=ends_digest
         )
         is_kept = not job.interval_seconds and call.state is not CallState.SUCCEEDED
+        seen = replace(seen, fraction_max=0.0)
         run = replace(
             after.run,
             output_text=job_output,
@@ -130,7 +131,9 @@ def progressed(state: State, report: ToolProgress, now: float) -> State:
         time=now,
         start_time=before.start_time if before is not None else call.start_time or now,
     )
-    return replace(state, run=replace(state.run, job_progress=latest))
+    cursor = progress.advanced(_cursor(state), report)
+    shown = latest if report.message or report.fraction is not None else before
+    return replace(state, run=replace(state.run, job_progress=shown), loop=replace(state.loop, cursor=cursor))
 
 
 def progress_told(state: State, now: float) -> State:

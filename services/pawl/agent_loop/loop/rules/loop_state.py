@@ -101,6 +101,9 @@ class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     percent_told: int = 0
     progress_told_time: float = 0.0
     progress_reports: int = 0
+    # The largest fraction of the open call, and how often the job has progressed; see `progress.advanced`.
+    fraction_max: float = 0.0
+    advances: int = 0
 
 
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):

@@ -229,6 +229,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         ),
         tells_iteration=int32(request.tells_iteration, "tells_iteration"),
         events_taken=int32(request.events_taken, "events_taken"),
+        has_progressed=request.has_progressed,
         child_cancel=_CHILD_CANCEL,
     )
 
