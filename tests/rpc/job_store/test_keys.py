@@ -53,7 +53,9 @@ class World:
 
 
 @pytest.fixture
-async def world(start: StartReplica, tmp_path: Path) -> AsyncIterator[World]:
+async def world(start: StartReplica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    for name in ("_SYNC_SECONDS", "_SYNC_INTERVAL_SECONDS_MIN"):
+        monkeypatch.setattr(f"pawl.server.identity.key_rows.{name}", 0.02)
     async with AsyncExitStack() as stack:
         background = await stack.enter_async_context(Background())
         known: list[Keys] = []

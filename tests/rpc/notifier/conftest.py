@@ -133,8 +133,14 @@ def gone_keys() -> set[str]:
 
 @pytest.fixture
 async def notifier(
-    database: Database, egress: GuardedEgress, mail_server: SmtpServer | None, gone_keys: set[str]
+    database: Database,
+    egress: GuardedEgress,
+    mail_server: SmtpServer | None,
+    gone_keys: set[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Notifier]:
+    # Tests write to the store directly, which wakes no loop.
+    monkeypatch.setattr("pawl.notifier.deliveries.deliveries._SWEEP_SECONDS", 0.02)
     notifier = wired(database, egress, mail_server, gone_keys)
     running = [asyncio.create_task(each.run()) for each in (notifier.subscriptions, notifier.deliveries)]
     yield notifier
