@@ -55,6 +55,7 @@ STOPPED_BY: Final = {
     run_pb2.STOP_CAUSE_OPERATOR: " by an operator",
     run_pb2.STOP_CAUSE_PARENT: " by a run above it",
     run_pb2.STOP_CAUSE_MODEL: " by the model",
+    run_pb2.STOP_CAUSE_FEATURE_OFF: ", because runs were switched off for the store",
 }
 
 

@@ -50,6 +50,7 @@ class GoalServiceStub:
     - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The criterion's tool does not accept its arguments.
     - PERMISSION_DENIED / PERMISSION_DENIED: The caller may not call the criterion's tool.
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -100,6 +101,7 @@ class GoalServiceAsyncStub(GoalServiceStub):
     - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The criterion's tool does not accept its arguments.
     - PERMISSION_DENIED / PERMISSION_DENIED: The caller may not call the criterion's tool.
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -153,6 +155,7 @@ class GoalServiceServicer(metaclass=_abc_1.ABCMeta):
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The criterion's tool does not accept its arguments.
         - PERMISSION_DENIED / PERMISSION_DENIED: The caller may not call the criterion's tool.
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """

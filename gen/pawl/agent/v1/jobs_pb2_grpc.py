@@ -97,6 +97,7 @@ class JobServiceServicer(object):
         - NOT_FOUND / CONVERSATION_NOT_FOUND
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """

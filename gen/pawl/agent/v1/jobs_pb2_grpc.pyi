@@ -52,6 +52,7 @@ class JobServiceStub:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -132,6 +133,7 @@ class JobServiceAsyncStub(JobServiceStub):
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -215,6 +217,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         - NOT_FOUND / CONVERSATION_NOT_FOUND
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """

@@ -188,6 +188,7 @@ class WorkflowServiceServicer(object):
         - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -219,6 +220,7 @@ class WorkflowServiceServicer(object):
         - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """

@@ -92,6 +92,7 @@ class WorkflowServiceStub:
     - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -115,6 +116,7 @@ class WorkflowServiceStub:
     - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -213,6 +215,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -236,6 +239,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -373,6 +377,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -408,6 +413,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """

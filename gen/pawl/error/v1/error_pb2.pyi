@@ -154,6 +154,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_AGENT_CYCLE: _ErrorReason.ValueType  # 76
     """FAILED_PRECONDITION. The agent's delegations form a cycle; the message names the agents."""
+    ERROR_REASON_FEATURE_OFF: _ErrorReason.ValueType  # 78
+    """FAILED_PRECONDITION. The feature is switched off for the store; metadata `feature` names the switch
+    (pawl.settings.v1.Settings.switches). The request had no effect, so the caller can do the work another way.
+    """
     ERROR_REASON_CONVERSATION_ERASED: _ErrorReason.ValueType  # 67
     """FAILED_PRECONDITION. The caller erased the conversation. It cannot be read or written; start a new one."""
     ERROR_REASON_FORK_POINT_OPEN: _ErrorReason.ValueType  # 69
@@ -355,6 +359,10 @@ names.
 """
 ERROR_REASON_AGENT_CYCLE: ErrorReason.ValueType  # 76
 """FAILED_PRECONDITION. The agent's delegations form a cycle; the message names the agents."""
+ERROR_REASON_FEATURE_OFF: ErrorReason.ValueType  # 78
+"""FAILED_PRECONDITION. The feature is switched off for the store; metadata `feature` names the switch
+(pawl.settings.v1.Settings.switches). The request had no effect, so the caller can do the work another way.
+"""
 ERROR_REASON_CONVERSATION_ERASED: ErrorReason.ValueType  # 67
 """FAILED_PRECONDITION. The caller erased the conversation. It cannot be read or written; start a new one."""
 ERROR_REASON_FORK_POINT_OPEN: ErrorReason.ValueType  # 69

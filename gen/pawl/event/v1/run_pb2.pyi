@@ -228,6 +228,10 @@ class _StopCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopCause.V
     """
     STOP_CAUSE_MODEL: _StopCause.ValueType  # 6
     """The model that is notified of the job's end stopped it (with the stop_job tool), so it gets no notice."""
+    STOP_CAUSE_FEATURE_OFF: _StopCause.ValueType  # 7
+    """Runs were switched off for the store, and open runs were to be cancelled
+    (pawl.settings.v1.Switch.cancel_open_runs).
+    """
 
 class StopCause(_StopCause, metaclass=_StopCauseEnumTypeWrapper):
     """Who or what stopped a run."""
@@ -246,6 +250,10 @@ job that a delegated run started: the job above it was stopped, or the model of 
 """
 STOP_CAUSE_MODEL: StopCause.ValueType  # 6
 """The model that is notified of the job's end stopped it (with the stop_job tool), so it gets no notice."""
+STOP_CAUSE_FEATURE_OFF: StopCause.ValueType  # 7
+"""Runs were switched off for the store, and open runs were to be cancelled
+(pawl.settings.v1.Switch.cancel_open_runs).
+"""
 Global___StopCause: _TypeAlias = StopCause  # noqa: Y015
 
 class _AttentionReason:

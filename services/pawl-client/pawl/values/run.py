@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Final
 
 import msgspec
@@ -56,6 +56,17 @@ class StopCause(IntEnum):
     OPERATOR = 4
     PARENT = 5
     MODEL = 6
+    FEATURE_OFF = 7
+
+
+class Feature(StrEnum):
+    """A feature that can be switched off for some stores."""
+
+    RUNS = "runs"
+    BACKGROUND = "background"
+    DELEGATION = "delegation"
+    SCHEDULES = "schedules"
+    TRIGGERS = "triggers"
 
 
 class MessagePolicy(IntEnum):

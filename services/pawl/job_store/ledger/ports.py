@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from pawl.chassis.ids import CallKey, ClientId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.process.clock import Clock
@@ -14,6 +14,7 @@ from pawl.job_store.ledger.reading import ConversationReads, Leases, Page, Reads
 from pawl.job_store.ledger.rules import inbox
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.unit_of_work import Operation, Wakeup
+from pawl.values import Feature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,7 @@ class AttentionRepository(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a job store. A run that has crashed `crashes_max` workers is quarantined."""
+    """The limits of a job store, or of one store in it. A run that has crashed `crashes_max` workers is quarantined."""
 
     slots: SlotLimits
     # Other runs on the same worker may have caused the first two crashes, so a worker holds at most one run that is on
@@ -140,6 +141,11 @@ class Limits:
     queue_max: int = 100
     store_queue_max: int = 10_000
     inbox: inbox.Limits = inbox.LIMITS
+    # Features that are switched off.
+    off: frozenset[Feature] = frozenset()
+
+
+LimitsOf: TypeAlias = Callable[[StoreId], Limits]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

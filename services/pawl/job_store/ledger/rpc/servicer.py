@@ -57,14 +57,14 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         self._ledger = ledger
 
     async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
-        operation = operations.submit(request, self._ledger.limits)
+        operation = operations.submit(request, self._ledger.limits_of)
         submitted = await self._write(operation, request.ByteSize(), request.store_id)
         run = messages.run(submitted.run)
         run.queue_position = submitted.queue_position
         return pb.SubmitMessageResponse(run=run, steered=submitted.steered)
 
     async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.StartJobResponse:
-        operation = job_messages.start(request, self._ledger.limits)
+        operation = job_messages.start(request, self._ledger.limits_of)
         submitted = await self._write(operation, request.ByteSize(), request.message.store_id)
         return pb.StartJobResponse(run=messages.run(submitted.run))
 
@@ -210,7 +210,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         reader = _reader(request)
         view = await self._ledger.reads.run(operations.run_key(request), reader)
-        waiting = explain_all(view.situations, self._ledger.limits.slots)
+        waiting = explain_all(view.situations, self._ledger.limits_of(view.run.store_id).slots)
         write = partial(messages.run, whole=True) if reader else messages.run_for_service
         run = messages.run_in(view.situations[0], waiting, write)
         response = pb.GetRunResponse(run=_with_calls(run, view))
@@ -413,7 +413,8 @@ async def _list_runs(
         rows_max=page_size(request.page_size),
     )
     token = next_token("ListRuns", selection, page, lambda each: (each.run.create_time, each.run.run_id))
-    return (messages.run_in(each, explain(each, ledger.limits.slots)) for each in page.rows), token
+    slots = ledger.limits_of(store_id).slots
+    return (messages.run_in(each, explain(each, slots)) for each in page.rows), token
 
 
 def _import(request: pb.ImportConversationRequest) -> ImportConversation:

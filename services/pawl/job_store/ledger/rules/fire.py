@@ -9,14 +9,14 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.chassis.ids import ConversationId, RequestId, RunId, RunKey
-from pawl.errors import PawlError, PermissionDenied, RequestIdReused, ScheduleNotFound
+from pawl.errors import FeatureOff, PawlError, PermissionDenied, RequestIdReused, ScheduleNotFound
 from pawl.job_store.ledger.rules import inbox, log, stop
 from pawl.job_store.ledger.rules.rows import RunRow
 from pawl.job_store.ledger.rules.submit import Submit
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.job_store.schedules import rules as schedules
 from pawl.job_store.schedules.rules import FireOutcome, FireRow, ScheduleKey, ScheduleRow, StarterRow
-from pawl.values import Overlap, RunState, StopCause
+from pawl.values import Feature, Overlap, RunState, StopCause
 
 REASON_CHARACTERS_MAX: Final = 300
 
@@ -100,7 +100,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
     def _start(self, unit: UnitOfWork, row: ScheduleRow, last: RunRow | None) -> Start:
         if self.backfill_time is not None:
-            return started(unit, row, self.submit, self.refusal)
+            return started(unit, row, self.submit, self.refusal, Feature.SCHEDULES)
         if self._has_failed_too_often(row):
             return Start(FireOutcome.SKIPPED, "the previous runs of the schedule failed")
         is_busy = last is not None and not last.state.is_terminal
@@ -114,10 +114,10 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
             has_waiting=row.waiting_time is not None and not has_waited,
         )
         if outcome is FireOutcome.WAITING and row.definition.overlap is Overlap.CANCEL:
-            outcome = outcome_of_cancel(unit, row, self.submit, last)
+            outcome = outcome_of_cancel(unit, row, self.submit, last, Feature.SCHEDULES)
         if outcome is not FireOutcome.STARTED:
             return Start(outcome, reason)
-        return started(unit, row, self.submit, self.refusal)
+        return started(unit, row, self.submit, self.refusal, Feature.SCHEDULES)
 
 
 class Start(NamedTuple):
@@ -129,12 +129,14 @@ class Start(NamedTuple):
     conversation_id: ConversationId = ConversationId("")
 
 
-def outcome_of_cancel(unit: UnitOfWork, row: StarterRow, submit: Submit | None, last: RunRow | None) -> FireOutcome:
+def outcome_of_cancel(
+    unit: UnitOfWork, row: StarterRow, submit: Submit | None, last: RunRow | None, feature: Feature
+) -> FireOutcome:
     """Cancel the previous run so that a new one can replace it, and return WAITING until it has ended.
 
-    Return STARTED without a cancellation if there is no previous run, or if the new run will be refused.
+    Return STARTED without a cancellation if there is no previous run, or if the new run will be refused or skipped.
     """
-    if submit is None or row.credential_ended or last is None:
+    if submit is None or submit.off_of(feature) or row.credential_ended or last is None:
         return FireOutcome.STARTED
     if last.state is not RunState.CANCELLING:
         last = inbox.accept(unit, last, inbox.arrived(unit, last, name=inbox.CANCEL, payload=submit.interrupt))
@@ -142,8 +144,8 @@ def outcome_of_cancel(unit: UnitOfWork, row: StarterRow, submit: Submit | None, 
     return FireOutcome.STARTED if last.state.is_terminal else FireOutcome.WAITING
 
 
-def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str) -> Start:
-    """Create the run, or return the outcome REFUSED.
+def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str, feature: Feature) -> Start:
+    """Create the run, or return the outcome REFUSED, or SKIPPED if `feature` or one that the run needs is off.
 
     Raises:
         RequestIdReused: The request id was used with a different payload. This does not count as a refusal.
@@ -154,9 +156,12 @@ def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: s
         with unit.savepoint():
             if row.credential_ended:
                 raise PermissionDenied("the API key of the last save or resumption was revoked or has expired")
+            submit.check_on(feature)
             run = submit.apply(unit).run
     except RequestIdReused:
         raise
+    except FeatureOff as off:
+        return Start(FireOutcome.SKIPPED, off.message)
     except PawlError as refused:
         return Start(FireOutcome.REFUSED, f"{refused.reason}: {refused.message}")
     return Start(FireOutcome.STARTED, "", run.run_id, run.conversation_id)

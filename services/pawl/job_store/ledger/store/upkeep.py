@@ -11,7 +11,7 @@ from msgspec.structs import astuple
 
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
 from pawl.event.v1 import agent_pb2, run_pb2
-from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.ledger.rules.slots import StoreSlots
 from pawl.job_store.ledger.rules.trimming import Trim
 from pawl.job_store.ledger.rules.usage import UsageKey, Used
 from pawl.job_store.ledger.store.columns import IS_HEAD, Statement, Write
@@ -93,9 +93,9 @@ class PostgresOfferRepository(DatabaseAdapter):
 
 
 class PostgresLedgerStats:
-    def __init__(self, database: Database, limits: SlotLimits) -> None:
+    def __init__(self, database: Database, slots: StoreSlots) -> None:
         self._database = database
-        self._limits = limits
+        self._slots = slots
 
     async def count(self) -> Mapping[str, float]:
         """Return counts of runs by open state (`QUEUED`, ...), notices, `outbox` events, `due_schedules`, `due_events`.
@@ -109,7 +109,7 @@ class PostgresLedgerStats:
             notices = await connection.fetchrow(_NOTICES)
             # Two of the joined parts have no index: with nested loops, the time would grow with their product.
             await connection.execute("SET LOCAL enable_hashjoin = on")
-            backlog = await connection.fetchrow(_BACKLOG, self._limits.per_store, self._limits.per_user)
+            backlog = await connection.fetchrow(_BACKLOG, self._slots.usual.per_store, self._slots.usual.per_user)
         states = dict.fromkeys((state.name for state in RunState if not state.is_terminal), 0)
         states |= {RunState(state).name: record["runs"] for state, record in runs.items()}
         jobs = {name: sum(record[name] for record in runs.values()) for name in _JOBS}

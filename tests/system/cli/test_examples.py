@@ -1,9 +1,13 @@
-"""The workflows of docs/examples, as users run them."""
+"""The workflows and the goal of docs/examples, as users run them."""
 
 from __future__ import annotations
 
 import json
 import re
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -11,13 +15,13 @@ import pytest
 from tests.system.cli.conftest import CommandLine
 from tests.tidy.tree import ROOT
 
-EXAMPLES = ROOT / "docs/examples/workflows"
+WORKFLOWS = ROOT / "docs/examples/workflows"
 FILES = 200
 
 
 @pytest.fixture(scope="module")
 def examples(pawl: CommandLine) -> CommandLine:
-    pawl.succeed("apply", "-f", str(EXAMPLES))
+    pawl.succeed("apply", "-f", str(WORKFLOWS))
     return pawl
 
 
@@ -96,3 +100,45 @@ def test_a_batch_moves_all_files_or_none(examples: CommandLine) -> None:
     assert f"{FILES} files moved" in shown, shown
     assert names(kept.parent) == wanted
     assert names(inbox) == set()
+
+
+class Site(BaseHTTPRequestHandler):
+    """A web site whose page `new.html` does not exist when it is first requested."""
+
+    exists = False
+
+    def do_GET(self) -> None:  # the name that the base class calls
+        is_new = self.path == "/new.html"
+        self.send_response(
+            HTTPStatus.OK if self.path == "/page.html" or (is_new and Site.exists) else HTTPStatus.NOT_FOUND
+        )
+        self.end_headers()
+        Site.exists |= is_new
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def site() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_goal_waits_between_attempts_until_all_links_answer(pawl: CommandLine, site: str) -> None:
+    goal = (
+        *("goal", "start", 'All links answer; call replace_link with {"old": "old.html", "new": "new.html"};'),
+        *("--tool", "check_links", "--arguments", json.dumps({"url": f"{site}/page.html"})),
+        *("--expression", "1.0 - double(size(value.broken)) / double(size(value.links))"),
+        *("--tools", "replace_link", "--wait", "1", "--attempts", "5"),
+    )
+    found = re.search(r"run_\w+", pawl.succeed(*goal))
+    assert found is not None
+    pawl.succeed("goal", "watch", found[0])
+    shown = pawl.succeed("goal", "show", found[0])
+    assert re.search(r"1\. .* 50% The check returned", shown), shown
+    assert "The goal was met after 1 attempt: The check passed." in shown, shown
