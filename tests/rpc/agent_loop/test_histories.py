@@ -211,17 +211,6 @@ async def test_history_of_a_restored_database_is_loaded_again(worker: Worker) ->
     await worker.converse(conversation_id="c")
 
 
-async def test_erased_messages_of_a_fork_are_not_kept(worker: Worker) -> None:
-    await worker.converse(conversation_id="c")
-    made = (await worker.users["ann"].ask("ForkConversation", conversation_id="c")).conversation
-    for _ in range(3):
-        await worker.converse(conversation_id=made.conversation_id)
-    assert worker.kept == 6
-    await erase(worker.replica, "c")
-    await sweep_all(erasing(worker.replica, Log()))
-    await worker.converse(conversation_id=made.conversation_id)
-
-
 async def test_unused_history_is_forgotten(worker: Worker) -> None:
     await worker.converse(conversation_id="c")
     await worker.converse(conversation_id="c")

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 import pytest
@@ -53,17 +53,17 @@ from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from pawl.tool_registry.wiring import Limits, Ports, ToolRegistry, wire
 from pawl.tools import Tool
 from tests.keys import authenticator
-
-if TYPE_CHECKING:
-    from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
-    from pawl.tool.v1.completion_pb2_grpc import CompletionServiceAsyncStub
-    from pawl.tool.v1.document_pb2_grpc import DocumentServiceAsyncStub
-    from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceAsyncStub
-    from pawl.tool.v1.file_pb2_grpc import FileServiceAsyncStub
-    from pawl.tool.v1.memory_pb2_grpc import MemoryServiceAsyncStub
-    from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
-    from pawl.tool.v1.source_pb2_grpc import SourceServiceAsyncStub
-    from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
+from tests.rpc.stubs import (
+    AuditServiceAsyncStub,
+    CompletionServiceAsyncStub,
+    DocumentServiceAsyncStub,
+    ExecutionServiceAsyncStub,
+    FileServiceAsyncStub,
+    MemoryServiceAsyncStub,
+    RuleServiceAsyncStub,
+    SourceServiceAsyncStub,
+    ToolServiceAsyncStub,
+)
 
 RUN, APPROVE, OFFER, ASK, REFUSE = (
     execution_pb2.DISPOSITION_RUN,

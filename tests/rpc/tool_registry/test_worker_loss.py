@@ -76,12 +76,6 @@ async def test_reconnected_worker_keeps_its_call(registry: Registry) -> None:
         assert await back.answer(call) == Status.RESULT_STATUS_ACCEPTED
 
 
-async def test_worker_has_one_stream(registry: Registry) -> None:
-    async with attached(registry) as first, attached(registry) as second:
-        assert await first.ended() is grpc.StatusCode.CANCELLED
-        await second.beat()
-
-
 async def test_result_after_the_call_was_reassigned_is_late(registry: Registry, database_url: str) -> None:
     async with attached(registry, IDEMPOTENT) as first:
         asked, call = await start_call(registry, first)
