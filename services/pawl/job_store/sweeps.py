@@ -37,7 +37,7 @@ _OFF_SECONDS: Final = 5.0
 # Smaller differences come from a slow clock or a slow process.
 _BACK_SECONDS_MIN: Final = 2.0
 _RELAY_SECONDS: Final = 1.0
-# Waiting this long batches events: each relay costs a transaction.
+# Events are batched for this long, because each relay costs a transaction.
 _GATHER_SECONDS: Final = 0.1
 _STATS_SECONDS: Final = 15.0
 _STATS_SECONDS_MAX: Final = 60.0
@@ -66,7 +66,7 @@ class Relay:
         self._written.set()
 
     async def run(self) -> None:
-        """Relay forever: when woken, and every second to pick up events left by other replicas or earlier failures."""
+        """Relay when woken and at least every second, to pick up events left by other replicas or earlier failures."""
         while True:
             tasks.check_cancelled()
             self._written.clear()
@@ -87,7 +87,7 @@ async def offer_again(ledger: Ledger, clock: Clock) -> None:
 
 
 async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
-    """If the database's clock goes back, make runs claimable earlier, so that they do not wait for the same time twice.
+    """If the database's clock goes back, make runs claimable earlier, so that they do not wait twice.
 
     Polls every three seconds, and compares the time with the times that earlier polls and other replicas have seen.
     """

@@ -198,7 +198,7 @@ class AgentServiceServicer(object):
         Errors:
         - INVALID_ARGUMENT / HELLO_REQUIRED
         - INVALID_ARGUMENT / MALFORMED_REQUEST
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun; metadata also has `run_id`.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun; metadata also has `run_id`.
         - DEADLINE_EXCEEDED: No frame for 45 s.
         - CANCELLED: The client opened another stream.
         - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment; send the frame
@@ -473,7 +473,7 @@ class AgentServiceServicer(object):
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
         - OUT_OF_RANGE / SEQ_BEYOND_END
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -507,7 +507,7 @@ class AgentServiceServicer(object):
 
     def WatchPending(self, request, context):
         """Streams what ListPending lists: first the complete list, then additions, changes and removals. Changes
-        arrive within about a second per full page. The stream does not end on its own. After a reconnect it
+        arrive within about a second per full page. The stream does not end on its own. After a reconnect, it
         starts over with the complete list.
 
         Errors:

@@ -154,7 +154,7 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResumeJob(self, request, context):
-        """Resumes a paused job at its next regular time; missed iterations are skipped. Resuming a job that is not
+        """Resumes a paused job at its next scheduled time; missed iterations are skipped. Resuming a job that is not
         paused has no effect. Idempotent by request ID.
 
         Errors:

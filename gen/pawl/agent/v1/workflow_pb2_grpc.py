@@ -29,9 +29,9 @@ class WorkflowServiceStub(object):
     """Manages a store's workflows as immutable versions, and their runs. A workflow is a graph of nodes: agents,
     tools, people, conditions, waits and other workflows. docs/guides/workflows.md describes definitions.
 
-    A workflow run is a run without a model, in a conversation of its own: AgentService.WatchRun, GetRun,
-    CancelRun, Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of
-    the user who started it. IDs, request IDs and pages work as in AgentService.
+    A workflow run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
+    Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of the user who
+    started it. IDs, request IDs and pages work as in AgentService.
     """
 
     def __init__(self, channel):
@@ -106,16 +106,15 @@ class WorkflowServiceServicer(object):
     """Manages a store's workflows as immutable versions, and their runs. A workflow is a graph of nodes: agents,
     tools, people, conditions, waits and other workflows. docs/guides/workflows.md describes definitions.
 
-    A workflow run is a run without a model, in a conversation of its own: AgentService.WatchRun, GetRun,
-    CancelRun, Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of
-    the user who started it. IDs, request IDs and pages work as in AgentService.
+    A workflow run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
+    Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of the user who
+    started it. IDs, request IDs and pages work as in AgentService.
     """
 
     def SaveWorkflow(self, request, context):
-        """Creates a workflow, or a new version of it. A definition that equals the newest version creates no
-        version, so the request is safe to repeat. Tools, agents and workflows that the definition names must
-        exist, and the caller must be allowed to use them. Running runs keep their version. Requires the admin
-        role.
+        """Creates a workflow, or a new version of it. A definition that equals the newest version creates no version,
+        so the request is safe to repeat. Tools, agents and workflows in the definition must exist, and the caller
+        must be allowed to use them. Running runs keep their version. Requires the admin role.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the
@@ -345,9 +344,9 @@ class WorkflowService(object):
     """Manages a store's workflows as immutable versions, and their runs. A workflow is a graph of nodes: agents,
     tools, people, conditions, waits and other workflows. docs/guides/workflows.md describes definitions.
 
-    A workflow run is a run without a model, in a conversation of its own: AgentService.WatchRun, GetRun,
-    CancelRun, Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of
-    the user who started it. IDs, request IDs and pages work as in AgentService.
+    A workflow run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
+    Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of the user who
+    started it. IDs, request IDs and pages work as in AgentService.
     """
 
     @staticmethod

@@ -413,8 +413,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListVersions(self, request, context):
-        """Returns a version for each of up to 1000 conversations, which differs if the conversation, its active run or
-        one of its 20 newest jobs has changed. Read-only.
+        """Returns a version for each of up to 1000 conversations. It changes whenever the conversation, its active
+        run or one of its 20 newest jobs changes. Read-only.
 
         Errors: only the common ones.
         """

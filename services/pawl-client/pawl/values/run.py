@@ -31,7 +31,7 @@ class RunState(IntEnum):
 
 # A set of int, so that a message's `state`, which is an int, can also be looked up.
 ENDED: Final[frozenset[int]] = frozenset(state for state in RunState if state.is_terminal)
-# States of a run that has ended, or that waits for a user, a program or a time.
+# States of a run that has ended, or is waiting for a user, a program or a point in time.
 RESTING: Final[frozenset[int]] = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
 
 

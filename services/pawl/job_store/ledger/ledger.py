@@ -27,7 +27,7 @@ from pawl.values import StopCause
 _CALLS_PER_OPERATION: Final = 200
 _RUNS_PER_OPERATION: Final = 50
 _DOOMED_MAX: Final = 1000
-# Size as which an operation on many rows counts within a group.
+# Size of an operation on many rows within its group.
 _SWEEP_BYTES: Final = 64 * 1024
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Ledger:
 
     async def release_worker(self, worker_id: WorkerId) -> int:
         released = await self.leases.release(worker_id)
-        # Even if nothing was released: the worker may have been the only one that knew when a parked run is due.
+        # Even if nothing was released: only that worker may have known when a parked run is due.
         await self._announcer.work_ready()
         return released
 
@@ -93,7 +93,7 @@ class Ledger:
         await self.group_commit.run(send, size_bytes=len(payload), store_id=run.store_id)
 
     async def report_crash(self, run: RunKey, epoch: int) -> bool:
-        """Release the run, which its worker can neither run nor end; return whether it is now quarantined.
+        """Release a run that its worker can neither run nor end; return whether it is now quarantined.
 
         See `ReportCrash`.
         """

@@ -79,7 +79,7 @@ _MESSAGE_HEADER: Final = (
     "user_id",
 )
 _APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated", "series")
-# The command sent to owners of runs whose conversation is erased, or no longer shared for writing.
+# The command sent to the owners of runs whose conversation was erased, or is no longer shared for writing.
 CANCEL: Final = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER)).SerializeToString()
 _CHILD_CANCEL: Final = ledger_pb2.Command(
     cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_PARENT)
@@ -189,7 +189,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
             f"a step may have at most {EVENTS_PER_COMMIT_MAX} events, got {len(request.events)}", field="events"
         )
     if len({call.call_id for call in request.calls}) != len(request.calls):
-        raise InvalidField("a step may name each call only once", field="calls")
+        raise InvalidField("a step may contain each call only once", field="calls")
     messages.used_of(request.usage)
     for call_id in request.unstopped_call_ids:
         check_id(call_id, "unstopped_call_ids")
@@ -261,7 +261,7 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
         run=run_key(request),
         user_id=check_id(request.user_id, "user_id"),
         command_id=command_id,
-        # A tool's preview of the same arguments may differ between requests.
+        # A tool may return different previews for the same arguments.
         fingerprint=fingerprint(_without_preview(entry)),
         command=command,
         payload=entry.SerializeToString(),

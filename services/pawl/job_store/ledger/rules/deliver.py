@@ -35,7 +35,8 @@ _POLL: Final = timedelta(seconds=schedules.POLL_SECONDS)
 class Delivered(NamedTuple):
     """The outcome of firing a trigger with an event.
 
-    `fire` is None if the trigger has changed since it was checked. `duplicate` means that the event was seen before.
+    `fire` is None if the trigger has changed since it was checked. `duplicate` means that the event was received
+    before.
     """
 
     fire: FireRow | None = None
@@ -43,7 +44,7 @@ class Delivered(NamedTuple):
 
 
 class Deliver(msgspec.Struct, frozen=True, kw_only=True):
-    """Fire the given `generation` of `trigger` with an event; `claimed` means that the event has waited.
+    """Fire the given `generation` of `trigger` with an event. `claimed` means that the event was waiting before.
 
     `submit` creates the run; if it is None, the run is refused with `refusal` as the reason. Events without a `lane`
     never wait. The e-mail at `mail` must be newer than those already delivered. `skipped` is the reason to skip the

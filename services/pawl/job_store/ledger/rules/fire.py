@@ -25,7 +25,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
     """Fire the given `generation` of `schedule`, which last started the run `last_run_id`.
 
     `expected_time` is the scheduled time; None for a manual firing, which can have a `request_id`. `next_time` is the
-    scheduled time after it. A manual firing with a `backfill_time` makes up for that past scheduled time and ignores
+    scheduled time after it. A manual firing with a `backfill_time` stands in for that past scheduled time and ignores
     the overlap policy. `submit` creates the run; if it is None, the run is refused with `refusal` as the reason.
     """
 
@@ -104,7 +104,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         if self._has_failed_too_often(row):
             return Start(FireOutcome.SKIPPED, "the previous runs of the schedule failed")
         is_busy = last is not None and not last.state.is_terminal
-        # A firing that has waited was on time when its wait started.
+        # A firing that waited was on time when it started to wait.
         has_waited = row.waiting_time is not None and row.waiting_time == self.expected_time
         outcome, reason = schedules.judge(
             row.definition,
@@ -121,7 +121,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(NamedTuple):
-    """The outcome of a firing, with the run that it has started, if any."""
+    """The outcome of a firing, with the run that it started, if any."""
 
     outcome: FireOutcome
     reason: str = ""
@@ -134,7 +134,7 @@ def outcome_of_cancel(
 ) -> FireOutcome:
     """Cancel the previous run so that a new one can replace it, and return WAITING until it has ended.
 
-    Return STARTED without a cancellation if there is no previous run, or if the new run will be refused or skipped.
+    Return STARTED without cancelling anything if there is no previous run, or if the new run will not be created.
     """
     if submit is None or submit.off_of(feature) or row.credential_ended or last is None:
         return FireOutcome.STARTED
@@ -155,7 +155,7 @@ def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: s
     try:
         with unit.savepoint():
             if row.credential_ended:
-                raise PermissionDenied("the API key of the last save or resumption was revoked or has expired")
+                raise PermissionDenied("the API key that last saved or resumed it was revoked or has expired")
             submit.check_on(feature)
             run = submit.apply(unit).run
     except RequestIdReused:

@@ -131,7 +131,7 @@ class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts for one queue of a store: runs that have not started, active runs, and slots.
+    """Counts for one of a store's queues: runs that have not started, active runs, and slots.
 
     See `RunRow.needs_slot`.
     """
@@ -142,5 +142,5 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> int:
-        """Number of runs that wait for a slot. Runs for which a slot is free do not count."""
+        """Number of runs waiting for a slot, not counting those for which a slot is free."""
         return self.queued - max(0, self.slots - self.active)

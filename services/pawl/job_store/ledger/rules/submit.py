@@ -119,14 +119,14 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         Raises:
             RequestIdReused: The request id was used with a different payload.
             ToolExists: `only_repeat` is set and the request was not made before.
-            InvalidField: Tools came with a message, and the policy is STEER.
+            InvalidField: The message supplies tools, and the policy is STEER.
             ConversationNotFound: The user has no such conversation, and none is shared with the user for writing.
             ConversationErased: The user has erased it.
             ConversationBusy: The policy is REJECT and a run is active.
             RunOfAnotherUser: The policy is STEER or INTERRUPT, and another user started the active run.
             FeatureOff: The request creates a run, and a feature that it needs is switched off.
-            QueueFull: Too many runs wait in the conversation or the store, or the active run has too many messages, or
-                messages from too many people.
+            QueueFull: Too many runs are waiting in the conversation or the store, or the active run has too many
+                messages, or messages from too many people.
         """
         earlier = self.earlier(unit)
         if earlier is not None:
@@ -218,7 +218,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
                 assert_never(self.policy)
 
     def _instead_of(self, unit: UnitOfWork, conversation: ConversationRow, active: RunRow) -> Submitted:
-        """Queue a run behind an active turn, a run that no message started. It cannot be steered.
+        """Queue a run behind an active turn, which was not started by a message and cannot be steered.
 
         Normally the turn ends first. It is stopped if it has not started, is waiting, needs attention, or the policy is
         INTERRUPT. A turn that needs attention would block everyone, so any user can replace it.
@@ -238,7 +238,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     def _create(self, unit: UnitOfWork, conversation: ConversationRow, *, first: bool = False) -> Submitted:
         self.check_on(Feature.RUNS, *([Feature.BACKGROUND, Feature.DELEGATION] if self.mark_round else []))
         is_own = conversation.user_id == self.user_id
-        # Writers leave half of the queue to the owner of the conversation, and cannot jump the queue.
+        # Half of the queue is reserved for the owner of the conversation. Other writers cannot jump the queue.
         first = first and is_own
         queue_max = self.queue_max if is_own else (self.queue_max + 1) // 2
         if len(conversation.queue) >= queue_max:
@@ -267,7 +267,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         Raises:
             FeatureOff: Runs or background work are switched off.
             TooManyJobs: The user has too many open jobs in the conversation.
-            QueueFull: Too many background runs wait in the store.
+            QueueFull: Too many background runs are waiting in the store.
         """
         self.check_on(Feature.RUNS, Feature.BACKGROUND, *([Feature.DELEGATION] if self.mark_round else []))
         if conversation.background.open_jobs_of(self.user_id) >= jobs.OPEN_MAX:
@@ -296,7 +296,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         return [] if self.undoes else [feature for feature in features if feature in self.off]
 
     def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
-        """Refuse a run if too many already wait for a slot of the store.
+        """Refuse a run if too many are already waiting for one of the store's slots.
 
         Raises:
             QueueFull: Too many are waiting.

@@ -85,7 +85,7 @@ _USED_BY_USER: Final = """
 _HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in_background) AS background_held"
 
 # Some stores' first due runs: those that have a slot, then the others, then background runs. In each of these groups,
-# runs that have crashed workers come last. A run whose last allowed worker has died is left to quarantine.
+# runs that have crashed workers come last. A run whose last allowed worker has died is left for quarantine.
 _DUE: Final = f"""
 SELECT due.*, slots.used, slots.used_background, {_USED_BY_USER}, {_HELD}
 FROM unnest($1::text[]) AS s (store_id)
@@ -154,12 +154,12 @@ class Picked:
 
 
 class DueRuns:
-    """Selects due runs. A worker holds at most one run that is at its last chance."""
+    """Selects due runs. A worker holds at most one run that is on its last chance."""
 
     def __init__(self, slots: StoreSlots, *, crashes_max: int) -> None:
         self._slots = slots
         self._crashes_max = crashes_max
-        # Where the round over a store's users continues, if its oldest runs must wait.
+        # Where the round-robin over a store's users continues if its oldest runs must wait.
         self._last_users: dict[StoreId, UserId] = {}
 
     async def pick(
@@ -172,7 +172,7 @@ class DueRuns:
         runs_max: int,
         background_runs_max: int,
     ) -> Picked:
-        """Return the next stores' runs that the worker may claim.
+        """Return the runs of the next stores that the worker may claim.
 
         Other claims on these stores wait until the transaction ends.
         """

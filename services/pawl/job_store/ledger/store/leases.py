@@ -117,7 +117,7 @@ _STORES_MAX: Final = 64
 
 
 class PostgresLeases:
-    """See `reading.Leases`. A run is no longer claimed once `crashes_max` workers have died with it."""
+    """See `reading.Leases`. A run can no longer be claimed once `crashes_max` workers have died with it."""
 
     def __init__(self, database: Database, slots: StoreSlots, *, crashes_max: int) -> None:
         self._database = database
@@ -160,7 +160,7 @@ class PostgresLeases:
         return seconds
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
-        # At least one row: for a worker without runs, it has only the time.
+        # At least one row. For a worker without runs, it contains only the time.
         records = await self._database.fetch(_RENEW, worker_id, timedelta(seconds=lease_seconds), urgent=True)
         held = [record for record in records if record["run_id"] is not None]
         return Renewed(

@@ -1,4 +1,4 @@
-"""Does background work on the ledger in PostgreSQL: expired offers, counts for metrics, trims and usage."""
+"""Maintains the ledger in PostgreSQL: expired offers, counts for metrics, trims and usage."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class PostgresLedgerStats:
         """Return counts of runs by open state (`QUEUED`, ...), notices, `outbox` events, `due_schedules`, `due_events`.
 
         The last two count only those that no worker has claimed. Background runs are counted as `working`, `queued`,
-        `waiting` and `late`. Of the due runs, `claimable` could be claimed now. The others wait for a slot:
+        `waiting` and `late`. Of the due runs, `claimable` could be claimed now. The others are waiting for a slot:
         `over_user_limit` because of the user's limit, `over_store_limit` because of the store's.
         """
         async with self._database.transaction() as connection:
@@ -156,7 +156,7 @@ async def remove(connection: Connection, trims: Sequence[Trim]) -> None:
 
 _FIGURES: Final = Used.__struct_fields__
 _NAMES: Final = ", ".join(("store_id", "agent_name", "day", "user_id", *_FIGURES))
-# Counts are capped, so that the sums over all users stay in range.
+# Counts are capped so that sums over all users stay in range.
 _COUNT_MAX: Final = 2**62
 _SUMS: Final = ", ".join(f"least(u.{name}, {_COUNT_MAX}) + excluded.{name}" for name in _FIGURES)
 _KEY: Final = "store_id, agent_name, day, user_id"
