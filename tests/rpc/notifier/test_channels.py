@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -18,11 +18,8 @@ from pawl.server.db.database import Database
 from tests.poll import until
 from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB, DEAD, DELIVERED, SKIPPED, URL, WAITING, Desk, created
 from tests.rpc.notifier.test_inbox import reason_of
+from tests.rpc.stubs import ChannelServiceAsyncStub, PreferenceServiceAsyncStub
 from tests.web_server import WebServer
-
-if TYPE_CHECKING:
-    from pawl.notify.v1.channel_pb2_grpc import ChannelServiceAsyncStub
-    from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceAsyncStub
 
 
 async def test_channel_is_created_changed_and_deleted(channels: ChannelServiceAsyncStub) -> None:
