@@ -60,7 +60,6 @@ class MemoryLeases:
         held = sum(row.worker_id == worker_id and row.in_background for row in runs.values())
         picked = assign_slots(
             self._lines(time),
-            self._limits,
             runs_max=runs_max,
             last_chances_max=0 if holds_one else 1,
             background_max=max(0, background_runs_max - held),
@@ -104,6 +103,7 @@ class MemoryLeases:
         return [
             Line(
                 due=[self._due_run(row) for row in due if row.store_id == store],
+                limits=self._limits,
                 used=sum(row.store_id == store for row in active),
                 used_by_user=Counter(row.user_id for row in active if row.store_id == store),
                 used_background=background[store],

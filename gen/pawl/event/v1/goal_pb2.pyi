@@ -143,8 +143,8 @@ Global___GoalCriterion: _TypeAlias = GoalCriterion  # noqa: Y015
 
 @_typing.final
 class GoalJudge(_message.Message):
-    """A model that judges whether a goal is met. It has no tools and must cite the calls that its judgement rests
-    on.
+    """A model that judges whether a goal is met. It has no tools and must cite the calls that its judgement is
+    based on.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

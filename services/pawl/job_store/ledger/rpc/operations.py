@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from google.protobuf.message import Message as ProtoMessage
@@ -20,7 +21,7 @@ from pawl.chassis.labels import OF_MAIL, check_labels
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job_store.ledger.ports import Limits
+from pawl.job_store.ledger.ports import Limits, LimitsOf
 from pawl.job_store.ledger.rpc import goal_limits, messages, own_tools, user_messages
 from pawl.job_store.ledger.rpc.approvals import check_digest, people_needed, series_from
 from pawl.job_store.ledger.rpc.fields import enum_member, fingerprint, int32, tokens, user_ids, wait_kinds
@@ -53,6 +54,7 @@ from pawl.values import (
     CallState,
     DecisionKind,
     DecisionRight,
+    Feature,
     LeaseAction,
     MessagePolicy,
     RunState,
@@ -77,7 +79,7 @@ _MESSAGE_HEADER: Final = (
     "user_id",
 )
 _APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated", "series")
-# The command sent to owners of runs whose conversation is erased, or no longer shared for writing.
+# The command sent to the owners of runs whose conversation was erased, or is no longer shared for writing.
 CANCEL: Final = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER)).SerializeToString()
 _CHILD_CANCEL: Final = ledger_pb2.Command(
     cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_PARENT)
@@ -92,7 +94,7 @@ def call_key(request: Any) -> CallKey:
     return CallKey(check_id(request.store_id, "store_id"), check_id(request.call_id, "call_id"))
 
 
-def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
+def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Submit:
     if not request.text and not request.parts:
         raise InvalidField("text must not be empty", field="text")
     if request.parts and (request.text or request.policy == ledger_pb2.MESSAGE_POLICY_STEER):
@@ -102,8 +104,10 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
     reports_to = check_id(request.workflow.reports_to_conversation_id, "conversation_id", optional=True)
     mark_round = _mark_round(request)
     own = own_tools.of_request(request)
+    store_id = check_id(request.store_id, "store_id")
+    limits = limits_of(store_id)
     return Submit(
-        store_id=check_id(request.store_id, "store_id"),
+        store_id=store_id,
         user_id=check_id(request.user_id, "user_id"),
         request_id=check_id(request.request_id, "request_id", optional=True),
         # Defaults, roles and credentials are not part of the payload: they may differ when the request is repeated.
@@ -122,7 +126,9 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         interrupt=interrupt.SerializeToString(),
         options=run_pb2.Run(
             user_roles=request.user_roles, **_present(request, "options", "undo", "agent", "workflow", "goal")
-        ).SerializeToString(),
+        ).SerializeToString()
+        + _without(limits.off),
+        off=limits.off,
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
         mark_round=mark_round,
@@ -145,6 +151,14 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         own_tools=own,
         only_repeat=request.only_repeat or (bool(request.asked_agent) and not request.HasField("agent")),
     )
+
+
+def _without(off: Collection[Feature]) -> bytes:
+    """Return an encoded Run to append to another: its options switch off what is off in the store."""
+    options = run_pb2.RunOptions(without_background=Feature.BACKGROUND in off)
+    if Feature.DELEGATION in off:
+        options.limits.agent_depth_max = 0
+    return run_pb2.Run(options=options).SerializeToString() if options.ByteSize() else b""
 
 
 def _present(request: ProtoMessage, *names: str) -> dict[str, Any]:
@@ -175,7 +189,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
             f"a step may have at most {EVENTS_PER_COMMIT_MAX} events, got {len(request.events)}", field="events"
         )
     if len({call.call_id for call in request.calls}) != len(request.calls):
-        raise InvalidField("a step may name each call only once", field="calls")
+        raise InvalidField("a step may contain each call only once", field="calls")
     messages.used_of(request.usage)
     for call_id in request.unstopped_call_ids:
         check_id(call_id, "unstopped_call_ids")
@@ -247,7 +261,7 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
         run=run_key(request),
         user_id=check_id(request.user_id, "user_id"),
         command_id=command_id,
-        # A tool's preview of the same arguments may differ between requests.
+        # A tool may return different previews for the same arguments.
         fingerprint=fingerprint(_without_preview(entry)),
         command=command,
         payload=entry.SerializeToString(),
