@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from pawl.agent_loop.loop.rules import progress
 from pawl.agent_loop.loop.rules.loop_state import JobCursor
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import Job, JobProgress
+from pawl.agent_loop.loop.rules.step import Step, between
 from pawl.chassis import job_reports
 from pawl.errors import InvalidField
 from pawl.values import JobReports, Progress, RunState
@@ -205,6 +207,23 @@ async def test_restart_that_goes_back_reports_no_threshold_again() -> None:
     await story.until(lambda: story.is_over, seconds_max=9000)
     assert len(story.world.registry.asked) == 2
     assert [each.get("percent") for each in reports(story)] == [25, 50, None]
+
+
+async def test_only_a_higher_percentage_than_ever_before_counts_as_an_advance() -> None:
+    story = Story(calls(background("look")), seconds=0.0)
+    fractions = (0.1, 0.1, 0.105, 0.05, 0.1, 0.2, None, 0.2)
+    story.world.registry.progress = [(2.0, Progress(fraction=each, message="")) for each in fractions]
+    steps = list[Step]()
+
+    def recorded(*given: Any, **more: Any) -> Step:
+        steps.append(between(*given, **more))
+        return steps[-1]
+
+    with patch("pawl.agent_loop.loop.drive.step.between", recorded):
+        story.say("scrape it")
+        await story.until(lambda: story.is_over, seconds_max=5000)
+    advanced = [each.job_progress.fraction for each in steps if each.advances and each.job_progress]
+    assert advanced == [0.1, 0.2]
 
 
 async def test_minutes_are_reported_without_any_progress() -> None:

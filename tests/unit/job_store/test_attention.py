@@ -66,6 +66,15 @@ def test_a_run_is_quarantined_after_its_third_worker_has_died(world: World, run_
         world.commit(run_id, epoch, state=RunState.COMPLETED)
 
 
+def test_a_job_whose_call_advances_between_crashes_is_not_quarantined(world: World, run_id: str) -> None:
+    for number in range(2 * CRASHES_MAX):
+        world.commit(run_id, advances=True)
+        crash(world, run_id)
+        assert sweep(world, run_id) == 0
+        world.claim(run_id, f"w{number + 2}")
+        assert world.run(run_id).crashes == 1
+
+
 def test_a_redrive_by_an_operator_is_recorded_in_the_log(world: World, run_id: str) -> None:
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     quarantine(world, run_id)

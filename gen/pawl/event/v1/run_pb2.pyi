@@ -1606,7 +1606,9 @@ class Run(_message.Message):
     delegate_user_id: _builtins.str
     """User ID of the delegate that started it for `user_id`; empty if that user started it directly."""
     crash_count: _builtins.int
-    """Number of worker crashes since its last progress (a message, a settled call, or a wait)."""
+    """Number of worker crashes since its last progress (a message, a settled call, a wait, or a higher percentage
+    of a job's call).
+    """
     token_budget: _builtins.int
     """Token budget: total_tokens_max plus all top-ups; 0 if there is no budget."""
     budget_run_id: _builtins.str

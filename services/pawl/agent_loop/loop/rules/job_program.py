@@ -95,7 +95,10 @@ def progressed(state: State, report: ToolProgress, now: float) -> State:
         time=now,
         start_time=before.start_time if before is not None else call.start_time or now,
     )
-    return replace(state, run=replace(state.run, job_progress=latest))
+    cursor = _cursor(state)
+    reached = max(cursor.percent_reached, int(100 * (report.fraction or 0)))
+    loop = replace(state.loop, cursor=replace(cursor, percent_reached=reached))
+    return replace(state, run=replace(state.run, job_progress=latest), loop=loop)
 
 
 def progress_told(state: State, now: float) -> State:

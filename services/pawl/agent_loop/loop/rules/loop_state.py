@@ -100,6 +100,8 @@ class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     percent_told: int = 0
     progress_told_time: float = 0.0
     progress_reports: int = 0
+    # The largest percentage that a call has reached.
+    percent_reached: int = 0
 
 
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):

@@ -227,6 +227,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         ),
         tells_iteration=int32(request.tells_iteration, "tells_iteration"),
         events_taken=int32(request.events_taken, "events_taken"),
+        advances=request.advances,
         child_cancel=_CHILD_CANCEL,
     )
 

@@ -67,6 +67,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     once the run has completed. `entered` lists the job notices in the step's messages. `tells_iteration` is the job
     iteration to report to the conversation; 0 if there is none. `events_taken` counts the events that nodes of a
     workflow have taken. `child_cancel` is the opaque command for the child run of a call that the step cancels.
+    `advances` is true if the call of a job has come further than ever before.
     """
 
     run: RunKey
@@ -98,6 +99,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     entered: tuple[jobs.Entered, ...] = ()
     tells_iteration: int = 0
     events_taken: int = 0
+    advances: bool = False
     child_cancel: bytes = b""
 
     @property
@@ -305,8 +307,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         return run if run.budget_run_id else top, top.shared_tokens_left
 
     def _settles(self) -> bool:
-        """Return whether the step counts as progress, because it adds a message or settles a call."""
-        return bool(self.messages) or any(change.state.is_terminal for change in self.calls)
+        """Return whether the step counts as progress: it adds a message, settles a call, or advances a job's call."""
+        return self.advances or bool(self.messages) or any(change.state.is_terminal for change in self.calls)
 
     def _with_state(self, run: RunRow, steps: list[EventBody], now: datetime) -> RunRow:
         """Return the run in its new open state, and add an event if anything has changed.
