@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Locator, expect
 
 from pawl.agent.v1 import jobs_pb2
 from pawl.client import AsyncClient
@@ -83,11 +83,21 @@ class ConsoleWindow(Window):
 
     async def stop(self) -> None:
         stop = self._page.locator(".strip", has_text="crawl").get_by_role("button", name="Stop crawl")
+        await until_uncovered(stop)
         await stop.click()
         await expect(stop).to_have_count(0)
 
     async def said(self) -> list[str]:
         return await self._page.locator(".turn .mine, .turn .markdown").all_inner_texts()
+
+
+async def until_uncovered(element: Locator) -> None:
+    """Wait until an element is in the viewport without scrolling, and no other element covers it."""
+    on_top = """element => {
+        const {x, y, width, height} = element.getBoundingClientRect();
+        return element.contains(document.elementFromPoint(x + width / 2, y + height / 2));
+    }"""
+    await until(lambda: element.evaluate(on_top))
 
 
 class CopilotKitWindow(Window):
