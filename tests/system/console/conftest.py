@@ -19,6 +19,7 @@ from playwright.async_api import Browser, Error, Page, async_playwright, expect
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
+from tests.system.console.copilotkit import serving
 
 # Report violations of the policy on the console, whatever the browser itself reports.
 REPORT_VIOLATIONS: Final = """
@@ -113,6 +114,14 @@ async def browser() -> AsyncIterator[Browser]:
                 missing(f"{path} does not start: {error}")
             yield browser
             await browser.close()
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def copilotkit(suite: Suite) -> AsyncIterator[str]:
+    """Yield the URL of the CopilotKit example."""
+    with tempfile.TemporaryDirectory(prefix="pawl-copilotkit-") as folder:
+        async with serving(Path(folder), address(suite)) as url:
+            yield url
 
 
 @pytest_asyncio.fixture(loop_scope="session")

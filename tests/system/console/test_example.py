@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import secrets
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 import httpx2
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Locator, Page, Route, expect
+from playwright.async_api import Browser, Page, expect
 
 from pawl.launcher.ports import free_port
 from pawl.launcher.suite import Suite
@@ -25,13 +22,13 @@ from tests import npm
 from tests.keys import LOCAL_KEY
 from tests.poll import until
 from tests.system.console.conftest import PATIENCE_MS, address, background
+from tests.system.console.copilotkit import ANSWER_MS, Chat, answers, chatting
 from tests.tidy.tree import ROOT
 
 # Each example is installed first: one is built, and the other has a thousand packages.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long, pytest.mark.timeout(900)]
 
 EXAMPLE: Final = ROOT / "docs/examples/chat"
-STARTS_SECONDS: Final = 240.0
 STEP_SECONDS: Final = 400.0
 
 
@@ -62,18 +59,6 @@ async def chat(suite: Suite) -> AsyncIterator[str]:
 
 async def step(folder: Path, *command: str | Path) -> None:
     npm.check(await asyncio.to_thread(npm.run, list(command), folder, STEP_SECONDS))
-
-
-async def answers(url: str) -> None:
-    deadline = time.monotonic() + STARTS_SECONDS
-    async with httpx2.AsyncClient(timeout=60.0) as client:
-        while True:
-            try:
-                (await client.get(url)).raise_for_status()
-                break
-            except httpx2.TransportError:
-                assert time.monotonic() < deadline, f"{url} does not answer"
-                await asyncio.sleep(0.1)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -161,79 +146,13 @@ async def test_turn_of_a_job_appears_and_the_job_can_be_stopped(page: Page, tmp_
     await expect(page.locator("section").last).to_contain_text("has ended, stopped", timeout=90_000)
 
 
-INSTALL_SECONDS: Final = 600.0
-ANSWER_MS: Final = 120_000
-MAIL: Final = 'call send_email with {"to": ["ann@example.com"], "subject": "lunch", "body": "at noon"}'
-
-
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="pawl-copilotkit-") as made:
-        npm.install(ROOT / "docs/examples/copilotkit", Path(made), timeout_seconds=INSTALL_SECONDS)
-        yield Path(made)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def server(folder: Path, suite: Suite) -> AsyncIterator[str]:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    own = {"PAWL_GATEWAY": address(suite), "PAWL_KEY": LOCAL_KEY, "COPILOTKIT_TELEMETRY_DISABLED": "true"}
-    server = await asyncio.create_subprocess_exec(
-        npm.NODE, "server.mjs", str(port), cwd=folder, env=os.environ | own, stdout=asyncio.subprocess.DEVNULL
-    )
-    try:
-        await answers(url)
-        yield url
-    finally:
-        server.terminate()
-        await server.wait()
-
-
-class Chat:
-    def __init__(self, page: Page, url: str) -> None:
-        self.page, self.url = page, url
-        self.thread = f"copilotkit-{secrets.token_hex(4)}"
-
-    async def open(self) -> None:
-        await self.page.goto(f"{self.url}/?thread={self.thread}")
-
-    async def say(self, text: str) -> None:
-        """Send a message once the page has loaded the thread, before which it accepts none."""
-        box = self.page.get_by_test_id("copilot-chat-textarea")
-        await box.fill(text)
-        while await box.input_value():
-            await box.press("Enter")
-            await asyncio.sleep(0.05)
-
-    @property
-    def answers(self) -> Locator:
-        return self.page.get_by_test_id("copilot-assistant-message")
-
-    async def ends(self, text: str) -> None:
-        await expect(self.answers.last).to_contain_text(text, timeout=ANSWER_MS)
-
-
 @pytest_asyncio.fixture(loop_scope="session")
-async def copilot(server: str, browser: Browser) -> AsyncIterator[Chat]:
-    """A window whose page may contact only its server. The test fails if the page had an error."""
-    context, faults = await browser.new_context(), list[str]()
-    context.set_default_timeout(ANSWER_MS)
+async def copilot(copilotkit: str, browser: Browser) -> AsyncIterator[Chat]:
+    async with chatting(browser, copilotkit) as chat:
+        yield chat
 
-    async def guard(route: Route) -> None:
-        if route.request.url.startswith((server, "blob:", "data:")):
-            await route.continue_()
-        else:
-            faults.append(route.request.url)
-            await route.abort()
 
-    await context.route("**/*", guard)
-    page = await context.new_page()
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    chat = Chat(page, server)
-    await chat.open()
-    yield chat
-    await context.close()
-    assert faults == []
+MAIL: Final = 'call send_email with {"to": ["ann@example.com"], "subject": "lunch", "body": "at noon"}'
 
 
 async def test_copilotkit_calls_can_be_approved_and_rejected_even_after_a_reload(copilot: Chat) -> None:
@@ -252,7 +171,7 @@ async def test_copilotkit_calls_can_be_approved_and_rejected_even_after_a_reload
 async def test_copilotkit_shows_and_stops_background_work(copilot: Chat, suite: Suite, tmp_path: Path) -> None:
     pages = tmp_path / "pages.txt"
     await copilot.say(f"in the background: call scrape with {json.dumps({'path': str(pages), 'pages': 5000})}")
-    job = copilot.page.get_by_role("group", name="Background job")
+    job = copilot.job
     await expect(job).to_contain_text("scrape", timeout=ANSWER_MS)
     await expect(job).to_contain_text("of 5000", timeout=ANSWER_MS)
     shown = await job.inner_text()

@@ -1,131 +1,132 @@
-"""The story of a long job in the console, with the gateway killed at each stage, and agent-loop at two."""
+"""The story of a long job in three front ends, with the gateway and agent-loop killed at each stage."""
 
 from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
-import httpx2
 import pytest
-from playwright.async_api import Locator, expect
+import pytest_asyncio
+from playwright.async_api import Browser
 
+from pawl.client import AsyncClient
+from pawl.event.v1 import message_pb2, run_pb2
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
-from tests.poll import until
-from tests.system.console.conftest import NewPage, address, at, done, say
-from tests.system.suite.client import kill
+from tests.poll import put, until
+from tests.system.console.conftest import NewPage
+from tests.system.console.windows import PHONE, ClientWindow, ConsoleWindow, CopilotKitWindow, Window
+from tests.system.suite.client import addresses, kill
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long, pytest.mark.timeout(900)]
-
-SHOWN_MS = 120_000
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long, pytest.mark.timeout(1800)]
 
 
-async def test_story_of_a_long_job_survives_kills(open_page: NewPage, suite: Suite, tmp_path: Path) -> None:
+@pytest_asyncio.fixture(loop_scope="session")
+async def pawl(suite: Suite) -> AsyncIterator[AsyncClient]:
+    async with user_of(suite) as pawl:
+        yield pawl
+
+
+def user_of(suite: Suite, user: str | None = None) -> AsyncClient:
+    return AsyncClient(addresses(suite), api_key=LOCAL_KEY, user=user, retry_seconds=240.0)
+
+
+async def test_story_of_a_long_job_in_the_python_client_survives_kills(
+    suite: Suite, pawl: AsyncClient, tmp_path: Path
+) -> None:
+    window = ClientWindow(pawl)
+    await play(window, suite, pawl, tmp_path / "pages")
+    await window.close()
+
+
+async def test_story_of_a_long_job_in_the_console_survives_kills(
+    open_page: NewPage, suite: Suite, tmp_path: Path
+) -> None:
+    user = f"walker-{secrets.token_hex(3)}"
+    window = ConsoleWindow(open_page, user)
+    await window.open()
+    async with user_of(suite, user) as pawl:
+        await play(window, suite, pawl, tmp_path / "pages")
+
+
+async def test_story_of_a_long_job_in_copilotkit_survives_kills(
+    copilotkit: str, browser: Browser, suite: Suite, pawl: AsyncClient, tmp_path: Path
+) -> None:
+    window = CopilotKitWindow(browser, copilotkit)
+    await window.open()
+    await play(window, suite, pawl, tmp_path / "pages")
+    await window.close()
+
+
+async def play(window: Window, suite: Suite, pawl: AsyncClient, pages: Path) -> None:
     """ASYNC-5: the user starts a job, keeps chatting, sees its progress and a report halfway, reopens the
     conversation on a phone and stops the job in one click. Every message appears exactly once.
-
-    agent-loop is killed twice: after three kills without a finished step, an operator must decide about the job.
     """
-    pages = Pages(tmp_path / "pages")
-    page = await open_page(user="walker")
-    await say(page, f"in the background: call crawl with {json.dumps({'path': str(pages.path)})}")
-    await expect(page.locator(".turn")).to_have_count(1)
-    await restarted(suite, "gateway", "agent-loop")
-    await done(page)
-    card = page.locator(".card", has_text="crawl")
-    await expect(card.get_by_role("progressbar")).to_be_visible(timeout=SHOWN_MS)
+    asked = [f"in the background: call crawl with {json.dumps({'path': str(pages)})}", "what is 6 * 7"]
+    put(pages, "0")
+    await window.say(asked[0])
+    conversation_id = await window.conversation_id(pawl)
+    await started(pawl, conversation_id, 1)
+    await restarted(suite, pawl)
+    await window.answered(1, "in the background")
 
-    await say(page, "what is 6 * 7")
-    await expect(page.locator(".turn")).to_have_count(2)
-    await restarted(suite, "gateway")
-    await done(page, 2)
+    await window.say(asked[1])
+    await started(pawl, conversation_id, 2)
+    await restarted(suite, pawl)
+    await window.answered(2, "42")
 
-    pages.reach(0.25)
-    await expect(card).to_contain_text("25% of the pages", timeout=SHOWN_MS)
-    await restarted(suite, "gateway")
-    pages.reach(0.3)
-    await expect(card).to_contain_text("30% of the pages", timeout=SHOWN_MS)
-    pages.reach(0.5)
-    await restarted(suite, "gateway", "agent-loop")
-    await done(page, 3)
+    put(pages, "0.25")
+    await window.shows("25% of the pages")
+    await restarted(suite, pawl)
+    put(pages, "0.3")
+    await window.shows("30% of the pages")
+    put(pages, "0.5")
+    await restarted(suite, pawl)
+    await window.answered(3, "crawl")
 
-    address_of_chat = page.url.removeprefix(at(page, ""))
-    await page.close()
-    await restarted(suite, "gateway")
-    phone = await open_page(address_of_chat, user="walker", viewport={"width": 390, "height": 800})
-    await done(phone, 3)
-    stop = phone.locator(".strip", has_text="crawl").get_by_role("button", name="Stop crawl")
-    await until_uncovered(stop)
-    await stop.click()
-    await expect(stop).to_have_count(0)
-    await restarted(suite, "gateway")
-    await done(phone, 4)
-    await expect(phone.locator(".card", has_text="crawl")).to_contain_text("background job stopped", timeout=SHOWN_MS)
+    await window.reopen(**PHONE)
+    await restarted(suite, pawl)
+    await window.answered(3, "crawl")
+    await window.stop()
+    await restarted(suite, pawl)
+    await window.answered(4, "has ended, stopped")
+    (job,) = [job async for job in pawl.list_jobs(conversation_id)]
+    assert job.state == run_pb2.RUN_STATE_CANCELLED
 
-    for _ in range(2):
-        for number, text in enumerate(("in the background", "42", "crawl", "has ended, stopped")):
-            await expect(phone.locator(".turn").nth(number).locator(".markdown").last).to_contain_text(text)
-        await phone.reload()
-        await done(phone, 4)
-    messages = await stored_messages(suite, address_of_chat.rpartition("/")[2])
-    assert [message["number"] for message in messages] == [str(number) for number in range(1, len(messages) + 1)]
-    answers = [message["text"] for message in messages if message["role"] == "ROLE_ASSISTANT" and message.get("text")]
-    stored = Counter(map(plain, answers))
+    messages = [message async for message in pawl.messages(conversation_id)]
+    assert [message.number for message in messages] == list(range(1, len(messages) + 1))
+    answers = [each.text for each in messages if each.role == message_pb2.ROLE_ASSISTANT and each.text]
+    stored = Counter(map(plain, asked + answers))
 
     async def shows_each_once() -> bool:
-        shown = Counter(map(plain, await phone.locator(".turn .markdown").all_inner_texts()))
+        shown = Counter(map(plain, await window.said()))
         return {text: shown[text] for text in stored} == stored
 
     await until(shows_each_once)
+    await window.reopen()
+    await until(shows_each_once)
 
 
-async def until_uncovered(element: Locator) -> None:
-    """Wait until an element is in the viewport without scrolling, and no other element covers it."""
-    on_top = """element => {
-        const {x, y, width, height} = element.getBoundingClientRect();
-        return element.contains(document.elementFromPoint(x + width / 2, y + height / 2));
-    }"""
-    await until(lambda: element.evaluate(on_top))
+async def started(pawl: AsyncClient, conversation_id: str, count: int) -> None:
+    """Wait until the conversation's user messages have started this many runs."""
+
+    async def are_started() -> bool:
+        async with aclosing(pawl.runs(conversation_id=conversation_id)) as runs:
+            return len([run async for run in runs if not run.parent_run_id]) >= count
+
+    await until(are_started)
 
 
-async def restarted(suite: Suite, *services: str) -> None:
-    """Kill all replicas of these services, and wait until a call through the gateway is answered."""
-    await kill(suite, *services)
-    async with user_of(suite) as gateway:
-
-        async def answers() -> bool:
-            return (await gateway.post("/rpc/pawl.agent.v1.AgentService/WhoAmI", json={})).is_success
-
-        await until(answers)
-
-
-def user_of(suite: Suite) -> httpx2.AsyncClient:
-    named = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "walker"}
-    return httpx2.AsyncClient(base_url=address(suite), headers=named, timeout=60.0)
-
-
-class Pages:
-    """The file that determines the progress of `crawl`."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.reach(0.0)
-
-    def reach(self, fraction: float) -> None:
-        written = self.path.with_suffix(".new")
-        written.write_text(str(fraction))
-        written.replace(self.path)
+async def restarted(suite: Suite, pawl: AsyncClient) -> None:
+    """Kill all replicas of the gateway and agent-loop, and wait until both answer."""
+    await kill(suite, "gateway", "agent-loop")
+    await pawl.whoami()
 
 
 def plain(text: str) -> str:
     return re.sub(r"\W+", "", text)
-
-
-async def stored_messages(suite: Suite, conversation_id: str) -> list[dict[str, str]]:
-    async with user_of(suite) as gateway:
-        asked = {"conversationId": conversation_id}
-        answer = await gateway.post("/rpc/pawl.agent.v1.AgentService/ListMessages", json=asked)
-        messages: list[dict[str, str]] = answer.json()["messages"]
-        return messages
