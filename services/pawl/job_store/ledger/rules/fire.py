@@ -134,7 +134,7 @@ def outcome_of_cancel(
 ) -> FireOutcome:
     """Cancel the previous run so that a new one can replace it, and return WAITING until it has ended.
 
-    Return STARTED without cancelling anything if there is no previous run, or if the new run will not be created.
+    Return STARTED without cancelling anything if there is no previous run, or the new run will be refused or skipped.
     """
     if submit is None or submit.off_of(feature) or row.credential_ended or last is None:
         return FireOutcome.STARTED
@@ -145,7 +145,7 @@ def outcome_of_cancel(
 
 
 def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str, feature: Feature) -> Start:
-    """Create the run, or return the outcome REFUSED, or SKIPPED if `feature` or one that the run needs is off.
+    """Create the run. Return SKIPPED if `feature` or another feature the run needs is off, and REFUSED on other errors.
 
     Raises:
         RequestIdReused: The request id was used with a different payload. This does not count as a refusal.
