@@ -497,4 +497,4 @@ def _crashes(row: RunRow) -> int:
 
 
 def _claimed(row: RunRow) -> Claimed:
-    return Claimed(store_id=row.store_id, run_id=row.run_id, epoch=row.epoch)
+    return Claimed(store_id=row.store_id, run_id=row.run_id, epoch=row.epoch, in_background=row.in_background)

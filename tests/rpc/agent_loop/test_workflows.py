@@ -205,6 +205,23 @@ async def test_workflows_cannot_start_each_other_in_a_cycle(workflows: WorkflowS
     assert "triage -> outer -> triage" in error.message
 
 
+async def test_workflows_cannot_start_themselves_through_older_versions(
+    workflows: WorkflowServiceAsyncStub, saved: None
+) -> None:
+    outer = save(name="outer", nodes={"a": LOOK})
+    await workflows.SaveWorkflow(outer, metadata=ADMIN)
+    starts_outer = save(nodes={"a": {"kind": "workflow", "workflow": "outer", "input": {"ticket": "7"}}})
+    old = (await workflows.SaveWorkflow(starts_outer, metadata=ADMIN)).workflow.version
+    await workflows.SaveWorkflow(save(nodes={"a": LOOK}), metadata=ADMIN)
+
+    fixed = {"kind": "workflow", "workflow": "triage", "version": old, "input": {"ticket": "7"}}
+    error = await failure(workflows.SaveWorkflow(save(name="outer", nodes={"a": fixed}), metadata=ADMIN))
+    assert error.reason == "INVALID_WORKFLOW"
+    assert "outer -> outer" in error.message
+    newest = {**fixed, "version": old + 1}
+    await workflows.SaveWorkflow(save(name="outer", nodes={"a": newest}), metadata=ADMIN)
+
+
 async def test_workflows_cannot_start_themselves_as_tools(
     workflows: WorkflowServiceAsyncStub, checker: FakeChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

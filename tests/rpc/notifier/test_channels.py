@@ -63,9 +63,11 @@ async def test_invalid_channel_is_rejected(channels: ChannelServiceAsyncStub) ->
     for url in urls:
         change = pb.UpdateChannelRequest(channel_id=channel.channel_id, url=url)
         assert await reason_of(channels.UpdateChannel(change, metadata=ANN)) == "INVALID_FIELD", url
-    for _ in range(9):
-        request = pb.CreateChannelRequest(channel=pb.Channel(url=URL), validate_only=True)
+    for more in range(9):
+        request = pb.CreateChannelRequest(channel=pb.Channel(url=URL), validate_only=True, created_before=8 - more)
         assert not (await channels.CreateChannel(request, metadata=ANN)).secret
+        request.created_before += 1
+        assert await reason_of(channels.CreateChannel(request, metadata=ANN)) == "INVALID_FIELD"
         await created(channels)
     assert await reason_of(created(channels)) == "INVALID_FIELD", "a user has at most ten"
     assert await reason_of(channels.CreateChannel(request, metadata=ANN)) == "INVALID_FIELD"

@@ -10,30 +10,18 @@ import pytest
 
 from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.fact import Cancel, OutputDelta, ToolProgress, TopUp, Warned
+from pawl.agent_loop.loop.rules.fact import Cancel, OutputDelta, TopUp, Warned
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import RunOptions, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
+from pawl.agent_loop.loop.tasks import Slots
 from pawl.agent_loop.model.request import ModelRequest, UsageReport
 from pawl.event.v1 import run_pb2
-from pawl.values import ENDED, CallState, Progress, RunState, StopCause, WaitKind
+from pawl.values import ENDED, CallState, RunState, StopCause, WaitKind
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.unit.agent_loop.scenario import VERDICTS, finished, present
 from tests.unit.agent_loop.test_jobs import Story, background
-
-
-async def test_progress_of_a_tool_is_reported() -> None:
-    """TOOL-8: the event has the name of the tool, the fraction and the message."""
-
-    world = World(VERDICTS, [calls("look")])
-    world.registry.progress = [(0, Progress(fraction=0.5, message="half"))]
-    key = world.ledger.submit("hello")
-
-    await world.finish(key)
-
-    (progress,) = [event for event in world.ledger.events(key) if isinstance(event, ToolProgress)]
-    assert (progress.tool_name, progress.fraction, progress.message) == ("look", 0.5, "half")
 
 
 @pytest.mark.parametrize(("commit_seconds", "least", "most"), [(0.0, 15, 21), (0.05, 3, 5), (0.3, 2, 4)])
@@ -274,3 +262,30 @@ async def test_an_exhausted_budget_fails_one_turn_and_keeps_the_notices() -> Non
     key = story.say("and?")
     await story.until(lambda: story.world.ledger.run(key).state in ENDED)
     assert (len(story.turns), story.waiting) == (len(turns), [])
+
+
+async def _entered(number: int, wanted: int) -> int:
+    """Let `number` steps ask for slots and never end, until `wanted` have one. Return how many have one."""
+    slots, entered = Slots(), list[int]()
+
+    async def step(which: int) -> None:
+        async with slots.held():
+            entered.append(which)
+            await asyncio.Event().wait()
+
+    steps = [asyncio.create_task(step(which)) for which in range(number)]
+    while len(entered) < wanted:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    for task in steps:
+        task.cancel()
+    await asyncio.gather(*steps, return_exceptions=True)
+    return len(entered)
+
+
+@pytest.mark.parametrize(("seconds_max", "wanted"), [(3600.0, 4), (0.01, 6)])
+async def test_few_background_runs_make_a_step_at_the_same_time_but_stuck_steps_do_not_count(
+    seconds_max: float, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pawl.agent_loop.loop.tasks._STEP_SECONDS_MAX", seconds_max)
+    assert await _entered(6, wanted) == wanted
