@@ -52,11 +52,10 @@ async def play(
     game: Game,
     folder: Path,
     tell: Callable[[str], None] = lambda _: None,
-    extra: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Report:
-    """Play in an empty folder, in which all files stay, and return the report. `extra` adds variables for services."""
+    """Play in an empty folder, in which all files stay, and return the report."""
     begun = time.monotonic()
-    extra = clocks.prepare(folder) if game.machine_faults else extra
+    extra = clocks.prepare(folder) if game.machine_faults else None
     async with running(folder, game.seed, extra) as world:
         async with load(world, pace_seconds=game.pace_seconds, settle_seconds=game.settle_seconds):
             await asyncio.sleep(game.quiet_seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -16,17 +16,14 @@ from pawl.agent_loop.loop.rules import loop_state
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, RunOptions
 from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows.cursor import WorkflowCursor
-from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import RequestId, RunId, StoreId, UserId
-from pawl.errors import PawlError
+from pawl.chassis.ids import RequestId, RunId, StoreId
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.values import ENDED
 from tests.simulation.chance import Chance
-from tests.simulation.cluster import LIMITS, WORKFLOWS, AgentLoop
-from tests.simulation.network import Network
+from tests.simulation.cluster import LIMITS, WORKFLOWS
 from tests.simulation.record import Ledger, Record, call_state, run_state
-from tests.simulation.world import World
+from tests.simulation.world import Member, World
 
 _PLAYED = 0.35
 
@@ -89,14 +86,11 @@ def are_played(chance: Chance) -> bool:
     return chance.stream("flows").random() < _PLAYED
 
 
-class Designer:
+class Designer(Member):
     """A user who starts workflow runs, answers their questions, and pauses, resumes and cancels some of them."""
 
     def __init__(self, world: World, store_id: StoreId) -> None:
-        self._world, self._store_id = world, store_id
-        self._caller = Principal(store_id=store_id, user_id=UserId("designer"), roles=frozenset({"member"}))
-        self._draw = world.chance.stream("designer")
-        self._network = Network(world.chance, world.history, "designer")
+        super().__init__(world, store_id, "designer")
         self._count = 0
 
     async def live(self) -> None:
@@ -142,8 +136,7 @@ class Designer:
         elif chance < 0.4:
             await self._send(run_id, event=ledger_pb2.EventCommand(name="paid", payload_json=b'"now"'))
         elif not calm and chance < 0.45:
-            request_id = RequestId(f"cancel-{run_id}")
-            await self._ask("cancel", lambda agent: agent.clients.inbox.cancel(self._caller, request_id, run_id, ""))
+            await self._cancel(run_id)
 
     async def _answer(self, call: call_pb2.Call) -> None:
         self._count += 1
@@ -157,13 +150,6 @@ class Designer:
         self._count += 1
         command = ledger_pb2.Command(command_id=f"flow-{self._count}", **kind)
         await self._ask("send", lambda agent: agent.ledger.send_command(self._caller, run_id, command))
-
-    async def _ask(self, what: str, work: Callable[[AgentLoop], Awaitable[Any]]) -> Any:
-        try:
-            return await self._world.insist(self._network, self._draw, f"{what} flow", work)
-        except PawlError as error:
-            self._world.history.tell(f"{what} of a workflow refused: {error.reason}")
-            return None
 
 
 def nodes_that_succeeded_never_run_again(record: Ledger) -> Iterator[str]:

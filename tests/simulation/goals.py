@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import msgspec
 
 from pawl.agent.v1 import goal_pb2 as pb
 from pawl.agent_loop.goals.rules import STALLED_MAX, Step
-from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import RequestId, RunId, StoreId, UserId
-from pawl.errors import PawlError
+from pawl.chassis.ids import RequestId, RunId, StoreId
 from pawl.event.v1 import call_pb2, goal_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import ENDED, SETTLED
-from tests.simulation.cluster import AgentLoop
 from tests.simulation.model import WATCHED
-from tests.simulation.network import Network
 from tests.simulation.record import Ledger, Record, call_state, run_state
-from tests.simulation.world import World
+from tests.simulation.world import Member, World
 
 _PLAYED = 0.3
 _LIMITS = {"GOAL_ATTEMPTS", "GOAL_NO_PROGRESS", "GOAL_DEADLINE", "GOAL_BUDGET"}
@@ -33,14 +28,11 @@ def are_played(chance: Chance) -> bool:
     return chance.stream("goals").random() < _PLAYED
 
 
-class Pursuer:
+class Pursuer(Member):
     """A user who starts goals, raises some and cancels some."""
 
     def __init__(self, world: World, store_id: StoreId) -> None:
-        self._world = world
-        self._caller = Principal(store_id=store_id, user_id=UserId("pursuer"), roles=frozenset({"member"}))
-        self._draw = world.chance.stream("pursuer")
-        self._network = Network(world.chance, world.history, "pursuer")
+        super().__init__(world, store_id, "pursuer")
 
     async def live(self) -> None:
         started = [await self._start(number) for number in range(self._draw.choice([1, 1, 2, 3]))]
@@ -51,10 +43,6 @@ class Pursuer:
                 await self._raise(run_id)
             elif run_id and chance < 0.4:
                 await self._cancel(run_id)
-
-    async def _cancel(self, run_id: RunId) -> None:
-        request_id = RequestId(f"cancel-{run_id}")
-        await self._ask("cancel", lambda agent: agent.clients.inbox.cancel(self._caller, request_id, run_id, ""))
 
     async def _start(self, number: int) -> RunId:
         draw = self._draw
@@ -78,13 +66,6 @@ class Pursuer:
         raised = ledger_pb2.RaiseGoalCommand(attempts=_ATTEMPTS_ADDED)
         command = ledger_pb2.Command(command_id=f"raise-{run_id}-{self._draw.randrange(2)}", raise_goal=raised)
         await self._ask("raise", lambda agent: agent.ledger.send_command(self._caller, run_id, command))
-
-    async def _ask(self, what: str, work: Callable[[AgentLoop], Awaitable[Any]]) -> Any:
-        try:
-            return await self._world.insist(self._network, self._draw, f"{what} goal", work)
-        except PawlError as error:
-            self._world.history.tell(f"{what} of a goal refused: {error.reason}")
-            return None
 
 
 def each_step_of_a_goal_is_made_once(record: Ledger) -> Iterator[str]:

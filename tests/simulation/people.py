@@ -31,7 +31,7 @@ from tests.simulation.model import MODELS
 from tests.simulation.network import Network
 from tests.simulation.registry import FRONT_END, OWN, TOOLS
 from tests.simulation.stops import StoppingModels
-from tests.simulation.world import World
+from tests.simulation.world import Member, World
 
 STORE = StoreId("store")
 SETTLING_SECONDS = 600.0
@@ -391,18 +391,15 @@ class Approver(User):
                     await self._decide(self.caller, call, f"cmd_{self.name}_{self._next()}")
 
 
-class Operator:
+class Operator(Member):
     def __init__(self, world: World) -> None:
-        self._world = world
-        self._caller = Principal(store_id=STORE, user_id=UserId("operator"), roles=frozenset({"operator"}))
-        self._draw = world.chance.stream("operator")
-        self._network = Network(world.chance, world.history, "operator")
+        super().__init__(world, STORE, "operator", "operator")
         self._count = 0
 
     async def live(self) -> None:
         while True:
             await asyncio.sleep(5.0 * self._draw.random())
-            listed = await self._insist(
+            listed = await self._ask(
                 "list_attention", lambda agent: agent.ledger.forward(self._caller, f"{_OPERATORS}/ListAttention", b"")
             )
             for run in operator_pb2.ListAttentionResponse.FromString(listed).runs:
@@ -420,13 +417,7 @@ class Operator:
             auth.set_principal(self._caller)
             return await getattr(agent.clients.operators, what)(request, None)
 
-        try:
-            await self._insist(what, act)
-        except PawlError as error:
-            self._world.history.tell(f"{command_id} refused: {error.reason}")
-
-    async def _insist(self, what: str, work: Callable[[AgentLoop], Awaitable[Any]]) -> Any:
-        return await self._world.insist(self._network, self._draw, what, work)
+        await self._ask(what, act)
 
 
 def budget_limits(draw: random.Random) -> dict[str, float]:

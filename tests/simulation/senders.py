@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf.message import Message
 
 from pawl.agent.v1 import trigger_pb2 as pb
-from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import RequestId, StoreId, UserId
-from pawl.errors import PawlError
+from pawl.chassis.ids import RequestId, StoreId
 from pawl.event.v1 import schedule_pb2, trigger_pb2
 from pawl.job_store.schedules.rules import FireOutcome
 from pawl.values import Overlap
-from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Delivered
-from tests.simulation.network import Network
 from tests.simulation.record import Record
-from tests.simulation.world import World
+from tests.simulation.world import Member, World
 
 _SETTLING_SECONDS = 300.0
 
 
-class Sender:
+class Sender(Member):
     """A user with triggers who sends each event until it is accepted."""
 
     def __init__(self, world: World, store_id: StoreId) -> None:
-        self._world = world
-        self._caller = Principal(store_id=store_id, user_id=UserId("sender"), roles=frozenset({"member"}))
-        self._draw = world.chance.stream("sender")
-        self._network = Network(world.chance, world.history, "sender")
+        super().__init__(world, store_id, "sender")
         self._triggers: dict[str, tuple[str, str]] = {}
         self._sent: list[tuple[str, str]] = []
 
@@ -99,13 +92,6 @@ class Sender:
         method = f"/pawl.agent.v1.TriggerService/{type(request).__name__.removesuffix('Request')}"
         raw = request.SerializeToString()
         return await self._ask(what, lambda agent: agent.forward_of_triggers(self._caller, method, raw))
-
-    async def _ask(self, what: str, work: Callable[[AgentLoop], Awaitable[Any]]) -> Any:
-        try:
-            return await self._world.insist(self._network, self._draw, what, work)
-        except PawlError as error:
-            self._world.history.tell(f"{what} of a trigger refused: {error.reason}")
-            return None
 
 
 def each_event_starts_one_run(record: Record) -> Iterator[str]:

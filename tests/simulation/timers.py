@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,17 +17,13 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.agent.v1 import schedule_pb2 as pb
-from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import RequestId, StoreId, UserId
-from pawl.errors import PawlError
+from pawl.chassis.ids import RequestId, StoreId
 from pawl.event.v1 import schedule_pb2
 from pawl.job_store.schedules.rules import Definition, FireOutcome, FireRow, ScheduleKey, ScheduleRow
 from pawl.values import Overlap
-from tests.simulation.cluster import AgentLoop
-from tests.simulation.network import Network
 from tests.simulation.record import Record
 from tests.simulation.store import ScheduleChange
-from tests.simulation.world import World
+from tests.simulation.world import Member, World
 
 _CATCH_UP_SECONDS = 86_400
 _MOST = 100
@@ -39,13 +35,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CRONS = {"* * * * *": timedelta(minutes=1), "*/2 * * * *": timedelta(minutes=2)}
 
 
-class Timer:
+class Timer(Member):
     def __init__(self, world: World, store_id: StoreId) -> None:
-        self._world = world
-        self._caller = Principal(store_id=store_id, user_id=UserId("timer"), roles=frozenset({"member"}))
-        self._draw = world.chance.stream("timer")
+        super().__init__(world, store_id, "timer")
         self._timings = world.chance.stream("timings")
-        self._network = Network(world.chance, world.history, "timer")
         self._definitions: dict[str, schedule_pb2.ScheduleDefinition] = {}
         self._count = 0
 
@@ -121,12 +114,6 @@ class Timer:
         method = f"/pawl.agent.v1.ScheduleService/{type(request).__name__.removesuffix('Request')}"
         raw = request.SerializeToString()
         await self._ask(what, lambda agent: agent.forward_of_schedules(self._caller, method, raw))
-
-    async def _ask(self, what: str, work: Callable[[AgentLoop], Awaitable[object]]) -> None:
-        try:
-            await self._world.insist(self._network, self._draw, what, work)
-        except PawlError as error:
-            self._world.history.tell(f"{what} of a schedule refused: {error.reason}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,11 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from pawl.errors import Aborted, Cancelled, DeadlineExceeded, Internal, Overloaded, Unavailable
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import RequestId, RunId, StoreId, UserId
+from pawl.errors import Aborted, Cancelled, DeadlineExceeded, Internal, Overloaded, PawlError, Unavailable
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from tests.simulation import registry
 from tests.simulation.bus import Broker
@@ -128,6 +130,28 @@ class World:
         self.processes.append(process)
         self.history.tell(f"start {process.name}")
         return process
+
+
+class Member:
+    """A user without a front end, who repeats requests until they are answered."""
+
+    def __init__(self, world: World, store_id: StoreId, user_id: str, role: str = "member") -> None:
+        self._world, self._store_id = world, store_id
+        self._caller = Principal(store_id=store_id, user_id=UserId(user_id), roles=frozenset({role}))
+        self._draw = world.chance.stream(user_id)
+        self._network = Network(world.chance, world.history, user_id)
+
+    async def _ask(self, what: str, work: Callable[[AgentLoop], Awaitable[Any]]) -> Any:
+        """Return the answer, or None if the request was refused."""
+        try:
+            return await self._world.insist(self._network, self._draw, what, work)
+        except PawlError as error:
+            self._world.history.tell(f"{what} refused: {error.reason}")
+            return None
+
+    async def _cancel(self, run_id: RunId) -> None:
+        request_id = RequestId(f"cancel-{run_id}")
+        await self._ask("cancel", lambda agent: agent.clients.inbox.cancel(self._caller, request_id, run_id, ""))
 
 
 class Trouble:

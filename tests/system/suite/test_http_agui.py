@@ -36,8 +36,8 @@ async def endpoint(suite: Suite) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 class Thread:
-    def __init__(self, endpoint: httpx2.AsyncClient, name: str, *, legacy: bool = False) -> None:
-        self.endpoint, self.name, self.legacy = endpoint, name, legacy
+    def __init__(self, endpoint: httpx2.AsyncClient, name: str) -> None:
+        self.endpoint, self.name = endpoint, name
         self.page = Page()
         self.runs = 0
 
@@ -66,10 +66,9 @@ class Thread:
         self.runs += 1
         if text:
             self.page.messages.append({"id": f"{self.name}-u{self.runs}", "role": "user", "content": text})
-        version = {} if self.legacy else {"protocolVersion": "1.0"}
         run_id = f"{self.name}-r{self.runs}"
         body = {"threadId": self.name, "runId": run_id, "messages": self.page.messages, "tools": [], "context": []}
-        return body | version | more
+        return body | {"protocolVersion": "1.0"} | more
 
 
 def resolved(interrupt: dict[str, Any], **payload: Any) -> list[dict[str, Any]]:
@@ -118,19 +117,10 @@ async def test_run_continues_after_disconnect_and_can_be_rejoined(endpoint: http
     assert len((await endpoint.post(f"{AGENT}/ListRuns", json=asked)).json()["runs"]) == 1
 
 
-async def test_run_is_stopped_by_disconnect_or_by_the_pages_run_id(endpoint: httpx2.AsyncClient) -> None:
+async def test_run_is_stopped_by_disconnect_if_its_page_asks_for_that(endpoint: httpx2.AsyncClient) -> None:
     await Thread(endpoint, "stopping").leave(STORY, forwardedProps={"pawl": {"onDisconnect": "cancel"}})
     run = {"runId": run_of(await Thread(endpoint, "stopping").ask())["runId"]}
     assert (await endpoint.post(f"{AGENT}/GetRun", json=run)).json()["run"]["state"] == "RUN_STATE_CANCELLED"
-    for legacy in (False, True):
-        thread, last, statuses = Thread(endpoint, f"by-name-{legacy}", legacy=legacy), dict[str, Any](), list[int]()
-        async for event in thread.stream(STORY):
-            last = event
-            if event["type"] == "TEXT_MESSAGE_CONTENT" and not statuses:
-                named = {"threadId": thread.name, "runId": f"{thread.name}-r1"}
-                statuses.append((await endpoint.post("/agui/cancel", json=named)).status_code)
-        expected = ("RUN_ERROR", None, "CANCELLED") if legacy else ("RUN_FINISHED", {"type": "cancelled"}, None)
-        assert (last["type"], last.get("outcome"), last.get("code"), statuses) == (*expected, [200])
     late = await endpoint.post("/agui/cancel", json={"threadId": "stopping", "runId": "stopping-r1"})
     assert (late.status_code, reason(late)) == (404, "RUN_NOT_FOUND")
 

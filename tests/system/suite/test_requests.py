@@ -197,7 +197,11 @@ def _put(message: Any, path: tuple[str, ...], field: FieldDescriptor, value: Any
         below = getattr(message, part)
         message = below.add() if hasattr(below, "add") else below
     if field.message_type is not None:
-        getattr(message, field.name)[value[0]] = value[1]
+        entries, kind = getattr(message, field.name), field.message_type.fields_by_name["value"]
+        if kind.message_type is not None:
+            entries.get_or_create(value[0])
+        else:
+            entries[value[0]] = value[1] if kind.cpp_type == FieldDescriptor.CPPTYPE_STRING else 1
     elif hasattr(getattr(message, field.name), "append"):
         getattr(message, field.name).extend([value] * (1 if len(str(value)) > 1000 else _MANY))
     else:

@@ -6,10 +6,10 @@ import asyncio
 import json
 import os
 import socket
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -42,10 +42,10 @@ async def test_worst_case_model_cannot_bypass_any_protection(suite: Suite, agent
     victim = suite.folder.path / "victim.txt"
     victim.write_text(CANARY)
     registry = addresses(suite, "tool-registry")[0]
-    with Canary() as canary:
+    async with canary() as (port, connections):
         tools = await _tools(registry)
         ways = paths(victim, suite.folder.path / "files" / "local")
-        texts = [*targets(canary.port, victim), *ways, *INJECTIONS, *secret_ids]
+        texts = [*targets(port, victim), *ways, *INJECTIONS, *secret_ids]
         rounds: dict[str, list[tuple[str, dict[str, Any]]]] = {}
         for tool in tools:
             schema = json.loads(tool.arguments_schema_json)
@@ -57,7 +57,7 @@ async def test_worst_case_model_cannot_bypass_any_protection(suite: Suite, agent
         runs = await asyncio.gather(*(_settled(agent, prompt, places) for prompt in rounds))
         seen = [call for run in runs for call in await agent.calls(run.run_id)]
         answers = [run.output_text for run in runs]
-        assert canary.connections == []
+        assert connections == []
     assert {call.tool_name for call in seen} == {tool.name for tool in tools}
     _check_gates(seen, tools)
     reported = [call.result.content_json.decode() for call in seen] + answers
@@ -184,29 +184,15 @@ def script(rounds: Mapping[str, Sequence[tuple[str, dict[str, Any]]]]) -> dict[s
     }
 
 
-class Canary:
-    """A listener on every address of this machine that no tool may reach."""
+@asynccontextmanager
+async def canary() -> AsyncIterator[tuple[int, list[object]]]:
+    """Listen on every address of this machine, which no tool may reach, and yield the port and the connections."""
+    connections: list[object] = []
 
-    def __init__(self) -> None:
-        self._socket = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-        self.port: int = self._socket.getsockname()[1]
-        self.connections: list[str] = []
-        self._thread = threading.Thread(target=self._accept, daemon=True)
+    def note(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer.get_extra_info("peername"))
+        writer.close()
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-        self._thread.join()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, address = self._socket.accept()
-            except OSError:
-                return
-            self.connections.append(str(address))
-            connection.close()
+    listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    async with await asyncio.start_server(note, sock=listener):
+        yield listener.getsockname()[1], connections

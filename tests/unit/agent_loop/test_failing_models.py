@@ -131,6 +131,21 @@ def test_a_run_waits_visibly_for_the_model_server_while_parked(
     run_in_virtual_time(main())
 
 
+def test_a_run_that_has_waited_for_the_model_server_survives_broken_answers() -> None:
+    """LOOP-7: the failures before a wait do not use up the attempts after it."""
+
+    async def main() -> None:
+        broken = Problem(reason="STREAM_TRUNCATED", message="It broke off.")
+        errors = [OUTAGE] * 5 + [broken] * 3
+        world = World(VERDICTS, [*([ModelError(each)] for each in errors), says("Here I am.")])
+        key = world.ledger.submit("hello", RunOptions(limits=Limits(provider_wait_seconds=900.0)))
+        while await world.drive() is DriveEnd.PARKED:
+            pass
+        assert end_of(world, key)[0] is RunState.COMPLETED
+
+    run_in_virtual_time(main())
+
+
 async def test_an_unresponsive_model_server_gets_one_probe_at_a_time() -> None:
     """LOOP-7: after ten failures in a row, only one call at a time tries the server.
 

@@ -168,7 +168,8 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
     may_wait = error.is_outage and limits.provider_wait_seconds > 0 and not state.run.is_turn
     # Stop making attempts early enough that the run can still wait for the server within its round timeout.
     left_here = left - limits.model_headers_timeout_seconds if may_wait else left
-    attempts_max = 0 if may_wait and error.reason == UNAVAILABLE else limits.model_attempts_max
+    has_waited = opened.outage_since is not None
+    attempts_max = 0 if may_wait and (has_waited or error.reason == UNAVAILABLE) else limits.model_attempts_max
     delay = retry.delay(error, failures=failures, attempts_max=attempts_max, left=left_here, jitter=fact.jitter)
     falls_back = delay is None and retry.falls_back(fact.error, fallbacks_left=state.fallbacks_left, left=left)
     waits = may_wait and delay is None and not falls_back
@@ -181,7 +182,8 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
     again = replace(
         opened,
         attempt=opened.attempt + 1,
-        failures=failures,
+        # Other failures after a wait get the full number of attempts.
+        failures=0 if waits else failures,
         empty_answers=opened.empty_answers + is_empty,
         output_from_seq=state.run.last_seq + 1,
         usage_before=state.run.usage,
