@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallKey, CommandId, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
+from pawl.chassis.ids import CallId, CallKey, CommandId, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.chassis.labels import has_all
 from pawl.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
 from pawl.event.v1 import run_pb2
@@ -345,6 +345,20 @@ class MemoryReads(MemoryChanges):
         if user_id not in {"", row.user_id} and not is_shown:
             raise CallNotFound
         return row
+
+    async def call_heads(
+        self, store_id: StoreId, call_ids: Sequence[CallId], user_id: UserId, *, result_bytes_max: int
+    ) -> list[tuple[CallRow, int]]:
+        await self._database.reach()
+        rows = (self._tables.calls.get(CallKey(store_id, call_id)) for call_id in sorted(set(call_ids)))
+        found = []
+        for row in rows:
+            if row is not None and user_id in {"", row.user_id}:
+                size = len(row.result or b"")
+                is_large = size > result_bytes_max
+                head = replace(row, arguments=b"", spec=b"", result=None if is_large else row.result)
+                found.append((head, size if is_large else 0))
+        return found
 
     def _is_running_or_stopped(self, job: RunRow, stopped_by: CommandId, cause: StopCause) -> bool:
         stop = self._tables.commands.get(CommandKey(job.store_id, job.run_id, stopped_by))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -201,21 +201,14 @@ app.command("event")(
 )
 
 
-@app.command()
-@command()
-async def mermaid(
-    target: AsyncClient,
-    console: Console,
-    name: Annotated[str, typer.Argument(metavar="NAME|RUN", help="A workflow, or a run of one.", show_default=False)],
-) -> None:
-    """Print the flowchart of a workflow, or of a run with its states, in Mermaid's language."""
-    if name.startswith("run_"):
-        answer: Any = await target.workflow_run(name).execution()
-    else:
-        answer = await ask(target, workflow_pb2.GetWorkflowRequest(name=name))
-    say(console, wording.clean(answer.mermaid).rstrip("\n"))
-
-
+app.command("mermaid")(
+    verb(
+        workflow_pb2.GetWorkflowRequest(),
+        {**_NAME, "--version": "version"},
+        "Print the flowchart of a workflow in Mermaid's language.",
+        lambda answer, _: answer.mermaid.rstrip("\n"),
+    )
+)
 app.command("delete")(
     verb(
         workflow_pb2.DeleteWorkflowRequest(),

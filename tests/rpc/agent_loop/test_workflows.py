@@ -33,6 +33,9 @@ def definition(name: str = "triage", **fields: Any) -> dict[str, Any]:
     return {"name": name, "input": INPUT, "nodes": {"fetch": LOOK}} | fields
 
 
+WAITS = {"fetch": LOOK, "late": {"kind": "wait", "event": "paid", "after": ["fetch"]}}
+
+
 def save(*, validate_only: bool = False, **fields: Any) -> pb.SaveWorkflowRequest:
     return pb.SaveWorkflowRequest(
         definition_json=json.dumps(definition(**fields)).encode(), validate_only=validate_only
@@ -267,9 +270,10 @@ async def test_repeated_start_returns_the_same_run_even_after_a_new_version(
 
 
 async def test_requests_about_runs_refuse_bad_input(
-    workflows: WorkflowServiceAsyncStub, api: Api, ledger: PlayedLedger, saved: None
+    workflows: WorkflowServiceAsyncStub, api: Api, ledger: PlayedLedger
 ) -> None:
     await ledger.add_run("chat")
+    await workflows.SaveWorkflow(save(nodes=WAITS), metadata=ADMIN)
     run_id = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id
     event: Any = {"run_id": run_id, "name": "paid"}
     await check_refusals(
@@ -303,6 +307,7 @@ async def test_requests_about_runs_refuse_bad_input(
             (pb.ResumeExecutionRequest(run_id=NO_ID), "INVALID_ID"),
             (pb.SendEventRequest(**event | {"run_id": "chat"}), "RUN_NOT_FOUND"),
             (pb.SendEventRequest(**event | {"name": CONTROL}), "INVALID_FIELD", "name"),
+            (pb.SendEventRequest(**event | {"name": "payed"}), "INVALID_FIELD", "name"),
             (pb.SendEventRequest(**event, payload_json=b"{"), "INVALID_JSON"),
             (pb.SendEventRequest(**event, payload_json=b'"' + b"x" * 70_000 + b'"'), "TOO_LARGE"),
             (pb.SendEventRequest(**event, event_id=NO_ID), "INVALID_ID"),
@@ -346,9 +351,15 @@ async def test_execution_of_a_run_that_has_not_started_shows_its_nodes(
         ("fetch", "tool", workflow_pb2.NODE_STATE_PENDING)
     ]
     assert (found.run.run_id, list(found.current_nodes), found.failed_node, found.paused) == (run_id, [], "", False)
-    assert 'n0["fetch' in found.mermaid
     read = await workflows.GetWorkflow(pb.GetWorkflowRequest(name="triage"), metadata=ME)
     assert 'n0["fetch' in read.mermaid
+
+
+async def test_execution_has_the_edges_of_the_graph(workflows: WorkflowServiceAsyncStub) -> None:
+    await workflows.SaveWorkflow(save(nodes=WAITS), metadata=ADMIN)
+    run_id = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id
+    found = await workflows.GetExecution(pb.GetExecutionRequest(run_id=run_id), metadata=ME)
+    assert list(found.edges) == [workflow_pb2.WorkflowEdge(source="fetch", target="late", kind="after")]
 
 
 async def test_schema_of_definitions_describes_all_kinds_of_nodes(workflows: WorkflowServiceAsyncStub) -> None:
@@ -380,8 +391,9 @@ async def test_workflow_that_reports_to_a_conversation_is_one_of_its_jobs(
 
 
 async def test_pauses_and_events_are_accepted_once(
-    workflows: WorkflowServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: PlayedLedger, saved: None
+    workflows: WorkflowServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
+    await workflows.SaveWorkflow(save(nodes=WAITS), metadata=ADMIN)
     run_id = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id
     pause = pb.PauseExecutionRequest(run_id=run_id, request_id="p")
     for _ in range(2):
@@ -393,6 +405,8 @@ async def test_pauses_and_events_are_accepted_once(
     sent = [command.WhichOneof("kind") for command in ledger.commands]
     assert sent == ["pause", "pause", "event"]
     assert ledger.commands[-1].event == ledger_pb2.EventCommand(name="paid", payload_json=b'{"n":1}')
+    error = await failure(workflows.SendEvent(pb.SendEventRequest(run_id=run_id, name="payed"), metadata=ME))
+    assert "it waits for paid" in error.message
     other = pb.SendEventRequest(run_id=run_id, name="paid", payload_json=b"2", event_id="e")
     assert await reason(workflows.SendEvent(other, metadata=ME)) == "REQUEST_ID_REUSED"
     await stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run_id), metadata=ME)

@@ -132,6 +132,25 @@ async def test_log_page_is_limited_by_count_and_by_bytes(user: User, owner: Owne
         assert error.value.metadata["last_seq"] == "9"
 
 
+async def test_calls_are_read_together_without_large_fields(user: User, owner: Owner) -> None:
+    for number, size in enumerate((10, 5000)):
+        answer = result('"' + "x" * size + '"')
+        done = owner.call(f"call_{number}", call_pb2.CALL_STATE_FAILED, index=number, result=answer)
+        await owner.commit(calls=[done])
+    asked: Any = {"call_ids": ["call_1", "call_0", "absent"], "result_bytes_max": 4096}
+    found = (await user.ask("GetCalls", **asked)).calls
+    assert [(call.call_id, call.HasField("result"), call.result_omitted_bytes > 5000) for call in found] == [
+        ("call_0", True, False),
+        ("call_1", False, True),
+    ]
+    assert not any(call.arguments_json or call.proposed_arguments for call in found)
+    for stranger in (User(user.stub, user_id="eve"), User(user.stub, store_id="globex")):
+        assert not (await stranger.ask("GetCalls", **asked)).calls
+    for wrong in (["a"] * 401, ["no id"]):
+        with pytest.raises(PawlError):
+            await user.ask("GetCalls", call_ids=wrong)
+
+
 async def test_other_users_resources_look_exactly_like_missing_ones(user: User) -> None:
     """I13: the errors have equal reasons, messages and metadata."""
     owner = await with_calls(await conversation(user), 1)

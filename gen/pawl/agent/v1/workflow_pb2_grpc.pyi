@@ -145,6 +145,7 @@ class WorkflowServiceStub:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
     - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
     - INVALID_ARGUMENT / INVALID_JSON
+    - INVALID_ARGUMENT / INVALID_FIELD: No node of the workflow waits for an event with this name.
     - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken.
     - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID was already used with a different name or payload.
     """
@@ -266,6 +267,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
     - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
     - INVALID_ARGUMENT / INVALID_JSON
+    - INVALID_ARGUMENT / INVALID_FIELD: No node of the workflow waits for an event with this name.
     - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken.
     - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID was already used with a different name or payload.
     """
@@ -456,6 +458,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
         - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
         - INVALID_ARGUMENT / INVALID_JSON
+        - INVALID_ARGUMENT / INVALID_FIELD: No node of the workflow waits for an event with this name.
         - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken.
         - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID was already used with a different name or payload.
         """

@@ -315,11 +315,11 @@ class NodeExecution(_message.Message):
     iteration: _builtins.int
     """Current or last iteration of `repeat`, starting at 1; 0 if it has not started."""
     input_json: _builtins.bytes
-    """Input of its last call as JSON; empty if it has not made one. In lists of nodes, left out if over 16 KiB."""
+    """Input of its last call as JSON; empty if it has not made one. Only if the request names the node."""
     output_json: _builtins.bytes
-    """Output as JSON; empty until it has succeeded. In lists of nodes, left out if over 16 KiB."""
+    """Output as JSON; empty until it has succeeded. Only if the request names the node, and at most 1 MiB."""
     output_omitted_bytes: _builtins.int
-    """Size in bytes of an output that was left out."""
+    """Size in bytes of an output that was left out: in lists of nodes, that of the result of its last call."""
     call_id: _builtins.str
     """Its last call; empty if it has not made one."""
     child_run_id: _builtins.str
@@ -384,6 +384,38 @@ class NodeExecution(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__item_index) -> _WhichOneofReturnType__item_index | None: ...
 
 Global___NodeExecution: _TypeAlias = NodeExecution  # noqa: Y015
+
+@_typing.final
+class WorkflowEdge(_message.Message):
+    """A dependency between two nodes of a workflow. Two nodes have at most one edge in each direction."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """Name of the node that comes first."""
+    target: _builtins.str
+    """Name of the node that follows it."""
+    kind: _builtins.str
+    """`then` or `else` of a condition, `go_to` of `on_error`, `after`, or `reference` if an expression of the target
+    names the source.
+    """
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        target: _builtins.str = ...,
+        kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "source", b"source", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkflowEdge: _TypeAlias = WorkflowEdge  # noqa: Y015
 
 @_typing.final
 class NodeAttempt(_message.Message):

@@ -2542,6 +2542,66 @@ class GetCallResponse(_message.Message):
 Global___GetCallResponse: _TypeAlias = GetCallResponse  # noqa: Y015
 
 @_typing.final
+class GetCallsRequest(_message.Message):
+    """Request for GetCalls."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    CALL_IDS_FIELD_NUMBER: _builtins.int
+    RESULT_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store ID."""
+    user_id: _builtins.str
+    """ID of the user, who must own the runs."""
+    result_bytes_max: _builtins.int
+    """Size in bytes of the largest result to return. Of others, only the size is returned."""
+    @_builtins.property
+    def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Call IDs, at most 400."""
+
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        call_ids: _abc.Iterable[_builtins.str] | None = ...,
+        result_bytes_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_ids", b"call_ids", "result_bytes_max", b"result_bytes_max", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCallsRequest: _TypeAlias = GetCallsRequest  # noqa: Y015
+
+@_typing.final
+class GetCallsResponse(_message.Message):
+    """Response from GetCalls."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
+        """The calls, by ID. They have neither arguments nor the fields that are opaque to the ledger."""
+
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[_call_pb2.Call] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCallsResponse: _TypeAlias = GetCallsResponse  # noqa: Y015
+
+@_typing.final
 class ListPendingCallsRequest(_message.Message):
     """Request for ListPendingCalls."""
 

@@ -67,17 +67,55 @@ async def test_ended_run_shows_what_each_node_did() -> None:
         *sorted(["write", "both"], key=lambda path: nodes[path].order),
         "send",
     ]
-    assert json.loads(nodes["fetch"].output_json) == {"n": 7}
-    assert json.loads(nodes["write"].input_json) == {"n": 7}
+    assert not any(node.input_json or node.output_json for node in found.nodes)
+    whole = {path: (await executions(made).get(CALLER, key.run_id, path)).nodes[0] for path in nodes}
+    assert json.loads(whole["fetch"].output_json) == {"n": 7}
+    assert json.loads(whole["write"].input_json) == {"n": 7}
     assert {node.path: node.state for node in nodes["both"].nodes} == {
         "both.a": pb.NODE_STATE_SUCCEEDED,
         "both.b": pb.NODE_STATE_SUCCEEDED,
     }
-    assert json.loads(nodes["both"].output_json) == {"a": "done", "b": None}
+    assert json.loads(whole["both"].output_json) == {"a": "done", "b": None}
     assert nodes["send"].error == pb.NodeError(reason="TOOL_ERROR", message="broken")
     assert (nodes["send"].attempt, nodes["answer"].state) == (2, pb.NODE_STATE_SKIPPED)
-    whole = (await executions(made).get(CALLER, key.run_id, "send")).nodes[0]
-    assert [attempt.error.message for attempt in whole.attempts] == ["broken", "broken"]
+    assert [attempt.error.message for attempt in whole["send"].attempts] == ["broken", "broken"]
+
+
+async def test_execution_reads_all_calls_at_once_and_only_the_output_of_a_named_node() -> None:
+    made = world()
+    made.registry.results["look"] = CallResult(content_json=json.dumps({"n": "x" * 300_000}).encode())
+    asked = list[tuple[str, int]]()
+    channel: Any = made.ledger.channel
+    unary = channel.unary_unary
+
+    def counted(method: str, *arguments: Any, **options: Any) -> Any:
+        call = unary(method, *arguments, **options)
+
+        async def ask(request: Any, **more: Any) -> Any:
+            response = await call(request, **more)
+            asked.append((method.rpartition("/")[2], response.ByteSize()))
+            return response
+
+        return ask
+
+    key = await played(made)
+    channel.unary_unary = counted
+    tree = (await executions(made).get(CALLER, key.run_id, "")).nodes
+    assert next(node for node in tree if node.path == "fetch").output_omitted_bytes > 300_000
+    assert [name for name, _ in asked] == ["GetRun", "GetRun", "GetCalls"]
+    assert sum(size for _, size in asked) < 20_000
+    found = (await executions(made).get(CALLER, key.run_id, "fetch")).nodes[0]
+    assert (len(found.output_json) > 300_000, found.output_omitted_bytes) == (True, 0)
+
+
+async def test_output_over_the_limit_is_left_out() -> None:
+    made = world()
+    made.registry.results["look"] = CallResult(content_json=json.dumps({"n": "x" * 600_000}).encode())
+    looks = {name: {"kind": "tool", "tool": "look"} for name in "ab"}
+    made.workflows.save("both", {"all": {"kind": "parallel", "branches": looks}})
+    key = await played(made, PinnedWorkflow(name="both", version=1))
+    (found,) = (await executions(made).get(CALLER, key.run_id, "all")).nodes
+    assert (found.output_json, found.output_omitted_bytes > 1_200_000) == (b"", True)
 
 
 async def test_rerun_executes_only_what_did_not_succeed() -> None:
@@ -103,7 +141,8 @@ async def test_rerun_executes_only_what_did_not_succeed() -> None:
     found = await executions(made).get(CALLER, again.run_id, "")
     nodes = {node.path: node for node in found.nodes}
     assert {path for path, node in nodes.items() if node.reused} == {"fetch", "write", "both"}
-    assert json.loads(nodes["fetch"].output_json) == {"n": 7}, "it is read from the old run"
+    fetch = (await executions(made).get(CALLER, again.run_id, "fetch")).nodes[0]
+    assert json.loads(fetch.output_json) == {"n": 7}, "it is read from the old run"
 
 
 async def test_effects_of_nodes_that_run_again_are_listed() -> None:

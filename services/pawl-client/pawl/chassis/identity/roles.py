@@ -104,7 +104,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.job.v1.ErasureService": {(TOOL_REGISTRY, NOTIFIER): "ListErasures ConfirmErasure"},
     "pawl.job.v1.LedgerService": {
         (AGENT_LOOP,): "SubmitMessage StartJob ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun"
-        " SendCommand ListCommands LeaseOffer RenewOffers ReleaseOffers ListPendingCalls ListEvents"
+        " SendCommand ListCommands GetCalls LeaseOffer RenewOffers ReleaseOffers ListPendingCalls ListEvents"
         " ImportConversation ListChanges ListVersions",
         (TOOL_REGISTRY,): "NoteCompletion GetConversation",
         (AGENT_LOOP, TOOL_REGISTRY): "GetRun ListJobs StopJob GetCall",
