@@ -435,7 +435,10 @@ class MemoryReads(MemoryChanges):
             row
             for row in self._tables.calls.values()
             if row.store_id == store_id
-            and (row.user_id == wanted.user_id or (not wanted.user_id and row.state is CallState.AWAITING_APPROVAL))
+            and (
+                ((row.asked_user_id or row.user_id) == wanted.user_id and (wanted.approves or row.asked_user_id != ""))
+                or (not wanted.user_id and row.state is CallState.AWAITING_APPROVAL and not row.asked_user_id)
+            )
             and (not wanted.states or row.state in wanted.states)
             and wanted.tool_name in {"", row.tool_name}
             and wanted.conversation_id in {"", row.conversation_id}

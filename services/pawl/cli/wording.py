@@ -34,6 +34,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_TIME: "the time of its next step",
     run_pb2.WAIT_KIND_EVENT: "an event",
     run_pb2.WAIT_KIND_JOB: "its background jobs",
+    run_pb2.WAIT_KIND_PERSON: "another person",
     run_pb2.WAIT_KIND_PAUSED: "its user to resume it",
     run_pb2.WAIT_KIND_COMPLETION: "an external result for a call",
 }

@@ -2615,6 +2615,7 @@ class ListPendingCallsRequest(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     TOOL_NAME_FIELD_NUMBER: _builtins.int
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    APPROVES_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
@@ -2631,6 +2632,8 @@ class ListPendingCallsRequest(_message.Message):
     """List only calls of this tool, and no runs; empty means all."""
     conversation_id: _builtins.str
     """Only calls and runs in this conversation; empty means all. Not allowed with `of_all_users`."""
+    approves: _builtins.bool
+    """Whether the user has the approver or admin role, and so may decide on calls that only approvers may decide on."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_call_pb2.CallState.ValueType]:
         """List only calls in these states, and no runs; empty means all."""
@@ -2646,10 +2649,11 @@ class ListPendingCallsRequest(_message.Message):
         states: _abc.Iterable[_call_pb2.CallState.ValueType] | None = ...,
         tool_name: _builtins.str = ...,
         conversation_id: _builtins.str = ...,
+        approves: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "of_all_users", b"of_all_users", "page_size", b"page_size", "page_token", b"page_token", "states", b"states", "store_id", b"store_id", "tool_name", b"tool_name", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approves", b"approves", "conversation_id", b"conversation_id", "of_all_users", b"of_all_users", "page_size", b"page_size", "page_token", b"page_token", "states", b"states", "store_id", b"store_id", "tool_name", b"tool_name", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,6 +18,7 @@ from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.options import AskedOptions
 from pawl.agent_loop.loop.rules.run import RunOptions
 from pawl.chassis.identity.auth import Principal, for_user
+from pawl.chassis.identity.roles import APPROVERS
 from pawl.chassis.ids import CallId, ConversationId, RequestId, RunId, StoreId
 from pawl.chassis.rpc.client import translated
 from pawl.errors import ConversationNotFound
@@ -262,4 +263,5 @@ class PublicLedger:
             InvalidPageToken
         """
         request.store_id, request.user_id = caller.store_id, caller.user_id
+        request.approves = not APPROVERS.isdisjoint(caller.roles)
         return await translated(self._stub.ListPendingCalls(request))

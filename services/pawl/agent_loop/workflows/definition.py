@@ -93,13 +93,20 @@ class AgentNode(CallNode, frozen=True, kw_only=True, tag="agent"):
     jobs: Literal["wait", "leave"] = "wait"
 
 
+class NamedUser(_Part, frozen=True, kw_only=True):
+    user: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
 class HumanNode(CallNode, frozen=True, kw_only=True, tag="human"):
-    """Asks a person. Its output is the answer, or true for an approval. A rejection fails the node."""
+    """Asks a person. Its output is the answer, or true for an approval. A rejection fails the node.
+
+    Only the people in `who` can answer: the run's user, a named user of the store, or its approvers.
+    """
 
     question: Text
     options: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=400)], ...], Meta(max_length=20)] = ()
     form: Literal["question", "approval"] = "question"
-    who: Literal["user", "approvers"] = "user"
+    who: Literal["user", "approvers"] | NamedUser = "user"
     deadline_seconds: Seconds | None = None
     # The output if nobody answers by the deadline; without it, the node fails with EXPIRED.
     default: Any | UnsetType = UNSET

@@ -88,10 +88,12 @@ def view_of(situations: Sequence[Situation]) -> RunView:
 class PendingFilter:
     """A filter on pending items: those of one user or, if no user is given, all that approvers may see.
 
-    Empty fields match all. States and a tool name match only calls.
+    Empty fields match all. States and a tool name match only calls. With `approves`, a user's calls include those that
+    only approvers may decide on.
     """
 
     user_id: UserId
+    approves: bool = False
     states: tuple[CallState, ...] = ()
     tool_name: str = ""
     conversation_id: ConversationId = ConversationId("")

@@ -362,6 +362,11 @@ def call_change(call: call_pb2.Call) -> CallChange:
         "approvals_required": people_needed(call.approval.approvals_required),
         "escalated": call.approval.escalated,
         "has_default": bool(call.question.default_answer),
+        "asked_user_id": (
+            check_id(call.asked_user_id, "calls.asked_user_id", optional=True)
+            if call.HasField("asked_user_id")
+            else None
+        ),
         "child_run_id": check_id(call.child_run_id, "calls.child_run_id", optional=True),
         "series": series_from(call.approval.series) if call.approval.HasField("series") else None,
         "only_reads": call.effect_class == call_pb2.EFFECT_CLASS_READ_ONLY,

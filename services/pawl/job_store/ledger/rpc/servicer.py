@@ -262,10 +262,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             after_run = read_token(request.page_token, _PENDING_RUNS, selection, tuple[datetime, Id])
             return await self._pending_runs(request, wanted, selection, after=after_run, rows_max=rows_max)
         page = await self._ledger.reads.pending(store_id, wanted, after=after, rows_max=rows_max)
-        shown = [
-            messages.call(row) if row.user_id == request.user_id else messages.call_for_approver(row)
-            for row in page.rows
-        ]
+        shown = [messages.call_for(row, request.user_id) for row in page.rows]
         token = next_token("ListPendingCalls", selection, page, lambda call: (call.create_time, call.call_id))
         response = pb.ListPendingCallsResponse(calls=shown, next_page_token=token)
         if token:

@@ -130,7 +130,8 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     - `paths` adds the message counts for forks, whose source conversations must be named.
     - `step` names a run whose owner takes a step that needs no rows but the run, its conversation and its calls.
 
-    If `owner` is set and does not own all `runs`, nothing is loaded or locked.
+    If `owner` is set and does not own all `runs`, nothing is loaded or locked, unless the first of `calls` asks this
+    user by name.
     """
 
     requests: tuple[RequestKey, ...] = ()

@@ -139,7 +139,11 @@ _PENDING, _TO_APPROVE = (
         order="create_time, call_id",
         size=_CALL_BYTES,
     )
-    for of_whom in ("user_id = $4 AND state IN (2, 3, 4, 6)", "$4 = '' AND state = 2")
+    for of_whom in (
+        """coalesce(nullif(asked_user_id, ''), user_id) = $4 AND state IN (2, 3, 4, 6)
+            AND ($10::boolean OR asked_user_id IS DISTINCT FROM '')""",
+        "$4 = '' AND state = 2 AND coalesce(asked_user_id, '') = '' AND $10::boolean IS NOT NULL",
+    )
 )
 # One statement per index. `$4` is empty in the second. 3 is WAITING and 4 WAIT_KIND_BUDGET.
 _MINE_SHORT_OF_TOKENS, _SHORT_OF_TOKENS = (
@@ -272,6 +276,7 @@ class PostgresReads(DatabaseAdapter):
             wanted.tool_name.encode(),
             wanted.conversation_id,
             *(after or (None, "")),
+            wanted.approves,
         )
         statement = _PENDING if wanted.user_id else _TO_APPROVE
         return await run_lists.fetch(self._database, statement, arguments, tables.CALLS.read, rows_max=rows_max)
