@@ -257,7 +257,9 @@ def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
     else:
         if call.approval.preview:
             lines += [*quoted("", call.approval.preview), ""]
-        lines += json_block(call.arguments_json).splitlines()
+        # What a workflow asks a person is complete in its preview.
+        if call.context != call_pb2.EXECUTION_CONTEXT_HUMAN:
+            lines += json_block(call.arguments_json).splitlines()
         if call.approval.cause:
             lines += quoted("needs approval: ", call.approval.cause)
         lines += _approval_lines(call.approval)

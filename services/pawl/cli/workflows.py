@@ -15,7 +15,7 @@ from pawl.cli.command import command, json_of, object_of, read_file, say
 from pawl.cli.contract import Columns, Json, Option, ask, json_line, listing, verb
 from pawl.cli.declared import files
 from pawl.cli.declared.kinds import Faulty, Workflows
-from pawl.cli.executions import execution_lines, follow_execution, hints
+from pawl.cli.executions import execution_lines, follow_execution, hints, node_lines
 from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient
 
@@ -115,7 +115,7 @@ async def show(
     if json:
         print(json_line(execution))
     elif node:
-        say(console, [line for each in execution.nodes for line in wording.described(each)])
+        say(console, [line for each in execution.nodes for line in node_lines(each)])
     else:
         say(console, execution_lines(execution))
         say(console, waiting.values())

@@ -200,7 +200,7 @@ _TEMPLATES: Final[dict[type[Node], tuple[str, ...]]] = {
     OutputNode: ("value",),
 }
 _decode: Final = msgspec.json.Decoder(WorkflowDefinition).decode
-_encode: Final = msgspec.json.Encoder(order="sorted").encode
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def decode(data: bytes) -> WorkflowDefinition:
@@ -209,7 +209,7 @@ def decode(data: bytes) -> WorkflowDefinition:
 
 
 def encode(definition: WorkflowDefinition) -> bytes:
-    """Return the canonical JSON of a definition: keys are sorted, and defaults are left out."""
+    """Return the JSON of a definition, without defaults. Nodes and arguments keep their order."""
     return _encode(definition)
 
 

@@ -256,6 +256,7 @@ def test_the_example_is_valid_and_has_one_canonical_form() -> None:
     )
     written = definition.encode(found)
     assert definition.decode(written) == found == parsing.parse(written)
+    assert [*msgspec.json.decode(written)["nodes"]] == [*yaml.safe_load(TRIAGE)["nodes"]], "nodes keep their order"
     reordered = dict(reversed(msgspec.json.decode(written).items()))
     assert definition.encode(parsing.read({**reordered, "$schema": "x", "as_tool": False})) == written
 
