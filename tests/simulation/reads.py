@@ -350,15 +350,7 @@ class MemoryReads(MemoryChanges):
         self, store_id: StoreId, call_ids: Sequence[CallId], user_id: UserId, *, result_bytes_max: int
     ) -> list[tuple[CallRow, int]]:
         await self._database.reach()
-        rows = (self._tables.calls.get(CallKey(store_id, call_id)) for call_id in sorted(set(call_ids)))
-        found = []
-        for row in rows:
-            if row is not None and user_id in {"", row.user_id}:
-                size = len(row.result or b"")
-                is_large = size > result_bytes_max
-                head = replace(row, arguments=b"", spec=b"", result=None if is_large else row.result)
-                found.append((head, size if is_large else 0))
-        return found
+        return self._tables.call_heads(store_id, call_ids, user_id, result_bytes_max)
 
     def _is_running_or_stopped(self, job: RunRow, stopped_by: CommandId, cause: StopCause) -> bool:
         stop = self._tables.commands.get(CommandKey(job.store_id, job.run_id, stopped_by))
@@ -435,10 +427,7 @@ class MemoryReads(MemoryChanges):
             row
             for row in self._tables.calls.values()
             if row.store_id == store_id
-            and (
-                ((row.asked_user_id or row.user_id) == wanted.user_id and (wanted.approves or row.asked_user_id != ""))
-                or (not wanted.user_id and row.state is CallState.AWAITING_APPROVAL and not row.asked_user_id)
-            )
+            and is_shown_to(row, wanted.user_id, approves=wanted.approves)
             and (not wanted.states or row.state in wanted.states)
             and wanted.tool_name in {"", row.tool_name}
             and wanted.conversation_id in {"", row.conversation_id}

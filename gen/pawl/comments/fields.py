@@ -160,6 +160,7 @@ COMMENTS: dict[str, str] = {
     'pawl.agent.v1.SendEventRequest.name': 'Name of the event, for which a node of the workflow waits.',
     'pawl.agent.v1.SendEventRequest.payload_json': 'Payload as JSON, at most 64 KiB; empty means null.',
     'pawl.agent.v1.SendEventRequest.run_id': 'Run ID.',
+    'pawl.agent.v1.SendEventRequest.token': 'Token of a `wait` node (the expression `tokens.NAME`), instead of the run, name and event ID.',
     'pawl.agent.v1.SendMessageRequest.agent': 'Agent for the run, if this message starts a run; see StartRunRequest.agent.',
     'pawl.agent.v1.SendMessageRequest.conversation_id': 'Conversation ID.',
     'pawl.agent.v1.SendMessageRequest.labels': 'Labels for the run, if this message starts a run; see StartRunRequest.labels.',

@@ -186,13 +186,14 @@ def _payload(request: workflow_pb2.SendEventRequest, given: str) -> None:
     request.payload_json = text.encode()
 
 
+_PAYLOAD: Final = Option(path="payload_json", help="Payload as JSON; @FILE reads a file.", put=_payload)
 app.command("event")(
     verb(
         workflow_pb2.SendEventRequest(),
         {
             **_RUN,
             "event": "name",
-            "--payload": Option(path="payload_json", help="Payload as JSON; @FILE reads a file.", put=_payload),
+            "--payload": _PAYLOAD,
             "--id": "event_id",
         },
         "Send an event to a run, for its wait nodes with this event name.",
@@ -201,6 +202,14 @@ app.command("event")(
 )
 
 
+app.command("complete")(
+    verb(
+        workflow_pb2.SendEventRequest(),
+        {"token": "token", "--payload": _PAYLOAD},
+        "End the wait of a run's node by its token.",
+        "Sent.",
+    )
+)
 app.command("mermaid")(
     verb(
         workflow_pb2.GetWorkflowRequest(),

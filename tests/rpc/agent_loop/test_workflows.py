@@ -10,7 +10,9 @@ import pytest
 from pawl.agent.v1 import agent_pb2, agents_pb2, jobs_pb2
 from pawl.agent.v1 import workflow_pb2 as pb
 from pawl.agent_loop.agents.rules import OfferedTool
+from pawl.agent_loop.workflows.values import wait_token
 from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import RunId
 from pawl.event.v1 import agent_pb2 as agent_values
 from pawl.event.v1 import run_pb2, workflow_pb2
 from pawl.job.v1 import ledger_pb2
@@ -308,6 +310,9 @@ async def test_requests_about_runs_refuse_bad_input(
             (pb.SendEventRequest(**event | {"run_id": "chat"}), "RUN_NOT_FOUND"),
             (pb.SendEventRequest(**event | {"name": CONTROL}), "INVALID_FIELD", "name"),
             (pb.SendEventRequest(**event | {"name": "payed"}), "INVALID_FIELD", "name"),
+            (pb.SendEventRequest(**event, token="a.b.c"), "INVALID_FIELD", "token"),
+            (pb.SendEventRequest(token="a.b.c"), "COMPLETION_NOT_FOUND"),
+            (pb.SendEventRequest(token=f"{run_id}.late.{'0' * 32}"), "COMPLETION_NOT_FOUND"),
             (pb.SendEventRequest(**event, payload_json=b"{"), "INVALID_JSON"),
             (pb.SendEventRequest(**event, payload_json=b'"' + b"x" * 70_000 + b'"'), "TOO_LARGE"),
             (pb.SendEventRequest(**event, event_id=NO_ID), "INVALID_ID"),
@@ -360,6 +365,29 @@ async def test_execution_has_the_edges_of_the_graph(workflows: WorkflowServiceAs
     run_id = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id
     found = await workflows.GetExecution(pb.GetExecutionRequest(run_id=run_id), metadata=ME)
     assert list(found.edges) == [workflow_pb2.WorkflowEdge(source="fetch", target="late", kind="after")]
+
+
+async def test_token_sends_one_event_for_its_node_and_reveals_no_run(
+    workflows: WorkflowServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    await workflows.SaveWorkflow(save(nodes=WAITS), metadata=ADMIN)
+    run = (await workflows.StartWorkflow(begin(), metadata=ME)).run
+    assert not run.workflow.token_key
+    for found in (run, (await stub.GetRun(agent_pb2.GetRunRequest(run_id=run.run_id), metadata=ME)).run):
+        assert not found.workflow.token_key
+    token = wait_token(ledger.token_key(run.run_id), RunId(run.run_id), "late")
+    sent = pb.SendEventRequest(token=token, payload_json=b"7")
+    for who in (OTHER_USERS[0], ME):
+        assert await workflows.SendEvent(sent, metadata=who) == pb.SendEventResponse()
+    assert [command.event.name for command in ledger.commands] == ["#late"]
+    other = pb.SendEventRequest(token=token, payload_json=b"8")
+    assert await reason(workflows.SendEvent(other, metadata=ME)) == "REQUEST_ID_REUSED"
+    await stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run.run_id), metadata=ME)
+    await workflows.SendEvent(sent, metadata=ME)
+    unused = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id
+    await stub.CancelRun(agent_pb2.CancelRunRequest(run_id=unused), metadata=ME)
+    late = pb.SendEventRequest(token=wait_token(ledger.token_key(unused), RunId(unused), "late"))
+    assert await reason(workflows.SendEvent(late, metadata=ME)) == "RUN_ENDED"
 
 
 async def test_schema_of_definitions_describes_all_kinds_of_nodes(workflows: WorkflowServiceAsyncStub) -> None:

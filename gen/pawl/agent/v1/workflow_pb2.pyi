@@ -685,6 +685,7 @@ class SendEventRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     PAYLOAD_JSON_FIELD_NUMBER: _builtins.int
     EVENT_ID_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Run ID."""
     name: _builtins.str
@@ -693,6 +694,8 @@ class SendEventRequest(_message.Message):
     """Payload as JSON, at most 64 KiB; empty means null. It becomes the node's output."""
     event_id: _builtins.str
     """Idempotency key of the event, unique in the run. Without one, each request is a new event."""
+    token: _builtins.str
+    """Token of a `wait` node (the expression `tokens.NAME`), instead of the run, name and event ID."""
     def __init__(
         self,
         *,
@@ -700,10 +703,11 @@ class SendEventRequest(_message.Message):
         name: _builtins.str = ...,
         payload_json: _builtins.bytes = ...,
         event_id: _builtins.str = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_id", b"event_id", "name", b"name", "payload_json", b"payload_json", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_id", b"event_id", "name", b"name", "payload_json", b"payload_json", "run_id", b"run_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -718,7 +722,7 @@ class SendEventResponse(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> _run_pb2.Run:
-        """The run."""
+        """The run; absent with a token."""
 
     def __init__(
         self,

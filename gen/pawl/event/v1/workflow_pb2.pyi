@@ -84,7 +84,7 @@ class WorkflowVersion(_message.Message):
     version: _builtins.int
     """Version number, starting at 1. It increases by one with each change, even after a deletion."""
     definition_json: _builtins.bytes
-    """The definition as canonical JSON, at most 256 KiB. docs/guides/workflows.md describes it, and
+    """The definition as JSON without defaults, in its written order, at most 256 KiB. docs/guides/workflows.md describes it, and
     GetWorkflowSchema returns its JSON Schema. Empty in lists.
     """
     description: _builtins.str
@@ -166,6 +166,7 @@ class PinnedWorkflow(_message.Message):
     RERUN_NODE_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     START_STATE_FIELD_NUMBER: _builtins.int
+    TOKEN_KEY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the workflow."""
     version: _builtins.int
@@ -184,6 +185,8 @@ class PinnedWorkflow(_message.Message):
     """For RerunFrom: the opaque initial state, with the finished nodes that the run reuses. Runs in lists and events
     omit it.
     """
+    token_key: _builtins.bytes
+    """Random key of the tokens with which the run's waits can be ended. Only for services."""
     @_builtins.property
     def chunk(self) -> Global___MapChunk:
         """For the child run of a map: the items that it processes. Absent for other runs."""
@@ -199,10 +202,11 @@ class PinnedWorkflow(_message.Message):
         rerun_node: _builtins.str = ...,
         chunk: Global___MapChunk | None = ...,
         start_state: _builtins.bytes = ...,
+        token_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "input_json", b"input_json", "name", b"name", "reports_to_conversation_id", b"reports_to_conversation_id", "rerun_node", b"rerun_node", "rerun_of_run_id", b"rerun_of_run_id", "start_state", b"start_state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "input_json", b"input_json", "name", b"name", "reports_to_conversation_id", b"reports_to_conversation_id", "rerun_node", b"rerun_node", "rerun_of_run_id", b"rerun_of_run_id", "start_state", b"start_state", "token_key", b"token_key", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -144,6 +144,11 @@ class WorkflowVerbs(Target):
         )
         return WorkflowRun(self, (await self.once(self.workflows.StartWorkflow, request)).run.run_id)
 
+    async def complete_wait(self, token: str, payload: Any = None) -> None:
+        """End the wait of a workflow's node by its token, with a JSON payload. Safe to repeat."""
+        request = pb.SendEventRequest(token=token, payload_json=json.dumps(payload).encode())
+        await self.again(self.workflows.SendEvent, request)
+
     def workflow_run(self, run_id: str) -> WorkflowRun:
         """Return a handle for a workflow run. Sends no request."""
         return WorkflowRun(self, run_id)

@@ -183,6 +183,11 @@ class WorkflowDefinition(_Part, frozen=True, kw_only=True):
     nodes: Annotated[dict[NodeName, AnyNode], Meta(min_length=1)]
 
     @property
+    def waits(self) -> frozenset[str]:
+        """The nodes that wait for an event, without branches. They have tokens."""
+        return frozenset(name for name, node in self.nodes.items() if isinstance(node, WaitNode) and node.event)
+
+    @property
     def input_schema(self) -> dict[str, Any]:
         return {"type": "object", **self.input}
 

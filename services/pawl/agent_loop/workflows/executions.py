@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import AsyncIterator, Collection, Iterable
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -17,6 +19,7 @@ from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.rules import UndoSource, UndoState
 from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows import rerun as reruns
+from pawl.agent_loop.workflows.cursor import ENDED as ENDED_NODES
 from pawl.agent_loop.workflows.cursor import WorkflowCursor
 from pawl.agent_loop.workflows.definition import WaitNode
 from pawl.agent_loop.workflows.edges import edges as edges_of
@@ -24,11 +27,20 @@ from pawl.agent_loop.workflows.execution import Execution
 from pawl.agent_loop.workflows.graph import Graph, Step
 from pawl.agent_loop.workflows.reading import Graphs
 from pawl.agent_loop.workflows.rerun import Rerun
-from pawl.agent_loop.workflows.values import CallsNeeded
+from pawl.agent_loop.workflows.values import CallsNeeded, event_of_token, wait_token
 from pawl.chassis.identity.auth import Principal, for_user
-from pawl.chassis.ids import CallId, RunId
+from pawl.chassis.ids import CallId, RunId, UserId, check_id
 from pawl.chassis.rpc.client import translated
-from pawl.errors import CallNotFound, InvalidField, NodeNotFound, RunNotEnded, RunNotFound
+from pawl.errors import (
+    CallNotFound,
+    CallNotPending,
+    CompletionNotFound,
+    InvalidField,
+    InvalidId,
+    NodeNotFound,
+    RunNotEnded,
+    RunNotFound,
+)
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.event.v1.workflow_pb2 import NodeExecution, WorkflowEdge
 from pawl.values import ENDED
@@ -37,6 +49,7 @@ from pawl.values import ENDED
 _SHOWN_BYTES_MAX: Final = 4 * 1024
 _OUTPUT_BYTES_MAX: Final = 1024 * 1024
 _CALLS_PER_PAGE: Final = 200
+_TOKEN_CHARACTERS_MAX: Final = 200
 # Limits of a preview: the effects that it lists, and the runs that it reads.
 _EFFECTS_MAX: Final = 1000
 _RUNS_MAX: Final = 200
@@ -92,6 +105,29 @@ class Executions:
         if name not in names:
             known = f"it waits for {', '.join(names)}" if names else "it waits for no events"
             raise InvalidField(f"name: no node of the workflow waits for {name!r:.130}; {known}", field="name")
+
+    async def of_token(self, caller: Principal, token: str) -> tuple[Principal, RunId, str]:
+        """Return the user of the run in the caller's store that has this token, the run, and the token's event.
+
+        Raises:
+            CompletionNotFound: no run in the store has this token.
+            CallNotPending: the token's node has ended without an event.
+        """
+        run_id, _, rest = token[:_TOKEN_CHARACTERS_MAX].partition(".")
+        node = rest.partition(".")[0]
+        try:
+            run = (await self._ledger.get_run_as_service(caller, RunId(check_id(run_id, "token")))).run
+        except (InvalidId, RunNotFound):
+            raise CompletionNotFound from None
+        key = run.workflow.token_key
+        if not key or not hmac.compare_digest(token.encode(), wait_token(key, RunId(run_id), node).encode()):
+            raise CompletionNotFound
+        user = replace(caller, user_id=UserId(run.user_id))
+        found = await self.run(user, RunId(run_id))
+        record = found.cursor.nodes.get(found.step(node).number)
+        if record is not None and record.state in ENDED_NODES and not record.event:
+            raise CallNotPending(f"node {node} has ended without an event")
+        return user, RunId(run_id), event_of_token(node)
 
     async def run(self, caller: Principal, run_id: RunId) -> WorkflowRun:
         """Return one of the caller's workflow runs.

@@ -8,7 +8,7 @@ import msgspec
 
 from pawl.agent.v1 import workflow_pb2 as pb
 from pawl.agent_loop.api import convert
-from pawl.agent_loop.api.inbox import Inbox
+from pawl.agent_loop.api.inbox import Inbox, derived_id
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.replies import run_after
 from pawl.agent_loop.workflows import definition as definitions
@@ -22,7 +22,7 @@ from pawl.chassis.identity.auth import require_decider, require_user
 from pawl.chassis.ids import RequestId, check_id
 from pawl.chassis.labels import RESERVED
 from pawl.chassis.rpc.kinds import Context
-from pawl.errors import RunNotFound, WorkflowNotFound
+from pawl.errors import InvalidField, RunNotFound, WorkflowNotFound
 from pawl.event.v1 import run_pb2
 
 _VERSION_MAX: Final = 2**31 - 1
@@ -96,6 +96,13 @@ class WorkflowServicer:
         return pb.ResumeExecutionResponse(run=await self._pause(request, resumes=True))
 
     async def SendEvent(self, request: pb.SendEventRequest, context: Context) -> pb.SendEventResponse:
+        if request.token:
+            if request.run_id or request.name or request.event_id:
+                raise InvalidField("token cannot be combined with run_id, name or event_id", field="token")
+            caller, run_id, name = await self._executions.of_token(require_user(), request.token)
+            reply = await self._inbox.send_event(caller, derived_id("token", name), run_id, name, request.payload_json)
+            run_after(reply, RunNotFound)
+            return pb.SendEventResponse()
         event_id = RequestId(check_id(request.event_id, "event_id", optional=True))
         caller, run_id = require_user(), convert.run_id(request)
         await self._executions.check_event(caller, run_id, request.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
@@ -28,7 +29,7 @@ from pawl.agent_loop.workflows.definition import (
     WaitNode,
 )
 from pawl.agent_loop.workflows.graph import Graph, Step
-from pawl.chassis.ids import CallId
+from pawl.chassis.ids import CallId, RunId
 
 # Limit for a value: of an expression, of a map's items, and of the run's output.
 BYTES_MAX: Final = expressions.RESULT_BYTES_MAX
@@ -42,6 +43,7 @@ STATE_NAMES: Final = {
 }
 # 1 January 10000, in seconds since 1970.
 _TIME_MAX: Final = 253_402_300_800
+_TOKEN_BYTES: Final = 16
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -178,6 +180,8 @@ class Values:
             "nodes": self.nodes(names) if names else {},
             "run": {"id": run.run_id, "user": run.user_id},
         }
+        if self._graph.mapping is None and (waits := self._graph.definition.waits):
+            scope["tokens"] = {name: wait_token(self._pinned.token_key, run.run_id, name) for name in waits}
         if self._graph.mapping is not None and self._pinned.chunk is not None and step.item is not None:
             items = _decoded(self._pinned.chunk.items_json)
             scope |= {self._graph.mapping.as_: items[step.number], "index": step.item}
@@ -258,6 +262,16 @@ def time_of(value: Any) -> float:
 def outer_names(node: AnyNode) -> frozenset[str]:
     """Return the nodes whose values the items of a map use."""
     return frozenset().union(*(edges.references(each) for each in definitions.below(node).values()))
+
+
+def wait_token(key: bytes, run_id: RunId, node: str) -> str:
+    """Return the token with which an event for one node can be sent."""
+    return f"{run_id}.{node}.{hmac.digest(key, node.encode(), 'sha256')[:_TOKEN_BYTES].hex()}"
+
+
+def event_of_token(node: str) -> str:
+    """Return the name of the event that only this node takes. No definition can have such a name."""
+    return f"#{node}"
 
 
 def is_too_large(data: bytes) -> bool:

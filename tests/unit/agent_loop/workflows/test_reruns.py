@@ -6,21 +6,23 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.fact import Decide
+from pawl.agent_loop.loop.rules.fact import Decide, Event
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow
 from pawl.agent_loop.workflows.executions import Executions
 from pawl.agent_loop.workflows.reading import Graphs
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallKey, RunKey, StoreId, UserId
+from pawl.errors import CallNotPending, CompletionNotFound
 from pawl.event.v1 import workflow_pb2 as pb
 from pawl.values import DecisionKind, EffectClass, RunState
 from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.registry import tool
-from tests.unit.agent_loop.scenario import present
+from tests.unit.agent_loop.scenario import at_work, end_of, present
 
 CALLER = Principal(store_id=StoreId(STORE), user_id=UserId(USER))
 ERROR = CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR")
@@ -210,3 +212,53 @@ async def test_rerun_has_the_output_of_its_reused_output_node() -> None:
     again = await played(made, PinnedWorkflow(name="flow", version=version, start_state=start))
     assert json.loads(made.ledger.run(again).output_json) == 7
     assert [call.tool_name for call in made.ledger.calls(again)] == ["fails"]
+
+
+TOKENS: dict[str, Any] = {
+    "mail": {"kind": "tool", "tool": "work", "arguments": {"link": "${tokens.paid}"}},
+    "other": {"kind": "wait", "event": "paid", "timeout_seconds": 60, "on_error": "continue"},
+    "paid": {"kind": "wait", "event": "paid"},
+    "last": {"kind": "wait", "event": "sent", "after": ["paid"]},
+    "answer": {"kind": "output", "value": "${nodes.paid.output.n}", "after": ["last"]},
+}
+
+
+async def test_token_ends_the_wait_of_exactly_its_node() -> None:
+    made = world()
+    made.workflows.save("pay", TOKENS)
+    key = made.ledger.submit("[Workflow pay]", workflow=PinnedWorkflow(name="pay", version=1))
+    async with at_work(made.worker()):
+        while made.ledger.run(key).state is not RunState.WAITING:
+            await made.clock.sleep(0.1)
+        token = json.loads(made.ledger.calls(key)[0].arguments_json)["link"]
+        gateway = Principal(store_id=StoreId(STORE), user_id=UserId("gateway"))
+        user, run_id, name = await executions(made).of_token(gateway, token)
+        assert (user.user_id, run_id) == (USER, key.run_id)
+        last = f"{key.run_id}.last.{token.rpartition('.')[2]}"
+        absent = f"run_absent.{token.partition('.')[2]}"
+        for wrong in (token[:-1], last, absent, token + "0", f"{key.run_id}.nodes.é", "", "x" * 1000):
+            with pytest.raises(CompletionNotFound):
+                await executions(made).of_token(gateway, wrong)
+        elsewhere = Principal(store_id=StoreId("globex"), user_id=UserId(USER))
+        with pytest.raises(CompletionNotFound):
+            await executions(made).of_token(elsewhere, token)
+        await made.ledger.send(key, Event(name=name, payload_json=b'{"n":5}'))
+        await made.clock.sleep(10)
+        found = {node.path: node.state for node in (await executions(made).get(CALLER, key.run_id, "")).nodes}
+        assert (found["paid"], found["other"]) == (pb.NODE_STATE_SUCCEEDED, pb.NODE_STATE_WAITING)
+        await made.ledger.send(key, Event(name="sent", payload_json=b"1"))
+        await end_of(made, key)
+    assert made.ledger.run(key).output_text == "5"
+    assert (await executions(made).of_token(gateway, token))[2] == name, "the ledger reports a repeated event"
+
+
+async def test_token_of_a_node_that_has_ended_without_an_event_is_refused() -> None:
+    made = world()
+    late = {**TOKENS, "paid": {**TOKENS["paid"], "timeout_seconds": 5, "on_error": {"go_to": "last"}}}
+    made.workflows.save("pay", {**late, "last": {"kind": "wait", "event": "sent"}})
+    key = made.ledger.submit("[Workflow pay]", workflow=PinnedWorkflow(name="pay", version=1))
+    async with at_work(made.worker()):
+        await made.clock.sleep(10)
+        token = json.loads(made.ledger.calls(key)[0].arguments_json)["link"]
+        with pytest.raises(CallNotPending):
+            await executions(made).of_token(CALLER, token)

@@ -91,7 +91,8 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     },
     "pawl.agent.v1.WorkflowService": {
         READERS: "GetWorkflow ListWorkflows ListWorkflowVersions GetWorkflowSchema GetExecution",
-        _MEMBERS: "StartWorkflow RerunFrom PauseExecution ResumeExecution SendEvent",
+        _MEMBERS: "StartWorkflow RerunFrom PauseExecution ResumeExecution",
+        _MEMBERS | {Role.GATEWAY}: "SendEvent",
         (Role.ADMIN,): "SaveWorkflow DeleteWorkflow",
     },
     "pawl.batch.v1.BatchService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX, GATEWAY): "Batch"},

@@ -217,6 +217,7 @@ def run(row: RunRow, *, whole: bool = False) -> run_pb2.Run:
         _leave_out_texts(message.goal)
     if message.HasField("workflow"):
         workflow = message.workflow
+        workflow.ClearField("token_key")
         if not whole:
             _leave_out_inputs(workflow)
         if row.reports_to:

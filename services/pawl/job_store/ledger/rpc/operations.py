@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, Final
 
 from google.protobuf.message import Message as ProtoMessage
@@ -79,6 +80,7 @@ _MESSAGE_HEADER: Final = (
 _APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated", "series")
 # The command sent to owners of runs whose conversation is erased, or no longer shared for writing.
 CANCEL: Final = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER)).SerializeToString()
+_TOKEN_KEY_BYTES: Final = 16
 _CHILD_CANCEL: Final = ledger_pb2.Command(
     cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_PARENT)
 ).SerializeToString()
@@ -120,8 +122,10 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         message=user_messages.body(request),
         steer=steer.SerializeToString(),
         interrupt=interrupt.SerializeToString(),
-        options=run_pb2.Run(
-            user_roles=request.user_roles, **_present(request, "options", "undo", "agent", "workflow", "goal")
+        options=_with_key(
+            run_pb2.Run(
+                user_roles=request.user_roles, **_present(request, "options", "undo", "agent", "workflow", "goal")
+            )
         ).SerializeToString(),
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
@@ -145,6 +149,12 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         own_tools=own,
         only_repeat=request.only_repeat or (bool(request.asked_agent) and not request.HasField("agent")),
     )
+
+
+def _with_key(run: run_pb2.Run) -> run_pb2.Run:
+    if run.HasField("workflow"):
+        run.workflow.token_key = secrets.token_bytes(_TOKEN_KEY_BYTES)
+    return run
 
 
 def _present(request: ProtoMessage, *names: str) -> dict[str, Any]:
@@ -332,7 +342,7 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         run_id=RunId(check_id(entry.run_id, "delegations.run_id")),
         message=user_messages.body(entry),
         made_title=made_title(entry.text),
-        options=run.SerializeToString(),
+        options=_with_key(run).SerializeToString(),
         agent_name=entry.agent.name or DEFAULT_AGENT,
         token_budget=tokens(limits.total_tokens_max, "delegations.options.limits.total_tokens_max"),
         token_ceiling=tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),

@@ -227,7 +227,7 @@ def _parked(situation: Situation, below: Mapping[RunId, Waiting]) -> Waiting:
         since_time=min((call.state_time for call in about), default=run.state_time),
         deadline_time=_deadline(situation, first),
         user_ids=there.user_ids if there else own,
-        roles=there.roles if there else () if all(call.asked_user_id for call in about) else _ROLES.get(first, ()),
+        roles=there.roles if there else () if _is_named(about) else _ROLES.get(first, ()),
         call_ids=tuple(call.call_id for call in about[:NAMED_MAX]),
         run_ids=tuple(children[:NAMED_MAX]) if first is _W.AGENT else (),
     )
@@ -237,6 +237,11 @@ def _asked(run: RunRow, calls: Sequence[CallRow]) -> tuple[UserId, ...]:
     """Return the users who are asked by name, or as the run's user."""
     asked = (run.user_id if call.asked_user_id is None else call.asked_user_id for call in calls)
     return tuple(dict.fromkeys(filter(None, asked))) if calls else (run.user_id,)
+
+
+def _is_named(calls: Sequence[CallRow]) -> bool:
+    """Return whether only users who are asked by name may decide on the calls."""
+    return bool(calls) and all(call.asked_user_id for call in calls)
 
 
 def _deadline(situation: Situation, reason: WaitReason) -> datetime | None:
@@ -305,7 +310,7 @@ def _approvals(calls: Sequence[CallRow]) -> str:
         what = f"{call.approvals_required} approvals of {call.tool_name} ({len(call.approvals)} given)"
     else:
         what = f"an approval of {_tools(calls) or 'a call'}"
-        if calls and all(call.asked_user_id for call in calls):
+        if _is_named(calls):
             what += f" by {_listed([call.asked_user_id or '' for call in calls[:_TOOLS_MAX]], len(calls))}"
     return f"{what} (requested twice, not decided in time)" if any(call.escalated for call in calls) else what
 
