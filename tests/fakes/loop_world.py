@@ -346,7 +346,7 @@ class MemoryLedger(WorkerLedgerClient):
         return key
 
     def apply(self, request: ledger_pb2.SubmitMessageRequest) -> Submitted:
-        submitted: Submitted = self._apply(operations.submit(request, self._limits))
+        submitted: Submitted = self._apply(operations.submit(request, lambda _: self._limits))
         return submitted
 
     async def send(self, key: RunKey, kind: CommandKind, command_id: str = "", *, approver: str = "") -> CommandOutcome:

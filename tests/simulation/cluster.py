@@ -143,8 +143,8 @@ class JobStore:
                 self._of_triggers, parts.group_commit, Unmetered(), self._ids, random_bytes=self._random_bytes
             )
             starters = (
-                *(ScheduleServicer(schedules), ScheduleLedgerServicer(schedules, self._limits)),
-                *(TriggerServicer(of_events), TriggerLedgerServicer(of_events, self._limits)),
+                *(ScheduleServicer(schedules), ScheduleLedgerServicer(schedules, lambda _: self._limits)),
+                *(TriggerServicer(of_events), TriggerLedgerServicer(of_events, lambda _: self._limits)),
             )
             self._servicers = (*parts.servicers, *starters)
             await asyncio.Event().wait()

@@ -15,7 +15,7 @@ chassis maps kinds to gRPC codes in one place, and restores the same class from 
       FailedPrecondition: RunEnded, RunNotEnded, CallNotPending, AlreadyDecided, GrantNotOffered, DigestMismatch,
         IllegalTransition, ConversationBusy, RunOfAnotherUser, DeadlinePassed, ApprovalRequired,
         AttentionNotNeeded, SourceChanged, NoTokenBudget, AgentCycle, ForkPointOpen, ConversationErased,
-        TriggerPaused, Unreadable
+        TriggerPaused, FeatureOff, Unreadable
       OutOfRange: SeqBeyondEnd
       Aborted: LeaseLost, InboxChanged, Conflict
       ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, PastTooLong, TooManyJobs, SlowConsumer
@@ -347,6 +347,13 @@ class ConversationErased(FailedPrecondition):
 
 class TriggerPaused(FailedPrecondition):
     """The trigger is paused and does not accept events. Deliver the event again later."""
+
+
+class FeatureOff(FailedPrecondition):
+    """The feature is switched off for this store. Metadata `feature` names the switch.
+
+    The request had no effect. Do the work another way, or try again later.
+    """
 
 
 class Unreadable(FailedPrecondition):

@@ -49,7 +49,7 @@ async def main(stop: asyncio.Event) -> None:
         job_store = await service.open_channel(
             "job_store", settings.job_store_address, message_bytes_max=LEDGER_MESSAGE_BYTES_MAX
         )
-        # Optional: without tool-registry, clients can still read, answer and end runs.
+        # Optional: clients can read, answer and end runs even without tool-registry.
         registry = RegistryClient(
             await service.open_channel("tool_registry", settings.tool_registry_address, optional=True)
         )
@@ -128,8 +128,8 @@ async def _worker(
         renew_seconds=settings.lease_renew_seconds,
     )
     if not settings.serves_clients:
-        # In this role, the processes that serve clients do not claim the runs that their requests make due, so claim
-        # those runs without delay.
+        # In this role, the processes that serve clients do not claim the runs that their requests make due, so this
+        # process claims them without delay.
         limits = replace(limits, remote_work_delay_seconds=0.0)
     # Use a new id for each start, so that this process does not take over an earlier process's leases.
     worker = Worker(WorkerId(service.ids.new("wrk")), dependencies, limits)

@@ -65,9 +65,9 @@ class AgentLoopSettings(ServiceSettings):
     )
 
     message_bytes_max: Constant[int] = 1280 * 1024
-    # As many as a gateway has, because every open page holds one.
+    # As many as a gateway has, because every open page uses one.
     streams_max: Constant[int] = 4000
-    # How long a silent worker keeps its runs.
+    # How long a worker that does not renew its leases keeps its runs.
     lease_seconds: Constant[float] = 10.0
     lease_renew_seconds: Constant[float] = 2.0
 

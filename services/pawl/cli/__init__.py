@@ -12,7 +12,7 @@ def main() -> None:
     # gRPC logs every failed connection to stderr, including in services started here. The lines are not JSON, and any
     # client can cause them. gRPC reads the variable on import.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # Imports leave hardly any garbage, so collections start with the command.
+    # Imports leave hardly any garbage, so garbage collection starts with the command.
     gc.disable()
     try:
         from pawl.cli.__main__ import main as run  # noqa: PLC0415  # this import takes half a second

@@ -16,11 +16,11 @@ from typer.core import TyperArgument, TyperGroup, TyperOption
 _FLAGS: Final = ("--address", "--data", "--store", "--user", "--ca")
 _SWITCHES: Final = ("--key-in-clear",)
 
-# Where each command is, in pawl.cli, and the first sentence of its help.
+# Each command's module in pawl.cli, and the first sentence of its help.
 COMMANDS: Final = {
     "up": ("up:up", "Start the suite on this machine."),
     "init": ("dev:init", "Create the folder of a small product: an agent and a tool."),
-    "dev": ("dev:dev", "Start the suite with a product's folder, and follow its changes."),
+    "dev": ("dev:dev", "Start the suite with a product's folder, and reload it after changes."),
     "run": ("runs:run", "Start a run and watch it."),
     "chat": ("chat:chat", "Chat with an agent."),
     "watch": ("runs:watch", "Watch a run until it ends."),
@@ -56,10 +56,11 @@ COMMANDS: Final = {
     "notify": ("notify:app", "Get notifications by webhook or e-mail."),
     "rules": ("access:rules", "Manage rules that allow, gate or deny calls."),
     "keys": ("programs:keys", "Create, list and revoke API keys."),
+    "settings": ("settings:app", "Switch features on and off, and change limits of stores."),
     "conversations": ("conversations:app", "List, search, share and erase conversations."),
     "jobs": ("jobs:app", "Start, list, watch, pause and stop background jobs."),
     "workflows": ("workflows:app", "Save, start, watch and change workflows."),
-    "goal": ("goals:app", "Start, list, watch and raise goals."),
+    "goal": ("goals:app", "Start, list and watch goals, and raise their limits."),
     "schedules": ("starters:schedules", "Start runs at set times or intervals."),
     "triggers": ("starters:triggers", "Start runs when a webhook or e-mail arrives."),
 }
@@ -78,7 +79,7 @@ def load(name: str) -> Any:
 
 
 class _Conversion:
-    """Converts a parameter's value as typer does, but keeps a value that is missing or has its type already.
+    """Converts a parameter's value like typer, but keeps a value that is missing or already has the right type.
 
     typer imports pydantic for every value, which takes a third of the time of a short command.
     """
@@ -104,7 +105,7 @@ class _Group(TyperGroup):
         name, _, rest = super().resolve_command(ctx, args)
         command = load(name) if name else None
         if not gc.isenabled():  # See pawl.cli.main.
-            gc.freeze()  # What was imported stays until the end.
+            gc.freeze()  # Imported modules stay until the end.
             gc.enable()
         return name, command, rest
 

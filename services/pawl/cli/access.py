@@ -340,7 +340,7 @@ async def whoami(
     """
     found = await target.whoami()
     caller, deployment = found.caller, found.deployment
-    where = f"of the store {caller.store_id}" if caller.store_id else "of the deployment"
+    where = f"in the store {caller.store_id}" if caller.store_id else "of the deployment"
     shown = [
         f"{wording.clean(caller.user_id)} {where}",
         *wording.described(caller, only=_CALLER),

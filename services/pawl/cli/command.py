@@ -29,7 +29,7 @@ from pawl.client import AsyncClient, forms
 from pawl.client.target import Service
 from pawl.errors import InvalidJson
 
-# The command ran, but its operation, or the run that it watched, did not succeed.
+# The command ran, but its operation or the run that it watched did not succeed.
 EXIT_UNSUCCESSFUL: Final = 1
 # The command could not run. Standard error says why.
 EXIT_IMPOSSIBLE: Final = 2
@@ -55,7 +55,7 @@ def command(*, service: Service = "agent") -> Callable[[Callable[..., Awaitable[
     def made(work: Callable[..., Awaitable[int | None]]) -> Callable[..., None]:
         @functools.wraps(work)
         def run(context: typer.Context, **options: Any) -> None:
-            if context.invoked_subcommand is None:  # Otherwise a subcommand does the work.
+            if context.invoked_subcommand is None:  # Otherwise, a subcommand does the work.
                 raise typer.Exit(
                     _perform(context.obj, functools.partial(work, **options), service, _option_names(context))
                 )
@@ -101,7 +101,7 @@ def _perform(
 
 
 def follows(target: AsyncClient) -> None:
-    """Let a command that keeps watching survive a restart of the suite. Other commands fail immediately."""
+    """Make a watching command survive a restart of the suite. Other commands fail immediately."""
     target.retry_seconds = FOLLOW_SECONDS
 
 
@@ -147,7 +147,7 @@ def labels_of(texts: Sequence[str] | None, parameter: str = "labels") -> dict[st
 
 
 def json_of(text: str | bytes, what: str, hint: str = "", *, bytes_max: int = _JSON_BYTES_MAX) -> Any:
-    """Parse JSON. `what` names it in error messages.
+    """Parse JSON. `what` describes it in error messages.
 
     Raises:
         CommandError: The text is not JSON. The message ends with the hint.
@@ -159,7 +159,7 @@ def json_of(text: str | bytes, what: str, hint: str = "", *, bytes_max: int = _J
 
 
 def object_of(text: str | bytes, what: str) -> dict[str, Any]:
-    """Parse a JSON object. `what` names it in error messages.
+    """Parse a JSON object. `what` describes it in error messages.
 
     Raises:
         CommandError: The text is not a JSON object.

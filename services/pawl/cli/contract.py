@@ -49,6 +49,7 @@ _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
     "pawl.notify.v1.ChannelService": ("notify_channels", "notifications"),
     "pawl.notify.v1.PreferenceService": ("preferences", "notifications"),
     "pawl.identity.v1.KeyService": ("key_register", "keys"),
+    "pawl.settings.v1.SettingsService": ("settings", "keys"),
 }
 _pool: Final = descriptor_pool.Default()
 # Requests that change or delete resources that files can declare.

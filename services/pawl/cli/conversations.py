@@ -27,7 +27,7 @@ ConversationId = Annotated[
 ]
 Key = Annotated[str, typer.Option("--key", help="Your key for the conversation, instead of its id.")]
 _HISTORY_BYTES_MAX: Final = 4 * 1024 * 1024
-# How long the command waits for an erasure. The erasure continues without it.
+# How long the command waits for an erasure, which continues without it.
 _ERASURE_SECONDS: Final = 30.0
 _SPEAKERS: Final = {
     message_pb2.ROLE_USER: ("you", "bold"),

@@ -87,7 +87,7 @@ def dev(
     port: Annotated[list[str] | None, typer.Option(help="name=number, as in `pawl up`. Repeatable.")] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the console.")] = False,
 ) -> None:
-    """Start the suite with a product's folder, and follow its changes.
+    """Start the suite with a product's folder, and reload it after changes.
 
     The folder has pawl.yaml, resources in subfolders (see `pawl apply`), and
     Python tools in the subfolder tools. When a file changes, its tools or
@@ -118,7 +118,7 @@ def dev(
 
 
 async def _follow(suite: Suite, folder: Path) -> None:
-    """Reload tools and apply resources after each change of their files."""
+    """Reload tools and apply resources whenever their files change."""
     seen = await asyncio.to_thread(_changes, folder)
     applying = asyncio.create_task(_apply(suite))
     try:
@@ -131,7 +131,7 @@ async def _follow(suite: Suite, folder: Path) -> None:
             await asyncio.wait([applying])
             if found[0] != seen[0]:
                 await _reload_tools(suite)
-            # Also after a change of tools, because a resource may name a new one.
+            # Also after tools change, because a resource may refer to a new one.
             applying = asyncio.create_task(_apply(suite))
             seen = found
     finally:
@@ -144,7 +144,7 @@ async def _apply(suite: Suite) -> None:
 
 
 def _show_in_console(suite: Suite, problem: str) -> None:
-    """Show the problem in the console, after the problems of tools."""
+    """Show the problem in the console, below the problems with tools."""
     lines = [*suite.broken_tools, *problem.splitlines()]
     part = suite.folder.run / f"{PROBLEMS_FILE}.part"
     part.write_text(json.dumps([wording.clean(line) for line in lines]), encoding="utf-8")
@@ -164,7 +164,7 @@ async def _reload_tools(suite: Suite) -> None:
 
 
 def _changes(folder: Path) -> tuple[Mapping[Path, int], Mapping[Path, int]]:
-    """Return the change times of the files with tools, and of those with resources."""
+    """Return the modification times of the tools' files and of the resources' files."""
     tools = list((folder / _TOOLS).rglob("*.py"))
     resources = [folder / SET_FILE, *(file for kind in KINDS for file in (folder / f"{kind}s").glob("*"))]
     return _times(tools), _times(resources)

@@ -130,7 +130,7 @@ def _time(time: Timestamp) -> datetime:
 async def follow_execution(target: AsyncClient, console: Console, run_id: str) -> int:
     """Show a run's nodes until it ends; return the exit code.
 
-    A terminal shows a live tree. Elsewhere, each call that waits for a person and, at the end, the tree are printed.
+    A terminal shows a live tree. Elsewhere, each call waiting for a person and, at the end, the tree are printed.
     """
     follows(target)
     shown = set[tuple[str, int]]()
@@ -152,7 +152,7 @@ async def follow_execution(target: AsyncClient, console: Console, run_id: str) -
 
 
 def hints(run: run_pb2.Run) -> dict[tuple[str, int], str]:
-    """Return what to do about each call that waits for a person, in the run and the runs below it."""
+    """Return what to do about each call waiting for a person, in the run and the runs below it."""
     return {
         (call.call_id, call.state): f"{_question(call)}\n  {hint(call, decides=decides(run))}"
         for call in run.pending_calls

@@ -101,7 +101,7 @@ _TLS_ERRORS: Final = (
     ("certificate has expired", "The certificate at {} has expired. Ask the suite's operator to renew it."),
     (
         "Hostname Verification",
-        "The certificate at {} does not have this name. Use an address that the certificate names.",
+        "The certificate at {} does not have this name. Use an address listed in the certificate.",
     ),
     (
         "CERTIFICATE_VERIFY_FAILED",
@@ -212,7 +212,7 @@ def _as_typed(error: PawlError, typed: Mapping[str, str]) -> str:
         is_plain = name.isalpha() and not found[1] and name not in wrong.split(".")
         return found[0] if is_plain else _option(name, typed) or found[0]
 
-    # Lines with a dash are about the arguments of a tool, which may have the same names.
+    # Lines with a dash are about a tool's arguments, which may have the same names.
     lines = message.splitlines(keepends=True)
     replaced = "".join(line if line.startswith("- ") else _FIELD.sub(put, line) for line in lines)
     option = _option(wrong, typed)

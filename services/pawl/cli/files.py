@@ -77,7 +77,7 @@ async def get(
         # Unlike a rename, a link never replaces a file.
         made.hardlink_to(part)
     except FileExistsError:
-        raise CommandError(f"{made} already exists. Name another file.") from None
+        raise CommandError(f"{made} already exists. Choose another file.") from None
     except OSError as error:
         raise CommandError(f"{made} cannot be written: {error.strerror}.") from None
     finally:

@@ -86,7 +86,7 @@ COLUMNS: Final[Columns] = {
     "attempts": progress_text,
 }
 
-app = typer.Typer(help="Start, list, watch and raise goals.", no_args_is_help=True)
+app = typer.Typer(help="Start, list and watch goals, and raise their limits.", no_args_is_help=True)
 app.command("start")(
     verb(
         pb.StartGoalRequest(),

@@ -76,7 +76,7 @@ def state_text(job: jobs_pb2.BackgroundJob) -> str:
 
 
 def progress_text(job: jobs_pb2.BackgroundJob) -> str:
-    """Return the progress of a job; of one with a single call, only the call's own."""
+    """Return a job's progress. For a job with a single call, this is just the call's progress."""
     failed = f" ({job.failures} failed)" if job.failures else ""
     missed = f"{job.missed_iterations} missed" if job.missed_iterations else ""
     count = f"{job.iterations} of {job.definition.iterations_max}{failed}" if job.definition.iterations_max > 1 else ""

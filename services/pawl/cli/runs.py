@@ -269,7 +269,7 @@ runs: Final = listing(
 top_up: Final = verb(
     agent_pb2.TopUpRunRequest(),
     {"run": "run_id", "tokens": "tokens"},
-    "Add tokens to a run's budget. A run that waits for tokens continues.",
+    "Add tokens to a run's budget. A run waiting for tokens continues.",
     lambda answer, _: f"{answer.run.run_id} {wording.budget_text(answer.run)}.",
 )
 

@@ -98,7 +98,7 @@ class Transcript:
             case "warning":
                 self.line(f"! {wording.one_line(event.warning.message, 300)}", "yellow")
             case _:
-                pass  # An event of a later version, or one with nothing to show.
+                pass  # An event from a later version, or one with nothing to show.
 
     def show_gap(self, gap: gap_pb2.Gap) -> None:
         snapshot = gap.snapshot

@@ -38,7 +38,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_PAUSED: "its user to resume it",
     run_pb2.WAIT_KIND_COMPLETION: "an external result for a call",
 }
-# Reasons why queued runs wait.
+# Reasons why queued runs are waiting.
 QUEUED_FOR: Final = {
     waiting_pb2.WAIT_REASON_TURN: "its turn",
     waiting_pb2.WAIT_REASON_PLACE: "a free slot",
@@ -56,11 +56,12 @@ STOPPED_BY: Final = {
     run_pb2.STOP_CAUSE_OPERATOR: " by an operator",
     run_pb2.STOP_CAUSE_PARENT: " by a run above it",
     run_pb2.STOP_CAUSE_MODEL: " by the model",
+    run_pb2.STOP_CAUSE_FEATURE_OFF: ", because runs were switched off for the store",
 }
 
 
 def quoted(label: str, text: str) -> list[str]:
-    """Return untrusted text after a label. Additional lines are marked, so that they cannot pass as our own output."""
+    """Return untrusted text after a label. Additional lines are marked, so that they cannot pass for Pawl's output."""
     first, *rest = clean(text).splitlines() or [""]
     return [f"{label}{first}", *(f"  | {line}" for line in rest)]
 

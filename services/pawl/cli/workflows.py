@@ -110,7 +110,7 @@ async def show(
     """
     if not (json or node) and console.is_terminal:
         return await follow_execution(target, console, run_id)
-    waiting = hints(await target.get(run_id))  # Read first, so that the tree shows all that led to it.
+    waiting = hints(await target.get(run_id))  # Read this first, so that the tree shows everything that led to it.
     execution = await target.workflow_run(run_id).execution(node)
     if json:
         print(json_line(execution))

@@ -12,6 +12,7 @@ from pawl.job_store.sweeps import RetentionPeriods
 from pawl.job_store.wiring import on_postgres
 from pawl.server.process.service import Service, run_service
 from pawl.server.process.settings import load
+from pawl.values import Feature
 
 
 async def main(stop: asyncio.Event) -> None:
@@ -26,7 +27,7 @@ async def main(stop: asyncio.Event) -> None:
     )
     async with Service("job_store", settings) as service:
         database = await service.open_database()
-        await service.create_schema(database, "job_store", append_only=("key_events",))
+        await service.create_schema(database, "job_store", append_only=("key_events", "settings_changes"))
         bus = await service.open_bus()
 
         parts = on_postgres(
@@ -38,7 +39,10 @@ async def main(stop: asyncio.Event) -> None:
             ids=service.ids,
             metrics=service.metrics,
             keeps_lifecycle=bus.is_configured,
+            forced_off={Feature.RUNS} if settings.runs == "off" else (),
         )
+        # Before the first request, so that nothing that is switched off is on for a moment.
+        await parts.settings.refresh()
         await service.enter(parts.group_commit)
         for name, loop in parts.loops.items():
             service.background.start(name, loop)

@@ -425,6 +425,30 @@ LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     SELECT count(*) FROM gone
 $$;
 
+-- What each layer of the settings sets, as JSON. `change` is the last row of settings_changes about it.
+CREATE TABLE store_settings (
+    store_id text COLLATE "C" NOT NULL,  -- empty for the layer DEPLOYMENT
+    layer integer NOT NULL,
+    settings bytea NOT NULL,
+    change bigint NOT NULL,
+    PRIMARY KEY (store_id, layer)
+);
+CREATE INDEX store_settings_by_change ON store_settings (change);
+
+-- Changes of the settings. Append-only, and kept.
+CREATE TABLE settings_changes (
+    change bigint GENERATED ALWAYS AS IDENTITY,
+    "time" timestamptz NOT NULL,
+    layer integer NOT NULL,
+    store_id text COLLATE "C" NOT NULL,
+    before bytea NOT NULL,
+    after bytea NOT NULL,
+    user_id text NOT NULL,
+    credential_id text NOT NULL,
+    PRIMARY KEY (change)
+);
+CREATE INDEX settings_changes_of_store ON settings_changes (store_id, change);
+
 -- The words of messages by message number; number 0 has those of the user's title. Each word is prefixed with its
 -- owner's mark, so that a search never reads other users' words. A background task adds them; they are deleted with
 -- their messages.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -16,6 +17,7 @@ class JobStoreSettings(ServiceSettings):
     service_keys_file: Path
     active_runs_per_store: int = Field(default=20, ge=1, le=10_000)
     active_runs_per_user: int = Field(default=5, ge=1, le=10_000)
+    runs: Literal["on", "off"] = "on"
     event_retention_days: float = Field(default=7.0, ge=1.0)
     conversation_retention_days: float = Field(default=30.0, ge=1.0)
 

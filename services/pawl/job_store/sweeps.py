@@ -9,6 +9,7 @@ from typing import Final
 
 from pawl.chassis.process import logs, tasks
 from pawl.chassis.process.clock import Clock
+from pawl.errors import PawlError
 from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.ledger.ledger import Ledger
@@ -18,8 +19,10 @@ from pawl.job_store.ledger.rules.attention import Silence
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.lifecycle.store import PostgresOutbox
 from pawl.job_store.lifecycle.stream import JetStreamLifecycle
+from pawl.job_store.store_settings.snapshot import SettingsSnapshot
 from pawl.job_store.triggers.rules import EVENTS_SECONDS, REFUSALS_TIME
 from pawl.job_store.triggers.triggers import Triggers
+from pawl.values import Feature, StopCause
 
 _RELAY_BATCH: Final = 256
 _REMOVAL_BATCH: Final = 100
@@ -30,10 +33,11 @@ _OFFERS_SECONDS: Final = 3.0
 _QUARANTINE_SECONDS: Final = 3.0
 _DOOMED_SECONDS: Final = 1.0
 _CLOCK_SECONDS: Final = 3.0
+_OFF_SECONDS: Final = 5.0
 # Smaller differences come from a slow clock or a slow process.
 _BACK_SECONDS_MIN: Final = 2.0
 _RELAY_SECONDS: Final = 1.0
-# Waiting this long batches events: each relay costs a transaction.
+# Events are batched for this long, because each relay costs a transaction.
 _GATHER_SECONDS: Final = 0.1
 _STATS_SECONDS: Final = 15.0
 _STATS_SECONDS_MAX: Final = 60.0
@@ -62,7 +66,7 @@ class Relay:
         self._written.set()
 
     async def run(self) -> None:
-        """Relay forever: when woken, and every second to pick up events left by other replicas or earlier failures."""
+        """Relay when woken and at least every second, to pick up events left by other replicas or earlier failures."""
         while True:
             tasks.check_cancelled()
             self._written.clear()
@@ -83,7 +87,7 @@ async def offer_again(ledger: Ledger, clock: Clock) -> None:
 
 
 async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
-    """If the database's clock goes back, make runs claimable earlier, so that they do not wait for the same time twice.
+    """If the database's clock goes back, make runs claimable earlier, so that they do not wait twice.
 
     Polls every three seconds, and compares the time with the times that earlier polls and other replicas have seen.
     """
@@ -111,6 +115,22 @@ async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> No
         if count := await ledger.quarantine(silence.confirmed):
             meter.quarantined.inc(count)
         await clock.sleep(_DOOMED_SECONDS if silence.since else _QUARANTINE_SECONDS)
+
+
+async def cancel_where_off(settings: SettingsSnapshot, ledger: Ledger, clock: Clock) -> None:
+    """Every five seconds, cancel open runs in stores where runs are off, if the switch asks for it."""
+    while True:
+        before = settings.all.cancels_before
+        stores = () if before is None else await settings.repository.stores_with_open_runs()
+        for store_id in stores:
+            if before is None or Feature.RUNS not in settings.all.off(store_id):
+                continue
+            for run, user_id in await settings.repository.open_runs(store_id, before, runs_max=_ROWS_BATCH):
+                try:
+                    await ledger.cancel(run, user_id, StopCause.FEATURE_OFF)
+                except PawlError as error:
+                    _log.warning("run.not_cancelled", run=run.run_id, reason=error.reason)
+        await clock.sleep(_OFF_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -48,7 +48,7 @@ from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.metrics import PrometheusMeter
-from pawl.job_store.ledger.ports import Limits, Ports
+from pawl.job_store.ledger.ports import Limits, LimitsOf, Ports
 from pawl.job_store.ledger.rpc.servicer import LedgerServicer, ListServicer
 from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.leases import PostgresLeases
@@ -60,6 +60,9 @@ from pawl.job_store.lifecycle.stream import JetStreamLifecycle
 from pawl.job_store.schedules.rpc import ScheduleLedgerServicer, ScheduleServicer
 from pawl.job_store.schedules.schedules import Schedules
 from pawl.job_store.schedules.store import PostgresSchedules
+from pawl.job_store.store_settings.rpc import SettingsServicer
+from pawl.job_store.store_settings.snapshot import SettingsSnapshot
+from pawl.job_store.store_settings.store import PostgresSettings
 from pawl.job_store.sweeps import Relay, RetentionPeriods
 from pawl.job_store.triggers.rpc import TriggerLedgerServicer, TriggerServicer
 from pawl.job_store.triggers.store import PostgresTriggers
@@ -70,6 +73,8 @@ from pawl.server.bus.connection import Bus
 from pawl.server.db.database import Database
 from pawl.server.process.metrics import Metrics
 from pawl.server.rpc.server import RpcServer
+from pawl.settings.v1.settings_pb2_grpc import add_SettingsServiceServicer_to_server
+from pawl.values import Feature
 
 Loops: TypeAlias = dict[str, Callable[[], Awaitable[None]]]
 
@@ -91,10 +96,17 @@ class LedgerParts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStore(LedgerParts):
     keys: Keys
+    settings: SettingsSnapshot
     add_to: Callable[[RpcServer], None]
 
 
-def wire(ports: Ports, limits: Limits, *, lifecycle_written: Callable[[], None] = lambda: None) -> LedgerParts:
+def wire(
+    ports: Ports,
+    limits: Limits,
+    limits_of: LimitsOf | None = None,
+    *,
+    lifecycle_written: Callable[[], None] = lambda: None,
+) -> LedgerParts:
     group_commit = GroupCommit(
         ports.journal,
         ports.announcer,
@@ -102,7 +114,7 @@ def wire(ports: Ports, limits: Limits, *, lifecycle_written: Callable[[], None] 
         monotonic=ports.clock.monotonic,
         lifecycle_written=lifecycle_written,
     )
-    ledger = Ledger(ports, group_commit, limits)
+    ledger = Ledger(ports, group_commit, limits, limits_of)
     loops: Loops = {
         "offers": partial(sweeps.offer_again, ledger, ports.clock),
         "clock": partial(sweeps.watch_clock, ports.leases, ports.clock),
@@ -121,12 +133,17 @@ def on_postgres(
     ids: IdSource,
     metrics: Metrics,
     keeps_lifecycle: bool,
+    forced_off: Collection[Feature] = (),
 ) -> JobStore:
-    """Return the job store on PostgreSQL and NATS. See `PostgresJournal` for `keeps_lifecycle`."""
+    """Return the job store on PostgreSQL and NATS.
+
+    See `PostgresJournal` for `keeps_lifecycle`, and `AllSettings` for `forced_off`.
+    """
+    settings = SettingsSnapshot(PostgresSettings(database), clock, limits, forced_off)
     cache = RunCache(clock.monotonic)
     ports = Ports(
         journal=PostgresJournal(database, ids, cache, keeps_lifecycle=keeps_lifecycle),
-        leases=PostgresLeases(database, limits.slots, crashes_max=limits.crashes_max),
+        leases=PostgresLeases(database, settings, crashes_max=limits.crashes_max),
         reads=PostgresReads(database, cache),
         conversations=PostgresConversations(database),
         offer_repository=PostgresOfferRepository(database),
@@ -137,30 +154,21 @@ def on_postgres(
     )
     meter = ports.meter
     relay = Relay(PostgresOutbox(database), JetStreamLifecycle(bus), meter)
-    parts = wire(ports, limits, lifecycle_written=relay.wake)
+    parts = wire(ports, limits, settings.limits_of, lifecycle_written=relay.wake)
     group_commit, ledger = parts.group_commit, parts.ledger
-    erasing = Erasing(
-        PostgresErasures(database),
-        JetStreamErasures(bus) if bus.is_configured else None,
-        group_commit,
-        ports.conversations,
-        ids,
-        monotonic=clock.monotonic,
-    )
+    erasing = _erasing(database, bus, ports, group_commit, ids)
     keys = Keys(PostgresKeyRepository(database), clock, ids)
-    agents, usage = PostgresAgents(database), PostgresUsage(database)
-    titles = PostgresTitles(database, partial(quota, agents, usage))
-    workflows = PostgresVersions(database, WORKFLOW)
-    declarations = DeclarationServicer(PostgresDeclarations(database))
     schedules = Schedules(PostgresSchedules(database), group_commit, meter, ids)
     triggers = Triggers(PostgresTriggers(database), group_commit, meter, ids)
     loops: Loops = {
         "refusals": partial(sweeps.add_refusals, triggers, clock),
         "erasing": erasing.run,
+        "off": partial(sweeps.cancel_where_off, settings, ledger, clock),
         "relay": relay.run,
+        "settings": settings.run,
         "retention": partial(sweeps.remove_expired, PostgresRetention(database), clock, periods),
         "search": partial(sweeps.index_texts, PostgresSearchIndex(database), clock),
-        "stats": partial(sweeps.collect_stats, PostgresLedgerStats(database, limits.slots), meter, clock),
+        "stats": partial(sweeps.collect_stats, PostgresLedgerStats(database, settings), meter, clock),
     }
 
     def add_to(server: RpcServer) -> None:
@@ -171,21 +179,49 @@ def on_postgres(
         server.add_forwarded(add_OperatorServiceServicer_to_server, ListServicer(ledger))
         server.add(add_KeyServiceServicer_to_server, KeyServicer(keys))
         internal(add_KeySyncServiceServicer_to_server, KeySyncServicer(keys))
-        internal(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, usage))
-        server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(agents, usage))
-        internal(add_WorkflowLedgerServiceServicer_to_server, WorkflowLedgerServicer(workflows))
-        server.add_forwarded(add_WorkflowServiceServicer_to_server, WorkflowServicer(workflows))
-        server.add_forwarded(add_DeclarationServiceServicer_to_server, declarations)
-        internal(add_TitleServiceServicer_to_server, TitleServicer(titles))
+        server.add(add_SettingsServiceServicer_to_server, SettingsServicer(settings))
         internal(add_ErasureServiceServicer_to_server, ErasureServicer(erasing))
-        _add_starters(server, schedules, triggers, limits)
+        _add_resources(server, database)
+        _add_starters(server, schedules, triggers, settings.limits_of)
 
-    return JobStore(group_commit=group_commit, ledger=ledger, loops=parts.loops | loops, keys=keys, add_to=add_to)
+    return JobStore(
+        group_commit=group_commit,
+        ledger=ledger,
+        loops=parts.loops | loops,
+        keys=keys,
+        settings=settings,
+        add_to=add_to,
+    )
 
 
-def _add_starters(server: RpcServer, schedules: Schedules, triggers: Triggers, limits: Limits) -> None:
+def _erasing(database: Database, bus: Bus, ports: Ports, group_commit: GroupCommit, ids: IdSource) -> Erasing:
+    return Erasing(
+        PostgresErasures(database),
+        JetStreamErasures(bus) if bus.is_configured else None,
+        group_commit,
+        ports.conversations,
+        ids,
+        monotonic=ports.clock.monotonic,
+    )
+
+
+def _add_resources(server: RpcServer, database: Database) -> None:
+    internal = partial(server.add, service_only=True)
+    agents, usage = PostgresAgents(database), PostgresUsage(database)
+    internal(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, usage))
+    server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(agents, usage))
+    titles = PostgresTitles(database, partial(quota, agents, usage))
+    internal(add_TitleServiceServicer_to_server, TitleServicer(titles))
+    workflows = PostgresVersions(database, WORKFLOW)
+    internal(add_WorkflowLedgerServiceServicer_to_server, WorkflowLedgerServicer(workflows))
+    server.add_forwarded(add_WorkflowServiceServicer_to_server, WorkflowServicer(workflows))
+    declarations = PostgresDeclarations(database)
+    server.add_forwarded(add_DeclarationServiceServicer_to_server, DeclarationServicer(declarations))
+
+
+def _add_starters(server: RpcServer, schedules: Schedules, triggers: Triggers, limits_of: LimitsOf) -> None:
     internal = partial(server.add, service_only=True)
     server.add_forwarded(add_ScheduleServiceServicer_to_server, ScheduleServicer(schedules))
-    internal(add_ScheduleLedgerServiceServicer_to_server, ScheduleLedgerServicer(schedules, limits))
+    internal(add_ScheduleLedgerServiceServicer_to_server, ScheduleLedgerServicer(schedules, limits_of))
     server.add_forwarded(add_TriggerServiceServicer_to_server, TriggerServicer(triggers))
-    internal(add_TriggerLedgerServiceServicer_to_server, TriggerLedgerServicer(triggers, limits))
+    internal(add_TriggerLedgerServiceServicer_to_server, TriggerLedgerServicer(triggers, limits_of))

@@ -75,7 +75,7 @@ def read_options(
     """Return the options from the flags of `pawl up` and the environment.
 
     `data` overrides PAWL_DATA (default: `.pawl`). `ports` have the form `name=number`, where the name `all` stands for
-    all ports that are not named. `replicas` have the form `service=count`. PAWL_DATABASE_URL (with
+    all ports that are not listed. `replicas` have the form `service=count`. PAWL_DATABASE_URL (with
     PAWL_DATABASE_OWNER_URL) and PAWL_NATS_URL replace the embedded servers, and PAWL_LOCAL_KEY replaces the key. Each
     of them can be read from a file that the variable with the suffix `_FILE` names. OPENAI_API_KEY or OPENAI_BASE_URL
     replaces the scripted model.
@@ -116,7 +116,7 @@ def read_options(
 def unknown_of(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the unknown PAWL_ variables, each with a similar known name or an empty string.
 
-    For the name of a run limit, the known name is PAWL_LIMITS_FILE. Variables named in PAWL_TOOL_ENVIRONMENT count as
+    For the name of a run limit, the suggestion is PAWL_LIMITS_FILE. Variables named in PAWL_TOOL_ENVIRONMENT count as
     known.
     """
     ours = {name for stage in STAGES for spec in stage for name in spec.reads or ()} | _OURS

@@ -33,10 +33,10 @@ OWNER_URL = "database-owner.url"
 _SEAL_KEY: Final = "PAWL_GATEWAY_SEAL_KEY"
 _PUBLIC_URL: Final = "PAWL_PUBLIC_URL"
 _HEALTH_SECONDS = 2.0
-# How long a starting HTTP service may report that its dependencies are unavailable before it counts as ready.
+# How long a starting HTTP service may report unavailable dependencies before it counts as ready anyway.
 _DEPENDENCIES_SECONDS = 10.0
 _HEALTH_REQUEST: Final = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-# Systems allow 104 or 108 bytes.
+# Operating systems allow 104 or 108 bytes.
 _SOCKET_PATH_BYTES_MAX: Final = 100
 # A comma separates addresses, and gRPC parses the path as part of a URL.
 _NOT_IN_SOCKETS: Final = frozenset(",%#?")

@@ -57,7 +57,7 @@ def _problem(port: int) -> str:
 
 
 def free_port() -> int:
-    """Return a free port that no other launcher on this machine gets while this process runs.
+    """Return a free port that no other launcher on this machine will use while this process runs.
 
     The port is outside the ephemeral range, so the system does not use it for an outgoing connection before the server
     listens.
@@ -79,7 +79,7 @@ def _blocks_of_ports() -> Iterator[int]:
         except OSError:
             sign.close()
             continue
-        sign.detach()  # It stays open: only the end of the process releases the block.
+        sign.detach()  # It stays open until the process ends, which releases the block.
         yield from range(first, first + _BLOCK)
 
 
@@ -87,7 +87,7 @@ _own_ports = _blocks_of_ports()
 
 
 def address(port: int) -> str:
-    """Return this port on the loopback interface as host:port; 0 means a free port.
+    """Return this port on the loopback interface as host:port; 0 means any free port.
 
     The system never chooses the port of one of the launcher's servers, because it could give that port to a connection
     while the server restarts.

@@ -211,7 +211,7 @@ class Postgres:
             path.unlink()
 
     def _runs_here(self, pid: int) -> bool:
-        """Return whether a process is a PostgreSQL server on this folder, and not another one with the same pid."""
+        """Return whether a process is a PostgreSQL server on this folder, not another process with the same pid."""
         if Path("/proc/self").exists():
             return orphans.works_in(pid, self.folder)
         return str(self.folder) in orphans.command_line(pid)
@@ -241,7 +241,7 @@ class Postgres:
 
     async def _ensure_database(self, connection: asyncpg.Connection) -> None:
         for role in (ROLE, *ROLES):
-            password = self.secrets.get(f"postgres-{role}")  # letters, digits, - and _ only: it needs no quoting
+            password = self.secrets.get(f"postgres-{role}")  # Letters, digits, - and _ only, so it needs no quoting.
             if not await connection.fetchval("SELECT 1 FROM pg_roles WHERE rolname = $1", role):
                 await connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{password}'")
         if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", DATABASE):

@@ -23,7 +23,7 @@ BACKOFF_MAX_SECONDS = 10.0
 # A process that dies after running for this long restarts without a long delay.
 ALIVE_LONG_SECONDS = 30.0
 
-# A process that has answered before is killed and restarted if it does not answer for this long.
+# A process that has answered before is killed and restarted if it then does not answer for this long.
 SILENT_SECONDS_MAX = 30.0
 
 _PROBE_SECONDS = 0.03

@@ -27,7 +27,7 @@ class ServiceSpec:
 
     @property
     def address_variable(self) -> str:
-        """The variable with this service's address, for services that start later."""
+        """The variable that holds this service's address, for services that start later."""
         return f"PAWL_{self.name.replace('-', '_').upper()}_ADDRESS"
 
 
@@ -61,7 +61,9 @@ _READS = {
     "job-store": _DATABASE
     | _NATS
     | _INTERNAL
-    | pawl_variables("ACTIVE_RUNS_PER_STORE ACTIVE_RUNS_PER_USER EVENT_RETENTION_DAYS CONVERSATION_RETENTION_DAYS"),
+    | pawl_variables(
+        "ACTIVE_RUNS_PER_STORE ACTIVE_RUNS_PER_USER RUNS EVENT_RETENTION_DAYS CONVERSATION_RETENTION_DAYS"
+    ),
     "notifier": _DATABASE
     | _NATS
     | _SERVICE_KEY

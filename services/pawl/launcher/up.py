@@ -85,7 +85,7 @@ def commands(endpoints: Endpoints) -> list[tuple[str, str]]:
 
 
 def _program() -> str:
-    """Return the path that started this process if it is a `pawl` that the shell does not find; otherwise `pawl`."""
+    """Return the path that started this process if the shell would not find this `pawl`; otherwise `pawl`."""
     started = Path(sys.argv[0])
     if started.name != "pawl" or not started.is_file():
         return "pawl"

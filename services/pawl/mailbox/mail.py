@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 TEXT_BYTES_MAX: Final = 128 * 1024
 PARTS_MAX: Final = 100
 ATTACHMENTS_MAX: Final = 20
-# A longer thread is assumed to consist of two programs that answer each other.
+# A longer thread is assumed to be two programs answering each other.
 THREAD_MAILS_MAX: Final = 40
 _HEADER_CHARACTERS_MAX: Final = 998
 _RESULTS_MAX: Final = 8192
@@ -88,7 +88,7 @@ def _unwanted(message: EmailMessage, sender: str, own: str, authserv_id: str, se
 def _passes(message: EmailMessage, authserv_id: str, domain: str) -> bool:
     """Return whether the receiving server reports a DMARC pass for the sender's domain (RFC 8601, RFC 7489).
 
-    Only the server's topmost result counts, because the sender may have forged the results below it.
+    Only the server's topmost result counts, because the sender may have forged those below it.
     """
     for value in _raw(message, "Authentication-Results"):
         name, *results = _without_comments(value).lower().split(";")

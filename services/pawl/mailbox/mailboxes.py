@@ -30,7 +30,7 @@ from pawl.server.egress.policy import EgressRefused
 from pawl.server.rpc.fairness import FairSlots
 from pawl.tool.v1 import document_pb2, document_pb2_grpc
 
-# Time between two calls of LeaseMailboxes.
+# Time between two calls to LeaseMailboxes.
 LEASE_SECONDS: Final = 5.0
 # Maximum number of concurrent polls. Each store has a quota.
 POLLS_MAX: Final = 16

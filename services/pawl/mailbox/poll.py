@@ -25,7 +25,7 @@ MAILS_MAX: Final = 10
 MAILS_BYTES_MAX: Final = 4 * MAIL_BYTES_MAX
 SESSION_BYTES_MAX: Final = 8 * MAIL_BYTES_MAX
 LINE_BYTES_MAX: Final = 64 * 1024
-# Number of UIDs per search. The answer is one line, which must be shorter than LINE_BYTES_MAX.
+# Number of UIDs per search. The response is one line, which must be shorter than LINE_BYTES_MAX.
 RANGE_UIDS: Final = 5000
 # Maximum number of ranges per poll. The last search covers all remaining UIDs.
 _RANGES_MAX: Final = 100
@@ -90,7 +90,7 @@ def poll(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a folder's highest UID and, if its UIDVALIDITY has not changed, the first messages after the position.
 
     Each message is yielded twice, first without `data`. If parsing a message kills the process, the last line therefore
-    names that message.
+    identifies that message.
 
     Raises:
         Unreadable: The server refuses the login or a command.

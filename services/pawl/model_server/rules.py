@@ -81,7 +81,7 @@ def notice_text(notice: Mapping[str, Any]) -> str:
 
 
 def note(content: str | None) -> str:
-    """Return a result's note in parentheses, for example that a reviewer edited the call; empty without a note."""
+    """Return a result's note in parentheses, for example that a reviewer edited the call; empty if there is none."""
     text = _field(content, "note")
     return f" ({text})" if text else ""
 

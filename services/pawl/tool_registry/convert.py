@@ -48,7 +48,7 @@ _VERDICT: Final = WIRE.struct(
     execution_pb2.Verdict,
     Exceptions(
         of_struct=("definition", "accepted", "grant_call_id"),
-        # Set by code, from the definition and the arguments where there are any.
+        # Set by code, from the definition and arguments if available.
         of_message=(*_OF_DEFINITION, *_OF_FRONT_END, "parallel", "arguments_json", "note", "result"),
     ),
 )

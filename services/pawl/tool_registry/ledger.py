@@ -85,7 +85,7 @@ class LedgerReads:
     ) -> bytes | None:
         """Return the JSON result of a call in the conversation or in one of its jobs; None if it has no result.
 
-        For a delegated run, jobs below it count too.
+        For a delegated run, the jobs below it are included.
         """
         call = await self._call(key, user_id)
         if call is None or not call.HasField("result"):
@@ -109,9 +109,9 @@ class LedgerReads:
         *,
         ended_max: int,
     ) -> Sequence[run_pb2.Run]:
-        """Return the caller's open jobs, and then its ended jobs, both with the newest first.
+        """Return the caller's open jobs, then its ended jobs, each newest first.
 
-        A caller has the jobs of its conversation. A delegated run's conversation has none: it has those it started.
+        These are the jobs of its conversation or, for a delegated run, the jobs that it started.
         """
         of_conversation = ledger_pb2.ListJobsRequest(reports_to_conversation_id=conversation_id)
         for wanted in (of_conversation, ledger_pb2.ListJobsRequest(parent_run_id=caller_run_id)):
@@ -135,7 +135,7 @@ class LedgerReads:
     ) -> tuple[run_pb2.Run, bool] | None:
         """Stop a job of the conversation, or one that the caller started; return it and whether it was still open.
 
-        None if there is no such job.
+        Returns None if there is no such job.
         """
         request = ledger_pb2.StopJobRequest(
             store_id=key.store_id,

@@ -71,7 +71,7 @@ def unexpected_text(definition: ToolDefinition, error: str) -> str:
 
 
 def doubt(definition: ToolDefinition) -> str:
-    """Return the suffix for the error of an interrupted tool, which says whether the tool may have taken effect."""
+    """Return the suffix for an interrupted tool's error, which says whether the tool may have taken effect."""
     return "; it may still have taken effect" if definition.effect.is_journaled else ""
 
 

@@ -151,7 +151,9 @@ async def test_a_goal_shows_its_attempts_with_their_progress(goals: GoalServiceA
     )
     result = call_pb2.CallResult(content_json=answer).SerializeToString()
     done: dict[str, Any] = {"end_time": datetime.fromtimestamp(99, UTC), "run_id": run_id, "tool_name": "run_agent"}
-    await ledger.add_call(first, call_pb2.CALL_STATE_SUCCEEDED, round=1, index=1, child_run_id="run_a", **done)
+    said = call_pb2.CallResult(content_json=b'{"answer":"I tidied\\nup."}').SerializeToString()
+    attempted = {**done, "result": said, "child_run_id": "run_a"}
+    await ledger.add_call(first, call_pb2.CALL_STATE_SUCCEEDED, round=1, index=1, **attempted)
     await ledger.add_call(judged, call_pb2.CALL_STATE_SUCCEEDED, round=1, index=2, result=result, **done)
     await ledger.add_call(second, call_pb2.CALL_STATE_RUNNING, run_id=run_id, tool_name="run_agent", round=2, index=1)
     cursor = GoalCursor(attempts=(Attempt(0.5, "Half."),), reason="Half.")
@@ -160,7 +162,7 @@ async def test_a_goal_shows_its_attempts_with_their_progress(goals: GoalServiceA
     one, two = (await goals.GetGoal(pb.GetGoalRequest(run_id=run_id), metadata=ME)).goal.attempts
     assert (one.number, one.run_id, one.progress, one.reason) == (1, "run_a", 0.5, "Half.")
     assert (one.met, list(one.cited_call_ids), one.judgement_call_id) == (False, ["call_x"], judged)
-    assert one.end_time.ToSeconds() == 99
+    assert (one.end_time.ToSeconds(), one.answer, two.answer) == (99, "I tidied up.", "")
     assert (two.number, two.call_id, two.HasField("end_time"), two.HasField("progress")) == (2, second, False, False)
 
 

@@ -24,7 +24,7 @@ from tests.keys import ENVIRONMENT
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS = ("job_store", "tool_registry", "notifier")
-APPEND_ONLY = {"job_store": ("key_events",), "tool_registry": ("audit",)}
+APPEND_ONLY = {"job_store": ("key_events", "settings_changes"), "tool_registry": ("audit",)}
 PASSWORD = 'it\'s a "password"'  # needs quoting
 TABLES = "SELECT relname FROM pg_class WHERE relnamespace = $1::text::regnamespace AND relkind = 'r'"
 

@@ -21,6 +21,7 @@ from pawl.job_store.keys.keys import Keys
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.store_settings.snapshot import SettingsSnapshot
 from pawl.job_store.sweeps import RetentionPeriods
 from pawl.job_store.wiring import on_postgres
 from pawl.server.bus.connection import Bus
@@ -60,6 +61,7 @@ class Replica:
     database: Database
     bus: Bus
     metrics: Metrics
+    settings: SettingsSnapshot
 
 
 StartReplica = Callable[..., Awaitable[Replica]]
@@ -137,6 +139,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
                 database=database,
                 bus=bus,
                 metrics=metrics,
+                settings=parts.settings,
             )
 
         yield start_one

@@ -239,7 +239,10 @@ async def test_pending_request_is_not_delivered_once_it_is_settled(
         await store.mark_resolved([over for over in [need_resolved_by(change)] if over is not None] * 2)
         await hurry(desk.database)
         found = await desk.settled_delivery(channel_id)
-        assert (found.state, found.last_error) == (state, "the user is no longer needed" if state == SKIPPED else "")
+        assert (found.state, found.last_error) == (
+            state,
+            "the user's action is no longer needed" if state == SKIPPED else "",
+        )
 
 
 async def test_notification_seen_by_its_user_is_not_delivered_but_stays_in_the_inbox(

@@ -94,7 +94,7 @@ async def test_invalid_requests_are_refused_and_leave_nothing(desk: Desk) -> Non
     (desk.folder / "acme/link").symlink_to(desk.folder.parent / "secret")
     for path in ("", "/", "..", "../secret", "a/../b", "//a", "a\\b", "folder", "folder/a/b", "a/" * 20, "x\0y"):
         assert await refusal(desk.put(path, [b"x"])) == "INVALID_FIELD", path
-    with pytest.raises(Exception, match=r"path 'folder' is a folder\. Name a file, such as 'folder/data.csv'"):
+    with pytest.raises(Exception, match=r"path 'folder' is a folder\. Specify a file, such as 'folder/data.csv'"):
         await desk.put("folder", [b"x"])
     assert await refusal(desk.put("link", [b"x"])) == "INVALID_FIELD"
     for path, reason in (

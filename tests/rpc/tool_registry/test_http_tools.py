@@ -244,7 +244,7 @@ async def test_fetched_document_cannot_choose_where_secrets_go(world: World) -> 
         world.server.answer = lambda _: Reply(written, headers=JSON)
         fetched: dict[str, Any] = {"documentUrl": f"{world.url}/doc"}
         secret = {"secretHeaders": {"Authorization": "token"}}
-        with pytest.raises(InvalidField, match="because only the document names that server"):
+        with pytest.raises(InvalidField, match="because only the document lists that server"):
             await theirs.discover({"openApi": fetched | secret})
         base = f"http://127.0.0.1:{elsewhere.port}"
         for given in (fetched, fetched | secret | {"baseUrl": base}, {"document": encoded(written)} | secret):

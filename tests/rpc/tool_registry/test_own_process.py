@@ -110,7 +110,7 @@ async def test_process_crash_becomes_the_result_of_the_call(registry: Registry) 
         "raise": "TOOL_ERROR: ValueError.",
         "tell": "ask again tomorrow",
         "kill guard": "misbehave lost its process before it returned",
-        "garble": "misbehave wrote into its process's channel",
+        "garble": "misbehave wrote to its process's channel to the registry",
         "object": "misbehave returned a value that cannot be passed on: object is not JSON",
         "nan": "misbehave returned a value that cannot be passed on: ",
     }

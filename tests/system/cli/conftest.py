@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests import commands
+from tests.tidy.tree import ROOT
 
 _START_SECONDS = 240.0
 _PATIENCE_SECONDS = 120.0
@@ -88,11 +90,14 @@ def _running(folder: Path) -> Iterator[CommandLine]:
     (product / "agents").mkdir(parents=True)
     (product / "pawl.yaml").write_text("name: product\n")
     (product / "agents" / "greeter.yaml").write_text("name: greeter\noptions: {instructions: Greet people.}\n")
+    # The tools of this example find its page in the folder in which the suite starts.
+    shutil.copytree(ROOT / "docs/examples/goals", folder, dirs_exist_ok=True)
     screen = folder / "screen"
     with screen.open("wb") as output:
         suite = subprocess.Popen(
             [sys.executable, "-m", "pawl.cli", "up", "--port", "all=0"],
-            env=line.environment() | {"PAWL_APPLY": str(product)},
+            env=line.environment() | {"PAWL_APPLY": str(product), "PAWL_TOOLS": str(folder / "my_tools")},
+            cwd=folder,
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

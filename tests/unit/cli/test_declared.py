@@ -234,7 +234,7 @@ async def test_resources_are_created_in_order_and_deleted_only_with_prune(tmp_pa
     assert [each for each in store.writes if "owner" not in each] == ["agent counter", "agent clerk", "schedule daily"]
     written(tmp_path, {"agents/counter.yaml": CLERK["agents/counter.yaml"]})
     lines = await applied(store, tmp_path)
-    assert lines[-1] == "  warning: no file declares schedule daily, clerk; use --prune to delete"
+    assert lines[-1] == "  warning: no file declares schedule daily, clerk; use --prune to delete them"
     planned = await applied(store, tmp_path, prune=True, dry_run=True)
     assert "schedule daily: deleted" in planned
     assert "  -text: report" in planned

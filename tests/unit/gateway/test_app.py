@@ -14,7 +14,6 @@ from pydantic import SecretStr
 
 from pawl.agent.v1.trigger_pb2 import DeliverWebhookRequest, DeliverWebhookResponse
 from pawl.agent.v1.whoami_pb2 import WhoAmIResponse
-from pawl.agent.v1.workflow_pb2 import SendEventRequest, SendEventResponse
 from pawl.chassis.ids import IdSource
 from pawl.errors import ChannelNotFound, DependencyUnavailable
 from pawl.event.v1 import schedule_pb2
@@ -54,7 +53,6 @@ class Channel:
         self.who = WhoAmIResponse()
         self.delivered = DeliverWebhookResponse()
         self.links = {"good": True, "bad": False}
-        self.events: list[SendEventRequest] = []
 
     def unary_unary(self, name: str, **_: object) -> Any:
         async def call(request: Any, *_: object, timeout: float = 0.0, metadata: Any = (), **__: object) -> object:
@@ -63,9 +61,6 @@ class Channel:
             if name.endswith("/DeliverWebhook") and self.webhooks is not None:
                 self.webhooks.append(request)
                 return self.delivered
-            if name.endswith("/SendEvent"):
-                self.events.append(request)
-                return SendEventResponse()
             if name.endswith("/UnsubscribeChannel") and request.token in self.links:
                 if not self.links[request.token]:
                     raise ChannelNotFound
@@ -399,15 +394,6 @@ async def test_an_unsubscribe_link_asks_for_confirmation_but_one_click_does_not(
     ):
         answer = await browser.ask("POST", f"/unsubscribe/acme/{token}", data={"List-Unsubscribe": "One-Click"})
         assert (answer.status_code, text in answer.text) == (status, True), token
-
-
-async def test_a_token_with_dots_completes_a_wait_of_a_workflow(browser: Browser) -> None:
-    answer = await browser.ask("POST", "/completions/acme/run_1.paid.ab", json={"result": {"euros": 4}})
-    assert answer.status_code == 200, answer.text
-    assert browser.channel.events == [SendEventRequest(token="run_1.paid.ab", payload_json=b'{"euros":4}')]
-    assert browser.channel.metadata["authorization"] == "Bearer key"
-    answer = await browser.ask("POST", "/completions/acme/run_1.paid.ab", json={"error": "no"})
-    assert (answer.status_code, len(browser.channel.events)) == (400, 1)
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def test_a_job_starts_by_the_database_clock(desk: Desk) -> None:
     request.job.end_time.FromDatetime(desk.now + timedelta(days=3, seconds=600))
     desk.start_run()
     limits = Limits(crashes_max=3, queue_max=9, store_queue_max=9, slots=SlotLimits(per_store=9, per_user=9))
-    started = desk.apply(job_messages.start(request, limits)).run
+    started = desk.apply(job_messages.start(request, lambda _: limits)).run
     job = run_pb2.Run.FromString(started.options).job
     times = [time.ToDatetime(tzinfo=UTC) for time in (job.begin_time, job.end_time)]
     assert times == [desk.now, desk.now + timedelta(seconds=600)]

@@ -285,7 +285,7 @@ def test_a_queued_run_names_the_runs_before_it() -> None:
     waiting = waiting_of(RunState.QUEUED, queued_message=b"m", around=before)
     assert (waiting.reason, waiting.run_ids) == (WaitReason.TURN, ("run_a", "run_b"))
     assert waiting.sentence == (
-        "It is waiting for its turn in the conversation, which run run_a has, with 1 more ahead of it."
+        "It is waiting for its turn in the conversation: run run_a is active, with 1 more ahead of it."
     )
     assert waiting.since_time == NOW - timedelta(hours=1)
 

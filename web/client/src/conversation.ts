@@ -7,11 +7,11 @@ export interface ConversationView {
   /** In order. Starts at `firstNumber`; `listMessages` returns earlier ones. */
   messages: MessageJson[];
   firstNumber: number;
-  /** The caller's runs by ID, with the runs that execute their calls. Of the runs that had ended before, the newest. */
+  /** The caller's runs by ID, with the runs that execute their calls. Includes the newest that had already ended. */
   runs: Record<string, RunJson>;
-  /** The caller's jobs by ID. Of those that had ended before, the newest. */
+  /** The caller's jobs by ID. Includes the newest that had already ended. */
   jobs: Record<string, BackgroundJobJson>;
-  /** Logs of the caller's runs in this conversation, by run ID. Runs that have not had the turn have none. */
+  /** Logs of the caller's runs in this conversation, by run ID. Runs that have never been active have none. */
   logs: Record<string, RunView>;
   /** True once everything that existed at the start is included. */
   caughtUp: boolean;
@@ -63,12 +63,12 @@ export function withLog(logs: ConversationView["logs"], log: RunView): Conversat
   return { ...logs, [log.run.runId ?? ""]: log };
 }
 
-/** Returns the calls that wait for the caller: in runs, in the runs that execute their calls, and in jobs. */
+/** Returns the calls waiting for the caller: in runs, in the runs that execute their calls, and in jobs. */
 export function pendingCalls({ runs, jobs }: ConversationView): CallJson[] {
   return [...Object.values(runs), ...Object.values(jobs)].flatMap(({ pendingCalls: calls = [] }) => calls);
 }
 
-/** A run that the caller has just started. Its message is part of the conversation once it has the turn. */
+/** A run that the caller has just started. Its message is part of the conversation once the run is active. */
 export interface Sent {
   run: RunJson;
   text: string;

@@ -1,4 +1,4 @@
-/** React hooks for a chat in a conversation. Components that name the same conversation share one stream. */
+/** React hooks for a chat in a conversation. Components with the same conversation share one stream. */
 
 import { useEffect, useMemo, useSyncExternalStore } from "react";
 
@@ -26,7 +26,7 @@ export type Where = { conversationId: string } | { conversationKey: string };
 
 export interface Chat extends ConversationView {
   turns: Turn[];
-  /** Calls that wait for the user: approvals and questions, also those of jobs. */
+  /** Calls waiting for the user: approvals and questions, including those of jobs. */
   pendingCalls: CallJson[];
   /** The turn that has not ended; a message sent now waits for it. */
   active: Turn | undefined;

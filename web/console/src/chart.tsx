@@ -9,6 +9,8 @@ export interface ChartData {
   title: string;
   labels: string[];
   values: number[];
+  /** Value of the longest bar, by default the largest of the values. */
+  most?: number;
 }
 
 export const CHART_VALUES_MAX = 50;
@@ -22,8 +24,7 @@ export function chartOf(args: any): ChartData | string {
   return { title: String(title), labels: labels.map(String), values };
 }
 
-export function Chart({ title, labels, values }: ChartData): VNode {
-  const most = Math.max(...values.map(Math.abs)) || 1;
+export function Chart({ title, labels, values, most = Math.max(...values.map(Math.abs)) || 1 }: ChartData): VNode {
   return (
     <table class="chart">
       <caption>{visible(title)}</caption>

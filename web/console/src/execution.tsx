@@ -18,13 +18,11 @@ import { type Action, Actions } from "./actions";
 import { CallCard, Json } from "./cards";
 import { BRANCH, type Box, type Edge, edgesOf, layOut, WIDTH } from "./graph";
 import { parse } from "./json";
-import { type Column, Table } from "./resource";
+import { type Column, paced, Table } from "./resource";
 import { Fact, State, tokens } from "./runs";
 import { ago, attempt, clock, forPeople, go, isAbsent, lasted, may, moment, pawl, query, word } from "./state";
 import { visible } from "./visible";
 
-/** Time between two reads of a run that changes. */
-const READ_MS = 1000;
 /** Running maps whose items are followed. */
 const WATCHED_MAX = 8;
 
@@ -36,21 +34,15 @@ function useExecution(runId: string): [GetExecutionResponseJson | undefined, str
   const [fault, setFault] = useState("");
   const again = useRef(() => {});
   useEffect(() => {
-    let [isLeft, isStale, isReading] = [false, false, false];
-    const read = async (): Promise<void> => {
-      isStale = true;
-      if (isReading) return;
-      isReading = true;
-      for (; isStale && !isLeft; await new Promise((done) => setTimeout(done, READ_MS))) {
-        isStale = false;
-        const found = await attempt(
-          () => pawl.workflows.getExecution({ runId }).catch((error: unknown) => (isAbsent(error) ? setFault(String((error as Error).message)) : Promise.reject(error))),
-          true,
-        );
-        if (found && !isLeft) setExecution(found);
-      }
-      isReading = false;
-    };
+    let isLeft = false;
+    const read = paced(async () => {
+      if (isLeft) return;
+      const found = await attempt(
+        () => pawl.workflows.getExecution({ runId }).catch((error: unknown) => (isAbsent(error) ? setFault(String((error as Error).message)) : Promise.reject(error))),
+        true,
+      );
+      if (found && !isLeft) setExecution(found);
+    });
     again.current = () => void read();
     again.current();
     const leave = pawl.watchRun(runId, again.current, (error) => setFault(error.message));

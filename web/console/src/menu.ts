@@ -3,6 +3,7 @@
 export const MENU = {
   runs: { name: "Runs", method: "agent.v1.AgentService/ListRuns" },
   background: { name: "Background", method: "agent.v1.JobService/ListJobs" },
+  goals: { name: "Goals", method: "agent.v1.GoalService/ListGoals" },
   workflows: { name: "Workflows", method: "agent.v1.WorkflowService/ListWorkflows" },
   attention: { name: "Needs attention", method: "agent.v1.OperatorService/ListAttention" },
   agents: { name: "Agents", method: "agent.v1.AgentRegistryService/ListAgents" },

@@ -29,6 +29,7 @@ import { useState } from "preact/hooks";
 
 import { type Action, Actions, GONE } from "./actions";
 import { CallCard, jobState } from "./cards";
+import { goals } from "./goals";
 import { parse } from "./json";
 import { Below, type Column, type Resource, Table } from "./resource";
 import { runs } from "./runs";
@@ -741,6 +742,7 @@ const documents: Resource<DocumentJson> = {
 export const RESOURCES: readonly Resource<any>[] = [
   runs,
   jobs,
+  goals,
   workflows,
   attention,
   agents,

@@ -2,10 +2,11 @@
 
 import { PawlError } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions, RowActions } from "./actions";
 import { Json } from "./cards";
+import { blank, Form, type Schema } from "./form";
 import { pack, parse, unpack } from "./json";
 import { type ListPath, MENU } from "./menu";
 import { attempt, go, isAbsent, keep, kept, may, path, pawl, query } from "./state";
@@ -55,11 +56,32 @@ export interface Resource<T> {
   below?: (item: T) => ComponentChildren;
   /** Polls the first page. */
   live?: true;
+  /** Heading of an item instead of its ID and first column. */
+  title?: (item: T) => string;
+  /** Calls `again` after each change of an item, which is then read again instead of polled. Returns a function that stops. */
+  watch?: (id: string, again: () => void) => () => void;
 }
 
 const PAGES_MAX = 20;
 const LIVE_MS = 3000;
+/** Time between two reads of an item that changes. */
+const READ_MS = 1000;
 const DELETES = /\/(Delete|Remove|Revoke)/;
+
+/** Returns a function that does the work now, or once more after the work in progress, at most once a second. */
+export function paced(work: () => Promise<unknown>): () => Promise<void> {
+  let [isStale, isBusy] = [false, false];
+  return async () => {
+    isStale = true;
+    if (isBusy) return;
+    isBusy = true;
+    for (; isStale; await new Promise((done) => setTimeout(done, READ_MS))) {
+      isStale = false;
+      await work();
+    }
+    isBusy = false;
+  };
+}
 
 export function List<T>({ of }: { of: Resource<T> }): VNode {
   const [items, setItems] = useState<T[]>();
@@ -132,9 +154,12 @@ export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
       setFault(error instanceof Error ? error.message : String(error));
     }
   };
-  useEffect(() => void load(), [id]);
+  const again = useMemo(() => paced(load), [id]);
+  useEffect(() => void again(), [id]);
   useEffect(() => {
-    if (!of.live || isGone) return;
+    if (isGone) return;
+    if (of.watch) return of.watch(id, () => void again());
+    if (!of.live) return;
     const timer = setInterval(() => !document.hidden && void load(), LIVE_MS);
     return () => clearInterval(timer);
   }, [id, isGone]);
@@ -143,12 +168,12 @@ export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
       <p>
         <a href={`/${of.path}`}>{MENU[of.path].name}</a>
       </p>
-      <h1>{visible(id)}</h1>
+      <h1>{visible(item && of.title ? of.title(item) : id)}</h1>
       {fault && <p class="fault" role="alert">{fault}</p>}
       {item && (
         <>
           <dl class="facts">
-            {of.columns.map(({ name, of: show }) => {
+            {of.columns.slice(of.title ? 1 : 0).map(({ name, of: show }) => {
               const shown = show(item);
               return shown === undefined || shown === "" || shown === null ? null : (
                 <div key={name}>
@@ -361,6 +386,62 @@ export function Editor<T>({ editing, item, onSaved }: { editing: Editing<T>; ite
             setFault(undefined);
           }}
         >
+          Cancel
+        </button>
+      </p>
+    </form>
+  );
+}
+
+/** A button that opens a form, which sends its values. Without named fields, the value is written as JSON. */
+export function FormButton({
+  name,
+  save,
+  schema,
+  what = name,
+  send,
+}: {
+  name: string;
+  save: string;
+  schema: Schema | undefined;
+  what?: string;
+  send: (value: Record<string, unknown>) => Promise<unknown>;
+}): VNode {
+  const [open, setOpen] = useState(false);
+  const [value, setValue] = useState<Record<string, unknown> | undefined>(() => blank(schema));
+  const [busy, setBusy] = useState(false);
+  const [fault, setFault] = useState("");
+  const shown = Object.keys(schema?.properties ?? {}).length ? schema : { properties: { input: { type: "object" } } };
+  const submit = async (): Promise<void> => {
+    setBusy(true);
+    try {
+      await send(value ?? {});
+      setOpen(false);
+      setValue(blank(schema));
+      setFault("");
+    } catch (error) {
+      setFault(error instanceof Error ? error.message : String(error));
+    }
+    setBusy(false);
+  };
+  if (!open)
+    return (
+      <p class="buttons">
+        <button onClick={() => setOpen(true)}>{name}</button>
+      </p>
+    );
+  return (
+    <form
+      class="card"
+      onSubmit={(event) => {
+        event.preventDefault();
+        void submit();
+      }}
+    >
+      <Form schema={shown} value={value ?? {}} onValue={setValue} fault={fault} name={what} />
+      <p class="buttons">
+        <button disabled={busy || !value}>{save}</button>
+        <button type="button" class="second" onClick={() => setOpen(false)}>
           Cancel
         </button>
       </p>

@@ -1,12 +1,11 @@
 /** The pages of a workflow: its versions, its runs and the form that starts one. */
 
-import { encode, PawlError, requestId, type RunJson, type WorkflowVersionJson } from "@pawl/client";
+import { encode, requestId, type RunJson, type WorkflowVersionJson } from "@pawl/client";
 import type { VNode } from "preact";
-import { useState } from "preact/hooks";
 
-import { blank, Form, type Schema } from "./form";
+import type { Schema } from "./form";
 import { unpack } from "./json";
-import { Below, type Resource } from "./resource";
+import { Below, FormButton, type Resource } from "./resource";
 import { State } from "./runs";
 import { ago, go, may, moment, pawl } from "./state";
 import { visible } from "./visible";
@@ -52,44 +51,9 @@ export const workflows: Resource<WorkflowVersionJson> = {
 
 /** The form for the input, which starts a run and opens its page. */
 function Start({ workflow: { name = "", version = 0, inputSchemaJson } }: { workflow: WorkflowVersionJson }): VNode {
-  const schema = unpack({ inputSchemaJson }).inputSchemaJson as Schema | undefined;
-  const [open, setOpen] = useState(false);
-  const [input, setInput] = useState<Record<string, unknown> | undefined>(() => blank(schema));
-  const [busy, setBusy] = useState(false);
-  const [fault, setFault] = useState("");
-  // Without named fields, the input is written as JSON.
-  const shown = Object.keys(schema?.properties ?? {}).length ? schema : { properties: { input: { type: "object" } } };
-  const start = async (): Promise<void> => {
-    setBusy(true);
-    try {
-      const { run } = await pawl.workflows.startWorkflow({ requestId: requestId(), name, version, inputJson: encode(input) });
-      go(`/workflows/runs/${run?.runId}`);
-    } catch (error) {
-      setFault(error instanceof PawlError ? error.message : String(error));
-    }
-    setBusy(false);
+  const start = async (input: object): Promise<void> => {
+    const { run } = await pawl.workflows.startWorkflow({ requestId: requestId(), name, version, inputJson: encode(input) });
+    go(`/workflows/runs/${run?.runId}`);
   };
-  if (!open)
-    return (
-      <p class="buttons">
-        <button onClick={() => setOpen(true)}>Start</button>
-      </p>
-    );
-  return (
-    <form
-      class="card"
-      onSubmit={(event) => {
-        event.preventDefault();
-        void start();
-      }}
-    >
-      <Form schema={shown} value={input ?? {}} onValue={setInput} fault={fault} name="Input" />
-      <p class="buttons">
-        <button disabled={busy || !input}>Start run</button>
-        <button type="button" class="second" onClick={() => setOpen(false)}>
-          Cancel
-        </button>
-      </p>
-    </form>
-  );
+  return <FormButton name="Start" save="Start run" what="Input" schema={unpack({ inputSchemaJson }).inputSchemaJson as Schema | undefined} send={start} />;
 }

@@ -13,7 +13,7 @@ IDs match ^[A-Za-z0-9_-]{1,64}$.
 Idempotency: mutations take a `request_id`. Sending the same ID with the same payload takes effect once and
 returns the same answer, for at least 24 hours. The same ID with a different payload returns
 REQUEST_ID_REUSED. A request without an ID is always a new request. For StartRun and SendMessage, IDs are
-scoped to the user; for methods that name a run, they are scoped to the run. Deployment defaults filled in
+scoped to the user; for methods that take a run ID, they are scoped to the run. Deployment defaults filled in
 for absent fields are not part of the payload.
 
 Receipts are final: a decision refused as late stays refused under its request ID. Pawl deletes receipts
@@ -186,8 +186,8 @@ class StartRunRequest(_message.Message):
     concurrent requests. Pawl stores a hash of the key. Removing the conversation frees the key.
     """
     agent: _builtins.str
-    """Name of the agent that drives the run, at its newest version; empty for `default`. `draft/NAME` names a
-    draft of the caller. `default` only fills in what `options` leaves unset. With any other agent, `options`
+    """Name of the agent that drives the run, at its newest version; empty for `default`. Use `draft/NAME` for one
+    of the caller's drafts. `default` only fills in options that are not set. With any other agent, `options`
     may only narrow its tools and limits and fill in absent fields; anything else is INVALID_FIELD.
     """
     @_builtins.property
@@ -211,7 +211,7 @@ class StartRunRequest(_message.Message):
 
         The model gets them in addition to `tool_names` and the agent's tools; combined with `without_tools` they
         are INVALID_FIELD. Child runs do not get them. Their calls go to the user's clients that are attached to
-        the run and name the tool in Hello.tools; SubmitToolResults also accepts the results.
+        the run and list the tool in Hello.tools; SubmitToolResults also accepts the results.
         """
 
     @_builtins.property
@@ -528,7 +528,7 @@ class DecideCallsRequest(_message.Message):
     """Idempotency key, combined with the call ID of each decision."""
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.CallDecision]:
-        """1 to 64 decisions, each naming its run, with at most one per call. The request may be up to 1.25 MiB."""
+        """1 to 64 decisions, each with its run ID, at most one per call. The request may be up to 1.25 MiB."""
 
     def __init__(
         self,
@@ -976,7 +976,7 @@ class ListRunsRequest(_message.Message):
     parent_run_id: _builtins.str
     """Only child runs of this run; empty means all."""
     agent: _builtins.str
-    """Only runs of this agent; empty means all. `default` matches runs started without naming an agent."""
+    """Only runs of this agent; empty means all. `default` matches runs started without an agent."""
     workflow: _builtins.str
     """Only runs of this workflow, not counting child runs; empty means all."""
     goals_only: _builtins.bool

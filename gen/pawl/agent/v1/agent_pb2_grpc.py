@@ -174,6 +174,7 @@ class AgentServiceServicer(object):
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
         - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is INTERRUPT.
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -197,7 +198,7 @@ class AgentServiceServicer(object):
         Errors:
         - INVALID_ARGUMENT / HELLO_REQUIRED
         - INVALID_ARGUMENT / MALFORMED_REQUEST
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun; metadata also has `run_id`.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun; metadata also has `run_id`.
         - DEADLINE_EXCEEDED: No frame for 45 s.
         - CANCELLED: The client opened another stream.
         - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment; send the frame
@@ -305,6 +306,7 @@ class AgentServiceServicer(object):
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
         - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is STEER or INTERRUPT.
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -471,7 +473,7 @@ class AgentServiceServicer(object):
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
         - OUT_OF_RANGE / SEQ_BEYOND_END
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -505,7 +507,7 @@ class AgentServiceServicer(object):
 
     def WatchPending(self, request, context):
         """Streams what ListPending lists: first the complete list, then additions, changes and removals. Changes
-        arrive within about a second per full page. The stream does not end on its own. After a reconnect it
+        arrive within about a second per full page. The stream does not end on its own. After a reconnect, it
         starts over with the complete list.
 
         Errors:

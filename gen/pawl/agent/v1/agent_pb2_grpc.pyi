@@ -13,7 +13,7 @@ IDs match ^[A-Za-z0-9_-]{1,64}$.
 Idempotency: mutations take a `request_id`. Sending the same ID with the same payload takes effect once and
 returns the same answer, for at least 24 hours. The same ID with a different payload returns
 REQUEST_ID_REUSED. A request without an ID is always a new request. For StartRun and SendMessage, IDs are
-scoped to the user; for methods that name a run, they are scoped to the run. Deployment defaults filled in
+scoped to the user; for methods that take a run ID, they are scoped to the run. Deployment defaults filled in
 for absent fields are not part of the payload.
 
 Receipts are final: a decision refused as late stays refused under its request ID. Pawl deletes receipts
@@ -68,6 +68,7 @@ class AgentServiceStub:
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
     - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is INTERRUPT.
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -87,7 +88,7 @@ class AgentServiceStub:
     Errors:
     - INVALID_ARGUMENT / HELLO_REQUIRED
     - INVALID_ARGUMENT / MALFORMED_REQUEST
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun; metadata also has `run_id`.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun; metadata also has `run_id`.
     - DEADLINE_EXCEEDED: No frame for 45 s.
     - CANCELLED: The client opened another stream.
     - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment; send the frame
@@ -171,6 +172,7 @@ class AgentServiceStub:
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
     - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is STEER or INTERRUPT.
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -289,7 +291,7 @@ class AgentServiceStub:
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
     - OUT_OF_RANGE / SEQ_BEYOND_END
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun.
     """
     ListMessages: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListMessagesRequest, _agent_pb2.ListMessagesResponse]
     """Lists the messages of a conversation in order. For another user's shared conversation, reasoning, parts
@@ -311,7 +313,7 @@ class AgentServiceStub:
     """
     WatchPending: _grpc.UnaryStreamMultiCallable[_agent_pb2.WatchPendingRequest, _agent_pb2.WatchPendingResponse]
     """Streams what ListPending lists: first the complete list, then additions, changes and removals. Changes
-    arrive within about a second per full page. The stream does not end on its own. After a reconnect it
+    arrive within about a second per full page. The stream does not end on its own. After a reconnect, it
     starts over with the complete list.
 
     Errors:
@@ -340,6 +342,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
     - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is INTERRUPT.
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -359,7 +362,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     Errors:
     - INVALID_ARGUMENT / HELLO_REQUIRED
     - INVALID_ARGUMENT / MALFORMED_REQUEST
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun; metadata also has `run_id`.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun; metadata also has `run_id`.
     - DEADLINE_EXCEEDED: No frame for 45 s.
     - CANCELLED: The client opened another stream.
     - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment; send the frame
@@ -443,6 +446,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
     - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is STEER or INTERRUPT.
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -561,7 +565,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
     - OUT_OF_RANGE / SEQ_BEYOND_END
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun.
     """
     ListMessages: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListMessagesRequest, _agent_pb2.ListMessagesResponse]  # type: ignore[assignment]
     """Lists the messages of a conversation in order. For another user's shared conversation, reasoning, parts
@@ -583,7 +587,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     WatchPending: _aio.UnaryStreamMultiCallable[_agent_pb2.WatchPendingRequest, _agent_pb2.WatchPendingResponse]  # type: ignore[assignment]
     """Streams what ListPending lists: first the complete list, then additions, changes and removals. Changes
-    arrive within about a second per full page. The stream does not end on its own. After a reconnect it
+    arrive within about a second per full page. The stream does not end on its own. After a reconnect, it
     starts over with the complete list.
 
     Errors:
@@ -615,6 +619,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
         - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is INTERRUPT.
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -640,7 +645,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - INVALID_ARGUMENT / HELLO_REQUIRED
         - INVALID_ARGUMENT / MALFORMED_REQUEST
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun; metadata also has `run_id`.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun; metadata also has `run_id`.
         - DEADLINE_EXCEEDED: No frame for 45 s.
         - CANCELLED: The client opened another stream.
         - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment; send the frame
@@ -760,6 +765,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
         - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is STEER or INTERRUPT.
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -950,7 +956,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
         - OUT_OF_RANGE / SEQ_BEYOND_END
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun.
         """
 
     @_abc_1.abstractmethod
@@ -990,7 +996,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_pb2.WatchPendingResponse], _abc.AsyncIterator[_agent_pb2.WatchPendingResponse]]:
         """Streams what ListPending lists: first the complete list, then additions, changes and removals. Changes
-        arrive within about a second per full page. The stream does not end on its own. After a reconnect it
+        arrive within about a second per full page. The stream does not end on its own. After a reconnect, it
         starts over with the complete list.
 
         Errors:

@@ -30,8 +30,8 @@ class AgentRegistryServiceStub(object):
     keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Users can also have drafts, which only they can see. Name a draft as `draft/NAME`, in GetAgent and wherever
-    a run names its agent; a draft never hides one of the store's agents.
+    Users can also have drafts, which only they can see. A draft is called `draft/NAME`, in GetAgent and wherever
+    a run specifies its agent; a draft never hides one of the store's agents.
     """
 
     def __init__(self, channel):
@@ -87,8 +87,8 @@ class AgentRegistryServiceServicer(object):
     keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Users can also have drafts, which only they can see. Name a draft as `draft/NAME`, in GetAgent and wherever
-    a run names its agent; a draft never hides one of the store's agents.
+    Users can also have drafts, which only they can see. A draft is called `draft/NAME`, in GetAgent and wherever
+    a run specifies its agent; a draft never hides one of the store's agents.
     """
 
     def UpdateAgent(self, request, context):
@@ -251,8 +251,8 @@ class AgentRegistryService(object):
     keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Users can also have drafts, which only they can see. Name a draft as `draft/NAME`, in GetAgent and wherever
-    a run names its agent; a draft never hides one of the store's agents.
+    Users can also have drafts, which only they can see. A draft is called `draft/NAME`, in GetAgent and wherever
+    a run specifies its agent; a draft never hides one of the store's agents.
     """
 
     @staticmethod

@@ -31,8 +31,8 @@ class AgentRegistryServiceStub:
     keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Users can also have drafts, which only they can see. Name a draft as `draft/NAME`, in GetAgent and wherever
-    a run names its agent; a draft never hides one of the store's agents.
+    Users can also have drafts, which only they can see. A draft is called `draft/NAME`, in GetAgent and wherever
+    a run specifies its agent; a draft never hides one of the store's agents.
     """
 
     @_typing.overload
@@ -118,8 +118,8 @@ class AgentRegistryServiceAsyncStub(AgentRegistryServiceStub):
     keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Users can also have drafts, which only they can see. Name a draft as `draft/NAME`, in GetAgent and wherever
-    a run names its agent; a draft never hides one of the store's agents.
+    Users can also have drafts, which only they can see. A draft is called `draft/NAME`, in GetAgent and wherever
+    a run specifies its agent; a draft never hides one of the store's agents.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -201,8 +201,8 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
     keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Users can also have drafts, which only they can see. Name a draft as `draft/NAME`, in GetAgent and wherever
-    a run names its agent; a draft never hides one of the store's agents.
+    Users can also have drafts, which only they can see. A draft is called `draft/NAME`, in GetAgent and wherever
+    a run specifies its agent; a draft never hides one of the store's agents.
     """
 
     @_abc_1.abstractmethod

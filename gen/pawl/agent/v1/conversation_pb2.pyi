@@ -153,8 +153,8 @@ class ListConversationsRequest(_message.Message):
     are considered.
     """
     shared: _builtins.bool
-    """List conversations that other users in the store share, instead of the caller's own. With a query, only
-    those of the 100 users whose shared conversations were used last.
+    """List conversations that other users in the store share, instead of the caller's own. With a query, only the
+    100 users with the most recently active shared conversations are searched.
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:

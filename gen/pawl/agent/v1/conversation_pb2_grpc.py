@@ -167,10 +167,10 @@ class ConversationServiceServicer(object):
         """Streams everything about a conversation that the caller can read: first what has changed since the cursor
         `after`, then `caught_up`, then each change as it happens. The stream does not end on its own.
 
-        A response has items, events, or both; apply the items first. Items are states, not a log: an item
-        replaces the earlier one with the same ID, and only the newest state is sent. An item can be repeated,
-        also after a reconnect, except for messages: with the cursor of the last response, each message is sent
-        exactly once, in order of `number`.
+        A response has items, events, or both; apply the items first. Items are states, not a log: an item replaces
+        the earlier one with the same ID, and only the newest state is sent. An item can be repeated, even after a
+        reconnect, except for messages: with the cursor of the last response, each message is sent exactly once, in
+        order of `number`.
 
         Which items a caller gets:
         - the conversation, as GetConversation returns it
@@ -183,21 +183,21 @@ class ConversationServiceServicer(object):
         Without a cursor, the stream starts with the newest 500 messages and the open runs and jobs. With a
         cursor, it also sends the runs and jobs that have ended since then.
 
-        Events of the caller's run that has the turn are in the stream (`events`), from its first event or from
-        the cursor, through its last event. Other runs have no events here: watch them with
+        The stream includes the events (`events`) of the active run if it belongs to the caller, from its first
+        event or from the cursor, through its last event. Other runs have no events here: watch them with
         AgentService.WatchRun. A `message.added` event and the item with this message carry the same `number`.
 
-        Changes arrive within about 0.2 s, and within 3 s while NATS is unavailable. Progress
-        changes a job at most once a second.
+        Changes arrive within about 0.2 s, and within 3 s while NATS is unavailable. Progress updates of a job are
+        sent at most once a second.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND: Also ends the stream, within 5 s after sharing has ended.
         - FAILED_PRECONDITION / CONVERSATION_ERASED: Also ends the stream, within 5 s after the erasure started.
         - UNAUTHENTICATED: Also ends the stream, within 5 s after the key was revoked or has expired.
         - INVALID_ARGUMENT / INVALID_FIELD: `after` is not a cursor of this conversation and user.
-        - OUT_OF_RANGE / SEQ_BEYOND_END: `after` is beyond the end, as after Pawl was restored from a backup. Discard
-        all state and start without a cursor.
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: As for WatchRun. Reconnect with the cursor of the last response.
+        - OUT_OF_RANGE / SEQ_BEYOND_END: `after` is beyond the end, for example because Pawl was restored from a
+        backup. Discard all state and start without a cursor.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun. Reconnect with the cursor of the last response.
         - UNAVAILABLE / SHUTTING_DOWN: Reconnect with the cursor of the last response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -38,7 +38,7 @@ class Declaration(_message.Message):
     set: _builtins.str
     """Name of the set, from its pawl.yaml; matches ^[A-Za-z0-9_-]{1,64}$."""
     version: _builtins.int
-    """Increases by one with each change; 0 in a request means that there is none yet."""
+    """Increases by one with each change; 0 in a request means that there is no declaration yet."""
     update_user_id: _builtins.str
     """User who last changed it. Output only."""
     @_builtins.property

@@ -28,7 +28,7 @@ if _version_not_supported:
 class GoalServiceStub(object):
     """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
-    A goal run is a run without a model, in a conversation of its own: AgentService.WatchRun, GetRun, CancelRun,
+    A goal run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
     Decide and UndoRun accept it. It is COMPLETED if the goal is met. Otherwise it is FAILED with reason
     GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (in three attempts in a row), class LIMIT, or
     with the reason why a call was refused, class TOOL. In all cases `output_text` is a report. While it runs,
@@ -67,7 +67,7 @@ class GoalServiceStub(object):
 class GoalServiceServicer(object):
     """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
-    A goal run is a run without a model, in a conversation of its own: AgentService.WatchRun, GetRun, CancelRun,
+    A goal run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
     Decide and UndoRun accept it. It is COMPLETED if the goal is met. Otherwise it is FAILED with reason
     GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (in three attempts in a row), class LIMIT, or
     with the reason why a call was refused, class TOOL. In all cases `output_text` is a report. While it runs,
@@ -84,6 +84,7 @@ class GoalServiceServicer(object):
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The criterion's tool does not accept its arguments.
         - PERMISSION_DENIED / PERMISSION_DENIED: The caller may not call the criterion's tool.
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -161,7 +162,7 @@ def add_GoalServiceServicer_to_server(servicer, server):
 class GoalService(object):
     """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
-    A goal run is a run without a model, in a conversation of its own: AgentService.WatchRun, GetRun, CancelRun,
+    A goal run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
     Decide and UndoRun accept it. It is COMPLETED if the goal is met. Otherwise it is FAILED with reason
     GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (in three attempts in a row), class LIMIT, or
     with the reason why a call was refused, class TOOL. In all cases `output_text` is a report. While it runs,

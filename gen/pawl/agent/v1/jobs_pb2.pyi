@@ -107,8 +107,8 @@ class BackgroundJob(_message.Message):
 
     @_builtins.property
     def expected_end_time(self) -> _timestamp_pb2.Timestamp:
-        """When it is expected to end: of a series, at the latest; of a call made once, from its progress or else the
-        estimate. Absent if unknown or ended.
+        """When it is expected to end: for a series, at the latest; for a single call, based on its progress or,
+        failing that, the estimate. Absent if unknown or ended.
         """
 
     def __init__(

@@ -97,6 +97,7 @@ class JobServiceServicer(object):
         - NOT_FOUND / CONVERSATION_NOT_FOUND
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -153,7 +154,7 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResumeJob(self, request, context):
-        """Resumes a paused job at its next regular time; missed iterations are skipped. Resuming a job that is not
+        """Resumes a paused job at its next scheduled time; missed iterations are skipped. Resuming a job that is not
         paused has no effect. Idempotent by request ID.
 
         Errors:

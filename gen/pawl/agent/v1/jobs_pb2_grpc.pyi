@@ -52,6 +52,7 @@ class JobServiceStub:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -88,7 +89,7 @@ class JobServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     ResumeJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ResumeJobRequest, _jobs_pb2.ResumeJobResponse]
-    """Resumes a paused job at its next regular time; missed iterations are skipped. Resuming a job that is not
+    """Resumes a paused job at its next scheduled time; missed iterations are skipped. Resuming a job that is not
     paused has no effect. Idempotent by request ID.
 
     Errors:
@@ -132,6 +133,7 @@ class JobServiceAsyncStub(JobServiceStub):
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -168,7 +170,7 @@ class JobServiceAsyncStub(JobServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     ResumeJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ResumeJobRequest, _jobs_pb2.ResumeJobResponse]  # type: ignore[assignment]
-    """Resumes a paused job at its next regular time; missed iterations are skipped. Resuming a job that is not
+    """Resumes a paused job at its next scheduled time; missed iterations are skipped. Resuming a job that is not
     paused has no effect. Idempotent by request ID.
 
     Errors:
@@ -215,6 +217,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         - NOT_FOUND / CONVERSATION_NOT_FOUND
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL: Too many of the store's jobs are waiting to start.
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -281,7 +284,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.ResumeJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.ResumeJobResponse, _abc.Awaitable[_jobs_pb2.ResumeJobResponse]]:
-        """Resumes a paused job at its next regular time; missed iterations are skipped. Resuming a job that is not
+        """Resumes a paused job at its next scheduled time; missed iterations are skipped. Resuming a job that is not
         paused has no effect. Idempotent by request ID.
 
         Errors:

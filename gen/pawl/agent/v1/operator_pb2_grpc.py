@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class OperatorServiceStub(object):
-    """Lets operators find and resolve a store's runs that need attention, whichever user they belong to. Every
-    method requires the operator or admin role; the local key of `pawl up` has every role.
-    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted
-    event). IDs and request IDs work as in AgentService.
+    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to.
+    Every method requires the operator or admin role; the local key of `pawl up` has every role.
+    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted event).
+    IDs and request IDs work as in AgentService.
     """
 
     def __init__(self, channel):
@@ -61,10 +61,10 @@ class OperatorServiceStub(object):
 
 
 class OperatorServiceServicer(object):
-    """Lets operators find and resolve a store's runs that need attention, whichever user they belong to. Every
-    method requires the operator or admin role; the local key of `pawl up` has every role.
-    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted
-    event). IDs and request IDs work as in AgentService.
+    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to.
+    Every method requires the operator or admin role; the local key of `pawl up` has every role.
+    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted event).
+    IDs and request IDs work as in AgentService.
     """
 
     def ListAttention(self, request, context):
@@ -153,10 +153,10 @@ def add_OperatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperatorService(object):
-    """Lets operators find and resolve a store's runs that need attention, whichever user they belong to. Every
-    method requires the operator or admin role; the local key of `pawl up` has every role.
-    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted
-    event). IDs and request IDs work as in AgentService.
+    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to.
+    Every method requires the operator or admin role; the local key of `pawl up` has every role.
+    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted event).
+    IDs and request IDs work as in AgentService.
     """
 
     @staticmethod

@@ -27,10 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OperatorServiceStub:
-    """Lets operators find and resolve a store's runs that need attention, whichever user they belong to. Every
-    method requires the operator or admin role; the local key of `pawl up` has every role.
-    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted
-    event). IDs and request IDs work as in AgentService.
+    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to.
+    Every method requires the operator or admin role; the local key of `pawl up` has every role.
+    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted event).
+    IDs and request IDs work as in AgentService.
     """
 
     @_typing.overload
@@ -78,10 +78,10 @@ class OperatorServiceStub:
 
 @_typing.type_check_only
 class OperatorServiceAsyncStub(OperatorServiceStub):
-    """Lets operators find and resolve a store's runs that need attention, whichever user they belong to. Every
-    method requires the operator or admin role; the local key of `pawl up` has every role.
-    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted
-    event). IDs and request IDs work as in AgentService.
+    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to.
+    Every method requires the operator or admin role; the local key of `pawl up` has every role.
+    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted event).
+    IDs and request IDs work as in AgentService.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -125,10 +125,10 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Lets operators find and resolve a store's runs that need attention, whichever user they belong to. Every
-    method requires the operator or admin role; the local key of `pawl up` has every role.
-    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted
-    event). IDs and request IDs work as in AgentService.
+    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to.
+    Every method requires the operator or admin role; the local key of `pawl up` has every role.
+    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted event).
+    IDs and request IDs work as in AgentService.
     """
 
     @_abc_1.abstractmethod

@@ -152,8 +152,8 @@ class ScheduleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PauseSchedule(self, request, context):
-        """Pauses a schedule: it does not fire until it is resumed. Scheduled times that pass during the pause are
-        not caught up. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
+        """Pauses a schedule: it does not fire until it is resumed. Scheduled times that pass during the pause are not
+        made up for. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND

@@ -78,8 +78,8 @@ class ScheduleServiceStub:
     Errors: only the common ones.
     """
     PauseSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.PauseScheduleRequest, _schedule_pb2.PauseScheduleResponse]
-    """Pauses a schedule: it does not fire until it is resumed. Scheduled times that pass during the pause are
-    not caught up. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
+    """Pauses a schedule: it does not fire until it is resumed. Scheduled times that pass during the pause are not
+    made up for. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -178,8 +178,8 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     Errors: only the common ones.
     """
     PauseSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.PauseScheduleRequest, _schedule_pb2.PauseScheduleResponse]  # type: ignore[assignment]
-    """Pauses a schedule: it does not fire until it is resumed. Scheduled times that pass during the pause are
-    not caught up. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
+    """Pauses a schedule: it does not fire until it is resumed. Scheduled times that pass during the pause are not
+    made up for. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -305,8 +305,8 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.PauseScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.PauseScheduleResponse, _abc.Awaitable[_schedule_pb2.PauseScheduleResponse]]:
-        """Pauses a schedule: it does not fire until it is resumed. Scheduled times that pass during the pause are
-        not caught up. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
+        """Pauses a schedule: it does not fire until it is resumed. Scheduled times that pass during the pause are not
+        made up for. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND

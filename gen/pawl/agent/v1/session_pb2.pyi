@@ -197,11 +197,10 @@ class Hello(_message.Message):
     CALLS_MAX_FIELD_NUMBER: _builtins.int
     FRONT_END_TOOLS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
-    """Client-chosen ID, kept across reconnects; if empty, the server chooses one. A client that keeps its ID
-    keeps its calls. A client can have only one stream: a newer stream ends the older one with CANCELLED. On
-    the same replica this happens immediately; on another replica, at the older stream's next lease request
-    or heartbeat for a call that the newer stream holds. Frames from the older stream about such a call get
-    WRONG_HOLDER.
+    """Client-chosen ID, kept across reconnects; if empty, the server chooses one. A client with the same ID keeps
+    its calls. A client can have only one stream: a newer stream ends the older one with CANCELLED. On the same
+    replica this happens immediately; on another replica, at the older stream's next lease request or heartbeat
+    for a call that the newer stream holds. Frames from the older stream about such a call get WRONG_HOLDER.
     """
     calls_max: _builtins.int
     """Maximum number of concurrent calls, 1 to 64; default 1."""
@@ -345,9 +344,9 @@ class Start(_message.Message):
 
     @_builtins.property
     def front_end_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
-        """Front-end tools for the run; see StartRunRequest.front_end_tools. Including those in the hello, at most
-        64 tools and 64 KiB in total. Their calls go only to this client ID, even after a reconnect and even if
-        the hello does not name them. The user can also return their results with SubmitToolResults.
+        """Front-end tools for the run; see StartRunRequest.front_end_tools. Including those in the hello, at most 64
+        tools and 64 KiB in total. Their calls go only to this client ID, even after a reconnect and even if the
+        hello does not list them. The user can also return their results with SubmitToolResults.
         """
 
     @_builtins.property

@@ -75,17 +75,17 @@ class _StepStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepStatus
     STEP_STATUS_UNSPECIFIED: _StepStatus.ValueType  # 0
     """Never sent."""
     STEP_STATUS_ACTIVE: _StepStatus.ValueType  # 1
-    """Being written, queued or running. Transient."""
+    """Being written, queued or running. Transient state."""
     STEP_STATUS_WAITING: _StepStatus.ValueType  # 2
-    """Waiting for a user or a front end. Interrupted."""
+    """Waiting for a user or a front end. Interrupted state."""
     STEP_STATUS_DONE: _StepStatus.ValueType  # 3
-    """Complete. Terminal."""
+    """Complete. Terminal state."""
     STEP_STATUS_FAILED: _StepStatus.ValueType  # 4
-    """Failed, or the outcome is unknown. Terminal."""
+    """Failed, or the outcome is unknown. Terminal state."""
     STEP_STATUS_STOPPED: _StepStatus.ValueType  # 5
-    """Refused, expired, or stopped before its end. Terminal."""
+    """Refused, expired, or stopped before its end. Terminal state."""
     STEP_STATUS_VOID: _StepStatus.ValueType  # 6
-    """Discarded: the model call is being retried, and the step may come again. Transient. Sent only by
+    """Discarded: the model call is being retried, and the step may be sent again. Transient state. Sent only by
     WatchSteps, without content.
     """
 
@@ -95,17 +95,17 @@ class StepStatus(_StepStatus, metaclass=_StepStatusEnumTypeWrapper):
 STEP_STATUS_UNSPECIFIED: StepStatus.ValueType  # 0
 """Never sent."""
 STEP_STATUS_ACTIVE: StepStatus.ValueType  # 1
-"""Being written, queued or running. Transient."""
+"""Being written, queued or running. Transient state."""
 STEP_STATUS_WAITING: StepStatus.ValueType  # 2
-"""Waiting for a user or a front end. Interrupted."""
+"""Waiting for a user or a front end. Interrupted state."""
 STEP_STATUS_DONE: StepStatus.ValueType  # 3
-"""Complete. Terminal."""
+"""Complete. Terminal state."""
 STEP_STATUS_FAILED: StepStatus.ValueType  # 4
-"""Failed, or the outcome is unknown. Terminal."""
+"""Failed, or the outcome is unknown. Terminal state."""
 STEP_STATUS_STOPPED: StepStatus.ValueType  # 5
-"""Refused, expired, or stopped before its end. Terminal."""
+"""Refused, expired, or stopped before its end. Terminal state."""
 STEP_STATUS_VOID: StepStatus.ValueType  # 6
-"""Discarded: the model call is being retried, and the step may come again. Transient. Sent only by
+"""Discarded: the model call is being retried, and the step may be sent again. Transient state. Sent only by
 WatchSteps, without content.
 """
 Global___StepStatus: _TypeAlias = StepStatus  # noqa: Y015

@@ -27,7 +27,7 @@ class _MessagePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Message
     MESSAGE_POLICY_UNSPECIFIED: _MessagePolicy.ValueType  # 0
     """The default: QUEUE."""
     MESSAGE_POLICY_QUEUE: _MessagePolicy.ValueType  # 1
-    """Create a run that waits for its turn; at most 100 can wait."""
+    """Create a run that waits its turn; at most 100 can wait."""
     MESSAGE_POLICY_STEER: _MessagePolicy.ValueType  # 2
     """Add the message to the active run when its open batch closes. Open questions, approvals and
     offers are withdrawn first. Queued runs stay queued.
@@ -47,7 +47,7 @@ class MessagePolicy(_MessagePolicy, metaclass=_MessagePolicyEnumTypeWrapper):
 MESSAGE_POLICY_UNSPECIFIED: MessagePolicy.ValueType  # 0
 """The default: QUEUE."""
 MESSAGE_POLICY_QUEUE: MessagePolicy.ValueType  # 1
-"""Create a run that waits for its turn; at most 100 can wait."""
+"""Create a run that waits its turn; at most 100 can wait."""
 MESSAGE_POLICY_STEER: MessagePolicy.ValueType  # 2
 """Add the message to the active run when its open batch closes. Open questions, approvals and
 offers are withdrawn first. Queued runs stay queued.

@@ -40,19 +40,19 @@ class _UndoStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UndoState.V
     UNDO_STATE_TO_UNDO: _UndoState.ValueType  # 1
     """Can be undone. `reason` explains an earlier failure."""
     UNDO_STATE_RUNNING: _UndoState.ValueType  # 2
-    """The inverse is queued or running. Transient."""
+    """The inverse is queued or running. Transient state."""
     UNDO_STATE_NEEDS_APPROVAL: _UndoState.ValueType  # 3
-    """The inverse is waiting for an approval, an answer or a front end. Interrupted."""
+    """The inverse is waiting for an approval, an answer or a front end. Interrupted state."""
     UNDO_STATE_UNDONE: _UndoState.ValueType  # 4
-    """This undo reversed the effect. Terminal."""
+    """This undo reversed the effect. Terminal state."""
     UNDO_STATE_ALREADY_UNDONE: _UndoState.ValueType  # 5
-    """An earlier undo reversed the effect. Terminal."""
+    """An earlier undo reversed the effect. Terminal state."""
     UNDO_STATE_FAILED: _UndoState.ValueType  # 6
     """The inverse failed or was refused; see `reason`. Terminal for this undo. The next undo retries it."""
     UNDO_STATE_CANNOT_BE_UNDONE: _UndoState.ValueType  # 7
-    """The call took effect, or may have, and the effect cannot be reversed; see `reason`. Terminal."""
+    """The call took effect, or may have, and the effect cannot be reversed; see `reason`. Terminal state."""
     UNDO_STATE_NOTHING_TO_UNDO: _UndoState.ValueType  # 8
-    """The call had no effect: it only read data, was a question, or did not succeed. Terminal."""
+    """The call had no effect: it only read data, was a question, or did not succeed. Terminal state."""
 
 class UndoState(_UndoState, metaclass=_UndoStateEnumTypeWrapper):
     """Progress of undoing a call."""
@@ -62,19 +62,19 @@ UNDO_STATE_UNSPECIFIED: UndoState.ValueType  # 0
 UNDO_STATE_TO_UNDO: UndoState.ValueType  # 1
 """Can be undone. `reason` explains an earlier failure."""
 UNDO_STATE_RUNNING: UndoState.ValueType  # 2
-"""The inverse is queued or running. Transient."""
+"""The inverse is queued or running. Transient state."""
 UNDO_STATE_NEEDS_APPROVAL: UndoState.ValueType  # 3
-"""The inverse is waiting for an approval, an answer or a front end. Interrupted."""
+"""The inverse is waiting for an approval, an answer or a front end. Interrupted state."""
 UNDO_STATE_UNDONE: UndoState.ValueType  # 4
-"""This undo reversed the effect. Terminal."""
+"""This undo reversed the effect. Terminal state."""
 UNDO_STATE_ALREADY_UNDONE: UndoState.ValueType  # 5
-"""An earlier undo reversed the effect. Terminal."""
+"""An earlier undo reversed the effect. Terminal state."""
 UNDO_STATE_FAILED: UndoState.ValueType  # 6
 """The inverse failed or was refused; see `reason`. Terminal for this undo. The next undo retries it."""
 UNDO_STATE_CANNOT_BE_UNDONE: UndoState.ValueType  # 7
-"""The call took effect, or may have, and the effect cannot be reversed; see `reason`. Terminal."""
+"""The call took effect, or may have, and the effect cannot be reversed; see `reason`. Terminal state."""
 UNDO_STATE_NOTHING_TO_UNDO: UndoState.ValueType  # 8
-"""The call had no effect: it only read data, was a question, or did not succeed. Terminal."""
+"""The call had no effect: it only read data, was a question, or did not succeed. Terminal state."""
 Global___UndoState: _TypeAlias = UndoState  # noqa: Y015
 
 @_typing.final

@@ -29,9 +29,9 @@ class WorkflowServiceStub(object):
     """Manages a store's workflows as immutable versions, and their runs. A workflow is a graph of nodes: agents,
     tools, people, conditions, waits and other workflows. docs/guides/workflows.md describes definitions.
 
-    A workflow run is a run without a model, in a conversation of its own: AgentService.WatchRun, GetRun,
-    CancelRun, Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of
-    the user who started it. IDs, request IDs and pages work as in AgentService.
+    A workflow run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
+    Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of the user who
+    started it. IDs, request IDs and pages work as in AgentService.
     """
 
     def __init__(self, channel):
@@ -106,16 +106,15 @@ class WorkflowServiceServicer(object):
     """Manages a store's workflows as immutable versions, and their runs. A workflow is a graph of nodes: agents,
     tools, people, conditions, waits and other workflows. docs/guides/workflows.md describes definitions.
 
-    A workflow run is a run without a model, in a conversation of its own: AgentService.WatchRun, GetRun,
-    CancelRun, Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of
-    the user who started it. IDs, request IDs and pages work as in AgentService.
+    A workflow run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
+    Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of the user who
+    started it. IDs, request IDs and pages work as in AgentService.
     """
 
     def SaveWorkflow(self, request, context):
-        """Creates a workflow, or a new version of it. A definition that equals the newest version creates no
-        version, so the request is safe to repeat. Tools, agents and workflows that the definition names must
-        exist, and the caller must be allowed to use them. Running runs keep their version. Requires the admin
-        role.
+        """Creates a workflow, or a new version of it. A definition that equals the newest version creates no version,
+        so the request is safe to repeat. Tools, agents and workflows in the definition must exist, and the caller
+        must be allowed to use them. Running runs keep their version. Requires the admin role.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the
@@ -188,6 +187,7 @@ class WorkflowServiceServicer(object):
         - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -219,6 +219,7 @@ class WorkflowServiceServicer(object):
         - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -350,9 +351,9 @@ class WorkflowService(object):
     """Manages a store's workflows as immutable versions, and their runs. A workflow is a graph of nodes: agents,
     tools, people, conditions, waits and other workflows. docs/guides/workflows.md describes definitions.
 
-    A workflow run is a run without a model, in a conversation of its own: AgentService.WatchRun, GetRun,
-    CancelRun, Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of
-    the user who started it. IDs, request IDs and pages work as in AgentService.
+    A workflow run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
+    Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of the user who
+    started it. IDs, request IDs and pages work as in AgentService.
     """
 
     @staticmethod

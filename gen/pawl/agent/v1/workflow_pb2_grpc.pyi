@@ -30,9 +30,9 @@ class WorkflowServiceStub:
     """Manages a store's workflows as immutable versions, and their runs. A workflow is a graph of nodes: agents,
     tools, people, conditions, waits and other workflows. docs/guides/workflows.md describes definitions.
 
-    A workflow run is a run without a model, in a conversation of its own: AgentService.WatchRun, GetRun,
-    CancelRun, Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of
-    the user who started it. IDs, request IDs and pages work as in AgentService.
+    A workflow run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
+    Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of the user who
+    started it. IDs, request IDs and pages work as in AgentService.
     """
 
     @_typing.overload
@@ -40,10 +40,9 @@ class WorkflowServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkflowServiceAsyncStub: ...
     SaveWorkflow: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.SaveWorkflowRequest, _workflow_pb2.SaveWorkflowResponse]
-    """Creates a workflow, or a new version of it. A definition that equals the newest version creates no
-    version, so the request is safe to repeat. Tools, agents and workflows that the definition names must
-    exist, and the caller must be allowed to use them. Running runs keep their version. Requires the admin
-    role.
+    """Creates a workflow, or a new version of it. A definition that equals the newest version creates no version,
+    so the request is safe to repeat. Tools, agents and workflows in the definition must exist, and the caller
+    must be allowed to use them. Running runs keep their version. Requires the admin role.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the
@@ -92,6 +91,7 @@ class WorkflowServiceStub:
     - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -115,6 +115,7 @@ class WorkflowServiceStub:
     - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -161,17 +162,16 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     """Manages a store's workflows as immutable versions, and their runs. A workflow is a graph of nodes: agents,
     tools, people, conditions, waits and other workflows. docs/guides/workflows.md describes definitions.
 
-    A workflow run is a run without a model, in a conversation of its own: AgentService.WatchRun, GetRun,
-    CancelRun, Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of
-    the user who started it. IDs, request IDs and pages work as in AgentService.
+    A workflow run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
+    Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of the user who
+    started it. IDs, request IDs and pages work as in AgentService.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SaveWorkflow: _aio.UnaryUnaryMultiCallable[_workflow_pb2.SaveWorkflowRequest, _workflow_pb2.SaveWorkflowResponse]  # type: ignore[assignment]
-    """Creates a workflow, or a new version of it. A definition that equals the newest version creates no
-    version, so the request is safe to repeat. Tools, agents and workflows that the definition names must
-    exist, and the caller must be allowed to use them. Running runs keep their version. Requires the admin
-    role.
+    """Creates a workflow, or a new version of it. A definition that equals the newest version creates no version,
+    so the request is safe to repeat. Tools, agents and workflows in the definition must exist, and the caller
+    must be allowed to use them. Running runs keep their version. Requires the admin role.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the
@@ -220,6 +220,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -243,6 +244,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+    - FAILED_PRECONDITION / FEATURE_OFF
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -288,9 +290,9 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
     """Manages a store's workflows as immutable versions, and their runs. A workflow is a graph of nodes: agents,
     tools, people, conditions, waits and other workflows. docs/guides/workflows.md describes definitions.
 
-    A workflow run is a run without a model, in a conversation of its own: AgentService.WatchRun, GetRun,
-    CancelRun, Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of
-    the user who started it. IDs, request IDs and pages work as in AgentService.
+    A workflow run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
+    Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of the user who
+    started it. IDs, request IDs and pages work as in AgentService.
     """
 
     @_abc_1.abstractmethod
@@ -299,10 +301,9 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workflow_pb2.SaveWorkflowRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workflow_pb2.SaveWorkflowResponse, _abc.Awaitable[_workflow_pb2.SaveWorkflowResponse]]:
-        """Creates a workflow, or a new version of it. A definition that equals the newest version creates no
-        version, so the request is safe to repeat. Tools, agents and workflows that the definition names must
-        exist, and the caller must be allowed to use them. Running runs keep their version. Requires the admin
-        role.
+        """Creates a workflow, or a new version of it. A definition that equals the newest version creates no version,
+        so the request is safe to repeat. Tools, agents and workflows in the definition must exist, and the caller
+        must be allowed to use them. Running runs keep their version. Requires the admin role.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the
@@ -387,6 +388,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -422,6 +424,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """

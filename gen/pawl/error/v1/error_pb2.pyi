@@ -10,11 +10,11 @@ reason has a fixed gRPC code, given below. The code UNKNOWN is never returned. E
 have no reason: RESOURCE_EXHAUSTED for messages far over the limit, and UNAVAILABLE if the server is
 unreachable.
 
-Every method may return UNAUTHENTICATED, MALFORMED_REQUEST, INVALID_FIELD, INVALID_ID, TOO_LARGE,
-OVERLOADED, DEPENDENCY_UNAVAILABLE, SHUTTING_DOWN, DEADLINE_EXCEEDED, CANCELLED and INTERNAL. It may also
-return METHOD_NOT_FOUND if the server is older than the method, UNAVAILABLE if the caller cannot be
-identified at the moment, and PERMISSION_DENIED if the credential lacks a role that the method requires or
-may not act for the named user. Each method's comment lists all other reasons under "Errors".
+Every method may return UNAUTHENTICATED, MALFORMED_REQUEST, INVALID_FIELD, INVALID_ID, TOO_LARGE, OVERLOADED,
+DEPENDENCY_UNAVAILABLE, SHUTTING_DOWN, DEADLINE_EXCEEDED, CANCELLED and INTERNAL. It may also return
+METHOD_NOT_FOUND if the server is older than the method, UNAVAILABLE if the caller cannot be identified at
+the moment, and PERMISSION_DENIED if the credential lacks a role that the method requires or may not act for
+the specified user. Each method's comment lists all other reasons under "Errors".
 """
 
 from google.protobuf import descriptor as _descriptor
@@ -41,7 +41,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_MALFORMED_REQUEST: _ErrorReason.ValueType  # 1
     """INVALID_ARGUMENT. The request could not be parsed as the method's request type."""
     ERROR_REASON_INVALID_FIELD: _ErrorReason.ValueType  # 2
-    """INVALID_ARGUMENT. A field is missing, out of range or malformed; metadata `field` names it."""
+    """INVALID_ARGUMENT. A field is missing, out of range or malformed; metadata `field` is its name."""
     ERROR_REASON_INVALID_ID: _ErrorReason.ValueType  # 3
     """INVALID_ARGUMENT. An ID does not match ^[A-Za-z0-9_-]{1,64}$."""
     ERROR_REASON_INVALID_JSON: _ErrorReason.ValueType  # 4
@@ -119,7 +119,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     not set.
     """
     ERROR_REASON_CONVERSATION_EXISTS: _ErrorReason.ValueType  # 44
-    """ALREADY_EXISTS. The user already has a conversation with this key; metadata `conversation_id` names it."""
+    """ALREADY_EXISTS. The user already has a conversation with this key; metadata `conversation_id` is its ID."""
     ERROR_REASON_SCHEDULE_EXISTS: _ErrorReason.ValueType  # 45
     """ALREADY_EXISTS. The user already has a different schedule with this name."""
     ERROR_REASON_TRIGGER_EXISTS: _ErrorReason.ValueType  # 46
@@ -133,7 +133,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_ALREADY_DECIDED: _ErrorReason.ValueType  # 62
     """FAILED_PRECONDITION. A different decision was already made on the call."""
     ERROR_REASON_GRANT_NOT_OFFERED: _ErrorReason.ValueType  # 77
-    """FAILED_PRECONDITION. The call does not offer a series to grant; decide on this call alone."""
+    """FAILED_PRECONDITION. The call does not offer a series to grant; decide on just this call."""
     ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 63
     """FAILED_PRECONDITION. The digest does not match the current call. Read the call again and show it again."""
     ERROR_REASON_ILLEGAL_TRANSITION: _ErrorReason.ValueType  # 64
@@ -149,11 +149,15 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_SOURCE_CHANGED: _ErrorReason.ValueType  # 75
     """FAILED_PRECONDITION. The source's tools changed again after they were shown. Review the new changes."""
     ERROR_REASON_NO_TOKEN_BUDGET: _ErrorReason.ValueType  # 72
-    """FAILED_PRECONDITION. The run has no token budget, or shares the budget of another run, which the message
-    names.
+    """FAILED_PRECONDITION. The run has no token budget, or shares the budget of another run; the message gives
+    its ID.
     """
     ERROR_REASON_AGENT_CYCLE: _ErrorReason.ValueType  # 76
-    """FAILED_PRECONDITION. The agent's delegations form a cycle; the message names the agents."""
+    """FAILED_PRECONDITION. The agent's delegations form a cycle; the message lists the agents."""
+    ERROR_REASON_FEATURE_OFF: _ErrorReason.ValueType  # 78
+    """FAILED_PRECONDITION. The feature is switched off for the store; metadata `feature` names the switch
+    (pawl.settings.v1.Settings.switches). The request had no effect, so the caller can do the work another way.
+    """
     ERROR_REASON_CONVERSATION_ERASED: _ErrorReason.ValueType  # 67
     """FAILED_PRECONDITION. The caller erased the conversation. It cannot be read or written; start a new one."""
     ERROR_REASON_FORK_POINT_OPEN: _ErrorReason.ValueType  # 69
@@ -194,8 +198,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     still be added.
     """
     ERROR_REASON_PAST_TOO_LONG: _ErrorReason.ValueType  # 128
-    """RESOURCE_EXHAUSTED. The fork's history would have more than 64 segments. Forking a fork that has messages
-    of its own adds one.
+    """RESOURCE_EXHAUSTED. The fork's history would have more than 64 segments. Forking a fork that has its own
+    messages adds one.
     """
     ERROR_REASON_TOO_MANY_JOBS: _ErrorReason.ValueType  # 129
     """RESOURCE_EXHAUSTED. The caller already has the maximum number of open jobs in the conversation. Stop one,
@@ -242,7 +246,7 @@ ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 ERROR_REASON_MALFORMED_REQUEST: ErrorReason.ValueType  # 1
 """INVALID_ARGUMENT. The request could not be parsed as the method's request type."""
 ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 2
-"""INVALID_ARGUMENT. A field is missing, out of range or malformed; metadata `field` names it."""
+"""INVALID_ARGUMENT. A field is missing, out of range or malformed; metadata `field` is its name."""
 ERROR_REASON_INVALID_ID: ErrorReason.ValueType  # 3
 """INVALID_ARGUMENT. An ID does not match ^[A-Za-z0-9_-]{1,64}$."""
 ERROR_REASON_INVALID_JSON: ErrorReason.ValueType  # 4
@@ -320,7 +324,7 @@ ERROR_REASON_SOURCE_EXISTS: ErrorReason.ValueType  # 42
 not set.
 """
 ERROR_REASON_CONVERSATION_EXISTS: ErrorReason.ValueType  # 44
-"""ALREADY_EXISTS. The user already has a conversation with this key; metadata `conversation_id` names it."""
+"""ALREADY_EXISTS. The user already has a conversation with this key; metadata `conversation_id` is its ID."""
 ERROR_REASON_SCHEDULE_EXISTS: ErrorReason.ValueType  # 45
 """ALREADY_EXISTS. The user already has a different schedule with this name."""
 ERROR_REASON_TRIGGER_EXISTS: ErrorReason.ValueType  # 46
@@ -334,7 +338,7 @@ ERROR_REASON_CALL_NOT_PENDING: ErrorReason.ValueType  # 61
 ERROR_REASON_ALREADY_DECIDED: ErrorReason.ValueType  # 62
 """FAILED_PRECONDITION. A different decision was already made on the call."""
 ERROR_REASON_GRANT_NOT_OFFERED: ErrorReason.ValueType  # 77
-"""FAILED_PRECONDITION. The call does not offer a series to grant; decide on this call alone."""
+"""FAILED_PRECONDITION. The call does not offer a series to grant; decide on just this call."""
 ERROR_REASON_DIGEST_MISMATCH: ErrorReason.ValueType  # 63
 """FAILED_PRECONDITION. The digest does not match the current call. Read the call again and show it again."""
 ERROR_REASON_ILLEGAL_TRANSITION: ErrorReason.ValueType  # 64
@@ -350,11 +354,15 @@ ERROR_REASON_ATTENTION_NOT_NEEDED: ErrorReason.ValueType  # 74
 ERROR_REASON_SOURCE_CHANGED: ErrorReason.ValueType  # 75
 """FAILED_PRECONDITION. The source's tools changed again after they were shown. Review the new changes."""
 ERROR_REASON_NO_TOKEN_BUDGET: ErrorReason.ValueType  # 72
-"""FAILED_PRECONDITION. The run has no token budget, or shares the budget of another run, which the message
-names.
+"""FAILED_PRECONDITION. The run has no token budget, or shares the budget of another run; the message gives
+its ID.
 """
 ERROR_REASON_AGENT_CYCLE: ErrorReason.ValueType  # 76
-"""FAILED_PRECONDITION. The agent's delegations form a cycle; the message names the agents."""
+"""FAILED_PRECONDITION. The agent's delegations form a cycle; the message lists the agents."""
+ERROR_REASON_FEATURE_OFF: ErrorReason.ValueType  # 78
+"""FAILED_PRECONDITION. The feature is switched off for the store; metadata `feature` names the switch
+(pawl.settings.v1.Settings.switches). The request had no effect, so the caller can do the work another way.
+"""
 ERROR_REASON_CONVERSATION_ERASED: ErrorReason.ValueType  # 67
 """FAILED_PRECONDITION. The caller erased the conversation. It cannot be read or written; start a new one."""
 ERROR_REASON_FORK_POINT_OPEN: ErrorReason.ValueType  # 69
@@ -395,8 +403,8 @@ ERROR_REASON_TOKEN_CEILING: ErrorReason.ValueType  # 126
 still be added.
 """
 ERROR_REASON_PAST_TOO_LONG: ErrorReason.ValueType  # 128
-"""RESOURCE_EXHAUSTED. The fork's history would have more than 64 segments. Forking a fork that has messages
-of its own adds one.
+"""RESOURCE_EXHAUSTED. The fork's history would have more than 64 segments. Forking a fork that has its own
+messages adds one.
 """
 ERROR_REASON_TOO_MANY_JOBS: ErrorReason.ValueType  # 129
 """RESOURCE_EXHAUSTED. The caller already has the maximum number of open jobs in the conversation. Stop one,

@@ -59,7 +59,7 @@ class AgentDefinition(_message.Message):
     DAILY_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name, unique in its store; matches ^[A-Za-z0-9_-]{1,64}$. The agent `default` drives all runs that do not
-    name an agent.
+    specify an agent.
     """
     daily_tokens_max: _builtins.int
     """Tokens that all of the agent's runs may use per day (UTC); 0 means no limit. At most 2^53. Input and
@@ -250,7 +250,7 @@ class AgentVersion(_message.Message):
     create_user_id: _builtins.str
     """User who saved it; empty for version 0."""
     draft: _builtins.bool
-    """Whether it is a draft, visible only to that user. Runs name it `draft/NAME`."""
+    """Whether it is a draft, visible only to that user. Runs refer to it as `draft/NAME`."""
     @_builtins.property
     def definition(self) -> Global___AgentDefinition:
         """The definition."""

@@ -29,39 +29,39 @@ class _CallStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallState.V
     CALL_STATE_UNSPECIFIED: _CallState.ValueType  # 0
     """Never sent."""
     CALL_STATE_PROPOSED: _CallState.ValueType  # 1
-    """Requested by the model; waiting for its turn in the batch. Transient."""
+    """Requested by the model; waiting for its turn in the batch. Transient state."""
     CALL_STATE_AWAITING_APPROVAL: _CallState.ValueType  # 2
-    """Waiting for a user's decision (AgentService.Decide). Interrupted."""
+    """Waiting for a user's decision (AgentService.Decide). Interrupted state."""
     CALL_STATE_OFFERED: _CallState.ValueType  # 3
-    """Waiting for a front end to run it and return the result. Interrupted."""
+    """Waiting for a front end to run it and return the result. Interrupted state."""
     CALL_STATE_ASKED: _CallState.ValueType  # 4
-    """Waiting for a user's answer (AgentService.Decide). Interrupted. The call is a question, or its tool asked
+    """Waiting for a user's answer (AgentService.Decide). Interrupted state. The call is a question, or its tool asked
     one while running.
     """
     CALL_STATE_RUNNABLE: _CallState.ValueType  # 5
-    """May run; waiting for earlier calls. Transient."""
+    """May run; waiting for earlier calls. Transient state."""
     CALL_STATE_RUNNING: _CallState.ValueType  # 6
-    """Durably recorded as started; it may already have taken effect. Transient."""
+    """Durably recorded as started; it may already have taken effect. Transient state."""
     CALL_STATE_DELEGATED: _CallState.ValueType  # 7
-    """Being executed by a child run (`child_run_id`); settled when that run ends. Interrupted."""
+    """Being executed by a child run (`child_run_id`); settled when that run ends. Interrupted state."""
     CALL_STATE_SUCCEEDED: _CallState.ValueType  # 10
-    """Returned a result. Terminal."""
+    """Returned a result. Terminal state."""
     CALL_STATE_FAILED: _CallState.ValueType  # 11
-    """Returned an error, was invalid, or timed out; the model gets the error. Terminal."""
+    """Returned an error, was invalid, or timed out; the model gets the error. Terminal state."""
     CALL_STATE_REJECTED: _CallState.ValueType  # 12
-    """Refused by a user or a rule. Terminal."""
+    """Refused by a user or a rule. Terminal state."""
     CALL_STATE_EXPIRED: _CallState.ValueType  # 13
-    """Not decided on, answered or run in time. Terminal."""
+    """Not decided on, answered or run in time. Terminal state."""
     CALL_STATE_CANCELLED: _CallState.ValueType  # 14
-    """Stopped with its run, or the question was withdrawn. Terminal. If the reason is NOT_STOPPED, the tool may
+    """Stopped with its run, or the question was withdrawn. Terminal state. If the reason is NOT_STOPPED, the tool may
     still be running, but it is safe to repeat.
     """
     CALL_STATE_OUTCOME_UNKNOWN: _CallState.ValueType  # 15
-    """It is unknown whether the call took effect; the model was informed. Terminal. If the reason is
+    """It is unknown whether the call took effect; the model was informed. Terminal state. If the reason is
     NOT_STOPPED, the run was stopped but the call could not be, and it may still take effect.
     """
     CALL_STATE_DETACHED: _CallState.ValueType  # 16
-    """Continues in the background as the job `child_run_id`. Terminal. The job reports to the conversation."""
+    """Continues in the background as the job `child_run_id`. Terminal state. The job reports to the conversation."""
 
 class CallState(_CallState, metaclass=_CallStateEnumTypeWrapper):
     """State of a tool call. See docs/design/architecture.md for the transition table. A terminal state never
@@ -71,39 +71,39 @@ class CallState(_CallState, metaclass=_CallStateEnumTypeWrapper):
 CALL_STATE_UNSPECIFIED: CallState.ValueType  # 0
 """Never sent."""
 CALL_STATE_PROPOSED: CallState.ValueType  # 1
-"""Requested by the model; waiting for its turn in the batch. Transient."""
+"""Requested by the model; waiting for its turn in the batch. Transient state."""
 CALL_STATE_AWAITING_APPROVAL: CallState.ValueType  # 2
-"""Waiting for a user's decision (AgentService.Decide). Interrupted."""
+"""Waiting for a user's decision (AgentService.Decide). Interrupted state."""
 CALL_STATE_OFFERED: CallState.ValueType  # 3
-"""Waiting for a front end to run it and return the result. Interrupted."""
+"""Waiting for a front end to run it and return the result. Interrupted state."""
 CALL_STATE_ASKED: CallState.ValueType  # 4
-"""Waiting for a user's answer (AgentService.Decide). Interrupted. The call is a question, or its tool asked
+"""Waiting for a user's answer (AgentService.Decide). Interrupted state. The call is a question, or its tool asked
 one while running.
 """
 CALL_STATE_RUNNABLE: CallState.ValueType  # 5
-"""May run; waiting for earlier calls. Transient."""
+"""May run; waiting for earlier calls. Transient state."""
 CALL_STATE_RUNNING: CallState.ValueType  # 6
-"""Durably recorded as started; it may already have taken effect. Transient."""
+"""Durably recorded as started; it may already have taken effect. Transient state."""
 CALL_STATE_DELEGATED: CallState.ValueType  # 7
-"""Being executed by a child run (`child_run_id`); settled when that run ends. Interrupted."""
+"""Being executed by a child run (`child_run_id`); settled when that run ends. Interrupted state."""
 CALL_STATE_SUCCEEDED: CallState.ValueType  # 10
-"""Returned a result. Terminal."""
+"""Returned a result. Terminal state."""
 CALL_STATE_FAILED: CallState.ValueType  # 11
-"""Returned an error, was invalid, or timed out; the model gets the error. Terminal."""
+"""Returned an error, was invalid, or timed out; the model gets the error. Terminal state."""
 CALL_STATE_REJECTED: CallState.ValueType  # 12
-"""Refused by a user or a rule. Terminal."""
+"""Refused by a user or a rule. Terminal state."""
 CALL_STATE_EXPIRED: CallState.ValueType  # 13
-"""Not decided on, answered or run in time. Terminal."""
+"""Not decided on, answered or run in time. Terminal state."""
 CALL_STATE_CANCELLED: CallState.ValueType  # 14
-"""Stopped with its run, or the question was withdrawn. Terminal. If the reason is NOT_STOPPED, the tool may
+"""Stopped with its run, or the question was withdrawn. Terminal state. If the reason is NOT_STOPPED, the tool may
 still be running, but it is safe to repeat.
 """
 CALL_STATE_OUTCOME_UNKNOWN: CallState.ValueType  # 15
-"""It is unknown whether the call took effect; the model was informed. Terminal. If the reason is
+"""It is unknown whether the call took effect; the model was informed. Terminal state. If the reason is
 NOT_STOPPED, the run was stopped but the call could not be, and it may still take effect.
 """
 CALL_STATE_DETACHED: CallState.ValueType  # 16
-"""Continues in the background as the job `child_run_id`. Terminal. The job reports to the conversation."""
+"""Continues in the background as the job `child_run_id`. Terminal state. The job reports to the conversation."""
 Global___CallState: _TypeAlias = CallState  # noqa: Y015
 
 class _ExecutionContext:
@@ -209,7 +209,7 @@ class _OfferFallbackEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OfferFa
     OFFER_FALLBACK_FAIL: _OfferFallback.ValueType  # 1
     """The call is EXPIRED, and the model is informed that no client ran it."""
     OFFER_FALLBACK_BACKEND_TOOL: _OfferFallback.ValueType  # 2
-    """The backend tool named in the definition runs with the same arguments and checks."""
+    """The definition's fallback tool runs with the same arguments and checks."""
     OFFER_FALLBACK_ASK_USER: _OfferFallback.ValueType  # 3
     """The user is asked for the result in words."""
 
@@ -221,7 +221,7 @@ OFFER_FALLBACK_UNSPECIFIED: OfferFallback.ValueType  # 0
 OFFER_FALLBACK_FAIL: OfferFallback.ValueType  # 1
 """The call is EXPIRED, and the model is informed that no client ran it."""
 OFFER_FALLBACK_BACKEND_TOOL: OfferFallback.ValueType  # 2
-"""The backend tool named in the definition runs with the same arguments and checks."""
+"""The definition's fallback tool runs with the same arguments and checks."""
 OFFER_FALLBACK_ASK_USER: OfferFallback.ValueType  # 3
 """The user is asked for the result in words."""
 Global___OfferFallback: _TypeAlias = OfferFallback  # noqa: Y015
@@ -522,10 +522,10 @@ class Question(_message.Message):
     the upper limit.
     """
     answer_schema_json: _builtins.bytes
-    """JSON Schema of an object that the answer must supply; empty if any answer will do. If it has a single
+    """JSON Schema that the answer, as an object, must match; empty if any answer will do. If it has a single
     property, answer with its value; if several, with a JSON object; if none, with yes or no. Other answers
-    return INVALID_ARGUMENTS. Also empty if the schema is over 16 KiB or contains a secret; the tool then
-    asks once more.
+    return INVALID_ARGUMENTS. Also empty if the schema is over 16 KiB or contains a secret; the tool then asks
+    once more.
     """
     @_builtins.property
     def options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

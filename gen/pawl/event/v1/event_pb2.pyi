@@ -670,10 +670,10 @@ class Warning(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """Machine-readable reason: ROUND_LIMIT_NEAR, HISTORY_SUMMARISED, TOO_MANY_CALLS, FINAL_ROUND,
-    MODEL_FALLBACK, NOT_STOPPED (a call of a stopped run may still be running; see Run.unstopped_call_ids),
-    ANSWER_CUT_OFF (the model reached its output limit), FIELDS_LEFT_OUT (see Message.provider_state_json),
-    TOOLS_LEFT_OUT (a run can have at most 128 tools; name those that it needs).
+    """Machine-readable reason: ROUND_LIMIT_NEAR, HISTORY_SUMMARISED, TOO_MANY_CALLS, FINAL_ROUND, MODEL_FALLBACK,
+    NOT_STOPPED (a call of a stopped run may still be running; see Run.unstopped_call_ids), ANSWER_CUT_OFF (the
+    model reached its output limit), FIELDS_LEFT_OUT (see Message.provider_state_json), TOOLS_LEFT_OUT (a run
+    can have at most 128 tools; list those that it needs).
     """
     message: _builtins.str
     """Human-readable message."""

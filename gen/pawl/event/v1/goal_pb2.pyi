@@ -143,8 +143,8 @@ Global___GoalCriterion: _TypeAlias = GoalCriterion  # noqa: Y015
 
 @_typing.final
 class GoalJudge(_message.Message):
-    """A model that judges whether a goal is met. It has no tools and must cite the calls that its judgement rests
-    on.
+    """A model that judges whether a goal is met. It has no tools and must cite the calls that its judgement is
+    based on.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -185,6 +185,7 @@ class GoalAttempt(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     CITED_CALL_IDS_FIELD_NUMBER: _builtins.int
     JUDGEMENT_CALL_ID_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Number of the attempt, starting at 1."""
     call_id: _builtins.str
@@ -199,6 +200,8 @@ class GoalAttempt(_message.Message):
     """One sentence: why it fell short, or why the goal is met."""
     judgement_call_id: _builtins.str
     """The call that judged it: the criterion's tool, or the judge. Empty until then."""
+    answer: _builtins.str
+    """What the agent answered, or why its run failed; one line of at most 800 bytes, empty until the attempt ends."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When it started."""
@@ -224,10 +227,11 @@ class GoalAttempt(_message.Message):
         reason: _builtins.str = ...,
         cited_call_ids: _abc.Iterable[_builtins.str] | None = ...,
         judgement_call_id: _builtins.str = ...,
+        answer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "end_time", b"end_time", "progress", b"progress", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "call_id", b"call_id", "cited_call_ids", b"cited_call_ids", "end_time", b"end_time", "judgement_call_id", b"judgement_call_id", "met", b"met", "number", b"number", "progress", b"progress", "reason", b"reason", "run_id", b"run_id", "start_time", b"start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "answer", b"answer", "call_id", b"call_id", "cited_call_ids", b"cited_call_ids", "end_time", b"end_time", "judgement_call_id", b"judgement_call_id", "met", b"met", "number", b"number", "progress", b"progress", "reason", b"reason", "run_id", b"run_id", "start_time", b"start_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__progress: _TypeAlias = _typing.Literal["progress"]  # noqa: Y015
     _WhichOneofArgType__progress: _TypeAlias = _typing.Literal["_progress", b"_progress"]  # noqa: Y015

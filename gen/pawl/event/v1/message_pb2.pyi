@@ -36,7 +36,7 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     """Pawl: a summary that replaces all earlier messages in model calls."""
     ROLE_NOTICE: _Role.ValueType  # 4
     """Pawl: job reports to their conversation (docs/guides/background.md). `text` is for users, `notices_json`
-    for the model. Both are empty for anyone except the jobs' user.
+    for the model. Both are empty for everyone except the jobs' user.
     """
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
@@ -52,7 +52,7 @@ ROLE_SUMMARY: Role.ValueType  # 3
 """Pawl: a summary that replaces all earlier messages in model calls."""
 ROLE_NOTICE: Role.ValueType  # 4
 """Pawl: job reports to their conversation (docs/guides/background.md). `text` is for users, `notices_json`
-for the model. Both are empty for anyone except the jobs' user.
+for the model. Both are empty for everyone except the jobs' user.
 """
 Global___Role: _TypeAlias = Role  # noqa: Y015
 

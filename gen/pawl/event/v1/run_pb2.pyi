@@ -35,23 +35,23 @@ class _RunStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunState.Val
     RUN_STATE_UNSPECIFIED: _RunState.ValueType  # 0
     """Never sent."""
     RUN_STATE_QUEUED: _RunState.ValueType  # 1
-    """Accepted and durable; waiting for a worker or for its turn in the conversation. Transient."""
+    """Accepted and durable; waiting for a worker or for its turn in the conversation. Transient state."""
     RUN_STATE_RUNNING: _RunState.ValueType  # 2
-    """A worker holds the lease and drives the run. Transient."""
+    """A worker holds the lease and drives the run. Transient state."""
     RUN_STATE_WAITING: _RunState.ValueType  # 3
-    """Parked until input arrives; see `waits`. Interrupted."""
+    """Parked until input arrives; see `waits`. Interrupted state."""
     RUN_STATE_CANCELLING: _RunState.ValueType  # 4
-    """A cancellation was accepted: open calls are being settled, and nothing new starts. Transient."""
+    """A cancellation was accepted: open calls are being settled, and nothing new starts. Transient state."""
     RUN_STATE_NEEDS_ATTENTION: _RunState.ValueType  # 5
-    """Needs an operator; see `attention`. Interrupted."""
+    """Needs an operator; see `attention`. Interrupted state."""
     RUN_STATE_COMPLETED: _RunState.ValueType  # 10
-    """The model answered without making further calls. Terminal."""
+    """The model answered without making further calls. Terminal state."""
     RUN_STATE_FAILED: _RunState.ValueType  # 11
-    """Failed; see `failure`. Partial output is kept. Terminal."""
+    """Failed; see `failure`. Partial output is kept. Terminal state."""
     RUN_STATE_CANCELLED: _RunState.ValueType  # 12
-    """Stopped on request; see `stop_cause`. Terminal."""
+    """Stopped on request; see `stop_cause`. Terminal state."""
     RUN_STATE_EXPIRED: _RunState.ValueType  # 13
-    """Its deadline passed while it was parked. Terminal."""
+    """Its deadline passed while it was parked. Terminal state."""
 
 class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper):
     """State of a run. See docs/design/architecture.md for the transition table. A terminal state never changes.
@@ -61,23 +61,23 @@ class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper):
 RUN_STATE_UNSPECIFIED: RunState.ValueType  # 0
 """Never sent."""
 RUN_STATE_QUEUED: RunState.ValueType  # 1
-"""Accepted and durable; waiting for a worker or for its turn in the conversation. Transient."""
+"""Accepted and durable; waiting for a worker or for its turn in the conversation. Transient state."""
 RUN_STATE_RUNNING: RunState.ValueType  # 2
-"""A worker holds the lease and drives the run. Transient."""
+"""A worker holds the lease and drives the run. Transient state."""
 RUN_STATE_WAITING: RunState.ValueType  # 3
-"""Parked until input arrives; see `waits`. Interrupted."""
+"""Parked until input arrives; see `waits`. Interrupted state."""
 RUN_STATE_CANCELLING: RunState.ValueType  # 4
-"""A cancellation was accepted: open calls are being settled, and nothing new starts. Transient."""
+"""A cancellation was accepted: open calls are being settled, and nothing new starts. Transient state."""
 RUN_STATE_NEEDS_ATTENTION: RunState.ValueType  # 5
-"""Needs an operator; see `attention`. Interrupted."""
+"""Needs an operator; see `attention`. Interrupted state."""
 RUN_STATE_COMPLETED: RunState.ValueType  # 10
-"""The model answered without making further calls. Terminal."""
+"""The model answered without making further calls. Terminal state."""
 RUN_STATE_FAILED: RunState.ValueType  # 11
-"""Failed; see `failure`. Partial output is kept. Terminal."""
+"""Failed; see `failure`. Partial output is kept. Terminal state."""
 RUN_STATE_CANCELLED: RunState.ValueType  # 12
-"""Stopped on request; see `stop_cause`. Terminal."""
+"""Stopped on request; see `stop_cause`. Terminal state."""
 RUN_STATE_EXPIRED: RunState.ValueType  # 13
-"""Its deadline passed while it was parked. Terminal."""
+"""Its deadline passed while it was parked. Terminal state."""
 Global___RunState: _TypeAlias = RunState  # noqa: Y015
 
 class _WaitKind:
@@ -232,6 +232,10 @@ class _StopCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopCause.V
     """
     STOP_CAUSE_MODEL: _StopCause.ValueType  # 6
     """The model that is notified of the job's end stopped it (with the stop_job tool), so it gets no notice."""
+    STOP_CAUSE_FEATURE_OFF: _StopCause.ValueType  # 7
+    """Runs were switched off for the store, and open runs were to be cancelled
+    (pawl.settings.v1.Switch.cancel_open_runs).
+    """
 
 class StopCause(_StopCause, metaclass=_StopCauseEnumTypeWrapper):
     """Who or what stopped a run."""
@@ -250,6 +254,10 @@ job that a delegated run started: the job above it was stopped, or the model of 
 """
 STOP_CAUSE_MODEL: StopCause.ValueType  # 6
 """The model that is notified of the job's end stopped it (with the stop_job tool), so it gets no notice."""
+STOP_CAUSE_FEATURE_OFF: StopCause.ValueType  # 7
+"""Runs were switched off for the store, and open runs were to be cancelled
+(pawl.settings.v1.Switch.cancel_open_runs).
+"""
 Global___StopCause: _TypeAlias = StopCause  # noqa: Y015
 
 class _AttentionReason:
@@ -485,8 +493,8 @@ class _JobReportsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobReports
     JOB_REPORTS_NONE: _JobReports.ValueType  # 5
     """Neither iterations nor the end."""
     JOB_REPORTS_PROGRESS: _JobReports.ValueType  # 6
-    """Progress of a call made once, at `report_percents` or every `report_seconds`. Each threshold is reported
-    once; reports are at least 60 s apart, and one report covers all thresholds passed since the last.
+    """Progress of a job with a single call, at `report_percents` or every `report_seconds`. Each threshold is
+    reported once; reports are at least 60 s apart, and one report covers all thresholds passed since the last.
     """
 
 class JobReports(_JobReports, metaclass=_JobReportsEnumTypeWrapper):
@@ -507,8 +515,8 @@ JOB_REPORTS_DIGEST: JobReports.ValueType  # 4
 JOB_REPORTS_NONE: JobReports.ValueType  # 5
 """Neither iterations nor the end."""
 JOB_REPORTS_PROGRESS: JobReports.ValueType  # 6
-"""Progress of a call made once, at `report_percents` or every `report_seconds`. Each threshold is reported
-once; reports are at least 60 s apart, and one report covers all thresholds passed since the last.
+"""Progress of a job with a single call, at `report_percents` or every `report_seconds`. Each threshold is
+reported once; reports are at least 60 s apart, and one report covers all thresholds passed since the last.
 """
 Global___JobReports: _TypeAlias = JobReports  # noqa: Y015
 
@@ -722,13 +730,13 @@ class RunLimits(_message.Message):
     top_up_timeout_seconds: _builtins.float
     """Seconds that a run may wait for a top-up; default 86400. Each top-up restarts the wait."""
     tool_timeout_seconds_max: _builtins.float
-    """Maximum timeout of any tool execution in seconds. Both the default and the ceiling are the ceiling of
-    `tool_timeout_seconds` (100). A tool that takes longer than `round_timeout_seconds` ends the run, not
-    only its call.
+    """Maximum timeout of any tool execution in seconds. Its default and its ceiling equal the ceiling of
+    `tool_timeout_seconds` (100). A tool that takes longer than `round_timeout_seconds` ends the run, not only
+    its call.
     """
     answer_timeout_seconds_max: _builtins.float
-    """Maximum seconds that any question may wait, regardless of its own timeout. Both the default and the
-    ceiling are the ceiling of `answer_timeout_seconds` (30 days).
+    """Maximum seconds that any question may wait, regardless of its own timeout. Its default and its ceiling
+    equal the ceiling of `answer_timeout_seconds` (30 days).
     """
     agent_depth_max: _builtins.int
     """Maximum depth at which a run may start child runs (with the run_agent tool); default 2. 0 means no child
@@ -1133,8 +1141,8 @@ class PinnedAgent(_message.Message):
     version: _builtins.int
     """Version, starting at 1."""
     gives_tools: _builtins.bool
-    """Whether the agent defines the run's `tool_names`; tools that the user may not call are left out. If
-    false, the run named its own tools, all of which must exist.
+    """Whether the agent defines the run's `tool_names`; tools that the user may not call are left out. If false,
+    the run specified its own tools, all of which must exist.
     """
     def __init__(
         self,
@@ -1195,7 +1203,7 @@ class RunAbove(_message.Message):
     conversation_id: _builtins.str
     """Its conversation; for a job, the conversation that it reports to."""
     agent_name: _builtins.str
-    """Its agent: `default` if it was started without naming one, empty if not recorded."""
+    """Its agent: `default` if it was started without one, empty if not recorded."""
     def __init__(
         self,
         *,
@@ -1716,7 +1724,7 @@ class Run(_message.Message):
     @_builtins.property
     def waiting(self) -> _waiting_pb2.Waiting:
         """Why it is not making progress; present if it is neither RUNNING nor ended. Only in GetRun and ListRuns;
-        ListRuns names child runs only by ID.
+        ListRuns gives only the IDs of child runs.
         """
 
     @_builtins.property

@@ -74,8 +74,8 @@ class _ScheduleFireOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_S
     times before the next firing.
     """
     SCHEDULE_FIRE_OUTCOME_REFUSED: _ScheduleFireOutcome.ValueType  # 5
-    """The run was refused, as StartRun would have done; see `reason`. Final, unless the same event is delivered
-    again.
+    """The run was refused, as StartRun would have refused it; see `reason`. Final, unless the same event is
+    delivered again.
     """
 
 class ScheduleFireOutcome(_ScheduleFireOutcome, metaclass=_ScheduleFireOutcomeEnumTypeWrapper):
@@ -94,8 +94,8 @@ SCHEDULE_FIRE_OUTCOME_MISSED: ScheduleFireOutcome.ValueType  # 4
 times before the next firing.
 """
 SCHEDULE_FIRE_OUTCOME_REFUSED: ScheduleFireOutcome.ValueType  # 5
-"""The run was refused, as StartRun would have done; see `reason`. Final, unless the same event is delivered
-again.
+"""The run was refused, as StartRun would have refused it; see `reason`. Final, unless the same event is
+delivered again.
 """
 Global___ScheduleFireOutcome: _TypeAlias = ScheduleFireOutcome  # noqa: Y015
 

@@ -29,19 +29,19 @@ class _NodeStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NodeState.V
     NODE_STATE_UNSPECIFIED: _NodeState.ValueType  # 0
     """Never sent."""
     NODE_STATE_PENDING: _NodeState.ValueType  # 1
-    """Waiting for the nodes before it. Transient."""
+    """Waiting for the nodes before it. Transient state."""
     NODE_STATE_RUNNING: _NodeState.ValueType  # 2
-    """Running. Transient."""
+    """Running. Transient state."""
     NODE_STATE_WAITING: _NodeState.ValueType  # 3
-    """Waiting for a person, an event, a time or its next attempt. Interrupted."""
+    """Waiting for a person, an event, a time or its next attempt. Interrupted state."""
     NODE_STATE_SUCCEEDED: _NodeState.ValueType  # 4
     """Has an output. Terminal; the node never runs again in this run."""
     NODE_STATE_FAILED: _NodeState.ValueType  # 5
-    """Failed in all attempts; see `error`. Terminal."""
+    """Failed in all attempts; see `error`. Terminal state."""
     NODE_STATE_SKIPPED: _NodeState.ValueType  # 6
-    """On a path that was not taken. Its output is null. Terminal."""
+    """On a path that was not taken. Its output is null. Terminal state."""
     NODE_STATE_CANCELLED: _NodeState.ValueType  # 7
-    """Stopped with the run, or no longer needed by its parallel node. Terminal."""
+    """Stopped with the run, or no longer needed by its parallel node. Terminal state."""
 
 class NodeState(_NodeState, metaclass=_NodeStateEnumTypeWrapper):
     """State of a node of a workflow run. Transient, Interrupted and Terminal mean the same as in RunState."""
@@ -49,19 +49,19 @@ class NodeState(_NodeState, metaclass=_NodeStateEnumTypeWrapper):
 NODE_STATE_UNSPECIFIED: NodeState.ValueType  # 0
 """Never sent."""
 NODE_STATE_PENDING: NodeState.ValueType  # 1
-"""Waiting for the nodes before it. Transient."""
+"""Waiting for the nodes before it. Transient state."""
 NODE_STATE_RUNNING: NodeState.ValueType  # 2
-"""Running. Transient."""
+"""Running. Transient state."""
 NODE_STATE_WAITING: NodeState.ValueType  # 3
-"""Waiting for a person, an event, a time or its next attempt. Interrupted."""
+"""Waiting for a person, an event, a time or its next attempt. Interrupted state."""
 NODE_STATE_SUCCEEDED: NodeState.ValueType  # 4
 """Has an output. Terminal; the node never runs again in this run."""
 NODE_STATE_FAILED: NodeState.ValueType  # 5
-"""Failed in all attempts; see `error`. Terminal."""
+"""Failed in all attempts; see `error`. Terminal state."""
 NODE_STATE_SKIPPED: NodeState.ValueType  # 6
-"""On a path that was not taken. Its output is null. Terminal."""
+"""On a path that was not taken. Its output is null. Terminal state."""
 NODE_STATE_CANCELLED: NodeState.ValueType  # 7
-"""Stopped with the run, or no longer needed by its parallel node. Terminal."""
+"""Stopped with the run, or no longer needed by its parallel node. Terminal state."""
 Global___NodeState: _TypeAlias = NodeState  # noqa: Y015
 
 @_typing.final
@@ -174,8 +174,8 @@ class PinnedWorkflow(_message.Message):
     input_json: _builtins.bytes
     """Input, canonical JSON, at most 256 KiB. Runs in lists and events omit inputs over 1 KiB."""
     reports_to_conversation_id: _builtins.str
-    """Conversation to which its end is reported; empty if it is reported to the user's inbox. With a conversation,
-    the run is also one of its jobs: a call made once, of a tool with the workflow's name (Run.job).
+    """Conversation to which its end is reported; empty if it is reported to the user's inbox. With a
+    conversation, the run is also one of its jobs: a single call to a tool with the workflow's name (Run.job).
     """
     rerun_of_run_id: _builtins.str
     """For WorkflowService.RerunFrom: run whose finished nodes it reuses; otherwise empty."""
@@ -346,7 +346,7 @@ class NodeExecution(_message.Message):
 
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeAttempt]:
-        """The calls of its current iteration, oldest first. Only if the request names the node."""
+        """The calls of its current iteration, oldest first. Only if the request specifies the node."""
 
     @_builtins.property
     def map(self) -> Global___MapExecution:

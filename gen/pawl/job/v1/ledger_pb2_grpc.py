@@ -176,6 +176,7 @@ class LedgerServiceServicer(object):
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - FAILED_PRECONDITION / CONVERSATION_BUSY
         - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - ALREADY_EXISTS / TOOL_EXISTS: See `agent` and `only_repeat`.
@@ -191,6 +192,7 @@ class LedgerServiceServicer(object):
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
         - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - FAILED_PRECONDITION / FEATURE_OFF
         - RESOURCE_EXHAUSTED / QUEUE_FULL: The store has too many jobs.
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
         - ALREADY_EXISTS / REQUEST_ID_REUSED
@@ -425,8 +427,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListVersions(self, request, context):
-        """Returns a version for each of up to 1000 conversations, which differs if the conversation, its active run or
-        one of its 20 newest jobs has changed. Read-only.
+        """Returns a version for each of up to 1000 conversations. It changes whenever the conversation, its active
+        run or one of its 20 newest jobs changes. Read-only.
 
         Errors: only the common ones.
         """

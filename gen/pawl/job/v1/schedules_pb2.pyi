@@ -47,7 +47,9 @@ class ScheduleOwner(_message.Message):
 
     @_builtins.property
     def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Other users who count as acting."""
+        """Other users behind the request: the delegate's user and the key's creators. If several users must approve,
+        the request also counts as theirs.
+        """
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ class _ChannelDeliveryStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_
     CHANNEL_DELIVERY_STATE_UNSPECIFIED: _ChannelDeliveryState.ValueType  # 0
     """Never sent."""
     CHANNEL_DELIVERY_STATE_WAITING: _ChannelDeliveryState.ValueType  # 1
-    """Being attempted now, or again at `next_try_time`. Transient."""
+    """Being attempted now, or again at `next_try_time`. Transient state."""
     CHANNEL_DELIVERY_STATE_DELIVERED: _ChannelDeliveryState.ValueType  # 2
     """Accepted by the receiver. Terminal, unless it is sent again."""
     CHANNEL_DELIVERY_STATE_DEAD: _ChannelDeliveryState.ValueType  # 3
@@ -44,7 +44,7 @@ class ChannelDeliveryState(_ChannelDeliveryState, metaclass=_ChannelDeliveryStat
 CHANNEL_DELIVERY_STATE_UNSPECIFIED: ChannelDeliveryState.ValueType  # 0
 """Never sent."""
 CHANNEL_DELIVERY_STATE_WAITING: ChannelDeliveryState.ValueType  # 1
-"""Being attempted now, or again at `next_try_time`. Transient."""
+"""Being attempted now, or again at `next_try_time`. Transient state."""
 CHANNEL_DELIVERY_STATE_DELIVERED: ChannelDeliveryState.ValueType  # 2
 """Accepted by the receiver. Terminal, unless it is sent again."""
 CHANNEL_DELIVERY_STATE_DEAD: ChannelDeliveryState.ValueType  # 3
@@ -77,7 +77,7 @@ class Channel(_message.Message):
     """Description; at most 200 characters."""
     url: _builtins.str
     """Destination, at most 2048 characters: an https URL, or `mailto:` and an address. http is allowed for hosts
-    that the deployment explicitly allows by name.
+    that the deployment explicitly lists.
     """
     enabled: _builtins.bool
     """Whether the channel sends notifications. Ignored by CreateChannel."""

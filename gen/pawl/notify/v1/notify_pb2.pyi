@@ -46,7 +46,7 @@ class _NotificationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Noti
     """A call is in doubt and needs an operator, or a schedule or trigger paused itself (there is then no run)."""
     NOTIFICATION_KIND_APPROVAL_NEEDED: _NotificationKind.ValueType  # 7
     """A call in the store, usually another user's, awaits an approval that the user may give. Sent when the
-    approval is requested, the call is edited, or nobody decides in time.
+    approval is requested, the call is edited, or no decision is made in time.
     """
     NOTIFICATION_KIND_CHANNEL_DISABLED: _NotificationKind.ValueType  # 8
     """A channel was disabled because its destination is gone, it failed for days, or a recipient unsubscribed.
@@ -78,7 +78,7 @@ NOTIFICATION_KIND_ATTENTION_NEEDED: NotificationKind.ValueType  # 6
 """A call is in doubt and needs an operator, or a schedule or trigger paused itself (there is then no run)."""
 NOTIFICATION_KIND_APPROVAL_NEEDED: NotificationKind.ValueType  # 7
 """A call in the store, usually another user's, awaits an approval that the user may give. Sent when the
-approval is requested, the call is edited, or nobody decides in time.
+approval is requested, the call is edited, or no decision is made in time.
 """
 NOTIFICATION_KIND_CHANNEL_DISABLED: NotificationKind.ValueType  # 8
 """A channel was disabled because its destination is gone, it failed for days, or a recipient unsubscribed.

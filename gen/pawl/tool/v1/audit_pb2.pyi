@@ -29,7 +29,7 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     AUDIT_KIND_UNSPECIFIED: _AuditKind.ValueType  # 0
     """Never sent. In a filter, means any."""
     AUDIT_KIND_PROPOSED: _AuditKind.ValueType  # 1
-    """The call was checked. `verdict` is a Disposition. `reason` explains why it is gated or refused, and names
+    """The call was checked. `verdict` is a Disposition. `reason` explains why it is gated or refused, and gives
     the rule.
     """
     AUDIT_KIND_DECIDED: _AuditKind.ValueType  # 2
@@ -37,7 +37,7 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     approvers, each has an entry.
     """
     AUDIT_KIND_EXECUTED: _AuditKind.ValueType  # 3
-    """The call was about to start. `verdict` is APPROVED with an approval, RULE if a rule replaced it (named in
+    """The call was about to start. `verdict` is APPROVED with an approval, RULE if a rule replaced it (see
     `reason`), otherwise empty. If there is no later RETURNED entry, its process crashed during the call.
     """
     AUDIT_KIND_RETURNED: _AuditKind.ValueType  # 4
@@ -45,9 +45,9 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     COMPLETED for a result from outside, or LATE. LATE entries record tools and remote workers that finished
     after their call had ended; they took effect, but their results are discarded.
 
-    Front-end calls have this entry without an EXECUTED entry. It is SUCCEEDED or FAILED, with `by_user_id`
-    naming who returned the result. If a client held the call but did not return a result, it is FAILED with the
-    reason EXPIRED, or CANCELLED.
+    Front-end calls have this entry without an EXECUTED entry. It is SUCCEEDED or FAILED, with the user who
+    returned the result in `by_user_id`. If a client held the call but did not return a result, it is FAILED
+    with the reason EXPIRED, or CANCELLED.
     """
     AUDIT_KIND_RULE: _AuditKind.ValueType  # 5
     """A rule was created or revoked; there is no call. `verdict` is MADE or REVOKED, `reason` is the rule ID, and
@@ -60,7 +60,7 @@ class AuditKind(_AuditKind, metaclass=_AuditKindEnumTypeWrapper):
 AUDIT_KIND_UNSPECIFIED: AuditKind.ValueType  # 0
 """Never sent. In a filter, means any."""
 AUDIT_KIND_PROPOSED: AuditKind.ValueType  # 1
-"""The call was checked. `verdict` is a Disposition. `reason` explains why it is gated or refused, and names
+"""The call was checked. `verdict` is a Disposition. `reason` explains why it is gated or refused, and gives
 the rule.
 """
 AUDIT_KIND_DECIDED: AuditKind.ValueType  # 2
@@ -68,7 +68,7 @@ AUDIT_KIND_DECIDED: AuditKind.ValueType  # 2
 approvers, each has an entry.
 """
 AUDIT_KIND_EXECUTED: AuditKind.ValueType  # 3
-"""The call was about to start. `verdict` is APPROVED with an approval, RULE if a rule replaced it (named in
+"""The call was about to start. `verdict` is APPROVED with an approval, RULE if a rule replaced it (see
 `reason`), otherwise empty. If there is no later RETURNED entry, its process crashed during the call.
 """
 AUDIT_KIND_RETURNED: AuditKind.ValueType  # 4
@@ -76,9 +76,9 @@ AUDIT_KIND_RETURNED: AuditKind.ValueType  # 4
 COMPLETED for a result from outside, or LATE. LATE entries record tools and remote workers that finished
 after their call had ended; they took effect, but their results are discarded.
 
-Front-end calls have this entry without an EXECUTED entry. It is SUCCEEDED or FAILED, with `by_user_id`
-naming who returned the result. If a client held the call but did not return a result, it is FAILED with the
-reason EXPIRED, or CANCELLED.
+Front-end calls have this entry without an EXECUTED entry. It is SUCCEEDED or FAILED, with the user who
+returned the result in `by_user_id`. If a client held the call but did not return a result, it is FAILED
+with the reason EXPIRED, or CANCELLED.
 """
 AUDIT_KIND_RULE: AuditKind.ValueType  # 5
 """A rule was created or revoked; there is no call. `verdict` is MADE or REVOKED, `reason` is the rule ID, and
@@ -162,7 +162,7 @@ class AuditEntry(_message.Message):
     by_delegate_user_id: _builtins.str
     """User ID of the delegate that acted for `by_user_id`; empty if that user acted directly."""
     agent_name: _builtins.str
-    """The run's agent; `default` if it did not name one. Empty for RULE and for workers' late results."""
+    """The run's agent; `default` if it did not specify one. Empty for RULE and for workers' late results."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was written, according to the process's clock."""
@@ -332,7 +332,7 @@ class VerifyAuditResponse(_message.Message):
     verified_seq: _builtins.int
     """Number of the last valid entry; 0 if none."""
     verified_hash: _builtins.str
-    """Its hash. Store both where nobody with write access to the database can reach them."""
+    """Its hash. Store both where no one with write access to the database can change them."""
     done: _builtins.bool
     """Whether this is the last response."""
     @_builtins.property

@@ -146,7 +146,7 @@ class CallContext(_message.Message):
     delegate_user_id: _builtins.str
     """User ID of the delegate that started the run; empty if the user started it."""
     agent_name: _builtins.str
-    """The run's agent; `default` if it did not name one. Required."""
+    """The run's agent; `default` if it did not specify one. Required."""
     in_background: _builtins.bool
     """Whether the run is a job, so that ToolDefinition.async_timeout_seconds applies."""
     @_builtins.property
@@ -220,7 +220,7 @@ class ResolveToolsRequest(_message.Message):
     skip_missing: _builtins.bool
     """Leave out named tools that are missing or not allowed, instead of failing with TOOL_NOT_FOUND."""
     with_opt_in: _builtins.bool
-    """If there are no names: include tools that runs must normally name (remember, recall, forget)."""
+    """If there are no names: include tools that runs must normally list (remember, recall, forget)."""
     @_builtins.property
     def context(self) -> Global___CallContext:
         """On whose behalf the calls are made."""
@@ -521,7 +521,7 @@ class ProposedCall(_message.Message):
     """Whether a reviewer wrote the arguments, in which case rules cannot allow the call."""
     @_builtins.property
     def own_tool(self) -> _tool_pb2.OwnTool:
-        """The tool, if it came with the run; the registry is then not consulted."""
+        """The tool, if it was sent with the run; the registry is then not consulted."""
 
     @_builtins.property
     def series(self) -> _call_pb2.Series:
@@ -621,7 +621,7 @@ class CheckCallsRequest(_message.Message):
 
     @_builtins.property
     def known_tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of all of the run's tools, used to suggest near matches."""
+        """Names of all the run's tools, used to suggest near matches."""
 
     @_builtins.property
     def execute_reads(self) -> Global___ExecuteReads:
@@ -1091,7 +1091,7 @@ class ExecuteToolRequest(_message.Message):
     call's unknown outcomes, the call runs again; otherwise the stored result is returned.
     """
     rule_id: _builtins.str
-    """Rule that the verdict named. If it no longer applies, the request fails with APPROVAL_REQUIRED."""
+    """Rule in the verdict. If it no longer applies, the request fails with APPROVAL_REQUIRED."""
     @_builtins.property
     def context(self) -> Global___CallContext:
         """On whose behalf the calls are made."""

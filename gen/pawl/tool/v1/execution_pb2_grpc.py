@@ -108,9 +108,9 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CheckOwnTools(self, request, context):
-        """Validates front-end tools that come with a run, as RegisterTool does. Also checks that the user cannot
-        already call other tools with these names, except front-end tools with the same definition. Read-only: the
-        tools are not stored.
+        """Validates front-end tools sent with a run, as RegisterTool does. Also checks that the user cannot already
+        call other tools with these names, except front-end tools with the same definition. Read-only: the tools
+        are not stored.
 
         Errors:
         - ALREADY_EXISTS / TOOL_EXISTS
@@ -223,10 +223,10 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelExecution(self, request, context):
-        """Cancels a call's execution, on whichever replica it runs, and waits up to `wait_seconds` for it to end. A
-        journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the
-        replica that runs them waits; others return `stopped` immediately, and the call ends within about a second.
-        Returns `stopped` if there is no execution. Idempotent.
+        """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to
+        end. A journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls,
+        only the replica that runs them waits; others return `stopped` immediately, and the call ends within about
+        a second. Returns `stopped` if there is no execution. Idempotent.
 
         Errors: only the common ones.
         """

@@ -41,9 +41,9 @@ class ExecutionServiceStub:
       `tool_name`.
     """
     CheckOwnTools: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckOwnToolsRequest, _execution_pb2.CheckOwnToolsResponse]
-    """Validates front-end tools that come with a run, as RegisterTool does. Also checks that the user cannot
-    already call other tools with these names, except front-end tools with the same definition. Read-only: the
-    tools are not stored.
+    """Validates front-end tools sent with a run, as RegisterTool does. Also checks that the user cannot already
+    call other tools with these names, except front-end tools with the same definition. Read-only: the tools
+    are not stored.
 
     Errors:
     - ALREADY_EXISTS / TOOL_EXISTS
@@ -120,10 +120,10 @@ class ExecutionServiceStub:
     - PERMISSION_DENIED: A rule now denies the call.
     """
     CancelExecution: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]
-    """Cancels a call's execution, on whichever replica it runs, and waits up to `wait_seconds` for it to end. A
-    journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the
-    replica that runs them waits; others return `stopped` immediately, and the call ends within about a second.
-    Returns `stopped` if there is no execution. Idempotent.
+    """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to
+    end. A journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls,
+    only the replica that runs them waits; others return `stopped` immediately, and the call ends within about
+    a second. Returns `stopped` if there is no execution. Idempotent.
 
     Errors: only the common ones.
     """
@@ -141,9 +141,9 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
       `tool_name`.
     """
     CheckOwnTools: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckOwnToolsRequest, _execution_pb2.CheckOwnToolsResponse]  # type: ignore[assignment]
-    """Validates front-end tools that come with a run, as RegisterTool does. Also checks that the user cannot
-    already call other tools with these names, except front-end tools with the same definition. Read-only: the
-    tools are not stored.
+    """Validates front-end tools sent with a run, as RegisterTool does. Also checks that the user cannot already
+    call other tools with these names, except front-end tools with the same definition. Read-only: the tools
+    are not stored.
 
     Errors:
     - ALREADY_EXISTS / TOOL_EXISTS
@@ -220,10 +220,10 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     - PERMISSION_DENIED: A rule now denies the call.
     """
     CancelExecution: _aio.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]  # type: ignore[assignment]
-    """Cancels a call's execution, on whichever replica it runs, and waits up to `wait_seconds` for it to end. A
-    journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the
-    replica that runs them waits; others return `stopped` immediately, and the call ends within about a second.
-    Returns `stopped` if there is no execution. Idempotent.
+    """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to
+    end. A journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls,
+    only the replica that runs them waits; others return `stopped` immediately, and the call ends within about
+    a second. Returns `stopped` if there is no execution. Idempotent.
 
     Errors: only the common ones.
     """
@@ -250,9 +250,9 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CheckOwnToolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CheckOwnToolsResponse, _abc.Awaitable[_execution_pb2.CheckOwnToolsResponse]]:
-        """Validates front-end tools that come with a run, as RegisterTool does. Also checks that the user cannot
-        already call other tools with these names, except front-end tools with the same definition. Read-only: the
-        tools are not stored.
+        """Validates front-end tools sent with a run, as RegisterTool does. Also checks that the user cannot already
+        call other tools with these names, except front-end tools with the same definition. Read-only: the tools
+        are not stored.
 
         Errors:
         - ALREADY_EXISTS / TOOL_EXISTS
@@ -383,10 +383,10 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CancelExecutionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CancelExecutionResponse, _abc.Awaitable[_execution_pb2.CancelExecutionResponse]]:
-        """Cancels a call's execution, on whichever replica it runs, and waits up to `wait_seconds` for it to end. A
-        journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the
-        replica that runs them waits; others return `stopped` immediately, and the call ends within about a second.
-        Returns `stopped` if there is no execution. Idempotent.
+        """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to
+        end. A journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls,
+        only the replica that runs them waits; others return `stopped` immediately, and the call ends within about
+        a second. Returns `stopped` if there is no execution. Idempotent.
 
         Errors: only the common ones.
         """

@@ -160,8 +160,8 @@ class Rule(_message.Message):
     scope: Global___RuleScope.ValueType
     """Where it applies."""
     scope_id: _builtins.str
-    """RUN and CONVERSATION: its ID. AGENT: its name; `default` matches runs that did not name an agent. A run must
-    exist and belong to the caller; a conversation may be created later. The rule remains if its agent is
+    """RUN and CONVERSATION: its ID. AGENT: its name; `default` matches runs that did not specify an agent. A run
+    must exist and belong to the caller; a conversation may be created later. The rule remains if its agent is
     deleted.
     """
     tool_name: _builtins.str
@@ -194,7 +194,7 @@ class Rule(_message.Message):
     rule's tool name.
     """
     name: _builtins.str
-    """Name that `pawl apply` finds the rule by; at most 64 characters, may be empty. It need not be unique."""
+    """Name by which `pawl apply` identifies the rule; at most 64 characters, may be empty. It need not be unique."""
     @_builtins.property
     def arguments(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArgumentPattern]:
         """Argument patterns, all of which must match. At most 20 patterns and 4096 bytes in total."""

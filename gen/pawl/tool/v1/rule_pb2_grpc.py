@@ -28,8 +28,8 @@ if _version_not_supported:
 class RuleServiceStub(object):
     """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its
     scope, tool and all argument patterns match, and it is neither expired nor used up. If several apply, DENY
-    takes precedence over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. If no rule applies,
-    the tool category and the bulk rule decide.
+    takes precedence over ASK, and ASK over ALLOW. Call.rule_id is the rule that decided. If no rule applies, the
+    tool category and the bulk rule decide.
 
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
@@ -63,8 +63,8 @@ class RuleServiceStub(object):
 class RuleServiceServicer(object):
     """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its
     scope, tool and all argument patterns match, and it is neither expired nor used up. If several apply, DENY
-    takes precedence over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. If no rule applies,
-    the tool category and the bulk rule decide.
+    takes precedence over ASK, and ASK over ALLOW. Call.rule_id is the rule that decided. If no rule applies, the
+    tool category and the bulk rule decide.
 
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
@@ -143,8 +143,8 @@ def add_RuleServiceServicer_to_server(servicer, server):
 class RuleService(object):
     """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its
     scope, tool and all argument patterns match, and it is neither expired nor used up. If several apply, DENY
-    takes precedence over ASK, and ASK over ALLOW. Call.rule_id names the rule that decided. If no rule applies,
-    the tool category and the bulk rule decide.
+    takes precedence over ASK, and ASK over ALLOW. Call.rule_id is the rule that decided. If no rule applies, the
+    tool category and the bulk rule decide.
 
     Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.

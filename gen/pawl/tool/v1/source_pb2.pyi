@@ -248,9 +248,9 @@ class McpStdioConfig(_message.Message):
     @_builtins.property
     def readable_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Absolute folders that it may read, in addition to HOME and system folders such as /usr and /lib. If neither
-        these nor `writable_paths` are set, it can read nothing else, except in a deployment without API keys, where
-        it can read everything that the registry's user may read. The deployment's private folders (keys, secrets,
-        data) are SOURCE_UNREACHABLE.
+        these nor `writable_paths` are set, it cannot read anything else, except in a deployment without API keys,
+        where it can read everything that the registry's user can read. The deployment's private folders (keys,
+        secrets, data) are SOURCE_UNREACHABLE.
         """
 
     @_builtins.property
@@ -418,7 +418,7 @@ class OpenApiConfig(_message.Message):
     document_url: _builtins.str
     """URL of the document, which may be at most 16 MiB."""
     base_url: _builtins.str
-    """Base URL; default: the document's first server. Required for secret headers if a fetched document names a
+    """Base URL; default: the document's first server. Required for secret headers if a fetched document lists a
     server other than its own.
     """
     @_builtins.property

@@ -61,7 +61,7 @@ class ToolDefinition(_message.Message):
     context: _call_pb2.ExecutionContext.ValueType
     """Where it runs."""
     category: _call_pb2.ToolCategory.ValueType
-    """How much harm it can do. SENSITIVE and DESTRUCTIVE tools need approval."""
+    """How harmful it can be. SENSITIVE and DESTRUCTIVE tools need approval."""
     effect_class: _call_pb2.EffectClass.ValueType
     """What Pawl may do if a call's outcome is unknown."""
     timeout_seconds: _builtins.float
@@ -196,7 +196,7 @@ Global___Tool: _TypeAlias = Tool  # noqa: Y015
 
 @_typing.final
 class OwnTool(_message.Message):
-    """A front-end tool that came with a run or its session and exists only for that run."""
+    """A front-end tool that was sent with a run or its session and exists only for that run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -217,7 +217,7 @@ class WorkerHello(_message.Message):
 
     @_builtins.property
     def held_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldCall]:
-        """Calls that the worker still holds from before a reconnect, at most 256. It loses any calls not named here."""
+        """Calls that the worker still holds from before a reconnect, at most 256. It loses any calls not listed here."""
 
     def __init__(
         self,

@@ -63,10 +63,10 @@ class WorkerServiceServicer(object):
         allows more users, than the last one with its name. The workers of a user who is not an admin can have 500
         tools; all of a store's workers can have 2000.
 
-        Reconnects: a worker that reconnects within its lease, to any replica and with the same worker ID, keeps the
-        calls that its hello names. Otherwise it depends on the effect class: READ_ONLY and IDEMPOTENT calls go to
-        another worker with the same call ID, workers are asked about RECONCILABLE calls, and AT_MOST_ONCE calls have
-        an unknown outcome.
+        Reconnects: a worker that reconnects within its lease, to any replica and with the same worker ID, keeps
+        the calls listed in its hello. Otherwise, it depends on the effect class: READ_ONLY and IDEMPOTENT calls go
+        to another worker with the same call ID, workers are asked about RECONCILABLE calls, and AT_MOST_ONCE calls
+        have an unknown outcome.
 
         Errors:
         - INVALID_ARGUMENT / HELLO_REQUIRED

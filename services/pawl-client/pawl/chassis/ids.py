@@ -28,7 +28,7 @@ SessionId = NewType("SessionId", str)
 CredentialId = NewType("CredentialId", str)
 KeyId = NewType("KeyId", str)
 
-# The agent for runs that do not name one.
+# The agent for runs that do not specify one.
 DEFAULT_AGENT: Final = "default"
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)

@@ -11,7 +11,7 @@ _ALONE: Final = frozenset({"every", "change", "end", "none"})
 _AMOUNT_MAX: Final = 2**31 - 1
 _PERCENTS_MAX: Final = 20
 _PERCENT_MAX: Final = 99
-# Limits of the seconds between two reports of a call's progress.
+# Minimum and maximum seconds between two reports of a call's progress.
 _SECONDS_MIN: Final = 60.0
 _SECONDS_MAX: Final = 31_536_000.0
 
@@ -37,14 +37,14 @@ def read(value: object) -> dict[str, Any]:
         if is_number and kind == "every" and amount == int(amount):
             return {"reports": "EVERY", "report_iterations": int(amount)}
     message = (
-        'reports must be "every", "change", "end", "none", {"every": 10} or {"digest": 600} (seconds); for a call made '
-        'once, {"progress": [25, 50, 75]} (percent) or {"minutes": 10}'
+        'reports must be "every", "change", "end", "none", {"every": 10} or {"digest": 600} (seconds); for a '
+        'single call, {"progress": [25, 50, 75]} (percent) or {"minutes": 10}'
     )
     raise InvalidField(message, field="reports")
 
 
 def progress_problem(percents: Sequence[object], seconds: float) -> str:
-    """Return why these are not the times at which a call made once reports its progress; empty if they are."""
+    """Return why these are not valid times for a single call's progress reports; empty if they are."""
     if bool(percents) is bool(seconds):
         return 'either {"progress": [25, 50, 75]} or {"minutes": 10} is required'
     if seconds:

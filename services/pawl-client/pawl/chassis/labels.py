@@ -1,4 +1,4 @@
-"""Checks labels: key-value pairs that users attach to things to find them again."""
+"""Checks labels: key-value pairs by which users can find things again."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _BATCH: Final = 64
 _ERASURE_SECONDS: Final = 1.0
 _TEXT_BYTES_MAX: Final = 1024 * 1024
 
-# A pending call, or a run that waits for tokens.
+# A pending call, or a run waiting for tokens.
 Item: TypeAlias = call_pb2.Call | run_pb2.Run
 
 
@@ -148,7 +148,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
     async def result(self, run_id: str) -> run_pb2.Run:
         """Wait until a run has ended, and return it with `output_text`, or with `failure` if it failed.
 
-        Keeps waiting while the run waits for users; use `get` or `pending` to see what it waits for.
+        Keeps waiting while the run is waiting for users; use `get` or `pending` to see what it is waiting for.
         """
         run = await self.get(run_id)
         while run.state not in ENDED:
@@ -356,7 +356,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
     # Pending calls and runs.
 
     async def pending(self, wanted: agent_pb2.PendingFilter | None = None) -> AsyncGenerator[Item, None]:
-        """Yield the items that wait for you or match the filter: calls, oldest first, then runs waiting for tokens."""
+        """Yield your pending items, or those that match the filter: calls, then runs short of tokens, oldest first."""
         async for page in self.pages(self.agents.ListPending, agent_pb2.ListPendingRequest(filter=wanted)):
             for call in page.calls:
                 yield call

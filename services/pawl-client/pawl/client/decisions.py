@@ -64,10 +64,10 @@ def result(call: call_pb2.Call, value: Any, *, is_error: bool = False) -> types_
 
 
 def checked(decision: object) -> types_pb2.CallDecision:
-    """Return `decision` after checking that it is a decision.
+    """Return `decision` if it is a `CallDecision`.
 
     Raises:
-        InvalidField: `decision` is something else, such as an id.
+        InvalidField: It is something else, such as an id.
     """
     if isinstance(decision, types_pb2.CallDecision):
         return decision
@@ -99,7 +99,7 @@ def _decision(
 
 
 def _read(call: object) -> call_pb2.Call:
-    """Return `call` after checking that it is a call. An id would not identify the version that was decided on."""
+    """Return `call` if it is a `Call`. An id would not identify the version that was decided on."""
     if isinstance(call, call_pb2.Call):
         return call
     raise InvalidField("pass the call itself, as returned by pending() or get()", field="call")

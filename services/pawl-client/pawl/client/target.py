@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pawl.notify.v1.channel_pb2_grpc import ChannelServiceAsyncStub
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
     from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceAsyncStub
+    from pawl.settings.v1.settings_pb2_grpc import SettingsServiceAsyncStub
     from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
     from pawl.tool.v1.completion_pb2_grpc import CompletionServiceAsyncStub
     from pawl.tool.v1.document_pb2_grpc import DocumentServiceAsyncStub
@@ -143,6 +144,7 @@ class Target:
         "notify.v1.channel.ChannelService", "notifications"
     )
     key_register: cached_property[KeyServiceAsyncStub] = _stub("identity.v1.key.KeyService", "keys")
+    settings: cached_property[SettingsServiceAsyncStub] = _stub("settings.v1.settings.SettingsService", "keys")
 
     def __init__(
         self,

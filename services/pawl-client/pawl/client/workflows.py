@@ -32,7 +32,7 @@ class WorkflowRun:
         return await self._target.again(self._target.workflows.GetExecution, request)
 
     async def follow(self) -> AsyncGenerator[pb.GetExecutionResponse, None]:
-        """Yield the run and its nodes now, and after each change or about a second, until the run has ended."""
+        """Yield the run and its nodes now, and after each change or about once a second, until the run has ended."""
         while True:
             execution = await self.execution()
             yield execution
@@ -43,7 +43,7 @@ class WorkflowRun:
     async def result(self) -> run_pb2.Run:
         """Wait until the run has ended, and return it with `output_json`, or with `failure` if it failed.
 
-        Keeps waiting while the run waits for people, events or times.
+        Keeps waiting while the run is waiting for people, events or times.
         """
         run = run_pb2.Run()
         while not run.HasField("end_time"):

@@ -33,7 +33,7 @@ class CallState(IntEnum):
 
 # These states never change; a call in one of them has its result.
 SETTLED: Final[frozenset[int]] = frozenset(state for state in CallState if state.is_terminal)
-# The call waits for a user or a front end.
+# The call is waiting for a user or a front end.
 WITH_PEOPLE: Final = frozenset({CallState.AWAITING_APPROVAL, CallState.ASKED, CallState.OFFERED})
 
 

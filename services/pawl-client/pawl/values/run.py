@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Final
 
 import msgspec
@@ -31,7 +31,7 @@ class RunState(IntEnum):
 
 # A set of int, so that a message's `state`, which is an int, can also be looked up.
 ENDED: Final[frozenset[int]] = frozenset(state for state in RunState if state.is_terminal)
-# States of a run that has ended, or that waits for a user, a program or a time.
+# States of a run that has ended, or is waiting for a user, a program or a point in time.
 RESTING: Final[frozenset[int]] = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
 
 
@@ -57,6 +57,17 @@ class StopCause(IntEnum):
     OPERATOR = 4
     PARENT = 5
     MODEL = 6
+    FEATURE_OFF = 7
+
+
+class Feature(StrEnum):
+    """A feature that can be switched off for some stores."""
+
+    RUNS = "runs"
+    BACKGROUND = "background"
+    DELEGATION = "delegation"
+    SCHEDULES = "schedules"
+    TRIGGERS = "triggers"
 
 
 class MessagePolicy(IntEnum):

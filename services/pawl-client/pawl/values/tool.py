@@ -74,7 +74,7 @@ class ReportPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     `report_iterations` applies to EVERY: with n, every n-th iteration is reported; with 0, every iteration.
     `report_seconds` applies to DIGEST: each report covers the iterations in a period of this length. PROGRESS reports
-    the progress of a call made once, at each of `report_percents` or every `report_seconds`.
+    the progress of a job with a single call, at each of `report_percents` or every `report_seconds`.
     """
 
     reports: JobReports

@@ -141,12 +141,12 @@ class Worker:
         reports: str | Mapping[str, float | Sequence[int]] = "",
         **options: Any,
     ) -> Callable[[F], F]:
-        """Make a function a tool. `options` are additional fields of pawl.tool.v1.ToolDefinition.
+        """Turn a function into a tool. `options` are additional fields of pawl.tool.v1.ToolDefinition.
 
         The tool's name, description and schema come from the function's name, docstring and types. `reconcile` is
         required if the effect is RECONCILABLE. It receives the CallContext and returns the call's result or
         DID_NOT_HAPPEN, or raises an exception. `reports` selects the job iterations that are reported: "end" or
-        {"every": 10}, for example; or the progress of a call made once: {"progress": [50]} or {"minutes": 10}.
+        {"every": 10}, for example; or the progress of a single call: {"progress": [50]} or {"minutes": 10}.
 
         Raises:
             ValueError: `reconcile` and `effect` do not match.

@@ -115,7 +115,7 @@ class AgentLedger:
         return VERSION.read((await translated(self._stub.GetDraft(request))).agent)
 
 
-# How far out of date a store's `default` agent may be.
+# How outdated a store's `default` agent may be.
 DEFAULT_SECONDS_MAX: Final = 5.0
 _STORES_KEPT_MAX: Final = 10_000
 
@@ -203,7 +203,7 @@ class Agents:
     async def list(self, caller: Principal, request: ListAgentsRequest) -> tuple[Sequence[AgentVersion], str]:
         """Return a page of agents in their newest versions, or of the caller's drafts, and the next page token.
 
-        Sorted by name. The deployment's `default` comes first if the store has no `default` of its own.
+        Sorted by name. The deployment's `default` comes first if the store does not have its own.
 
         Raises:
             InvalidPageToken

@@ -189,7 +189,7 @@ def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selec
     An open selection returns no names. Otherwise, the names include `run_agent` if the agent delegates.
 
     Raises:
-        ToolNotFound: a named tool is not offered.
+        ToolNotFound: a selected tool is not available.
         InvalidField: too many tools are selected, or `tool_choice` is not among them.
     """
     selection, known = definition.tools, {tool.name for tool in offered}

@@ -59,7 +59,7 @@ def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: RunId) -> 
     """Validate the results in a request about one run, and fill in missing run ids.
 
     Raises:
-        InvalidId, InvalidField: a result is invalid or names another run, or the number of results is not 1 to 64.
+        InvalidId, InvalidField: a result is invalid or belongs to another run, or the number of results is not 1 to 64.
     """
     if not 1 <= len(messages) <= RESULTS_MAX:
         raise InvalidField(f"results must have between 1 and {RESULTS_MAX} entries", field="results")
@@ -114,7 +114,7 @@ def decision(message: types_pb2.CallDecision, *, run_id: RunId = RunId("")) -> t
     """Validate a decision. If `run_id` is set, use it as the decision's run id.
 
     Raises:
-        InvalidId, InvalidField: the decision is invalid, or names another run than `run_id`.
+        InvalidId, InvalidField: the decision is invalid, or its run is not `run_id`.
     """
     check_kind(message)
     return _with_ids(message, "decision", run_id)

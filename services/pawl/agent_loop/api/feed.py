@@ -3,7 +3,7 @@
 Live events may be lost, duplicated or late, so they only reduce latency. The feed appends events to its tail in order
 of seq. It reads the ledger when an event is missing and whenever it is polled.
 
-Events stay encoded: a run's log has no gaps, so their positions give their seqs.
+Events stay encoded: a run's log has no gaps, so an event's position determines its seq.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Watcher:
                 await self.read_past()
 
     async def read_past(self) -> None:
-        """Read the next page of past events for `pages` to yield.
+        """Read the page of past events that `pages` yields next.
 
         Raises:
             RunNotFound, SeqBeyondEnd

@@ -125,8 +125,8 @@ class Inbox:
     ) -> Reply:
         """Submit one result.
 
-        If `client` has a client id, the result must name that client's current lease. If `client` also has a session
-        id, that session must hold the call.
+        If `client` has a client id, the result must refer to that client's current lease. If `client` also has a
+        session id, that session must hold the call.
 
         Raises:
             InvalidJson, TooLarge: the content is invalid.
@@ -172,7 +172,7 @@ class Inbox:
         Raises:
             PermissionDenied: the caller is a delegate that may not decide.
             InvalidField, TooLarge, InvalidJson: the decision is invalid.
-            CallNotFound: an edit does not name one of the run's calls.
+            CallNotFound: an edit does not refer to one of the run's calls.
             GrantNotOffered: an edit covers a series whose calls must be decided on one by one.
             InvalidArguments: the edited arguments or the answer are invalid; the message lists the problems.
         """
@@ -269,7 +269,7 @@ class Inbox:
         resolution: pb.CallResolution.ValueType,
         content_json: bytes,
     ) -> Reply:
-        """Resolve a call whose outcome is unknown. The call can be in any user's run in the store.
+        """Resolve a call whose outcome is unknown. The call can belong to any user's run in the store.
 
         Raises:
             PermissionDenied: the caller is a delegate that may not decide.

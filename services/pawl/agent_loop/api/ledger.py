@@ -255,7 +255,7 @@ class PublicLedger:
         return (await translated(self._stub.ImportConversation(request))).conversation
 
     async def list_pending(self, caller: Principal, request: pb.ListPendingCallsRequest) -> pb.ListPendingCallsResponse:
-        """Return the calls that wait for a user, oldest first, then the runs that need tokens.
+        """Return the calls waiting for a user, oldest first, then the runs that need tokens.
 
         Other users' calls do not include the contents of their conversations.
 

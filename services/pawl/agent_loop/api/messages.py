@@ -42,7 +42,7 @@ NO_SESSION: Final = SessionTools()
 
 
 def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
-    """Serialize a run's tools, but at most one more than allowed, which is enough for the check to refuse them."""
+    """Serialize a run's tools. Stops after one more than allowed, which is enough for the check to refuse them."""
     first = islice(tools, checks.OWN_TOOLS_MAX + 1)
     return tuple(each.SerializeToString(deterministic=True) for each in first)
 
@@ -117,7 +117,7 @@ class Messages:
     async def checked(
         self, caller: Principal, request_id: RequestId, message: Message, *, must_exist: bool
     ) -> tuple[pb.SubmitMessageRequest, PawlError | None]:
-        """Validate the message. Return the ledger's request, and the reason to refuse it if it is new, or None.
+        """Validate the message. Return the ledger's request and, if a new request must be refused, the reason.
 
         Raises:
             PawlError: any error of `start` about the message itself.

@@ -117,7 +117,7 @@ class Offers:
             return
         held = self._held.get(call_id)
         if outcome == CommandOutcome.WRONG_HOLDER and (held is None or held.offer.offer_epoch > offer_epoch):
-            # The result is old: the client has, or will get, another lease.
+            # The result is outdated: the client has, or will get, another lease.
             return
         self._held.pop(call_id, None)
         self._candidates.pop(call_id, None)

@@ -1,12 +1,12 @@
 """Streams pending calls and runs: first a snapshot, then changes.
 
-Pending items are calls that wait for a user and runs that have no tokens left. All streams with the
-same user, rights and filter share a *view* and its reads. After its snapshot, a stream reads at most one page per
-second, so a large inbox delays only its own streams.
+Pending items are calls waiting for a user and runs that have no tokens left. All streams with the same user, rights and
+filter share a *view* and its reads. After its snapshot, a stream reads at most one page per second, so a large inbox
+delays only its own streams.
 
 The reader polls when NATS reports a change, and every 15 s in case a report was lost. Without NATS it polls every
-second. A caller only shares a read that has not started, so its page is never older than its request. Each view has at
-most one read in flight, and slow consumers do not block others.
+second. A caller only shares a read that has not started yet, so its page is never older than its request. Each view has
+at most one read in flight, and slow consumers do not block others.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class View:
 
     async def _read(self, token: str) -> ListPendingCallsResponse:
         async with self._reading, self._readers:
-            # Later callers may know of a change that this read does not see.
+            # Later callers may know about a change that this read misses.
             del self._next[token]
             return await self._list(token)
 
@@ -180,7 +180,7 @@ ITEMS_MAX: Final = 1000
 # Number of maximum-size runs and calls that fit into one message.
 _PART_ITEMS_MAX: Final = 4
 
-# A call that waits for a user, or a run that needs tokens.
+# A call waiting for a user, or a run that needs tokens.
 Item: TypeAlias = Call | Run
 # Items sent to a client, by type and id. Only their mutable fields, because items are large.
 Known: TypeAlias = dict[tuple[bool, str], Hashable]

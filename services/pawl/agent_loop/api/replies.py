@@ -24,7 +24,7 @@ def run_after(reply: Reply, default: type[PawlError], *, also_late: bool = False
     """Return the run after a command that took effect; with `also_late`, also after one that did not.
 
     Raises:
-        PawlError: the error named by the reply's reason; `default` if the reason names no error.
+        PawlError: the error that corresponds to the reply's reason; `default` if there is none.
     """
     if reply.HasField("run") and (also_late or is_taken(reply)):
         return reply.run
@@ -36,7 +36,7 @@ def decided(reply: Reply) -> Run:
 
     Raises:
         RunNotFound, CallNotFound, CallNotPending
-        PawlError: the error named by the reply's reason.
+        PawlError: the error that corresponds to the reply's reason.
     """
     try:
         return run_after(reply, RunNotFound if reply.outcome == pb.COMMAND_OUTCOME_UNKNOWN else CallNotPending)

@@ -92,7 +92,7 @@ class AgentServicer:
                 if isinstance(page, gap_pb2.Gap):
                     await write(context, pb.WatchRunResponse(gap=page))
                 else:
-                    # The same bytes as those of a WatchRunResponse.
+                    # Encodes to the same bytes as a WatchRunResponse.
                     await write(context, EncodedEvents(events=page).SerializeToString())
 
     async def LeaseCall(self, request: pb.LeaseCallRequest, context: Context) -> pb.LeaseCallResponse:

@@ -67,7 +67,7 @@ class Parts:
 
 
 class Outgoing(asyncio.Queue[SessionResponse]):
-    """Frames that wait for the client, limited in number and in total event size. An event can be up to 1 MiB."""
+    """Frames waiting for the client, limited in number and in total event size. An event can be up to 1 MiB."""
 
     _events_bytes = 0
 
@@ -93,7 +93,7 @@ class Stream:
         self._outgoing = Outgoing(_OUTGOING_FRAMES_MAX)
         self._sent_seqs: dict[str, int] = {}
         self._attachments: dict[str, asyncio.Task[None]] = {}
-        # Runs whose end or parking was sent to the client after its last frame.
+        # Runs that ended or were parked, as sent to the client after its last frame.
         self._unconfirmed: set[str] = set()
         self._tasks = asyncio.TaskGroup()
         self._heard_at = 0.0
@@ -179,7 +179,7 @@ class Stream:
         Raises:
             PawlError: no receipt is possible. The stream ends, and the client can send the frame again.
         """
-        while self._unconfirmed:  # A new frame proves that the client received them.
+        while self._unconfirmed:  # A new frame proves that the client received those events.
             self._parts.watches.confirm(self._caller, RunId(self._unconfirmed.pop()))
         if frame.HasField("heartbeat"):
             await self._offers.renew()

@@ -1,7 +1,7 @@
 """Derives a run's steps solely from its log.
 
-The same log always gives the same steps. Their ids are derived from rounds and call ids. The model adds one message
-per round, so the earlier messages determine a message's round. A message that follows calls it did not make, such as an
+The same log always gives the same steps. Their ids are derived from rounds and call ids. The model adds one message per
+round, so a message's round follows from the earlier messages. A message after calls that it did not make, such as an
 undo report, gets its own round.
 """
 

@@ -4,7 +4,7 @@ All watchers of a run on this replica share one feed: one live subscription, one
 events. A watcher first reads past events at its own pace until it reaches the tail. If it later falls behind the tail,
 it is disconnected (EVT-3), so a slow watcher neither delays others nor uses memory.
 
-Clients confirm the events they have seen, and the user is not notified of those. An open stream alone does not prove
+Clients confirm the events they have seen, and the user is not notified about those. An open stream alone does not prove
 that events were seen, because its connection may be dead.
 
 The ledger is polled to find lost live events: every second without NATS, every few seconds with it.
@@ -188,11 +188,11 @@ class RunSteps:
         self._watches = watches
 
     async def list(self, caller: Principal, request: ListStepsRequest) -> ListStepsResponse:
-        """Return a page of the current steps, in order, starting after the step that the page token names.
+        """Return a page of the current steps, in order, starting after the step in the page token.
 
         Raises:
             InvalidId, InvalidField, RunNotFound
-            InvalidPageToken: the run does not have the step that the token names.
+            InvalidPageToken: the run does not have the step in the token.
         """
         run_id, steps_max = convert.run_id(request), checks.page_size(request.page_size) or _STEPS_PER_PAGE
         found = await self._all(caller, run_id)

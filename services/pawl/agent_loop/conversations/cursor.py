@@ -15,16 +15,16 @@ from pawl.errors import InvalidField
 
 _SEAL_BYTES: Final = 8
 _CHARACTERS_MAX: Final = 512
-# PostgreSQL and protobuf both have these times: up to the year 9999.
+# Both PostgreSQL and protobuf support these times, up to the year 9999.
 _MICROSECONDS_MAX: Final = 253_402_300_799_000_000
 
 _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
-    """What a watcher has received: messages up to `number`, runs that changed before a time, events of one run.
+    """What a watcher has received: messages up to `number`, runs that changed before a time, and events of one run.
 
-    `run_id` is the run whose events were sent last, up to `seq`; empty for none.
+    `run_id` is the run whose events were sent last, up to `seq`; empty if there is none.
     """
 
     number: _Number = 0

@@ -1,8 +1,8 @@
 """Streams conversations to watchers: first the current state, then changes.
 
-A stream keeps no log of changes. When NATS reports one, the stream reads what has changed since its last read, with its
-caller's identity and through the methods that serve GetConversation, ListMessages, GetRun and GetJob. So it sends
-nothing that these would not return. It sends the items that differ from those it has sent.
+A stream keeps no log of changes. When NATS reports a change, the stream reads what has changed since its last read,
+using its caller's identity and the same code as GetConversation, ListMessages, GetRun and GetJob. It therefore never
+sends anything that these methods would not return. It sends only the items that differ from those it has already sent.
 
 All streams share one subscription, and one periodic read of versions that finds changes that NATS did not report. An
 idle stream reads nothing while NATS is available.
@@ -44,17 +44,17 @@ from pawl.job.v1.ledger_pb2 import ListChangesRequest, ListChangesResponse
 from pawl.values import ENDED, RESTING, RunState
 
 HEARTBEAT_SECONDS: Final = 30.0
-# The newest messages that a stream sends.
+# Maximum number of the newest messages that a stream sends.
 MESSAGES_MAX: Final = 500
-# Between two reads of one stream.
+# Minimum time between two reads of one stream.
 PAUSE_SECONDS: Final = 0.2
-# Between two updates of a job that has only made progress.
+# Minimum time between two updates of a job that has only made progress.
 PROGRESS_SECONDS: Final = 1.0
 VERSIONS_SECONDS: Final = 3.0
 VERSIONS_MAX: Final = 1000
 # Maximum number of streams that read concurrently.
 READERS_MAX: Final = 32
-# A transaction may commit this long after its time: longer than any statement and transaction may take.
+# How long after its timestamp a transaction may commit: longer than any statement or transaction may take.
 _LATE_MICROSECONDS: Final = 30_000_000
 _PART_BYTES_MAX: Final = 1024 * 1024
 # Fields of a run that change with its output.
@@ -83,7 +83,7 @@ class ConversationWatches:
         self.job = job
         self.heartbeat_seconds = heartbeat_seconds
         self.readers = asyncio.Semaphore(READERS_MAX)
-        # Streams by the conversations that they show: their own, and those of jobs and child runs.
+        # Streams by the conversations that they show: their own, and those of its jobs and child runs.
         self._streams: defaultdict[_Key, set[_Stream]] = defaultdict(set)
         self._watched: Counter[_Key] = Counter()
         self._versions: dict[_Key, str] = {}
@@ -119,7 +119,7 @@ class ConversationWatches:
             async with aclosing(stream.responses()) as responses:
                 async for response in responses:
                     yield response
-                    del response  # A stream may wait for hours, and would keep it.
+                    del response  # Otherwise, a stream that waits for hours would keep it.
         finally:
             self._watched[key] -= 1
             if not self._watched[key]:
@@ -128,7 +128,7 @@ class ConversationWatches:
             await stream.end()
 
     def show(self, stream: _Stream, conversation_ids: set[ConversationId]) -> None:
-        """Notify the stream of changes in these conversations, and no longer of those in others."""
+        """From now on, notify the stream of changes in these conversations only."""
         store_id = stream.caller.store_id
         for conversation_id in conversation_ids - stream.shown:
             self._streams[store_id, conversation_id].add(stream)
@@ -144,7 +144,7 @@ class ConversationWatches:
             stream.change()
 
     async def _find_changes(self, *, reported: bool) -> None:
-        """Notify the streams whose conversations have another version; without reports, notify all streams."""
+        """Notify the streams whose conversations have a new version; without change reports, notify all streams."""
         if not reported:
             for key in list(self._watched):
                 self._changed(*key)
@@ -160,7 +160,7 @@ class ConversationWatches:
 
 
 class _Sent(NamedTuple):
-    """The last state of a run that a stream has sent, and when. While `version` is the same, the run is too."""
+    """The last state of a run that a stream has sent, and when. If `version` is the same, the run is unchanged."""
 
     version: str
     digest: int
@@ -169,7 +169,7 @@ class _Sent(NamedTuple):
 
 
 class _Followed(NamedTuple):
-    """A run whose events the stream must send: when it began, and its last known seq and state."""
+    """A run whose events the stream must send: when it started, and its last known seq and state."""
 
     began_microseconds: int
     last_seq: int
@@ -177,7 +177,7 @@ class _Followed(NamedTuple):
 
 
 class _Stream:
-    """One client's stream. `shown` are the conversations whose changes it is notified of."""
+    """One client's stream. `shown` lists the conversations about whose changes it is notified."""
 
     def __init__(
         self, around: ConversationWatches, caller: Principal, conversation_id: ConversationId, cursor: Cursor
@@ -190,18 +190,18 @@ class _Stream:
         self._woken = asyncio.Event()
         self._has_changed = False
         self._read_at = 0.0
-        # The client has the events of the runs that began by this time.
+        # The client has the events of all runs that started by this time.
         self._start_microseconds = 0
         self._conversation = 0
         self._sent: dict[RunId, _Sent] = {}
         self._followed: dict[RunId, _Followed] = {}
         self._follower: asyncio.Task[None] | None = None
-        # Events for the client, and whether it has taken them.
+        # Events for the client, and whether it has received them.
         self._events: tuple[RunId, list[RunEvent] | Gap] | None = None
         self._taken = asyncio.Event()
 
     def change(self) -> None:
-        """Read the conversation again soon."""
+        """Schedule another read of the conversation."""
         self._has_changed = True
         self._woken.set()
 
@@ -234,7 +234,7 @@ class _Stream:
         return self._read_at + PAUSE_SECONDS - asyncio.get_running_loop().time()
 
     async def _wait(self) -> bool:
-        """Wait for something to send. Return False if it is time for a heartbeat."""
+        """Wait until there may be something to send. Return False if it is time for a heartbeat."""
         self._woken.clear()
         seconds = self._pause() if self._has_changed else self._around.heartbeat_seconds
         return bool(await tasks.within(seconds, self._woken.wait())) or self._has_changed
@@ -253,14 +253,14 @@ class _Stream:
         return self._response(events=events)
 
     async def _changes(self, *, is_first: bool) -> AsyncGenerator[WatchConversationResponse, None]:
-        """Read what has changed, and yield what the client does not have yet."""
+        """Read the changes, and yield whatever the client does not have yet."""
         self._has_changed, self._read_at = False, asyncio.get_running_loop().time()
         found = await self._read(is_first=is_first)
         last_number = found.conversation.last_message_number
         if is_first and last_number < self._cursor.number:
             raise SeqBeyondEnd(last_seq=last_number)
         self._start_microseconds = self._start_microseconds or self._cursor.microseconds or found.time.ToMicroseconds()
-        # Before the runs are read, so that none of their later changes is missed.
+        # Do this before reading the runs, so that none of their later changes are missed.
         self._around.show(self, set(map(ConversationId, found.conversation_ids)))
         async with aclosing(self._pages(found)) as pages:
             async for response in pages:
@@ -275,7 +275,7 @@ class _Stream:
         ]
         items = [item for item in read if item is not None]
         if any((item.run.state or item.job.state) in ENDED for item in items):
-            # The client gets the messages of a run before its end.
+            # The client gets a run's messages before its end.
             async with aclosing(self._pages(await self._read(is_first=False))) as pages:
                 async for response in pages:
                     yield response
@@ -290,7 +290,7 @@ class _Stream:
             yield self._response(items=part)
 
     async def _pages(self, page: ListChangesResponse) -> AsyncGenerator[WatchConversationResponse, None]:
-        """Yield the conversation, if it has changed, and its new messages, of which `page` has the first."""
+        """Yield the conversation, if it has changed, and its new messages. `page` has the first of them."""
         while True:
             if (response := self._messages(page)) is not None:
                 yield response
@@ -357,7 +357,7 @@ class _Stream:
         return item
 
     def _has_begun(self, run: Run, sent: _Sent | None) -> bool:
-        """Return whether the run got its turn since the last read. It may have ended already."""
+        """Return whether the run has become active since the last read. It may have ended already."""
         if run.conversation_id != self._conversation_id or RunState(run.state) is RunState.QUEUED:
             return False
         if sent is None:
@@ -376,7 +376,7 @@ class _Stream:
                 self._follower.add_done_callback(lambda _: self._woken.set())
 
     def _follower_has_ended(self) -> bool:
-        """Forget a follower that has ended. Raises its error, if any."""
+        """Forget a follower that has ended, and raise its error, if any."""
         if self._follower is None or not self._follower.done():
             return False
         follower, self._follower = self._follower, None
@@ -384,7 +384,7 @@ class _Stream:
         return True
 
     async def _send_events(self) -> None:
-        """Send the events of one followed run after the other, oldest first, until each rests or ends."""
+        """Send the events of followed runs, one run at a time, oldest first, until each is parked or has ended."""
         while self._followed:
             run_id = min(self._followed, key=lambda id_: self._followed[id_].began_microseconds)
             try:
@@ -408,7 +408,7 @@ class _Stream:
                 known = self._followed[run_id]
                 if seq >= known.last_seq and (state or known.state) in RESTING - ENDED:
                     break
-            # Before anything else is awaited, because the run may be followed again from now on.
+            # Do this before awaiting anything else, because the run may be followed again from now on.
             del self._followed[run_id]
 
     async def _send(self, run_id: RunId, events: list[RunEvent] | Gap) -> None:
@@ -423,7 +423,7 @@ def _is_state(event: RunEvent) -> bool:
 
 
 def _began_microseconds(run: Run) -> int:
-    """Return when a run started; if it never did, when it ended or else was created."""
+    """Return when a run started; if it never started, when it ended or, failing that, was created."""
     named = next((name for name in ("start_time", "end_time") if run.HasField(name)), "create_time")
     microseconds: int = getattr(run, named).ToMicroseconds()
     return microseconds

@@ -20,6 +20,7 @@ from pawl.values import CallState
 # Maximum number of an attempt's last calls that are shown to the judge.
 EVIDENCE_CALLS_MAX: Final = 40
 REASON_BYTES_MAX: Final = 500
+SHORT_ANSWER_BYTES_MAX: Final = 800
 EXPRESSION_CHARACTERS_MAX: Final = 1000
 _ARGUMENTS_BYTES_MAX: Final = 300
 _RESULT_BYTES_MAX: Final = 900

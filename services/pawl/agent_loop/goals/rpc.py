@@ -52,7 +52,7 @@ class GoalServicer(goal_pb2_grpc.GoalServiceServicer):
             raise RunNotFound("the run is not a goal run")
         read = await self._ledger.get_run_as_service(caller, run_id, with_loop_state=True)
         cursor = loop_state.read(read.loop_state).cursor
-        calls = await calls_of_run(self._ledger.channel, caller.store_id, caller.user_id, run_id, _without_answer)
+        calls = await calls_of_run(self._ledger.channel, caller.store_id, caller.user_id, run_id, _with_short_answer)
         attempts = _attempts(cursor if isinstance(cursor, GoalCursor) else GoalCursor(), calls)
         return goal_pb2.GetGoalResponse(goal=goal_pb2.GoalStatus(run=convert.run_message(run), attempts=attempts))
 
@@ -98,6 +98,7 @@ def _attempts(cursor: GoalCursor, calls: Iterable[Call]) -> Iterator[event_pb2.G
             run_id=call.child_run_id,
             judgement_call_id=judged.call_id if judged is not None else "",
             start_time=_time(call.create_time),
+            answer=call.result.content_json.decode() if call.settled and call.result else "",
         )
         if number <= len(cursor.attempts):
             found, last = cursor.attempts[number - 1], judged or call
@@ -109,8 +110,11 @@ def _attempts(cursor: GoalCursor, calls: Iterable[Call]) -> Iterator[event_pb2.G
         yield attempt
 
 
-def _without_answer(call: Call) -> Call:
-    return replace(call, result=None) if call.index == Step.ATTEMPT else call
+def _with_short_answer(call: Call) -> Call:
+    if call.index != Step.ATTEMPT or call.result is None:
+        return call
+    answer = judging.line(judging.answer_of(call), judging.SHORT_ANSWER_BYTES_MAX)
+    return replace(call, result=replace(call.result, content_json=answer.encode()))
 
 
 def _time(seconds: float | None) -> Timestamp:

@@ -40,7 +40,6 @@ ATTEMPTS_MAX: Final = 100
 STALLED_MAX: Final = 3
 # Number of recent attempts that the next attempt's task describes in detail.
 _TRIED_MAX: Final = 3
-_TRIED_ANSWER_BYTES_MAX: Final = 800
 _REASON_BYTES_MAX: Final = 72
 # After these errors, the same call would fail again.
 _HOPELESS: Final = frozenset({"NOT_ALLOWED", "PERMISSION_DENIED", "TOOL_NOT_FOUND", "INVALID_ARGUMENTS"})
@@ -278,7 +277,7 @@ def _after_attempt(after: GoalCursor, before: GoalCursor, found: Judgement, atte
         progressed = bool(found.value_sha256) and found.value_sha256 != before.value_sha256
     else:
         progressed = found.progress > before.best
-    answer = judging.line(judging.answer_of(attempted), _TRIED_ANSWER_BYTES_MAX)
+    answer = judging.line(judging.answer_of(attempted), judging.SHORT_ANSWER_BYTES_MAX)
     tried = Tried(len(before.attempts) + 1, answer, found.reason)
     progress = None if found.progress is None else round(found.progress, 3)
     return replace(

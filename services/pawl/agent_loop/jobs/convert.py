@@ -115,7 +115,7 @@ def _expected_end(run: run_pb2.Run) -> float | None:
 
 
 def _not_stopped(run: run_pb2.Run) -> str:
-    """Return the reason in the call's result, which the job has as its output."""
+    """Return the reason in the call's result, which is the job's output."""
     if not run.unstopped_call_ids:
         return ""
     try:

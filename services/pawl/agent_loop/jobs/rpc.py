@@ -116,7 +116,10 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return jobs.admitted(job, terms, await self._registry.check_job(caller, run, now))
 
     def _run_id(self, caller: Principal, request_id: RequestId) -> RunId:
-        """Return the id for a requested job. A repeated request gets the same id, so that its call is checked once."""
+        """Return the id for a requested job.
+
+        A repeated request gets the same id, so that its call is checked only once.
+        """
         if not request_id:
             return RunId(self._ids.new("run"))
         named = f"{caller.store_id}:{caller.user_id}:{request_id}".encode()
@@ -164,7 +167,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return jobs_pb2.StopJobsResponse(jobs=map(convert_jobs.job, stopped))
 
     async def _named(self, request: Any) -> tuple[Principal, RunId]:
-        """Return the caller and the id of the job that the request names.
+        """Return the caller and the id of the requested job.
 
         Raises:
             RunNotFound: the job does not exist.

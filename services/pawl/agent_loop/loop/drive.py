@@ -1,4 +1,4 @@
-"""Drives one claimed run until it is parked, has ended, or belongs to another worker.
+"""Drives one claimed run until it is parked, ends, or belongs to another worker.
 
 The ledger is authoritative; `base` is a local copy of it. Facts and events record what has happened since then. Each
 cycle plans from the base and the facts, and commits the changes before it starts new work. If the ledger refuses a
@@ -56,12 +56,12 @@ from pawl.values import ENDED, CallState, LeaseAction, RunState, Usage
 
 T = TypeVar("T")
 
-# The ledger refuses a step if another writer was faster. If it does so this many times in a row while the log stays
+# The ledger refuses a step if another writer came first. If it does so this many times in a row while the log stays
 # unchanged, the step itself is wrong.
 _REFUSALS_MAX: Final = 20
 # Clocks differ slightly: waking a moment too early must not become a busy loop.
 _WAIT_SECONDS_MIN: Final = 0.001
-# A slower response from the ledger counts as an outage.
+# If the ledger takes longer than this to respond, that counts as an outage.
 _OUTAGE_SECONDS: Final = 5.0
 # How long a run's last step waits for the registry to count the withdrawn front-end calls.
 _LAST_REPORT_SECONDS: Final = 5.0
@@ -203,7 +203,7 @@ class Drive:
                 assert_never(rest)
 
     def _only_output_can_be_there(self) -> bool:
-        """Return whether only model output can have arrived, in which case no rule needs to run."""
+        """Return whether only model output can have arrived, so that no rules need to run."""
         is_quiet = not self._facts and not self._base.commands and MODEL in self._tasks.under_way
         return is_quiet and self._dependencies.clock.monotonic() < self._plan_again_at
 
@@ -356,7 +356,7 @@ class Drive:
     # Facts and events.
 
     def _collect(self, *, at_once: bool) -> None:
-        """Collect new facts and progress, and the output that is due. If there are facts, all output is due."""
+        """Collect new facts, progress, and the output that is due. If there are facts, all output is due."""
         progress = self._tasks.progress(at_once=at_once)
         if self._base.run.is_job:
             self._facts += progress
@@ -403,7 +403,7 @@ class Drive:
         return self._counting_output(budget.with_discarded(base, self._discarded_usage))
 
     def _counting_output(self, state: State) -> State:
-        """Add the usage of output that is about to be shown: if this worker died, the next one could not know it."""
+        """Add the usage of output that is about to be shown: if this worker dies, the next one cannot know it."""
         opened, usage = state.loop.model_call, self._tasks.model_usage()
         if opened is None or usage is None or not any(isinstance(event, OutputDelta) for event in self._outbox):
             return state

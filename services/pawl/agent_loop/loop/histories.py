@@ -1,4 +1,4 @@
-"""Caches conversation histories, so that job-store only sends the new part when a run is loaded.
+"""Caches conversation histories, so that job-store sends only the new part when a run is loaded.
 
 job-store decides which prefix of a history may be cached and, at the next load, whether the prefix is still valid (see
 its `ledger/rules/prefix.py`). Small histories are sent with the claim and are not cached.

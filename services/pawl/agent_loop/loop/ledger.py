@@ -27,7 +27,7 @@ from pawl.chassis.rpc.translate import Exceptions, seconds
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
 
-# Fits a step with the largest possible results of a whole batch.
+# Large enough for a step with the largest possible results of a whole batch.
 LEDGER_MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
 
 # Timeout for streamed responses. Loading a large conversation takes a while.

@@ -217,7 +217,7 @@ _AGENTS_KEPT_MAX: Final = 10_000
 
 
 class _Allowance(NamedTuple):
-    """The tokens that an agent's runs may use, and the time until which they may, before its quota is read again."""
+    """The tokens that an agent's runs may use before its quota is read again, and until when."""
 
     tokens: float
     until: float

@@ -437,7 +437,7 @@ class RunTasks(Tasks):
             return AgentRead(call_id=work.call_id, workflow_version=version)
         delegates: tuple[str, ...] = ()
         if run.workflow is not None or run.goal is not None:
-            # The author of the workflow or goal, not an agent, has chosen the agent.
+            # The agent was chosen by the author of the workflow or goal, not by another agent.
             delegates = (work.name,)
         elif run.agent is not None:
             delegates = await self._delegates(run, run.agent)

@@ -1,4 +1,4 @@
-"""Calls the registry on behalf of the loop, with retries. Every call ends with an answer for the model."""
+"""Calls the registry on behalf of the loop, with retries. Every call ends with a result for the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pawl.values import REPEATABLE, Answer, Disposition, Execution, Outcome, Pro
 
 _CHECK_SECONDS_MAX: Final = 30.0
 _STOP_SECONDS: Final = 2.0
-# The registry enforces the timeout. This applies if it does not respond at all.
+# The registry enforces the timeout. This limit applies if it does not respond at all.
 _GRACE_SECONDS: Final = 30.0
 _UNREACHABLE: Final = "The tool registry was unavailable or failed."
 _KEY_GONE: Final = "The API key that started the run was revoked or has lost a role. Start it with another key."
@@ -172,7 +172,10 @@ class ToolCalls:
             lost += not isinstance(ended, Overloaded)
 
     async def stop(self, call: Call) -> Stopped:
-        """Stop the call. Return its result, if known, and whether it has stopped (False if the registry is silent)."""
+        """Stop the call.
+
+        Return its result, if known, and whether it has stopped (False if the registry does not respond).
+        """
         try:
             return await self._retry.until_answered(
                 lambda: self._registry.cancel(self._context, call.call_id, wait_seconds=_STOP_SECONDS),

@@ -42,8 +42,8 @@ _DUE_SECONDS_MAX: Final = 3600.0
 # Clocks differ slightly. A claim made a moment too early would not find anything, and the next one would wait for the
 # poll.
 _DUE_AFTER_SECONDS: Final = 0.001
-# Share of the worker's runs that may be jobs or started by jobs, unless it can drive only one run. The rest is reserved
-# for runs that users wait for.
+# Fraction of the worker's runs that may be jobs or started by jobs, unless it can drive only one run. The rest is
+# reserved for runs that users are waiting for.
 _BACKGROUND_FRACTION: Final = 0.75
 # When the worker is this full, the next claim may find more due runs than it had room for.
 _CROWDED_FRACTION: Final = 0.5
@@ -60,7 +60,7 @@ class WorkerLimits:
     # Poll interval of a worker without runs while NATS announces new work. job-store returns when known work is due.
     idle_poll_seconds: float = 5.0
     hand_over_seconds: float = 1.0
-    # Delay before claiming work that came through another process, which normally claims it itself.
+    # Delay before claiming work announced by another process, which normally claims it itself.
     remote_work_delay_seconds: float = 0.2
 
 
@@ -100,11 +100,11 @@ class Worker:
         self._left_at: dict[Claim, float] = {}
         self._work_may_be_there = False
         self._work_is_ours = asyncio.Event()
-        # Set when one of these has changed, or when something is due sooner.
+        # Set when one of the times below has changed, or when something is due sooner.
         self._wakeup = asyncio.Event()
         # A heap of the times when parked runs are due. No other worker polls that soon.
         self._due_times: list[float] = []
-        # Claims soon, unless another claim starts before.
+        # Claims soon, unless another claim starts first.
         self._soon: asyncio.TimerHandle | None = None
         self._claiming = asyncio.Lock()
         self._stopping = False
@@ -345,8 +345,8 @@ class Worker:
                 _log.error("run.not_given_up", run=claim.key.run_id, epoch=claim.epoch, exc_info=error)
         self._meter.runs_held(len(self._held))
         self._meter.run_left(how)
-        # The conversation's next run may be due, or a run that waited for a slot. The ledger reports the latter when a
-        # run parks, but if this worker was crowded, more runs may wait for it.
+        # The conversation's next run may be due, or a run that was waiting for a slot. The ledger reports the latter
+        # when a run parks, but if this worker was full, more runs may be waiting.
         if len(self._held) >= self._limits.runs_max * _CROWDED_FRACTION:
             self.wake()
         elif how != DriveEnd.PARKED:

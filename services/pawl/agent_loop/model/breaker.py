@@ -16,8 +16,8 @@ _PAUSE_SECONDS: Final = 10.0
 class Breaker:
     """A circuit breaker for a model server.
 
-    After 10 outages in a row, calls fail immediately with PROVIDER_UNAVAILABLE, except for one every 10 s. The first
-    other outcome closes the circuit. A rate limit does not count as an outage (see `Problem.is_outage`).
+    After 10 outages in a row, calls fail immediately with PROVIDER_UNAVAILABLE, except for one every 10 s. Any other
+    outcome closes the circuit. A rate limit does not count as an outage (see `Problem.is_outage`).
     """
 
     def __init__(self, model: ModelPort, monotonic: Callable[[], float]) -> None:

@@ -1,7 +1,7 @@
 """Converts one chunk of a model's stream, or a whole completion, into pieces.
 
-Servers differ in everything that the protocol leaves open, and in some things that it specifies. The parser accepts
-what it can interpret; everything else is STREAM_GARBLED.
+Servers differ wherever the protocol leaves room, and sometimes where it does not. The parser accepts what it can
+interpret; everything else is STREAM_GARBLED.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _TextChoice(msgspec.Struct):
 
 
 class _TextChunk(msgspec.Struct):
-    """A chunk with nothing but text, as nearly all are. Reading it as a `_Chunk` gives the same piece but is slower."""
+    """A chunk with only text, like nearly all chunks. Reading it as a `_Chunk` gives the same piece but is slower."""
 
     choices: tuple[_TextChoice]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -91,7 +91,7 @@ _ESCAPE: Final = re.compile(
 )
 _MARKED_ESCAPE: Final = re.compile(rb"\\uffffd[89a-f][0-9a-f]{2}")
 _MARKED: Final = re.compile("\uffff(d[89a-f][0-9a-f]{2})")
-# A string, complete or not, so that nothing inside it is matched; or a number that is not valid in JSON.
+# A string, complete or not, so that nothing inside it is matched; or a number that JSON does not allow.
 _STRING_OR_NO_NUMBER: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|-?\b(?:NaN|Infinity)\b', re.DOTALL)
 
 

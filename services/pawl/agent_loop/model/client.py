@@ -35,7 +35,7 @@ CONNECTIONS_MAX: Final = 1000
 _ERROR_BYTES_MAX: Final = 1024 * 1024
 _IDLE_SECONDS: Final = 60.0
 
-# What reading a broken response raises; the last one only without aiohttp's extension in C.
+# Errors raised when reading a broken response; the last one occurs only without aiohttp's C extension.
 _BROKEN: Final = (httpx2.HTTPError, aiohttp.ClientError, HttpProcessingError)
 
 OutputTokensField = Literal["max_completion_tokens", "max_tokens"]
@@ -66,7 +66,7 @@ class OpenAiModel:
         auth = httpx2.BasicAuth(url.username, url.password) if url.userinfo else None
         limits = httpx2.Limits(max_connections=CONNECTIONS_MAX, keepalive_expiry=_IDLE_SECONDS)
         self._client = openai.AsyncOpenAI(
-            # aiohttp refuses a URL with credentials next to the header for them.
+            # aiohttp refuses a URL with credentials if there is also an Authorization header.
             base_url=url.copy_with(userinfo=b""),
             # The client requires a key; servers that do not use keys ignore it.
             api_key=api_key or "none",
@@ -123,7 +123,7 @@ class OpenAiModel:
             raise ModelError(failure.NETWORK) from None
 
     async def _post(self, body: bytes) -> httpx2.Response:
-        # When asked for a raw response, the client returns one, despite what its overloads say.
+        # The client does return a raw response if asked for one, despite its type annotations.
         response: Any = await self._client.post(
             PATH,
             cast_to=httpx2.Response,

@@ -15,7 +15,7 @@ from pawl.agent_loop.model import request as model
 from pawl.agent_loop.model.request import Problem
 from pawl.chassis.rpc.retry import asked_seconds
 
-# How much to read of a body or an error text.
+# How much of a body or an error text to read.
 READ_BYTES_MAX: Final = 16 * 1024
 
 _CHARACTERS_MAX: Final = 300

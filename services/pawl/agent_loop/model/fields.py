@@ -33,8 +33,8 @@ _write: Final = msgspec.json.Encoder().encode
 class Fields:
     """The unknown fields of one object of an answer.
 
-    Repeated fields are combined: lists and strings are concatenated, and objects are merged by key. Of other values,
-    the last is kept. An identical repetition of anything but a list counts once.
+    Repeated fields are combined: lists and strings are concatenated, and objects are merged by key. For other values,
+    the last one is kept. An identical repetition of anything but a list counts once.
     """
 
     def __init__(self) -> None:

@@ -84,7 +84,7 @@ NETWORK: Final = "NETWORK"
 CONTENT_FILTER: Final = "CONTENT_FILTER"
 EMPTY_ANSWER: Final = "EMPTY_ANSWER"
 HEADERS_TIMEOUT: Final = "HEADERS_TIMEOUT"
-# The server was not called, because too many calls in a row met an outage.
+# The server was not called, because too many calls in a row failed with an outage.
 UNAVAILABLE: Final = "PROVIDER_UNAVAILABLE"
 _OUTAGES: Final = frozenset({NETWORK, HEADERS_TIMEOUT, UNAVAILABLE})
 
@@ -129,5 +129,5 @@ class ModelPort(Protocol):
         the consumer awaits a piece. Text may contain NUL and lone surrogates, which `Assembly` and `Coalescer` replace.
 
         Raises:
-            ModelError: the call failed. Its pieces are void if the call is retried.
+            ModelError: the call failed. Discard its pieces if the call is retried.
         """

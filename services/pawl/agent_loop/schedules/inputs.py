@@ -22,7 +22,7 @@ def check(definition: ScheduleDefinition | TriggerDefinition) -> bool:
     """Check a definition that starts a workflow. Return whether all firings have the same input.
 
     Raises:
-        InvalidField: a field is for runs without a workflow, or the input is invalid.
+        InvalidField: a field is set that only applies to runs without a workflow, or the input is invalid.
         TooLarge: the input is too large.
     """
     for name in _OF_RUNS:

@@ -176,7 +176,7 @@ class ScheduleServicer:
             due=due, message=message, refusal=refusal, request_id=request_id, backfill_time=backfill_time
         )
         response = await translated(self._stub.FireSchedule(request))
-        self._pause.note_change()  # It may wait for the previous run, or be due again soon.
+        self._pause.note_change()  # The schedule may be waiting for the previous run, or be due again soon.
         return response.fire if response.HasField("fire") else None
 
 

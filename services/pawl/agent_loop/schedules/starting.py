@@ -139,7 +139,7 @@ class Starting:
         """
         try:
             if self._credential_is_gone(caller):
-                raise PermissionDenied("the API key of the last save or resumption was revoked or has lost a role")
+                raise PermissionDenied("the API key that last saved or resumed it was revoked or has lost a role")
             if definition.workflow:
                 return await self._workflow(caller, definition, request_id, inputs.rendered(definition, scope)), ""
             return await self._message(caller, definition, request_id), ""

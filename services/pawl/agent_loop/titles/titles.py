@@ -79,7 +79,7 @@ class TitleMaker:
             request = pb.ClaimTitlesRequest(titles_max=_AT_ONCE_MAX)
             return (await translated(self._stub.ClaimTitles(request))).tasks
         except PawlError as error:
-            # Nothing waits for a title to be written.
+            # Nothing is waiting for the title.
             _log.debug("title.not_claimed", error=error.message)
             return ()
 

@@ -26,7 +26,7 @@ from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
 from pawl.values import ENDED
 
 _READS_AT_ONCE_MAX: Final = 16
-# Number and length of the waits for the runs below to end.
+# How often and how long to wait for the runs below to end.
 _WAITS_MAX: Final = 300
 _WAIT_SECONDS: Final = 1.0
 
@@ -92,7 +92,10 @@ async def _attempts(
 
 
 async def _read(channel: grpc.aio.Channel, run: Run, run_id: RunId, retry: Retry) -> tuple[UndoSource, ...]:
-    """Read the run's calls once the runs below it have ended, or after a limit: a stopping call may succeed."""
+    """Read the run's calls once the runs below it have ended, or after a time limit.
+
+    A call that is being stopped may still succeed.
+    """
     for _ in range(_WAITS_MAX):
         with suppress(RunNotEnded):
             return await retry.until_answered(

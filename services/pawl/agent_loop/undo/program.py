@@ -60,7 +60,7 @@ def commanded(state: State, command: Command, now: float) -> State:  # noqa: ARG
 
 
 def concluded(state: State, *, continues: bool) -> State:
-    """Add the report to the conversation, as a round of its own if the run continues."""
+    """Add the report to the conversation, in its own round if the run continues."""
     planned = _plan(state)
     if planned is not None and planned.reported:
         return state

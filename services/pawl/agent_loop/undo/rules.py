@@ -100,7 +100,7 @@ def in_order(sources: Iterable[UndoSource], call_id: CallId = CallId("")) -> tup
 
 
 def outcome_of(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
-    """Return a call's outcome in the undo run `undo_run_id`; without one, the outcome to expect if an undo ran now."""
+    """Return a call's outcome in the undo run `undo_run_id`; without it, the expected outcome of an undo now."""
     call, inverse = source.call, inverse_of(source.call)
     if source.trimmed_rounds:
         reason = f"The first {source.trimmed_rounds} iterations are no longer stored."

@@ -27,7 +27,7 @@ _DONE: Final = {Action.CREATE: "created", Action.UPDATE: "updated", Action.DELET
 
 
 class ApplyError(CommandError):
-    """Some files were refused, or some changes failed. `may_pass`: it may succeed later, without another change."""
+    """Some files were refused, or some changes failed. `may_pass` means that a later attempt may succeed."""
 
     def __init__(self, message: str, *, may_pass: bool = False) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class ApplyError(CommandError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSet:
-    """Files, and what to do with them. `name` is the set's, empty for files without pawl.yaml."""
+    """Files, and what to do with them. `name` is the set's name; empty for files without pawl.yaml."""
 
     name: str
     asked: Mapping[Key, Asked]
@@ -78,7 +78,9 @@ def read(
         order = rules.ordered({key: references(key, each.definition) for key, each in asked.items()})
     except CycleError as error:
         names = ", ".join(map(str, error.args[1]))
-        raise CommandError(f"These resources use each other in a cycle: {names}. Remove one of the uses.") from None
+        raise CommandError(
+            f"These resources refer to each other in a cycle: {names}. Remove one of the references."
+        ) from None
     return FileSet(name=name, asked=asked, order=order, adopts=adopt, prunes=prune, dry_run=dry_run, drafts=drafts)
 
 
@@ -117,7 +119,7 @@ async def apply(target: AsyncClient, wanted: FileSet) -> AsyncIterator[str]:
         for line in _lines(step, saved, current.get(step.key), DRAFT if wanted.drafts else ""):
             yield line
     if of_set and not wanted.prunes:
-        yield f"{WARNING}no file declares {', '.join(map(str, of_set))}; use --prune to delete"
+        yield f"{WARNING}no file declares {', '.join(map(str, of_set))}; use --prune to delete them"
 
 
 async def read_owners(target: AsyncClient) -> Mapping[Key, Owner]:
@@ -156,7 +158,7 @@ async def _validated(
             if not remaining:
                 valid[key] = Saved(State(definition, is_partial=True))
         else:
-            if needs:  # What they offer is unknown, so save it again after them.
+            if needs:  # It is not known yet what they offer, so save it again after them.
                 comments = current[key].comments if exists else ()
                 saved = Saved(State(asked.definition, comments, is_partial=True), saved.outcome)
             valid[key] = saved
@@ -217,7 +219,7 @@ def _may_pass(error: PawlError) -> bool:
 
 
 async def export(target: AsyncClient, folder: Path, name: str) -> AsyncIterator[str]:
-    """Write every resource that the caller sees as a file of a new set, and yield lines about them."""
+    """Write every resource that the caller can see to a file of a new set, and yield lines about them."""
     file = _write(folder / files.SET_FILE, f"name: {name}\n")
     yield f"set {name}: {file}"
     for kind, each in KINDS.items():
@@ -232,7 +234,7 @@ async def export(target: AsyncClient, folder: Path, name: str) -> AsyncIterator[
             file = _write(folder / f"{kind}s" / f"{stem}.yaml", files.to_yaml(kind, state.definition))
             yield f"{kind} {resource}: {file}"
             for secret in secrets:
-                yield f"{WARNING}its value of the secret {secret} is left out; add it to the deployment's secrets"
+                yield f"{WARNING}the value of its secret {secret} is left out; add it to the deployment's secrets"
 
 
 def _write(file: Path, text: str) -> Path:

@@ -27,7 +27,7 @@ from pawl.errors import Conflict, PawlError, Unavailable
 if TYPE_CHECKING:  # The launcher imports PostgreSQL and NATS clients.
     from pawl.launcher.options import ApplyOptions, SuiteOptions
 
-# How long PAWL_APPLY waits for what its files name, such as a worker's tools.
+# How long PAWL_APPLY waits for things that its files refer to, such as a worker's tools.
 WAIT_SECONDS: Final = 600.0
 _RETRY_SECONDS: Final = 3.0
 _LEASE_SECONDS: Final = 30
@@ -74,7 +74,7 @@ async def export(
 ) -> None:
     """Write the store's resources, and your own, as files for `pawl apply`.
 
-    Secrets are written as names.
+    Only the names of secrets are written.
     """
     name = name or folder.absolute().name
     if not is_id(name):
@@ -90,7 +90,7 @@ async def apply_at_start(
 ) -> None:
     """Apply the set in PAWL_APPLY to a suite that has just started, and print the changes and errors.
 
-    `report` gets the problem of each attempt; empty if there is none.
+    `report` is called with the problem of each attempt; empty if there is none.
     """
     if options.apply is not None:
         printed = set[str]()
@@ -103,7 +103,7 @@ async def apply_at_start(
 async def _until_applied(
     options: SuiteOptions, asked: ApplyOptions, report: Callable[[str], None]
 ) -> AsyncIterator[str]:
-    """Apply a set, and yield the lines to print. Retries while the suite lacks what the files name."""
+    """Apply a set, and yield the lines to print. Retries while the suite lacks something that the files refer to."""
     clock = asyncio.get_running_loop().time
     end = clock() + WAIT_SECONDS
     while True:

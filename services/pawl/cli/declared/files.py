@@ -1,4 +1,4 @@
-"""Reads and writes files that declare resources. Errors name the file and the line."""
+"""Reads and writes files that declare resources. Errors include the file and the line."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _UNKNOWN_FIELD: Final = re.compile(r'Message type "\S+" has (no field named "[^"
 # The names and indexes in a path.
 PARTS: Final = re.compile(r"[^.\[\]]+")
 _INTEGERS: Final = (FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_UINT64)
-# Maps of values by name, each next to a map of secrets' names.
+# Maps of values by name, each with a corresponding map of secret names.
 _VALUE_MAPS: Final = {"headers": "secret_headers", "environment": "secret_environment"}
 _SECRET_NAME: Final = re.compile(r"auth|cookie|credential|key\b|passw|secret|token", re.IGNORECASE)
 _SECRET_VALUE: Final = re.compile(
     r"(bearer\s+|whsec_|sk-)\S{8,}|[a-z]+://[^/@\s]*:[^/@\s]+@.*", re.IGNORECASE | re.DOTALL
 )
 
-# A place in a document: names and indexes.
+# A position in a document: names and indexes.
 _Path: TypeAlias = tuple[str | int, ...]
 
 
@@ -59,7 +59,7 @@ class Asked:
     lines: Mapping[_Path, int]
 
     def problem(self, text: str, field: str = "") -> str:
-        """Return an error with the file, and the line of the deepest field that the text or `field` names."""
+        """Return an error with the file, and the line of the deepest field mentioned in the text or `field`."""
         return f"{self.file}:{_line(self.lines, f'{text} {field}')}: {text}"
 
     def faults(self, found: Iterable[tuple[str, str]]) -> list[str]:
@@ -124,7 +124,7 @@ def to_yaml(kind: str, definition: Message | Mapping[str, Any], comments: Sequen
 
 
 def without_secrets(name: str, definition: Any) -> list[str]:
-    """Replace values that look like secrets by the names of secrets. Return these names."""
+    """Replace values that look like secrets with names of secrets. Return the names."""
     made: list[str] = []
     if not isinstance(definition, Message):
         return made
@@ -274,7 +274,7 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _lines(node: yaml.Node, place: _Path) -> Iterator[tuple[_Path, int]]:
-    """Yield the line of each place in a document."""
+    """Yield the line of each position in a document."""
     yield place, node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:

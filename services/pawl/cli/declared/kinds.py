@@ -19,7 +19,7 @@ from pawl.event.v1.workflow_pb2 import WorkflowFault, WorkflowVersion
 from pawl.notify.v1 import channel_pb2, notify_pb2
 from pawl.tool.v1 import rule_pb2, source_pb2
 
-# A warning that passes when a worker or source offers the tool.
+# A warning that disappears once a worker or source offers the tool.
 NO_TOOL: Final = "matches no available tool"
 _EMAIL_AFTER_SECONDS: Final = 600
 _SCOPES: Final = (rule_pb2.RULE_SCOPE_USER, rule_pb2.RULE_SCOPE_STORE, rule_pb2.RULE_SCOPE_AGENT)
@@ -32,7 +32,7 @@ _RULE_OUTPUTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A resource as the servers have it, or would save it. `comments` are part of it: an agent's selected tools."""
+    """A resource as stored on the servers, or as they would save it. `comments` include an agent's selected tools."""
 
     definition: Any
     comments: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class _Agents:
         await ask(target, agents_pb2.DeleteAgentRequest(name=name))
 
 
-class Faulty(Exception):  # it carries faults, each an error of its own
+class Faulty(Exception):  # It carries several faults, each of which is an error.
     """A definition has faults: paths and messages."""
 
     def __init__(self, faults: Iterable[WorkflowFault]) -> None:
@@ -275,7 +275,7 @@ DRAFTS: Final[Mapping[str, Kind]] = {"agent": _Agents(drafts=True)}
 
 
 def references(key: Key, definition: Any) -> set[Key]:
-    """Return the agents, sources and workflows that a definition names."""
+    """Return the agents, sources and workflows that a definition refers to."""
     sources, agents, workflows = set[str](), set[str](), set[str]()
     match key.kind:
         case "agent":
@@ -294,7 +294,7 @@ def references(key: Key, definition: Any) -> set[Key]:
 
 
 def _named_by_nodes(value: Any) -> Iterator[Key]:
-    """Yield the resources that a workflow's nodes name. A tool name can also name a workflow."""
+    """Yield the resources that a workflow's nodes refer to. A tool name can also refer to a workflow."""
     if isinstance(value, dict):
         for field, each in value.items():
             if isinstance(each, str) and field in {"agent", "workflow"}:
@@ -310,9 +310,9 @@ def _named_by_nodes(value: Any) -> Iterator[Key]:
 
 
 def without(key: Key, definition: Any, later: Collection[Key]) -> Any:
-    """Return a definition that servers can validate before the resources in `later` exist. It does not name them.
+    """Return a definition that servers can validate before the resources in `later` exist. It does not refer to them.
 
-    A workflow is unchanged: each of its faults names a resource.
+    A workflow is unchanged: each of its faults refers to a resource.
     """
     if not later or key.kind == "workflow":
         return definition

@@ -1,4 +1,4 @@
-"""Decides what `pawl apply` does: who owns what, in which order, and which steps follow."""
+"""Decides what `pawl apply` does: ownership, order and steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One change. `claims` is whether to write the declaration, whose current version is `version`, before it."""
+    """One change. If `claims` is set, write the declaration, whose current version is `version`, first."""
 
     action: Action
     key: Key

@@ -12,7 +12,7 @@ from pawl.gateway.agui.events import Json
 from pawl.gateway.services import PUBLIC, Metadata, Services, write
 
 _WATCH: Final = "pawl.agent.v1.ConversationService/WatchConversation"
-# Of runs that ended between two watches, those with nothing to show.
+# Runs that ended between two watches and have nothing to show.
 _EMPTY: Final = frozenset({run_pb2.RUN_STATE_CANCELLED, run_pb2.RUN_STATE_EXPIRED})
 
 
@@ -22,7 +22,7 @@ async def changes(
     """Yield each run of a conversation that no AG-UI request started, once it has started, and each change to a job.
 
     The watch is closed while the caller streams a run, and continues after it at the same position. The caller keeps
-    the last seq of each run that it has streamed in `shown`. A run that waited is yielded again when it continues.
+    the last seq of each run that it has streamed in `shown`. A waiting run is yielded again when it continues.
 
     Raises:
         PawlError: The watch failed, for example because the conversation was erased.

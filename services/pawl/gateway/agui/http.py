@@ -80,7 +80,7 @@ async def run(callers: Callers, services: Services, streams: Streams, bytes_max:
 
 
 async def cancel(callers: Callers, services: Services, bytes_max: int, request: Request) -> Response:
-    """Handle `POST /agui/cancel`: stop a thread's open run or job, and respond as CancelRun or StopJob does."""
+    """Handle `POST /agui/cancel`: stop a thread's open run or job, and respond like CancelRun or StopJob."""
     metadata = callers.bearer(request)
     stop = agui_input.read_stop(await read_json(request, bytes_max))
     thread = _Thread(services, metadata, Input(thread_id=stop.thread_id, run_id=stop.run_id, messages=[]))
@@ -116,7 +116,7 @@ class _Thread:
 
         Raises:
             InvalidField, CallNotFound, DigestMismatch: The answers do not match the open interrupts; nothing was done.
-            ConversationBusy: The request has a new message, but a run waits for answers; nothing was done.
+            ConversationBusy: The request has a new message, but a run is waiting for answers; nothing was done.
             PawlError: An error from the services.
         """
         found, message = self._found, self._found.message
@@ -144,7 +144,7 @@ class _Thread:
         return run
 
     async def events(self, plan: _Plan) -> AsyncGenerator[Json, None]:
-        """Yield events until the run ends, or waits for the front end or the user."""
+        """Yield events until the run ends, or is waiting for the front end or the user."""
         for event in self._first_events(plan):
             yield event
         if not plan.run:
@@ -193,7 +193,7 @@ class _Thread:
     async def follow(self) -> AsyncGenerator[Json, None]:
         """Yield a snapshot, then each turn that no AG-UI request starts, as an AG-UI run of its own. Does not end.
 
-        A change of a job between turns is an AG-UI run that has only the job's activity.
+        If a job changes between turns, the change is an AG-UI run that contains only the job's activity.
         """
         found, plan = self._found, _Plan({})
         for event in self._first_events(plan):

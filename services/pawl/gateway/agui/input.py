@@ -250,7 +250,7 @@ def interrupts(run: Json) -> list[Json]:
         for call in run.get("pendingCalls", ())
         if call.get("state") in {"CALL_STATE_AWAITING_APPROVAL", "CALL_STATE_ASKED"}
     ]
-    # The run was topped up. If that is not enough, its worker asks again.
+    # The run was topped up. If that is not enough, its worker will ask again.
     is_topped_up = run.get("waiting", {}).get("reason") == "WAIT_REASON_WORKER"
     if "WAIT_KIND_BUDGET" in run.get("waits", ()) and not is_topped_up:
         needed = int(run.get("tokensNeeded", "0"))
@@ -405,7 +405,7 @@ def _answer(call: Json, each: Resume) -> str:
 
 
 def outcome(found: Input, run: Json, done: Collection[str] = ()) -> Json | None:
-    """Return an AG-UI run's final event if the run has ended or waits for input; otherwise None.
+    """Return an AG-UI run's final event if the run has ended or is waiting for input; otherwise None.
 
     `done` holds the interrupts and calls that were just answered.
     """

@@ -39,7 +39,7 @@ async def deliver(calls_of_store: CallsOfStore, request: Request) -> Response:
         raise TriggerNotFound
     headers = joined(request.headers.items())
     body = await read_body(request, BODY_BYTES_MAX)
-    # If the sender does not send event ids, the same body is the same event.
+    # If the sender does not send event ids, the same body counts as the same event.
     request_id = f"hook_{hashlib.sha256(trigger_id.encode() + body).hexdigest()[:40]}"
     event = DeliverWebhookRequest(trigger_id=trigger_id, headers=headers, body=body, request_id=request_id)
     delivered = write(await call(DELIVER_WEBHOOK, event))

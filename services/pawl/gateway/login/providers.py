@@ -35,7 +35,7 @@ class Endpoints(Description, frozen=True):
     authorization_endpoint: _Url
     token_endpoint: _Url
     revocation_endpoint: _Url = ""
-    # True if the provider's responses name the issuer (RFC 9207).
+    # True if the provider's responses include the issuer (RFC 9207).
     authorization_response_iss_parameter_supported: bool = False
 
 

@@ -130,7 +130,7 @@ def bearer(authorization: str | None) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a `Host` header names this machine."""
+    """Return whether a `Host` header refers to this machine."""
     name = host_name(host)
     if name == "localhost":
         return True

@@ -38,9 +38,9 @@ from pawl.gateway.web.answers import error_json, read_json
 
 # gRPC streams per browser stream.
 WATCHED_MAX: Final = 16
-# A stream of this age ends, so that the client reconnects and its credential is checked again.
+# Maximum age of a stream. Then it ends, so that the client reconnects and its credential is checked again.
 STREAM_SECONDS_MAX: Final = 3600.0
-# For sources without heartbeats of their own. Services send theirs more often, and proxies allow 60 s of silence.
+# For sources without their own heartbeats. Services send theirs more often, and proxies allow 60 s of silence.
 HEARTBEAT_SECONDS: Final = 35.0
 _BYTES_MAX: Final = 64 * 1024
 _LOOKUP_SECONDS: Final = 15.0
@@ -143,7 +143,7 @@ class Streams:
         Return False if the client disconnects first.
         """
         if self._ending is None:
-            # One task for all streams, outside any stream's context.
+            # One task for all streams, outside of any stream's context.
             self._ending = asyncio.get_running_loop().create_task(self._end_all(), context=contextvars.Context())
         scope = asyncio.timeout(0 if self._closing.is_set() else STREAM_SECONDS_MAX)
         self._counters.streams.inc()

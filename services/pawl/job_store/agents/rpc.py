@@ -93,7 +93,7 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         if request.version > VERSION_MAX:
             raise AgentNotFound
         found = await self._agents.get(store_id, name, request.version)
-        # Every run that names no agent requests the default agent. Most stores have none, which is not an error.
+        # Runs that do not specify an agent request the default agent. Most stores have none, which is not an error.
         if found is None and (name != DEFAULT_AGENT or request.version):
             raise AgentNotFound
         return ledger.GetAgentResponse(agent=None if found is None else _message(found))

@@ -1,4 +1,4 @@
-"""Defines the rules for saving drafts of agents. `job_store.versions` has those for versions."""
+"""Defines the rules for saving drafts of agents. The rules for versions are in `job_store.versions`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AGENT: Final = Kind("agent", "delegates_to", AgentNotFound, AgentCycle)
 # Maximum number of drafts per user.
 DRAFTS_MAX: Final = 20
 
-# Returns a user's draft, given the store's agents by name, the user's drafts by name, and the time.
+# Returns a user's draft from the store's agents by name, the user's drafts by name, and the time.
 SaveDraft: TypeAlias = Callable[[Mapping[str, DefinitionRow], Mapping[str, VersionRow], datetime], VersionRow]
 
 
@@ -25,13 +25,13 @@ def drafted(
     agents: Mapping[str, DefinitionRow],
     drafts: Mapping[str, VersionRow],
 ) -> VersionRow:
-    """Return a user's draft once `asked` is saved: the existing draft if nothing has changed.
+    """Return the draft that results from saving `asked`: the existing draft if nothing has changed.
 
     `agents` has all the store's agents by name, and `drafts` has all the user's drafts. The delegations of a draft must
     be valid for an agent with its name.
 
     Raises:
-        AgentNotFound, AgentCycle: Same as for a version of an agent.
+        AgentNotFound, AgentCycle: Same as for agent versions.
         TooLarge: The user has too many drafts.
     """
     check_uses(AGENT, asked.name, delegates_to, agents)

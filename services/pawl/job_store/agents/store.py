@@ -16,7 +16,7 @@ from pawl.values import RunState, WaitKind
 # The statements are built only from constants in this module.
 # ruff: noqa: S608
 
-# Wake the runs that wait for the agent's daily quota, which may have been changed or removed.
+# Wake the runs waiting for the agent's daily quota, which may have been changed or removed.
 _WAKE: Final = f"""
 WITH waiting AS MATERIALIZED (
     SELECT store_id, run_id FROM job_store.runs

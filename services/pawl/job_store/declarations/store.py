@@ -52,7 +52,9 @@ class PostgresDeclarations(DatabaseAdapter):
         return [_message(row) for row in await self._database.fetch(_LIST, store_id, user_id)]
 
     async def put(self, store_id: StoreId, owner_id: str, asked: Declaration, by: UserId) -> Declaration:
-        """Create a declaration if its version is 0, otherwise change it. `owner_id` is empty for the store's own.
+        """Create a declaration if its version is 0, otherwise change it.
+
+        `owner_id` is empty if it belongs to the store.
 
         Raises:
             Conflict: The version is not the current one.

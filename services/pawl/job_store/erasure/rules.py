@@ -47,7 +47,7 @@ def part_of(credential_id: str) -> Part:
     """Return the part that the calling service performs.
 
     Raises:
-        PermissionDenied: The service has no part in erasures.
+        PermissionDenied: The service does not participate in erasures.
     """
     if credential_id not in OF_SERVICES:
         raise PermissionDenied

@@ -90,7 +90,8 @@ def _governor() -> Principal:
     """Return the caller, if it may manage keys.
 
     Raises:
-        PermissionDenied: The caller is a delegate that may not decide, but could give itself that right with a new key.
+        PermissionDenied: The caller is a delegate without the right to decide, which it could give itself with a new
+            key.
     """
     principal = current_principal()
     if not principal.decides:

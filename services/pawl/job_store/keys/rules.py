@@ -39,8 +39,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
     A key without roles may decide on its own calls.
 
-    `maker_user_ids` lists the users who created the key or any key in the chain that led to it: each may know a secret
-    in that chain. Keys created by the deployment or the local key start a new chain.
+    `maker_user_ids` lists the users who created the key or any key in the chain that led to it, each of whom may know a
+    secret in that chain. Keys created by the deployment or the local key start a new chain.
     """
 
     key_id: KeyId = KeyId("")
@@ -73,7 +73,7 @@ def makers(governor: Principal) -> frozenset[UserId]:
 
 
 def governed_store(governor: Principal, named: str) -> StoreId:
-    """Return the store whose keys are requested, by default the caller's.
+    """Return the store whose keys are requested; the default is the caller's store.
 
     Raises:
         PermissionDenied: The caller does not manage the store's keys.
@@ -90,7 +90,7 @@ def governed_store(governor: Principal, named: str) -> StoreId:
 def new_key(governor: Principal, asked: Key, *, key_id: KeyId, now: datetime) -> Key:
     """Return the key that a caller requests.
 
-    `check_new` must still accept it.
+    The caller must also run `check_new`.
 
     Raises:
         PermissionDenied: The caller may not create the key.
@@ -121,7 +121,7 @@ def new_key(governor: Principal, asked: Key, *, key_id: KeyId, now: datetime) ->
 
 
 def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
-    """Check that a store with this many live and retained keys may have another key.
+    """Check that a store with this many live and retained keys may have one more.
 
     Raises:
         InvalidField: The store has too many live keys, or the new key has already expired.
@@ -173,7 +173,7 @@ def _check_meaning(asked: Key, store_id: StoreId) -> None:
         wrong = (
             "deployment keys have no store and are created with a deployment key (first: `pawl keys bootstrap`)"
             if Role.DEPLOYMENT in asked.roles
-            else "store_id is required: name the key's store (`pawl keys create --in-store`)"
+            else "store_id is required: specify the key's store (`pawl keys create --in-store`)"
         )
         raise InvalidField(wrong, field="key.store_id")
     if asked.decides_for_users and Role.DELEGATE not in asked.roles:
@@ -189,7 +189,7 @@ def _check_may_give(governor: Principal, roles: AbstractSet[str]) -> None:
         raise PermissionDenied("a key without roles may decide on its own calls: give it a role, such as member")
     if beyond := sorted(roles - governor.roles - _ANYBODY_GIVES):
         raise PermissionDenied(
-            f"you cannot create a key with roles that you do not have: {', '.join(beyond):.200}; a deployment key can"
+            f"you cannot create a key with roles that you do not have: {', '.join(beyond):.200}. Use a deployment key"
         )
 
 
@@ -217,7 +217,7 @@ class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Principal | None = None) -> KeyEvent:
-    """Return the event for an action on `key`. `governor` is None if the action used direct database access."""
+    """Return the event for an action on `key`. `governor` is None for actions through direct database access."""
     event = KeyEvent(
         time=time,
         kind=kind,
@@ -239,7 +239,7 @@ def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Principa
 
 
 def visible_store(governor: Principal, named: str) -> StoreId | None:
-    """Return the store whose events are requested: by default the caller's, or None (all) for the deployment.
+    """Return the store whose events are requested. The default is the caller's store, or None (all) for the deployment.
 
     Raises:
         PermissionDenied: The caller does not manage the store's keys.

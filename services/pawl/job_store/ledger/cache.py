@@ -18,7 +18,7 @@ RUN_BYTES_MAX: Final = 1024 * 1024
 
 
 class RunCache:
-    """Holds up to `RUNS_MAX` runs and `BYTES_MAX` bytes. The least recently used ones are dropped."""
+    """Holds up to `RUNS_MAX` runs and `BYTES_MAX` bytes. Evicts the least recently used."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -59,11 +59,11 @@ class RunCache:
             self._bytes -= cached.size_bytes
 
     def note_time(self, time: datetime) -> None:
-        """Note the database's time, which has just been read."""
+        """Record the database's time, which has just been read."""
         self._time, self._time_at = time, self._monotonic()
 
     def now(self) -> datetime | None:
-        """Return the database's time, at most slightly late; None if it was not read recently."""
+        """Return an estimate of the database's time, which may be slightly late; None if it was not read recently."""
         elapsed = self._monotonic() - self._time_at
         if self._time is None or elapsed > ESTIMATE_SECONDS_MAX:
             return None

@@ -36,13 +36,13 @@ class Forks:
     async def fork(self, asked: ForkConversation, *, size_bytes: int) -> ConversationRow:
         """Fork a conversation.
 
-        `asked` has no path yet. Its number is 0 to fork at the last possible point.
+        `asked` has no path yet. If its number is 0, the conversation is forked at the last possible point.
 
         Idempotent by request id.
 
         Raises:
             ConversationNotFound: The user has no such conversation.
-            ForkPointOpen: The conversation cannot be forked at that point. The error names possible points.
+            ForkPointOpen: The conversation cannot be forked at that point. The error lists possible points.
             PastTooLong: The conversation is the result of too many forks in a row.
             RequestIdReused: The request id was used with a different payload.
         """

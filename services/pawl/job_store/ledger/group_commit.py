@@ -5,8 +5,8 @@ for more. Under load a second group is written in parallel, so that a slow disk 
 load it is not, because small groups cost nearly as much as large ones. Rows are locked in the database, so any number
 of replicas can do this concurrently.
 
-Operations that users wait for are written before the runs' own work, but each group has room for both. Within a lane
-the stores take turns, so that a busy store delays only itself.
+Operations that users wait for are written before the runs' own work, but each group has room for both. Within a lane,
+stores take turns, so that a busy store delays only itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pawl.server.rpc.fairness import FairQueue
 
 T = TypeVar("T")
 
-# If users wait for operations of a group, room for this many work-lane operations is reserved, and no more are added.
+# If users are waiting for operations of a group, it has exactly this much room for work-lane operations.
 WORK_MAX: Final = 32
 
 
@@ -88,8 +88,8 @@ GROUP_BYTES_MAX: Final = 8 * 1024 * 1024
 # Maximum number of waiting operations; more are refused with OVERLOADED.
 WAITING_MAX: Final = 10_000
 
-# For each writer: the number of waiting operations, and of those that users wait for, at which it starts to write. A
-# second writer helps only under load.
+# For each writer: the number of waiting operations, and of those that users are waiting for, at which it starts to
+# write. A second writer helps only under load.
 _GROUP_MIN: Final = ((1, 1), (32, 8))
 _ATTEMPTS_MAX: Final = 8
 # A group costs nearly the same whatever its size. So if operations arrive concurrently, a writer waits briefly for more
@@ -157,8 +157,8 @@ class GroupCommit:
     ) -> T:
         """Return the result of an operation once it is durable.
 
-        Operations without a store take turns with the stores' operations. Cancelling the caller does not undo an
-        accepted operation.
+        Operations without a store are queued as if they belonged to one more store. Cancelling the caller does not undo
+        an accepted operation.
 
         Raises:
             PawlError: The operation was refused and had no effect.
@@ -190,7 +190,7 @@ class GroupCommit:
                 await self._arrived.wait()
 
     async def _write_and_answer(self, group: Sequence[_Waiting]) -> None:
-        """Write a group and answer all its callers, even after errors: a writer that stops leaves callers waiting."""
+        """Write a group and answer all its callers, even after errors: otherwise callers would wait forever."""
         try:
             await self._write(group)
         except Exception as error:  # noqa: BLE001  # see above
@@ -276,7 +276,7 @@ class GroupCommit:
 
 
 def _weight(waiting: _Waiting) -> int:
-    """Return the size that an operation counts as within a group; 0 if its caller was cancelled."""
+    """Return the size of an operation within its group; 0 if its caller was cancelled."""
     return 0 if waiting.answer.done() else max(1, waiting.size_bytes)
 
 

@@ -9,9 +9,11 @@ from pawl.chassis.ids import ClientId, CommandId, RunId, RunKey, SessionId, Stor
 from pawl.chassis.process import logs
 from pawl.chassis.rpc.parts import in_parts
 from pawl.errors import PawlError
+from pawl.event.v1 import run_pb2
+from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.forks import Forks
 from pawl.job_store.ledger.group_commit import GroupCommit, Lane
-from pawl.job_store.ledger.ports import Limits, Ports
+from pawl.job_store.ledger.ports import Limits, LimitsOf, Ports
 from pawl.job_store.ledger.rpc.messages import LOST
 from pawl.job_store.ledger.rules.attention import Quarantine, ReportCrash
 from pawl.job_store.ledger.rules.command import Cancel, Send
@@ -25,7 +27,7 @@ from pawl.values import StopCause
 _CALLS_PER_OPERATION: Final = 200
 _RUNS_PER_OPERATION: Final = 50
 _DOOMED_MAX: Final = 1000
-# Size as which an operation on many rows counts within a group.
+# Size of an operation on many rows within its group.
 _SWEEP_BYTES: Final = 64 * 1024
 
 T = TypeVar("T")
@@ -34,9 +36,16 @@ _log = logs.get_logger(__name__)
 
 
 class Ledger:
-    def __init__(self, ports: Ports, group_commit: GroupCommit, limits: Limits) -> None:
+    def __init__(
+        self,
+        ports: Ports,
+        group_commit: GroupCommit,
+        limits: Limits,
+        limits_of: LimitsOf | None = None,
+    ) -> None:
         self.group_commit = group_commit
         self.limits = limits
+        self.limits_of = limits_of or (lambda _: limits)
         self.leases = ports.leases
         self.meter = ports.meter
         self.reads = ports.reads
@@ -48,7 +57,7 @@ class Ledger:
 
     async def release_worker(self, worker_id: WorkerId) -> int:
         released = await self.leases.release(worker_id)
-        # Even if nothing was released: the worker may have been the only one that knew when a parked run is due.
+        # Even if nothing was released: only that worker may have known when a parked run is due.
         await self._announcer.work_ready()
         return released
 
@@ -64,19 +73,27 @@ class Ledger:
         for job in changed.background.open_jobs if update.ends_writing else ():
             if job.user_id == changed.user_id:
                 continue
-            cancel = Send(
-                run=RunKey(update.store_id, job.run_id),
-                user_id=job.user_id,
-                command_id=CommandId(f"unshare_{job.run_id}"),
-                fingerprint=b"",
-                command=Cancel(cause=StopCause.USER),
-                payload=update.cancel,
-            )
-            await self.group_commit.run(cancel, size_bytes=len(update.cancel), store_id=update.store_id)
+            await self.cancel(RunKey(update.store_id, job.run_id), job.user_id, StopCause.USER)
         return changed
 
+    async def cancel(self, run: RunKey, user_id: UserId, cause: StopCause) -> None:
+        """Cancel a run for its user. Idempotent for each cause."""
+        payload = ledger_pb2.Command(
+            cancel=ledger_pb2.CancelCommand(cause=run_pb2.StopCause.Value(f"STOP_CAUSE_{cause.name}"))
+        ).SerializeToString()
+        send = Send(
+            run=run,
+            user_id=user_id,
+            # The dot keeps it apart from ids that users choose.
+            command_id=CommandId(f"{cause.name.lower()}.{run.run_id}"),
+            fingerprint=b"",
+            command=Cancel(cause=cause),
+            payload=payload,
+        )
+        await self.group_commit.run(send, size_bytes=len(payload), store_id=run.store_id)
+
     async def report_crash(self, run: RunKey, epoch: int) -> bool:
-        """Release the run, which its worker can neither run nor end; return whether it is now quarantined.
+        """Release a run that its worker can neither run nor end; return whether it is now quarantined.
 
         See `ReportCrash`.
         """

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from pawl.chassis.ids import CallKey, ClientId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.process.clock import Clock
@@ -14,6 +14,7 @@ from pawl.job_store.ledger.reading import ConversationReads, Leases, Page, Reads
 from pawl.job_store.ledger.rules import inbox
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.unit_of_work import Operation, Wakeup
+from pawl.values import Feature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +75,10 @@ class Announcer(Protocol):
         """Notify idle workers that a run has become claimable."""
 
     async def inboxes_changed(self, inboxes: Collection[tuple[StoreId, UserId]]) -> None:
-        """Notify watchers of these users' pending items to poll again."""
+        """Tell watchers of these users' pending items to poll again."""
 
     async def conversations_changed(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> None:
-        """Notify watchers of these conversations to read them again."""
+        """Tell watchers of these conversations to read them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEnd:
-    """The state of the lifecycle stream when it was polled.
+    """The state of the life-cycle stream when it was last polled.
 
     While `poll_number` is unchanged, only our own messages can have been added to the stream.
     """
@@ -120,7 +121,7 @@ class AttentionRepository(Protocol):
     async def listed(
         self, store_id: StoreId, *, run_id: RunId, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunView]:
-        """Return a store's runs that need an operator, the longest waiting first, with their calls in doubt.
+        """Return a store's runs that need an operator, longest waiting first, with their calls in doubt.
 
         If `run_id` is set, returns only that run. Starts after `after`.
 
@@ -131,15 +132,20 @@ class AttentionRepository(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a job store. A run that has crashed `crashes_max` workers is quarantined."""
+    """The limits of a job store, or of one store in it. A run that has crashed `crashes_max` workers is quarantined."""
 
     slots: SlotLimits
-    # Other runs on the same worker may have caused the first two crashes, so a worker holds at most one run that is on
-    # its third attempt.
+    # Other runs on the same worker may have caused the first two crashes, so a worker holds at most one run on its
+    # third attempt.
     crashes_max: int = 3
     queue_max: int = 100
     store_queue_max: int = 10_000
     inbox: inbox.Limits = inbox.LIMITS
+    # Features that are switched off.
+    off: frozenset[Feature] = frozenset()
+
+
+LimitsOf: TypeAlias = Callable[[StoreId], Limits]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,8 @@ class Claimed:
     """A run that a worker holds.
 
     `is_quiet` means that the run has just been claimed and no client holds any of its calls: it has not taken a step
-    yet, or was only waiting for a certain time. Only a claim, not a renewal, gives the conversation and the number of
-    its last message.
+    yet, or was only waiting for a point in time. The conversation and the number of its last message are set only by a
+    claim, not by a renewal.
     """
 
     store_id: StoreId
@@ -60,7 +60,7 @@ class RunView:
     """A run and its pending calls.
 
     `waits`, if set, includes those of its child runs. `active` has its other open calls, if read. `situations`, if
-    read, explains why the run makes no progress: its own situation first, then those of its descendants.
+    read, explains why the run is not making progress: its own situation first, then those of its descendants.
     """
 
     run: RunRow
@@ -71,7 +71,7 @@ class RunView:
 
 
 def view_of(situations: Sequence[Situation]) -> RunView:
-    """Return the view of the first run, with the open calls of all the runs. The others are its descendants."""
+    """Return the view of the first run, with the open calls of all the runs. The other runs are its descendants."""
     run = situations[0].run
     waits = {wait for each in situations for wait in each.run.waits}
     open_calls = [(each.run, call) for each in situations for call in each.calls]
@@ -86,7 +86,7 @@ def view_of(situations: Sequence[Situation]) -> RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFilter:
-    """A filter on pending items: those of one user or, if no user is given, all that approvers may see.
+    """A filter on pending items: those of one user or, without a user, all that approvers may see.
 
     Empty fields match all. States and a tool name match only calls. With `approves`, a user's calls include those that
     only approvers may decide on.
@@ -124,13 +124,13 @@ class RunFilter:
     stopped_by: CommandId = CommandId("")
 
 
-# Maximum number of notices that are loaded with a run. The rest follow once these have been entered.
+# Maximum number of notices that are loaded with a run. The rest are loaded once these have been entered.
 NOTICES_MAX: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingNotices:
-    """The first `NOTICES_MAX` pending notices for a run's user, each with its job and occasion.
+    """The first `NOTICES_MAX` pending notices for a run's user, each with its job and iteration.
 
     `open_jobs` is the number of the user's open jobs that report to the run's conversation, and `jobs_below` the number
     of those whose notices enter the run itself, if it is delegated.
@@ -210,8 +210,8 @@ class MessagePage(Page[MessageRow]):
 class ChangedRuns:
     """Versions of a user's runs in a conversation that have changed, oldest first, read at `time`.
 
-    The version of a run changes whenever the run, its calls, or the runs that execute its calls change. It is empty if
-    one of these runs waits to be claimed, because its reasons depend on other runs.
+    The version of a run changes whenever the run, its calls, or the runs that execute its calls change. It is empty
+    while one of these runs is waiting to be claimed, because its reasons depend on other runs.
 
     `open_run_ids` and `conversation_ids` are those of all the user's open runs, even if they have not changed.
     """
@@ -243,7 +243,7 @@ class DueTimes(Protocol):
     """The times from which runs may be claimed, by the database's clock."""
 
     async def times(self) -> tuple[datetime, datetime]:
-        """Return the database's time, and the latest time that its clock has shown, to within five seconds.
+        """Return the database's time, and the latest time that its clock has ever shown, accurate to five seconds.
 
         If the second time is later, the clock went back, and no replica has called `bring_forward` since then.
         """
@@ -288,7 +288,7 @@ class Reads(Protocol):
 
     Another user's data is reported as not found, like data that does not exist.
 
-    An empty `user_id` means that a service reads.
+    An empty `user_id` means that the reader is a service.
     """
 
     async def run(self, key: RunKey, user_id: UserId) -> RunView:
@@ -299,7 +299,7 @@ class Reads(Protocol):
         """
 
     async def loop_state(self, key: RunKey) -> bytes:
-        """Return the state that the run's owner stored with its last commit; empty before that.
+        """Return the state that the run's owner stored with its last commit; empty before the first.
 
         Raises:
             RunNotFound: No such run.
@@ -367,12 +367,12 @@ class Reads(Protocol):
     async def pending(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[CallRow]:
-        """Return the calls that wait for a user or client, oldest first, starting after `after`."""
+        """Return the calls waiting for a user or client, oldest first, starting after `after`."""
 
     async def short_of_tokens(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunRow]:
-        """Return the runs that wait for tokens, oldest first, starting after `after`."""
+        """Return the runs waiting for tokens, oldest first, starting after `after`."""
 
     async def messages(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int
@@ -389,18 +389,19 @@ class Reads(Protocol):
     ) -> ChangedRuns:
         """Return the user's runs that have changed since a time; with `all_open`, also all open runs.
 
-        The runs are those in the conversation, jobs that report to it, and the child runs of both. Of ended runs, only
-        the newest 200 and the newest 100 jobs are considered. A run also counts as changed while it waits for a child.
+        The runs are those in the conversation, jobs that report to it, and the child runs of both. Only the newest 200
+        ended runs and the newest 100 ended jobs are considered. A run also counts as changed while it waits for a
+        child.
         """
 
     async def versions(self, keys: Sequence[ConversationKey]) -> Sequence[str]:
-        """Return a version of each conversation, which differs if it, its active run or a recent job has changed.
+        """Return a version of each conversation, which changes with the conversation, its active run and recent jobs.
 
         A version is empty if the conversation does not exist.
         """
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
-        """Return a run's events after a seq: at most `events_max`, and about 1 MiB, but at least one if there is any.
+        """Return a run's events after a seq: at most `events_max` and about 1 MiB, but at least one if there are any.
 
         Removed events are returned as a gap, with the events that follow it.
 
@@ -438,7 +439,7 @@ class ConversationReads(Protocol):
     ) -> Page[ConversationRow]:
         """Return conversations that users started, the most recently changed first, starting before `before`.
 
-        A search for a very common word does not check all matches.
+        A search for a very common word may miss matches.
         """
 
     async def segments(self, conversation: ConversationRow) -> tuple[Segment, ...]:

@@ -29,7 +29,7 @@ from pawl.server.db.database import Connection, Database, affected
 _NO_HURRY: Final = "SET LOCAL synchronous_commit = off"
 _RELAY_LOCK: Final = "SELECT pg_try_advisory_xact_lock(hashtext('job_store.outbox'))"
 _WAIT_FOR_RELAY: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.outbox'))"
-# A row of the log comes with the first of its events only.
+# A row of the log is returned only with the first of its events.
 _OUTBOX: Final = """
 SELECT o.id, o.store_id, o.run_id, o.seq, o.event_id, o.type, o.time, o.payload, e.first_seq, CASE
     WHEN e.last_seq IS DISTINCT FROM lag(e.last_seq) OVER (PARTITION BY o.store_id, o.run_id ORDER BY o.id)
@@ -93,7 +93,7 @@ class PostgresOutbox:
         self._recalled_poll_number = 0
 
     async def relay(self, stream: JetStreamLifecycle, *, events_max: int) -> int:
-        """Send the oldest events and mark those that were stored; return how many left the outbox.
+        """Send the oldest events and mark those that the stream has stored; return how many left the outbox.
 
         Returns 0 while another replica relays or the stream is unavailable; no event is lost.
         """
@@ -109,7 +109,7 @@ class PostgresOutbox:
                 await connection.execute(_NO_HURRY)
             records = await connection.fetch(_OUTBOX, events_max)
             payloads = _payloads(records)
-            # Events whose run has since been removed have nothing to send.
+            # For events whose run has since been removed, there is nothing to send.
             gone = [record["id"] for record in records if record["id"] not in payloads]
             present = (record for record in records if record["id"] in payloads)
             stored = await stream.send([_lifecycle(record, payloads[record["id"]]) for record in present])

@@ -92,7 +92,7 @@ class JetStreamLifecycle:
             part = events[start : start + _UNACKNOWLEDGED_MAX]
             if self._bus.connection_number != self._connection_number:
                 break
-            # They are sent in this order on one connection; only the acknowledgements are awaited together.
+            # They are sent in order on one connection; only the acknowledgements are awaited together.
             seqs = await asyncio.gather(*(self._send_one(event) for event in part))
             stored |= {event.outbox_id: seq for event, seq in zip(part, seqs, strict=True) if seq is not None}
             if None in seqs:
@@ -171,5 +171,5 @@ async def put_stream(jetstream: JetStreamContext, config: StreamConfig) -> Strea
         try:
             return await jetstream.add_stream(config)
         except BadRequestError:
-            # Another replica was faster.
+            # Another replica has created it first.
             return await jetstream.update_stream(config)

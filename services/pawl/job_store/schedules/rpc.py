@@ -17,7 +17,7 @@ from pawl.errors import InvalidField
 from pawl.event.v1 import schedule_pb2
 from pawl.job.v1 import schedules_pb2 as ledger
 from pawl.job.v1 import schedules_pb2_grpc
-from pawl.job_store.ledger.ports import Limits
+from pawl.job_store.ledger.ports import LimitsOf
 from pawl.job_store.ledger.rpc import operations
 from pawl.job_store.ledger.rpc.events import FIRE
 from pawl.job_store.ledger.rpc.messages import moment, optional_moment, timestamp
@@ -87,9 +87,9 @@ class ScheduleServicer:
 
 
 class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):
-    def __init__(self, schedules: Schedules, limits: Limits) -> None:
+    def __init__(self, schedules: Schedules, limits_of: LimitsOf) -> None:
         self._schedules = schedules
-        self._limits = limits
+        self._limits_of = limits_of
 
     async def GetDueSchedule(
         self, request: ledger.GetDueScheduleRequest, context: Context
@@ -122,7 +122,7 @@ class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):
                 last_run_id=RunId(check_id(due.last_run_id, "last_run_id", optional=True)),
                 expected_time=optional_moment(due, "expected_time", "due."),
                 next_time=optional_moment(due, "next_time", "due."),
-                submit=operations.submit(request.message, self._limits) if request.HasField("message") else None,
+                submit=operations.submit(request.message, self._limits_of) if request.HasField("message") else None,
                 refusal=request.refusal,
                 request_id=check_id(request.request_id, "request_id", optional=True),
                 backfill_time=optional_moment(request, "backfill_time"),

@@ -28,7 +28,7 @@ NEXT_TIMES: Final = 10
 FAILURES_MAX: Final = 10
 NOTE_BYTES_MAX: Final = 1000
 CLAIM_SECONDS: Final = 10.0
-# How often a firing that waits for the previous run is checked.
+# How often a firing waiting for the previous run is checked.
 POLL_SECONDS: Final = 1.0
 
 # Tab, line feed and carriage return are allowed.
@@ -109,7 +109,7 @@ class ScheduleRow(StarterRow, frozen=True, kw_only=True):
 
     Each change and each firing increments `generation`.
 
-    `waiting_time` is the scheduled time of the firing that waits for the previous run to end.
+    `waiting_time` is the scheduled time of the firing waiting for the previous run to end.
     """
 
     schedule_id: str
@@ -127,7 +127,7 @@ class ScheduleRow(StarterRow, frozen=True, kw_only=True):
         return tuple(islice(timing.due_times(self.definition, self.schedule_id, after), NEXT_TIMES))
 
 
-# Returns the changed schedule, given the current one (if any), the number of schedules that its user has, and the time.
+# Returns the changed schedule from the current one (if any), the number of schedules that its user has, and the time.
 Change: TypeAlias = Callable[[ScheduleRow | None, int, datetime], ScheduleRow]
 
 
@@ -142,7 +142,7 @@ class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
 def saved(row: ScheduleRow, asked: Definition, owner: Owner, now: datetime) -> ScheduleRow:
     """Return a schedule with a new definition or owner; unchanged if both are the same.
 
-    A firing that waits for the previous run is skipped.
+    A firing waiting for the previous run is skipped.
 
     A scheduled time that has not fired yet stays due, unless the timing changes.
     """
@@ -173,7 +173,7 @@ def marked_paused(row: StarterT, note: str, now: datetime, *, automatic: bool = 
 
 
 def resumed(row: ScheduleRow, owner: Owner, now: datetime) -> ScheduleRow:
-    """Return a resumed schedule, due again from now on. If it was not paused, it is only saved with `owner`."""
+    """Return a resumed schedule, due again from now on. If it was not paused, only its owner changes to `owner`."""
     return saved(row, row.definition, owner, now) if row.pause_time is None else _due_anew(unpaused(row, owner), now)
 
 
@@ -263,7 +263,7 @@ def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tupl
 
 
 def with_fire(row: StarterT, fire: FireRow) -> StarterT:
-    """Return a schedule or trigger with `fire` added. It replaces the entry that this firing had while it waited.
+    """Return a schedule or trigger with `fire` added. It replaces the firing's earlier entry, if it was waiting.
 
     The newest `FIRES_MAX` entries are kept. A waiting entry is kept even if it is older.
     """
@@ -296,7 +296,7 @@ def with_ending(row: StarterT, state: RunState | None) -> StarterT:
 
 
 def due_next(row: ScheduleRow, due: datetime | None, now: datetime) -> ScheduleRow:
-    """Return a schedule with its next scheduled time. If a firing waits, it is checked again within a second."""
+    """Return a schedule with its next scheduled time. If a firing is waiting, it is checked again within a second."""
     next_poll = now + timedelta(seconds=POLL_SECONDS) if row.waiting_time is not None else None
     times = [time for time in (due, next_poll) if time is not None]
     return replace(row, due_time=due, claim_at=min(times, default=None))

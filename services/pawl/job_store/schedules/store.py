@@ -17,7 +17,7 @@ from pawl.server.db.database import Database, read_each
 # The statements are built only from constants in this package.
 # ruff: noqa: S608
 
-# A schedule whose firing must still wait can be claimed again after POLL_SECONDS, others after CLAIM_SECONDS.
+# A schedule whose firing is still waiting can be claimed again after POLL_SECONDS, others after CLAIM_SECONDS.
 _CLAIM: Final = f"""
 WITH due AS MATERIALIZED (
     SELECT s.store_id, s.schedule_id, coalesce((
@@ -42,7 +42,7 @@ class PostgresSchedules(PostgresStarters[ScheduleRow]):
         super().__init__(database, tables.SCHEDULES, tables.SCHEDULES.read)
 
     async def claim(self, *, schedules_max: int) -> Sequence[ClaimedSchedule]:
-        """Claim schedules that are due or whose waiting firing may start. Those due longest come first."""
+        """Claim schedules that are due or whose waiting firing may start, the longest overdue first."""
         lease, poll = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=POLL_SECONDS)
         records = await self._database.fetch(_CLAIM, schedules_max, lease, poll)
         return read_each("schedule", records, _claimed, itemgetter("schedule_id"))

@@ -22,7 +22,7 @@ INTERVAL_SECONDS_MAX: Final = 366 * 86_400
 JITTER_SECONDS_MAX: Final = 3600
 CATCH_UP_SECONDS: Final = 3600
 CATCH_UP_SECONDS_MAX: Final = 86_400
-# Maximum number of missed scheduled times that are caught up.
+# Maximum number of missed scheduled times that are made up for.
 CAUGHT_UP_MAX: Final = 100
 
 # How far ahead to search for scheduled times. This bounds the search for rare days.
@@ -129,7 +129,7 @@ def past_times(timing: Timing, schedule_id: str, begin: datetime, end: datetime)
 
 
 def jitter(timing: Timing, schedule_id: str) -> timedelta:
-    """Return the delay that jitter adds to a schedule's times. It depends only on the id and `jitter_seconds`."""
+    """Return the jitter to add to a schedule's times. It depends only on the id and `jitter_seconds`."""
     share = int.from_bytes(hashlib.sha256(schedule_id.encode()).digest()[:8]) / 2**64
     return timedelta(seconds=int(share * timing.jitter_seconds))
 
@@ -137,11 +137,11 @@ def jitter(timing: Timing, schedule_id: str) -> timedelta:
 def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) -> datetime | None:
     """Return the scheduled time to fire after `due`; None if there is none.
 
-    Missed times that are too old to catch up, and all but the newest `CAUGHT_UP_MAX`, are skipped.
+    Missed times that are too old to make up for, and all but the newest `CAUGHT_UP_MAX`, are skipped.
     """
     first = max(due, caught_up_from(timing, now))
     most = CAUGHT_UP_MAX - (not is_missed(timing, due, now))
-    # Only the latest missed times are caught up, and they may be far back: widen the search until enough are found.
+    # Only the latest missed times are made up for, and they may be far back: widen the search until enough are found.
     span = CAUGHT_UP_MAX * timedelta(seconds=timing.interval_seconds or 60)
     while True:
         begin = max(first, now - span)
@@ -215,7 +215,7 @@ def _cron_times(timing: Timing, after: datetime, end: datetime) -> Iterator[date
         times = _Cron(f"{minute},{59 - only} {hour} {rest}", begin, end)
     for time in times:
         found = time.astimezone(UTC)
-        # Times of day that a clock change skips all map to the same moment, which counts once.
+        # All times of day skipped by a clock change map to the same moment, which counts once.
         if found > last and only in {None, time.minute}:
             last = found
             yield found

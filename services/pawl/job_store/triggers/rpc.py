@@ -16,7 +16,7 @@ from pawl.errors import InvalidField, TooLarge
 from pawl.event.v1 import trigger_pb2
 from pawl.job.v1 import triggers_pb2 as ledger
 from pawl.job.v1 import triggers_pb2_grpc
-from pawl.job_store.ledger.ports import Limits
+from pawl.job_store.ledger.ports import LimitsOf
 from pawl.job_store.ledger.rpc import operations
 from pawl.job_store.ledger.rpc.events import FIRE
 from pawl.job_store.ledger.rpc.messages import timestamp
@@ -97,9 +97,9 @@ class TriggerServicer:
 
 
 class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
-    def __init__(self, triggers: Triggers, limits: Limits) -> None:
+    def __init__(self, triggers: Triggers, limits_of: LimitsOf) -> None:
         self._triggers = triggers
-        self._limits = limits
+        self._limits_of = limits_of
 
     async def CheckWebhook(self, request: ledger.CheckWebhookRequest, context: Context) -> ledger.CheckWebhookResponse:
         store_id, trigger_id = check_id(request.store_id, "store_id"), check_id(request.trigger_id, "trigger_id")
@@ -162,7 +162,7 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
                 lane=event.lane if event.HasField("lane") else None,
                 data=event.data,
                 conversation_key=event.conversation_key,
-                submit=operations.submit(request.message, self._limits) if request.HasField("message") else None,
+                submit=operations.submit(request.message, self._limits_of) if request.HasField("message") else None,
                 refusal=request.refusal,
                 claimed=request.claimed,
                 mail=_POSITION.read(request.mail) if request.HasField("mail") else None,

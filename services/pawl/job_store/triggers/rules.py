@@ -187,8 +187,8 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
     """A lane of events that run one at a time, with the last event's run and the waiting event.
 
     `event_id` is empty if no event waits. With `awaits_run`, the event waits for that run to end; otherwise it waits
-    for a time. `first_time` is when the waiting event arrived or, if it has replaced others, when the first of these
-    arrived.
+    until a point in time. `first_time` is when the waiting event arrived or, if it has replaced others, when the first
+    of these arrived.
     """
 
     store_id: StoreId
@@ -212,7 +212,7 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
         return EventKey(self.store_id, self.trigger_id, self.event_id)
 
 
-# Returns the changed trigger, given the current one (if any), the number of triggers that its user has, and the time.
+# Returns the changed trigger from the current one (if any), the number of triggers that its user has, and the time.
 TriggerChange: TypeAlias = Callable[[TriggerRow | None, int, datetime], TriggerRow]
 
 
@@ -246,7 +246,9 @@ def _check_mailbox(asked: MailboxSource) -> None:
         "host": "" if _HOST.fullmatch(asked.host) else "must be a server's name or address",
         "port": "" if asked.port <= _PORT_MAX else f"must be at most {_PORT_MAX}",
         "username": "" if _NAME.fullmatch(asked.username) else "must be 1 to 256 printable ASCII characters",
-        "password_secret": "" if 1 <= len(asked.password_secret) <= SECRET_CHARACTERS_MAX else "must name a secret",
+        "password_secret": ""
+        if 1 <= len(asked.password_secret) <= SECRET_CHARACTERS_MAX
+        else "must be the name of a secret",
         "folder": "" if not asked.folder or _FOLDER.fullmatch(asked.folder) else "must be ASCII without quotes",
         "poll_seconds": "" if asked.poll_seconds in {0, *polled} else f"must be between {polled[0]} and {polled[-1]}",
         "authserv_id": "" if not asked.authserv_id or _TOKEN.fullmatch(asked.authserv_id) else "must name a server",
@@ -377,7 +379,7 @@ def saved(row: TriggerRow, asked: TriggerDefinition, owner: Owner) -> TriggerRow
 def resumed(row: TriggerRow, owner: Owner, now: datetime) -> TriggerRow:
     """Return a resumed trigger.
 
-    If it was not paused, it is only saved with `owner`.
+    If it was not paused, only its owner changes to `owner`.
 
     Raises:
         PermissionDenied: The trigger has a mailbox, and the owner is no longer an admin.

@@ -28,8 +28,8 @@ UPDATE job_store.triggers
 SET refused_count = refused_count + $3, refused_time = clock_timestamp(), refused_reason = $4
 WHERE store_id = $1 AND trigger_id = $2
 """
-# An event that waits for the previous run can be claimed again after POLL_SECONDS. Others, and events of paused
-# triggers, can be claimed again after CLAIM_SECONDS.
+# An event waiting for the previous run can be claimed again after POLL_SECONDS. Others, and events of paused triggers,
+# can be claimed again after CLAIM_SECONDS.
 _CLAIM: Final = f"""
 WITH due AS MATERIALIZED (
     SELECT l.store_id, l.trigger_id, l.lane, t.pause_time IS NOT NULL AS is_paused, l.awaits_run AND coalesce((

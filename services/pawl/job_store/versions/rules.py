@@ -21,7 +21,7 @@ VERSIONS_MAX: Final = 1000
 
 
 class Kind(NamedTuple):
-    """A kind of definition. `field` is the name of the field in which a definition refers to others of its kind."""
+    """A kind of definition. `field` is the name of the field that refers to other definitions of the same kind."""
 
     name: str
     field: str
@@ -50,7 +50,7 @@ class DefinitionRow(msgspec.Struct, frozen=True, kw_only=True):
     is_deleted: bool = False
 
 
-# Returns the newest version, given the store's definitions by name, the newest version so far (if any), and the time.
+# Returns the newest version from the store's definitions by name, the newest version so far (if any), and the time.
 Save: TypeAlias = Callable[[Mapping[str, DefinitionRow], VersionRow | None, datetime], VersionRow]
 
 
@@ -61,14 +61,14 @@ def saved(
     known: Mapping[str, DefinitionRow],
     newest: VersionRow | None,
 ) -> VersionRow:
-    """Return the newest version of a definition once `asked` is saved: `newest` itself if nothing has changed.
+    """Return the newest version of a definition after `asked` is saved: `newest` itself if nothing has changed.
 
     `known` has all the store's definitions of this kind by name. `newest` is this definition's newest version, even if
     the definition is deleted.
 
     Raises:
-        kind.not_found: It uses a definition that does not exist.
-        kind.cycle: It would use itself, directly or through others.
+        kind.not_found: It refers to a definition that does not exist.
+        kind.cycle: It would refer to itself, directly or through others.
         TooLarge: The store has too many definitions, or this one has too many versions.
     """
     own = known.get(asked.name)
@@ -100,9 +100,9 @@ def check_uses(kind: Kind, name: str, uses: tuple[str, ...], known: Mapping[str,
 
 
 def cycle_of(name: str, uses: tuple[str, ...], known: Mapping[str, DefinitionRow]) -> tuple[str, ...]:
-    """Return the cycle that would arise if a definition used these definitions; empty if there is none.
+    """Return the cycle that would arise if a definition referred to these definitions; empty if there is none.
 
-    Deleted definitions count, because recreating one restores its uses.
+    Deleted definitions count, because recreating one restores its references.
     """
     came_from: dict[str, str] = {}
     waiting = [(each, name) for each in reversed(uses)]

@@ -18,7 +18,7 @@ from pawl.server.db.database import Connection, Database, affected
 
 COLUMNS: Final = "store_id, name, version, content, create_time, create_user_id, create_credential_id"
 SIZE: Final = "octet_length(content)"
-# Changes to a store's definitions are serialised, because their uses of each other are checked as a whole.
+# Changes to a store's definitions are serialised, because their references to each other are checked together.
 LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.definitions'), hashtext($1))"
 _ALL: Final = """
 SELECT name, version, uses, delete_time IS NOT NULL AS is_deleted FROM job_store.definitions

@@ -25,7 +25,7 @@ _SETTLE_SECONDS: Final = 10.0
 _CANDIDATES: Final = 500
 # Other replicas may have added or released deliveries that are due before those known here.
 _SWEEP_SECONDS: Final = 5.0
-# Due deliveries that may not be sent yet are tried again after this time.
+# How long to wait before retrying due deliveries that may not be sent yet.
 _RETRY_SECONDS: Final = 1.0
 _GATHER_SECONDS: Final = 0.01
 _COUNT_SECONDS: Final = 15.0
@@ -80,7 +80,7 @@ class Deliveries:
                 pause = _RETRY_SECONDS
                 try:
                     if await self._start_due():
-                        # All slots that become free during this pause are filled with one query and one claim.
+                        # All slots that free up during this pause are filled with one query and one claim.
                         await asyncio.sleep(_GATHER_SECONDS)
                         continue
                     seconds = await self._queue.due_seconds()

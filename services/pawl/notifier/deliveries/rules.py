@@ -155,7 +155,7 @@ class Outcome:
 
 # Outcome for a channel whose API key was deleted. The channel is disabled.
 NOT_SENT: Final = Outcome(error=KEY_GONE, is_receivers=False)
-# Outcome of a lost attempt. It counts, so that a delivery that crashes every process eventually becomes dead.
+# Outcome of a lost attempt. It counts, so that a delivery that crashes every process is eventually given up.
 LOST: Final = Outcome(error="the notifier stopped during the attempt, or could not record its outcome")
 
 
@@ -260,7 +260,7 @@ def _obsolete_reason(due: Due) -> str:
     if due.is_read:
         return "it was read"
     if due.is_resolved:
-        return "the user is no longer needed"
+        return "the user's action is no longer needed"
     return "the run was watched" if due.is_watched else ""
 
 

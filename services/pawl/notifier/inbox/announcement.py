@@ -21,7 +21,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_APPROVAL: "your approval",
     run_pb2.WAIT_KIND_ANSWER: "your answer",
     run_pb2.WAIT_KIND_TOOL_RESULT: "a front end to run a tool",
-    run_pb2.WAIT_KIND_BUDGET: "more tokens: its budget has too few left",
+    run_pb2.WAIT_KIND_BUDGET: "more tokens: its budget is nearly used up",
     run_pb2.WAIT_KIND_AGENT_QUOTA: "the next day: its agent has used up today's tokens",
 }
 _NOT_NOTIFIED: Final = frozenset(

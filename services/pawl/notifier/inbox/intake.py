@@ -141,7 +141,7 @@ def read_event(subject: str, data: bytes) -> event_pb2.RunEvent:
     return event
 
 
-# How many times an event is delivered if the store refuses its values. Other failures are retried forever.
+# How often an event is delivered if the store refuses its values. Other failures are retried forever.
 ATTEMPTS_MAX: Final = 8
 
 _RETRY_SECONDS: Final = 1.0
@@ -213,7 +213,7 @@ class Intake:
             self._on_new(added)
 
     async def _postpone(self, message: Message, error: Exception) -> None:
-        """Retry an event that failed when handled alone. It is finally rejected only if its own values are at fault."""
+        """Retry an event that failed when handled alone. It is rejected only if its own values are at fault."""
         _log.warning("intake.event_failed", attempt=message.metadata.num_delivered, exc_info=error)
         if isinstance(error, PoisonEvent) and message.metadata.num_delivered >= ATTEMPTS_MAX:
             await self._reject(message)

@@ -61,8 +61,9 @@ async def _flushed(client: Client) -> None:
 class _Client(Client):
     """A NATS client that sends no plaintext if the URL has `tls://`, and always reports a lost connection.
 
-    nats-py trusts the server's greeting, which a man in the middle can forge, and would send the password in plaintext.
-    When a connection is lost, nats-py tries to send buffered data. If that fails, nats-py never reports the loss.
+    nats-py trusts the server's greeting, which a man in the middle can forge, and would then send the password in
+    plaintext. When a connection is lost, nats-py tries to send buffered data. If that fails, nats-py never reports the
+    loss.
     """
 
     async def _process_op_err(self, e: Exception) -> None:

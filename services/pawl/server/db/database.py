@@ -30,7 +30,7 @@ _ACQUIRE_TIMEOUT_SECONDS: Final = 4.0
 _RESERVED_PART: Final = 3
 _CLOSE_TIMEOUT_SECONDS: Final = 2.0
 
-# Every statement in Pawl looks rows up by an index, so one plan fits all arguments. By default the server would re-plan
+# Every statement in Pawl looks up rows by an index, so one plan fits all arguments. By default the server would re-plan
 # many statements each time, and keep plans made for empty tables.
 _PLANNING: Final = {
     "plan_cache_mode": "force_generic_plan",
@@ -77,7 +77,7 @@ class Database:
     """A pool of connections to PostgreSQL. An async context manager.
 
     Entering it waits up to `start_timeout_seconds` for the server. The server cancels a statement after
-    `statement_timeout_seconds`. Errors name `variable` as the source of the URL.
+    `statement_timeout_seconds`. Errors mention `variable` as the source of the URL.
     """
 
     def __init__(
@@ -134,13 +134,13 @@ class Database:
     async def acquire(self, *, urgent: bool = False) -> AsyncIterator[Connection]:
         """Lend a connection outside a transaction: each statement commits on its own.
 
-        The block should only talk to the database, because a TimeoutError or OSError raised in it counts as a database
-        error. A third of the connections is reserved for `urgent` work, so that keeping runs alive does not wait for
-        reads.
+        The block should only talk to the database, because any TimeoutError or OSError raised in it is reported as a
+        database error. A third of the connections are reserved for `urgent` work, so that renewing leases never waits
+        for reads.
 
         Raises:
-            DependencyUnavailable: The server is unreachable, unusable or stopped, or a statement timed out. A
-                statement in progress may or may not have been executed.
+            DependencyUnavailable: The server is unreachable, unusable or stopped, or a statement timed out. A statement
+                in progress may or may not have been executed.
         """
         kept = self._kept
         if kept is None:
@@ -254,7 +254,7 @@ class Database:
     def _cut(self) -> None:
         """Terminate the connections that are waiting for a frozen server."""
         for connection in self._held:
-            # An old connection whose user has not noticed the loss yet.
+            # An old connection whose user has not noticed yet that it is lost.
             with suppress(asyncpg.InterfaceError):
                 connection.terminate()
 

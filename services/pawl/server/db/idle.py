@@ -41,7 +41,7 @@ class IdleConnections:
     def __init__(self, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self._pool = pool
         self._idle: deque[tuple[PooledConnection, float]] = deque()
-        # The number of callers that wait for the pool.
+        # The number of callers waiting for the pool.
         self.waiting = 0
         self._uses = 0
         self._is_closed = False

@@ -127,7 +127,7 @@ async def look_up(host: str, port: int) -> Sequence[AddressInfo]:
     Raises:
         OSError: The lookup failed.
     """
-    # As bytes, which getaddrinfo does not encode again.
+    # Passed as bytes, which getaddrinfo does not encode again.
     loop, name = asyncio.get_running_loop(), host.encode("ascii")
     answer: asyncio.Future[Sequence[AddressInfo]] = loop.create_future()
 

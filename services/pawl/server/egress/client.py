@@ -192,7 +192,7 @@ class GuardedEgress:
         """Return the target of a URL and its addresses, for non-HTTP protocols that send a password.
 
         Raises:
-            EgressRefused: The deployment does not name the host, or the host must not be reached or receive secrets.
+            EgressRefused: The deployment does not list the host, or the host must not be reached or receive secrets.
         """
         target = read_target(url)
         rules_of(self._rules, store_id).check_named(target)
@@ -241,7 +241,7 @@ class GuardedEgress:
                 raise RequestFailed(f"more than {REDIRECTS_MAX} redirects, the last to {location[:200]}", was_sent=True)
             following = _join(target, location)
             if following.origin != target.origin:
-                # Permanently, even if a later redirect returns to the first origin: the caller did not choose it.
+                # This is permanent, even if a later redirect returns to the first origin: the caller did not choose it.
                 headers = {name: value for name, value in headers.items() if name.lower() in _FOR_ANY_ORIGIN}
             target = following
 

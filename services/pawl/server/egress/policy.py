@@ -30,7 +30,7 @@ _PORT: Final = re.compile(r"[0-9]{1,5}")
 _WHITE_OR_CONTROL: Final = re.compile(r"[\x00-\x20\x7f-\xa0\\]")
 # Characters of a target that are not percent-encoded. They include "%", because existing encodings are kept.
 _TARGET_SAFE: Final = "%/:@!$&'()*+,;=-._~?[]|^`{}"
-# The full stop of IDNA (RFC 3490, 3.1) that NFKC does not replace.
+# The IDNA full stop (RFC 3490, 3.1) that NFKC does not replace.
 _IDEOGRAPHIC_STOP: Final = "\u3002"
 
 
@@ -240,7 +240,7 @@ class EgressRules:
             raise EgressRefused(f"{target.authority} is not listed in PAWL_EGRESS_FILE")
 
     def _opens(self, target: Target) -> bool:
-        """Return whether an opening names the target. A host name inside an opened network does not count."""
+        """Return whether an opening lists the target. A host name inside an opened network does not count."""
         if any(opening.host == target.host and opening.port == target.port for opening in self.openings):
             return True
         address = target.address

@@ -98,7 +98,7 @@ class LoginFailures:
         self._lookups.discard(call)
 
     def note(self, source: str, metadata: Metadata, method: str, cause: BaseException | None = None) -> None:
-        """Count a failed login, and log it unless there were too many. `cause` is the cause of the login's error."""
+        """Count a failed login, and log it unless there were too many. `cause` is the cause of the error."""
         self.report()
         kind, key, key_id = kind_of(metadata), "", NO_KEY
         if kind == "unknown":

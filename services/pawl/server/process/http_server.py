@@ -241,7 +241,7 @@ class _Protocol(H11Protocol):
             self._check_later()
 
     def _unread_bytes(self) -> int:
-        """Return how much data waits here and in the kernel, which passes on megabytes before it accepts more."""
+        """Return how much data waits here and in the kernel, which buffers megabytes before it accepts more."""
         queued = bytes(4)
         with contextlib.suppress(OSError, ValueError):  # The socket was closed, or the system does not say.
             queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)

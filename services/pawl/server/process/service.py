@@ -275,9 +275,9 @@ class Service:
         public: bool = False,
         optional: bool = False,
     ) -> grpc.aio.Channel:
-        """Return a channel to another service. This service's health depends on whether it answers, unless `optional`.
+        """Return a channel to another service. This service's health depends on that service, unless `optional` is set.
 
-        Waits until that service answers, but not after the first three seconds of this process.
+        Waits until that service answers, but only during the first three seconds of this process.
 
         By default, the channel sends the service key. A `public` channel is for methods that users also call: each call
         has its own key, and errors are raised as the PawlError that the peer reported. With a certificate authority,
@@ -344,7 +344,7 @@ class Service:
             await stack.enter_async_context(self.health)
             internal = {"internal": server.internal_address} if server.internal_address else {}
             self._write_addresses({server.protocol: server.address, "metrics": http.address, **internal})
-            # Modules and other objects of the start never become garbage, so collections need not visit them.
+            # Modules and other objects created at start never become garbage, so collections need not visit them.
             gc.freeze()
             await stop.wait()
 

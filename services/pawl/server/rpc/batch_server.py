@@ -18,7 +18,7 @@ from pawl.chassis.rpc.parts import in_parts
 from pawl.errors import MethodNotFound, PawlError, TooLarge
 from pawl.server.rpc.interceptor import Interceptor, Method
 
-# No reply is added to a message of this size. A larger reply is sent alone.
+# Once a message has this size, no more replies are added. A larger reply is sent on its own.
 _MESSAGE_BYTES: Final = 1024 * 1024
 
 # Streaming handlers pause while this many bytes are unsent.
@@ -126,7 +126,7 @@ class _Stream:
     async def _write(self) -> None:
         while not self._ended or self._replies:
             await self._has_work.wait()
-            # Relayed calls are mostly idle, and their first output is urgent.
+            # Relayed calls are mostly idle, but their first output is urgent.
             if len(self._calls) - len(self._relays) + len(self._replies) >= GATHER_CALLS_MIN:
                 await asyncio.sleep(GATHER_SECONDS)
             self._has_work.clear()

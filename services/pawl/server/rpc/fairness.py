@@ -75,7 +75,7 @@ class FairSlots:
 
     def _leave(self, key: Hashable, ended: asyncio.Future[Any]) -> None:
         if not ended.cancelled():
-            ended.exception()  # Mark it as retrieved, in case no caller awaits it.
+            ended.exception()  # Mark the exception as retrieved, in case no caller awaits it.
         self._taken -= Counter((key,))
         self._released.set()
         self._released = asyncio.Event()

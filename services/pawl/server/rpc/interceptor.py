@@ -53,7 +53,7 @@ _UNKNOWN: Final = "unknown"
 _KEY_REPLACED: Final = "the key of this service was replaced: call again with the current one"
 # Requests of open methods are small and arrive together with the call.
 _ANONYMOUS_ARRIVING_MAX: Final = 8
-# Time left for sending the status after a handler's timeout.
+# Time reserved for sending the status after a handler's timeout.
 _DEADLINE_MARGIN_SECONDS: Final = 0.02
 
 T = TypeVar("T")
@@ -358,7 +358,7 @@ class Method:
                 source=source,
                 may_look_up=lambda: failures.start_lookup(call, source, metadata["authorization"]),
             )
-            # The gateway's key has no rights: each call that it relays has a credential of its own.
+            # The gateway's key has no rights: each call that it relays has its own credential.
             is_gateway = principal.credential_id == auth.GATEWAY.credential_id
             if principal.is_service and self.interceptor.certified_services and not is_gateway:
                 tls.check_service(principal.credential_id, context.auth_context())

@@ -30,7 +30,7 @@ _NOTICE_SECONDS: Final = 0.05
 # After the drain time, handlers have this long to clean up before they are cancelled.
 _CLEAN_UP_SECONDS: Final = 0.5
 _LIMITS: Final = Limits()
-# Calls on a connection beyond our limits, which are still being refused.
+# How many calls beyond our limits a connection may have while they are being refused.
 _REFUSED_MAX: Final = 1000
 
 _log = logs.get_logger(__name__)

@@ -3,8 +3,8 @@
 Entries hold digests of arguments and results, but never the arguments or results themselves. Each digest is keyed with
 the conversation's secret. Destroying the secret makes the digests meaningless but leaves the chain intact.
 
-An entry's hash covers its content, its number and the previous hash. Anyone who changes, removes, inserts or moves an
-entry must rebuild all later entries. Even a rebuilt chain is exposed by a chain head that was stored elsewhere.
+An entry's hash covers its content, its number and the previous hash. Changing, removing, inserting or moving an entry
+means rebuilding all later entries. Even a rebuilt chain is exposed by a chain head that was stored elsewhere.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Verifier:
         self.verified = Head()  # The last valid entry.
 
     def take(self, entry: AuditEntry) -> Problem | None:
-        """Check the next entry; return its problem, or None if it is valid."""
+        """Check the next entry; return the problem, or None if the entry is valid."""
         expected = self.verified.seq + 1
         if entry.seq != expected:
             return Problem(

@@ -77,7 +77,7 @@ def _shown(run: run_pb2.Run, now: float) -> dict[str, Any]:
 
 
 def state_of(run: run_pb2.Run) -> str:
-    """Return the name of a run's state, or AWAITING_APPROVAL or PAUSED if that is why the run waits."""
+    """Return the name of a run's state, or AWAITING_APPROVAL or PAUSED if that is why the run is waiting."""
     if run_pb2.WAIT_KIND_APPROVAL in run.waits:
         return "AWAITING_APPROVAL"
     if run_pb2.WAIT_KIND_PAUSED in run.waits:

@@ -60,7 +60,7 @@ def _matching(text: str, words: list[str]) -> dict[str, Any]:
     separator = separator_of(lines[0])
     if max(map(len, lines)) > _LINE_LENGTH_MAX:
         raise ToolError(f"the document {ADDRESS_BOOK} has a line with more than {_LINE_LENGTH_MAX} characters")
-    # Each line separately, so that a missing quote affects only one person.
+    # Parse each line separately, so that a missing quote affects only one person.
     columns, *rows = (next(csv.reader([line], delimiter=separator), []) for line in lines)
     columns = [column.strip().casefold() for column in columns]
     if not set(_REQUIRED) <= set(columns) or len(columns) > _COLUMNS_MAX:

@@ -81,7 +81,7 @@ class ArgumentsSchema:
     def size(self) -> int:
         """The estimated size in the cache, in bytes.
 
-        This includes the weight, because a compiled pattern may need much memory.
+        This includes the weight, because a compiled pattern may need a lot of memory.
         """
         return len(self.packed) + (int(_WEIGHT_BYTES * self.weight) if self.validator else 0)
 
@@ -113,7 +113,7 @@ class CatalogTool:
 
     @property
     def is_available(self) -> bool:
-        """Whether calls can be executed. Those for front ends, users and workflow runs need no runner here."""
+        """Whether calls can be executed. Calls to front-end, user and workflow tools need no runner here."""
         if self.loaded is not None or self.definition.context in {ExecutionContext.FRONTEND, ExecutionContext.HUMAN}:
             return True
         return self.in_force is not None and self.in_force.source == WORKFLOW
@@ -382,7 +382,7 @@ class Catalog:
             await self._repository.register(store_id, definition, replace=True, source=WORKFLOW)
 
     def own(self, store_id: StoreId, definition: ToolDefinition) -> CatalogTool:
-        """Return a tool that came with a run. Its definition was checked when the run started."""
+        """Return a tool that was sent with a run. Its definition was checked when the run started."""
         # Registered names never start with "@", so the keys cannot collide.
         key = (store_id, f"@{definition_hash(definition)}", 1)
         found = self._versions.get(key) or self._compiled(key, own_version(store_id, definition), None)

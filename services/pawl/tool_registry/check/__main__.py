@@ -34,12 +34,12 @@ WARNING: Final = "warning"
 
 def main(arguments: Sequence[str]) -> int:
     options = _read(arguments)
-    # This command prints problems as sentences, so logging is turned off.
+    # This command prints problems in plain text, so logging is turned off.
     log_setup.configure(service="tools", instance_id="check", level="critical", log_format="auto")
     sys.path.insert(0, str(Path.cwd()))
     entries = options.tools or module_names(os.environ.get("PAWL_TOOLS", ""))
     if not entries:
-        _complain("name a module, a package or a folder, or set PAWL_TOOLS")
+        _complain("specify a module, a package or a folder, or set PAWL_TOOLS")
         return _EXIT_IMPOSSIBLE
     modules = list(load_modules(entries))
     tools: dict[str, Tool[..., Any]] = {}

@@ -72,7 +72,7 @@ class AttemptParts:
     silent: dict[CallKey, asyncio.Task[None]] = field(default_factory=dict)
 
     def forget_silent(self, task: asyncio.Task[None]) -> None:
-        """Let the next attempt at a call start, because the silent attempt in `task` has ended."""
+        """Let the next attempt at a call start, because the stopped attempt in `task` has ended."""
         for key in [key for key, each in self.silent.items() if each is task]:
             del self.silent[key]
 
@@ -106,7 +106,7 @@ class Attempt:
         self.has_asked_journal = False
         # True if the tool was started, so it may have taken effect.
         self.has_run = False
-        # The end of the tool if its call already had another result.
+        # How the tool ended if its call already had another result.
         self.late_end: ExecutionResult | None = None
         # True if the outcome comes from the journal or another process.
         self.was_known = False
@@ -148,11 +148,11 @@ class Attempt:
         except Exception as error:  # noqa: BLE001  # errors of the tool are in the outcome; this one is internal
             if not self.outcome.done():
                 self.outcome.set_exception(error)
-                self.outcome.exception()  # Mark it as retrieved, in case the supervisor has left.
+                self.outcome.exception()  # Mark the exception as retrieved, in case the supervisor has exited.
 
     @property
     def _earlier(self) -> asyncio.Task[None] | None:
-        """The task of an earlier attempt that went silent but whose code is still running in this process, or None."""
+        """Return the task of an earlier attempt that stopped sending heartbeats but still runs here, or None."""
         found = self._parts.silent.get(self._job.key)
         return None if found is self.task or found is None or found.done() else found
 
@@ -330,7 +330,7 @@ class Attempt:
         if not kept:
             self._cancelled.set()
             raise Superseded(
-                "another execution of this call has started, or its conversation was erased; this execution stops"
+                "another execution of this call has started, or its conversation was erased; this one must stop"
             )
         self._has_saved = True
         self._execution.note_heartbeat()
@@ -364,7 +364,7 @@ class Attempt:
     async def _keep_token(self, token: str) -> None:
         key, completions = self._job.key, self._parts.completing.store
         if not await self._with_retry(lambda: completions.open(key, digest_of(token), self.completion_terms)):
-            raise Superseded("this call has ended, or another execution of it has started; this execution stops")
+            raise Superseded("this call has ended, or another execution of it has started; this one must stop")
 
     async def _with_retry(self, ask: Callable[[], Awaitable[T]]) -> T:
         return await self._parts.retry.until_answered(ask, call=self._job.context.call_id)
@@ -376,7 +376,7 @@ class Attempt:
         if value is None:
             raise SecretNotFound(f"no secret named {name!r} is configured")
         if len(value) >= _SECRET_CHARACTERS_MIN:
-            # Create a new set, because progress may be reading the old one in another thread.
+            # Create a new set, because a progress report may be reading the old one in another thread.
             self._secrets = self._secrets | {value}
             is_new = name not in self._secret_names
             self._secret_names |= {name}

@@ -20,11 +20,11 @@ from pawl.tool_registry.rules.execution import ENDS, ExecutionResult
 from pawl.tool_registry.rules.verdict import Verdict
 from pawl.values import ReadTimeouts
 
-# So short that a caller who is waiting for the whole answer does not notice it.
+# Short enough that a caller waiting for the whole answer does not notice it.
 _READ_SECONDS: Final = 0.05
 # The results must fit in both the message and the step that contain the answer.
 _READ_BYTES_MAX: Final = 256 * 1024
-# Maximum time to wait until a call's end has been written. The disk may be slow.
+# Maximum time to wait for a call's end to be written. The disk may be slow.
 _WRITE_SECONDS: Final = 10.0
 
 _NOT_WRITTEN: Final = "the end of a call cannot be recorded"

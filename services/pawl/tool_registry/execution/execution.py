@@ -64,7 +64,7 @@ class Execution:
 
     @property
     def is_abandoned(self) -> bool:
-        """True if the execution was cancelled because its callers left. A new caller needs a new execution."""
+        """True if the execution was cancelled because all its callers left. A new caller needs a new execution."""
         return self.cancelled.done() and self.cancelled.result() is CancelCause.CALLERS_GONE
 
     def seconds(self) -> float:
@@ -90,7 +90,7 @@ class Execution:
             self._news.set_result(None)
 
     def cancel(self, cause: CancelCause) -> None:
-        """Request the end of the execution. Only the first cause counts. Idempotent."""
+        """Request cancellation of the execution. Only the first cause counts. Idempotent."""
         if not self.cancelled.done():
             self.cancelled.set_result(cause)
 
@@ -101,7 +101,7 @@ class Execution:
     def fail(self, error: BaseException) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)
-            self.ended.exception()  # Mark it as retrieved, in case there are no callers.
+            self.ended.exception()  # Mark the exception as retrieved, in case there are no callers.
 
     async def watch(self) -> AsyncGenerator[Progress | ExecutionResult, None]:
         """Yield progress at most ten times per second, then the result or the tool's question.

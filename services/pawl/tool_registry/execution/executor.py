@@ -226,7 +226,7 @@ class Executor:
         return execution
 
     def _check_capacity(self) -> None:
-        """Check the limits. Executions that wait for users can take days, so they have their own limit.
+        """Check the limits. Executions waiting for users can take days, so they have their own limit.
 
         Raises:
             Overloaded: A limit is reached.
@@ -332,7 +332,7 @@ class Executor:
             if attempt.outcome.done() or execution.cancelled.done() or not dialogue.asked.done():
                 return left
             if not job.effect.is_journaled:
-                return left  # It runs again once the answer arrives.
+                return left  # The call runs again once the answer arrives.
             if dialogue.question is not None:
                 ask = partial(self._journal.ask, job.key, dialogue.question, dialogue.position)
                 await self._until_written(job, ask)

@@ -18,7 +18,7 @@ def digest_of(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionTerms:
-    """Data stored with a call for its completion. `draft` is the audit entry for its end, still without the outcome."""
+    """The data needed to complete a call. `draft` is the audit entry for its end, without the outcome."""
 
     draft: AuditDraft
     result_bytes_max: int

@@ -27,7 +27,7 @@ VALUES ($1, $2, $3, $4, $5) RETURNING {_COLUMNS}
 _NEWEST: Final = f"""
 SELECT {_COLUMNS} FROM tool_registry.memories WHERE {_OWNED} ORDER BY created_at DESC, memory_id LIMIT $4
 """  # noqa: S608  # constants only
-# Owners have few memories, so a scan is fast enough. A query without words has no matches.
+# Owners have few memories, so a scan is fast enough. A query without words matches nothing.
 _SEARCH: Final = f"""
 WITH asked AS MATERIALIZED (SELECT websearch_to_tsquery('simple', $5) AS query)
 SELECT {_COLUMNS} FROM tool_registry.memories, asked

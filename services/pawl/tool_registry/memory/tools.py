@@ -36,7 +36,7 @@ def memory_tools(repository: PostgresMemoryRepository) -> list[Tool[..., Any]]:
     ) -> dict[str, str]:
         """Keep a fact about the user for later conversations, such as a preference or a habit.
 
-        Not for secrets, nor for what a document or another tool already holds.
+        Do not use it for secrets, or for information that a document or another tool already has.
         """
         words = " ".join(text.split())
         if not words or not words.isprintable():
@@ -65,7 +65,7 @@ def memory_tools(repository: PostgresMemoryRepository) -> list[Tool[..., Any]]:
         context: ToolContext,
         memory_id: Annotated[str, msgspec.Meta(min_length=1, max_length=64), "as recall gives it"],
     ) -> dict[str, str]:
-        """Forget a fact about the user that is wrong by now or that the user wants forgotten."""
+        """Forget a fact about the user that is no longer true or that the user wants forgotten."""
         there_was = await repository.delete(_owner(context), memory_id)
         # An earlier attempt may have deleted it.
         if not there_was and context.attempt == 1:

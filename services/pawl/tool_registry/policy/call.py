@@ -40,7 +40,7 @@ class ProposedCall:
 
     @property
     def label(self) -> str:
-        """The name of the tool in the audit chain."""
+        """The tool's name in the audit chain."""
         own = self.own_tool
         return self.tool_name if own is None else own_label(own.name, definition_hash(own))
 

@@ -113,7 +113,7 @@ class Rules:
                 return None
             problem = f"there is no registered tool {name!r} that you may call"
             raise ToolNotFound(
-                f"{problem}; tools that come with a run cannot be allowed in advance", tool_name=name
+                f"{problem}; tools sent with a run cannot be allowed in advance", tool_name=name
             ) from None
 
     async def _check_origin(self, person: Principal, rule: Rule) -> None:

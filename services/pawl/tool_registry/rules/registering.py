@@ -38,12 +38,12 @@ SOURCE: Final = Principal(roles=frozenset({Role.ADMIN}))
 QUOTAS: Final = {FRONT_END: (100, 1000), WORKER: (500, 2000)}
 
 
-# Loaded tools that a run gets only if it or its agent names them.
+# Loaded tools that a run gets only if it or its agent lists them.
 OPT_IN: Final = frozenset({"remember", "recall", "forget"})
 
 
 def without_opt_in(entries: Iterable[ToolVersion]) -> list[ToolVersion]:
-    """Return the tools that a run gets if it does not name any."""
+    """Return the tools that a run gets if it does not list any."""
     return [entry for entry in entries if entry.store_id or entry.definition.name not in OPT_IN]
 
 
@@ -137,7 +137,7 @@ def check_quota(source_kind: str, registrant: Principal, *, of_user: int, of_sto
 def own_version(store_id: StoreId, definition: ToolDefinition) -> ToolVersion:
     """Return the only version of a tool that was sent with a run.
 
-    It counts as newer than any rule, so no rule allows its calls, because no rule's author could have known the tool.
+    It counts as newer than any rule, so no rule allows its calls: no rule's author could have known the tool.
     """
     return ToolVersion(store_id=store_id, definition=definition, version=1, source=OWN, create_time=math.inf)
 

@@ -1,9 +1,9 @@
 """Authenticates requests: turns a request's credential into a Principal.
 
 The credential is in the metadata `authorization: Bearer <key>`, which every call must have. It alone determines the
-store, the user and the roles. Two kinds of callers may name another user: the holder of the local key, who owns the
-whole suite, and a delegate, which acts for users of its store. A service has its own key, and names the store and the
-user in its requests or metadata.
+store, the user and the roles. Two kinds of callers may specify another user: the holder of the local key, who owns the
+whole suite, and a delegate, which acts for users of its store. A service has its own key, and specifies the store and
+the user in its requests or metadata.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CANNOT_DECIDE: Final = (
     " or use a delegate key with `decides_for_users`"
 )
 # The only error for all rejected keys, so that it does not reveal which keys exist.
-UNKNOWN: Final = "the key is not known here: it is wrong, has expired or was revoked"
+UNKNOWN: Final = "the key is not valid: it is wrong, has expired or was revoked"
 NO_KEY: Final = KeyId("")
 KEY_LENGTH_MAX: Final = 8192
 _ROLES_NAMED_MAX: Final = 32
@@ -45,7 +45,7 @@ _ROLES_NAMED_MAX: Final = 32
 class LoginRefused(Exception):
     """The cause of an Unauthenticated error, hidden from callers.
 
-    `key_id` names the key if it has expired or was revoked, and is empty otherwise.
+    `key_id` is set if the key has expired or was revoked, and empty otherwise.
     """
 
     def __init__(self, kind: str, key_id: KeyId = NO_KEY) -> None:
@@ -56,7 +56,7 @@ class LoginRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """An authenticated caller. `store_id` is empty for the deployment, and for a service that names no store."""
+    """An authenticated caller. `store_id` is empty for the deployment, and for a service that specifies no store."""
 
     is_service: bool = False
     store_id: StoreId = StoreId("")
@@ -103,7 +103,7 @@ def service_principal(name: str) -> Principal:
 
 
 def acting_for(service: Principal, metadata: Mapping[str, str]) -> Principal:
-    """Return the service with the store and user that the metadata names, or unchanged if it names no store.
+    """Return the service with the store and user in the metadata; unchanged if the metadata has no store.
 
     Raises:
         InvalidId: The store or user is not a valid id.
@@ -194,7 +194,7 @@ def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
     Does not check who sent the metadata.
 
     Raises:
-        PermissionDenied: The metadata does not name exactly one valid user.
+        PermissionDenied: The metadata does not contain exactly one valid user.
     """
     values = [value for name, value in metadata if name == FOR_USER]
     if not values:
@@ -204,7 +204,7 @@ def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
     except (msgspec.DecodeError, ValueError, RecursionError):
         user = Principal()
     if len(values) > 1 or user.is_service or not is_id(user.store_id) or not is_id(user.user_id):
-        raise PermissionDenied(f"the metadata `{FOR_USER}` must name exactly one valid user of a store")
+        raise PermissionDenied(f"the metadata `{FOR_USER}` must contain exactly one valid user of a store")
     return user
 
 
@@ -212,8 +212,7 @@ def acting_user(caller: Principal, metadata: Iterable[tuple[str, str | bytes]], 
     """Return the principal of a call: the caller, or for `forwarded` methods the user named in the metadata.
 
     Raises:
-        PermissionDenied: The method or caller does not allow the metadata to name a user, or a forwarded call names
-            none.
+        PermissionDenied: The method or caller does not allow a user in the metadata, or a forwarded call has none.
     """
     named = [item for item in metadata if item[0] == FOR_USER]
     if not named and not forwarded:
@@ -313,16 +312,16 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
     a member, otherwise `viewer` if it is a viewer, otherwise all its roles.
 
     Raises:
-        PermissionDenied: The metadata names another store, or names a user or roles although the caller is not a
-            delegate or lacks one of the roles.
+        PermissionDenied: The metadata specifies another store, or a user or roles although the caller is not a delegate
+            or lacks one of the roles.
         InvalidId: The named user is not a valid id.
     """
     store_id, user_id, roles = credential.store_id, credential.user_id, credential.roles
     if metadata.get("pawl-store", store_id) != store_id:
-        raise PermissionDenied("the metadata `pawl-store` names a store other than the key's: remove it")
+        raise PermissionDenied("the metadata `pawl-store` is not the key's store: remove it")
     named = metadata.get("pawl-user")
     if "pawl-roles" in metadata and (named is None or Role.DELEGATE not in roles):
-        raise PermissionDenied("the metadata `pawl-roles` is only for delegates that name a user: remove it")
+        raise PermissionDenied("the metadata `pawl-roles` is only for delegates that specify a user: remove it")
     decides = Role.DELEGATE not in roles or credential.decides_for_users
     if Role.DELEGATE in roles:
         own = roles - {Role.DELEGATE, Role.DEPLOYMENT}
@@ -370,7 +369,7 @@ def _delegated_roles(own: frozenset[str], named: str | None) -> frozenset[str]:
     wanted = frozenset(role.strip() for role in named.split(",", _ROLES_NAMED_MAX))
     if not wanted <= own:
         raise PermissionDenied(
-            f"`pawl-roles` names {', '.join(map(repr, sorted(wanted - own)))[:200]}:"
+            f"`pawl-roles` contains {', '.join(map(repr, sorted(wanted - own)))[:200]}:"
             " a key can pass on only its own roles"
         )
     return wanted

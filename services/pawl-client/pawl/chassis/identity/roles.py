@@ -133,6 +133,10 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         READERS: "GetPreferences",
         _MEMBERS: "UpdatePreferences MuteConversation UnmuteConversation",
     },
+    "pawl.settings.v1.SettingsService": {
+        (*_OPERATORS, Role.DEPLOYMENT): "GetSettings ExplainSettings ListSettingsChanges",
+        (Role.ADMIN, Role.DEPLOYMENT): "UpdateSettings",
+    },
     "pawl.tool.v1.AuditService": {_OPERATORS: "ListAudit VerifyAudit GetToolAnalytics"},
     "pawl.tool.v1.CompletionService": {_MEMBERS | {Role.GATEWAY}: "CompleteCall"},
     "pawl.tool.v1.DocumentService": {

@@ -1,4 +1,4 @@
-"""Reads and writes addresses of the form `host:port`. Programs that use only this need no settings library."""
+"""Parses and formats `host:port` addresses. Does not require the settings library."""
 
 from __future__ import annotations
 

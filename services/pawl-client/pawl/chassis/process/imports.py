@@ -1,4 +1,4 @@
-"""Imports libraries without the optional ones that they would load, which cost every process megabytes."""
+"""Imports libraries without their optional dependencies, which would cost every process megabytes of memory."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _GRACE_SECONDS: Final = 0.05
 _UNAVAILABLE_SECONDS: Final = 0.25
 # A replica that refused a call as overloaded gets no calls for this time, unless all replicas have.
 _BUSY_SECONDS: Final = 0.5
-# A replica that has not answered for this time may hang: other replicas get the next calls.
+# A replica that has not answered for this time may be hanging: other replicas get the next calls.
 _SILENT_SECONDS: Final = 0.5
 # If it has still not answered when its last caller leaves, it is avoided for this time.
 _SILENT_PAUSE_SECONDS: Final = 5.0
@@ -257,7 +257,7 @@ class _Stream:
         self.identity = identity
         self._batches = batches
         self._line = line
-        # Since when calls wait without any message from the replica.
+        # Since when calls have been waiting without any message from the replica.
         self._asked_at: float | None = None
         self._calls: dict[int, Call] = {}
         self._unsent: dict[int, Call] = {}

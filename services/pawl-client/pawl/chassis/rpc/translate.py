@@ -167,7 +167,7 @@ class Translator:
         return EnumTranslation(_Members(members, missing), {member: names[member.name] for member in kind})
 
     def moment(self, field: str) -> Callable[[Timestamp], datetime]:
-        """Return a function that reads times. A time outside the years 1 to 9999 raises the `error`."""
+        """Return a function that reads times. It raises `error` for a time outside the years 1 to 9999."""
 
         def read(time: Timestamp) -> datetime:
             try:
@@ -204,7 +204,7 @@ class Translator:
     ) -> Translation[Any, M]:
         """Return the translation of a oneof. `without` lists the contract's kinds that have no struct.
 
-        A write sets only the oneof. Reading a message with an unset or unknown kind raises the `error`.
+        A write sets only the oneof. Reading a message with an unset or unknown kind raises `error`.
 
         Raises:
             TypeError: The two sides do not match.

@@ -83,7 +83,7 @@ def _takes_turns(last: Sequence[str], length: int) -> bool:
 
 
 def _alternation_length(identical_max: int) -> int:
-    # At least A B A B, even for a low limit.
+    # At least A B A B, even if the limit is low.
     return 2 * max(2, identical_max - 1)
 
 
@@ -163,7 +163,7 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
     # If the budget cut the output short, the model server did not fail. Top-ups limit how often this happens.
     failures = opened.failures + (fact.error.reason != retry.BUDGET_EXHAUSTED)
     is_empty = fact.error.reason == EMPTY_ANSWER
-    # A model that has given no answer twice will not answer the third time.
+    # A model that gave no answer twice will not answer the third time.
     error = replace(fact.error, retryable=False) if is_empty and opened.empty_answers else fact.error
     may_wait = error.is_outage and limits.provider_wait_seconds > 0 and not state.run.is_turn
     # Stop making attempts early enough that the run can still wait for the server within its round timeout.
@@ -226,7 +226,7 @@ def _with_next_model(state: State, opened: OpenModelCall) -> State:
 
 
 def _not_made(state: State, opened: OpenModelCall, tokens_needed: int) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Hold the call, because it needs more tokens than are left."""
+    """Hold the call because it needs more tokens than are left."""
     held = replace(opened, held=True, tokens_needed=tokens_needed)
     state = replace(state, loop=replace(state.loop, model_call=held), model_starts_in=None)
     return state, (Warned(reason=retry.BUDGET_EXHAUSTED, message=budget.need_message(state)),)

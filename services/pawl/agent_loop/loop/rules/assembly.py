@@ -58,7 +58,7 @@ def _readings(fragments: Sequence[str], joined: str) -> Iterator[str]:
     yield joined.removeprefix("{}")
     with suppress(ValueError, RecursionError):
         end = _decoder.raw_decode(joined[:ARGUMENTS_BYTES_MAX])[1]
-        if not joined.startswith("{}") and "{" not in joined[end:]:  # invalid arguments must not become an empty object
+        if not joined.startswith("{}") and "{" not in joined[end:]:  # Invalid arguments must not become an empty one.
             yield joined[:end]
 
 

@@ -58,7 +58,7 @@ def is_used_up(state: State) -> bool:
 
 
 def ends_run(state: State) -> bool:
-    """Return whether the run fails for lack of tokens, because it cannot wait for a top-up or no top-up can help."""
+    """Return whether the run fails because it is out of tokens and cannot wait for a top-up, or no top-up can help."""
     does_not_wait = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
     return is_used_up(state) and (does_not_wait or _is_beyond_top_ups(state))
 
@@ -74,7 +74,7 @@ def _needed_by_open_call(state: State) -> int:
 
 
 def missing(state: State) -> int:
-    """Return the minimum top-up needed for the next model call, as far as is known."""
+    """Return the minimum top-up needed for the next model call, as far as known."""
     last = state.loop.counted_prompt
     # Each prompt starts with the previous one.
     needed_tokens = _needed_by_open_call(state) or (last.tokens + 1 if last else 1)
@@ -112,7 +112,7 @@ def quota_used_up(quota: AgentQuota) -> Problem:
 def waits_for_day(state: State, day_end_time: float, now: float) -> Decision:
     """Decide whether a run fails or waits for the next day after its agent has used up its daily quota.
 
-    A waiting run checks again after 5 minutes, then after 20, and so on, but at the latest when the day ends. The
+    A waiting run checks again after 5 minutes, then after 20, and so on, and at the latest when the day ends. The
     ledger wakes waiting runs when the quota is raised, but it may do so just before this run parks. A minimum pause
     guards against a local clock that is ahead of the ledger's.
     """

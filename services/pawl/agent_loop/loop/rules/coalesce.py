@@ -17,8 +17,8 @@ from pawl.chassis.strict_json import storable
 HELD_SECONDS_MAX: Final = 1.0
 # Minimum pause between two outputs.
 PAUSE_SECONDS_MIN: Final = 0.1
-# The pause after an output is at least this many times the output's delay, so that commits of output take little of a
-# busy machine's time and cannot delay each other.
+# The pause after an output is at least this many times the output's delay, so that committing output takes up little of
+# a busy machine's time and commits cannot delay each other.
 PAUSE_PER_DELAY: Final = 10.0
 # Limits the size of one event.
 OUTPUT_CHARACTERS_MAX: Final = 64 * 1024
@@ -80,7 +80,7 @@ class Coalescer:
         return tuple(_join(self._head, group) for group in _groups(pieces))
 
     def shown(self, now: float) -> None:
-        """Record that everything taken is visible, and adapt the pause to the delay."""
+        """Record that everything taken is visible, and adjust the pause to the delay."""
         if self._taken_due_at is not None:
             self._pause_from = now
             self._pause_seconds = max(PAUSE_SECONDS_MIN, PAUSE_PER_DELAY * (now - self._taken_due_at))

@@ -1,4 +1,4 @@
-"""Applies commands to the state. The ledger has already accepted every command that is read here."""
+"""Applies commands to the state. The ledger has already accepted all of them."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def _rejected(call: Call, reason: str, now: float) -> Call:
 
 
 def _steered(state: State, steer: Steer, now: float) -> State:
-    """Withdraw calls that wait for a user when the user steers the run. Other open calls continue."""
+    """Withdraw calls waiting for a user when the user steers the run. Other open calls continue."""
     for call in state.open_calls:
         if call.asks_in_mid_execution and state.run.state is not RunState.CANCELLING:
             state = fact_rules.answered(state, call, None)

@@ -76,7 +76,7 @@ def decide(state: State, now: float) -> Decision:
 
 
 def _without_running(decision: Decision, state: State) -> Decision:
-    """Omit work that is already running. Resume a parked run instead of completing it directly."""
+    """Leave out work that is already running. Resume a parked run instead of completing it directly."""
     match decision:
         case Propose():
             new = tuple(call for call in decision.calls if check_of(call.call_id) not in state.under_way)

@@ -1,4 +1,4 @@
-"""Decisions made by `decide` and by programs.
+"""Decisions made by `decide` and by programs. Unless they end a plan, planning applies them and then decides again.
 
 Decisions that start work have `names`. Work that is in progress under one of these names does not start again.
 """
@@ -18,9 +18,9 @@ from pawl.values import RunState, WaitKind
 
 
 class Settle(msgspec.Struct, frozen=True, kw_only=True):
-    """Change these calls because a deadline passed or the run is ending. Then decide again.
+    """Settle or change these calls because a deadline passed or the run is ending.
 
-    With `is_part`, commit first, because all changes together would be too large for one step.
+    `is_part` means that all changes together are too large for one step, so these must be committed first.
     """
 
     calls: tuple[Call, ...]
@@ -28,17 +28,17 @@ class Settle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decline(msgspec.Struct, frozen=True, kw_only=True):
-    """Continue this call's tool without an answer to its question. Then decide again."""
+    """Continue this call's tool without an answer to its question."""
 
     call_id: CallId
 
 
 class EnterSteers(msgspec.Struct, frozen=True, kw_only=True):
-    """Append the user's waiting messages. Then decide again."""
+    """Append the user's waiting messages."""
 
 
 class Fail(msgspec.Struct, frozen=True, kw_only=True):
-    """Mark the run as failing: stop all its work before it ends as FAILED. Then decide again."""
+    """Mark the run as failing: all its work is stopped before it ends as FAILED."""
 
     failure: RunFailure
 
@@ -48,7 +48,7 @@ class PinTools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadProgram(msgspec.Struct, frozen=True, kw_only=True):
-    """Read the definition that the run executes, and pin its tools if the run has not started. Then decide again."""
+    """Read the definition that the run executes, and pin its tools if the run has not started."""
 
     names: ClassVar = (START,)
 
@@ -58,7 +58,7 @@ class PlanUndo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Read calls that the program needs and the claim did not load. Then decide again.
+    """Read calls that the program needs and the claim did not load.
 
     With `run_id`, read the last calls of a child run, as evidence for a judge.
     """
@@ -70,7 +70,7 @@ class ReadCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """Read the agent, or the workflow, that a call delegates to. Then decide again. Version 0 means the newest."""
+    """Read the agent, or the workflow, that a call delegates to. Version 0 means the newest."""
 
     call_id: CallId
     name: str
@@ -83,7 +83,7 @@ class ReadAgent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Propose(msgspec.Struct, frozen=True, kw_only=True):
-    """Have the registry check drafted calls in state PROPOSED, and start them. Then decide again.
+    """Have the registry check drafted calls in state PROPOSED, and start them.
 
     The calls belong to the current round, or to a later round, which then starts with its first call.
     """
@@ -96,7 +96,7 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Advance(msgspec.Struct, frozen=True, kw_only=True):
-    """Store the program's cursor, and add calls that need no check by the registry. Then decide again.
+    """Store the program's cursor, and add calls that need no check by the registry.
 
     If `output_json` is set, it and `output_text` become the run's output. `events_taken` counts the events that the
     program no longer keeps.
@@ -110,15 +110,15 @@ class Advance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TellProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Report the progress of a job's call to its conversation. Then decide again."""
+    """Report the progress of a job's call to its conversation."""
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
-    """Commit that a parked run is running again, because it cannot complete directly. Then decide again."""
+    """Commit that a parked run is running again, because it cannot complete directly."""
 
 
 class CallModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Announce a model call. Then decide again. No call or other model call may be open.
+    """Announce a model call. No call or other model call may be open.
 
     A `summarise_to_number` other than 0 means that the call summarises the messages up to that number. `is_last` means
     that the round limit is reached.
@@ -131,7 +131,7 @@ class CallModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
-    """Announce another attempt of the open model call after its worker died. Then decide again."""
+    """Announce another attempt of the open model call after its worker died."""
 
 
 class StartModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,19 +139,19 @@ class StartModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Execute(msgspec.Struct, frozen=True, kw_only=True):
-    """Commit the intent to run these calls, then run them. Then decide again."""
+    """Commit the intent to run these calls, then run them."""
 
     call_ids: tuple[CallId, ...]
 
 
 class Delegate(msgspec.Struct, frozen=True, kw_only=True):
-    """Create the run that carries out this call, in the same step. Then decide again."""
+    """Create the run that carries out this call, in the same step."""
 
     call_id: CallId
 
 
 class CheckFallback(msgspec.Struct, frozen=True, kw_only=True):
-    """Have the registry check the backend tool that replaces a front-end call. Then decide again."""
+    """Have the registry check the backend tool that replaces a front-end call."""
 
     call_id: CallId
 
@@ -165,7 +165,7 @@ class StopModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Cancel these executions wherever they are running. Then decide again."""
+    """Cancel these executions wherever they are running."""
 
     call_ids: tuple[CallId, ...]
 

@@ -59,7 +59,7 @@ def is_for_workflow(call: Call) -> bool:
 
 
 def to_read(call: Call) -> ReadAgent | None:
-    """Return the decision to read the agent or workflow that the call delegates to; None if it names none."""
+    """Return the decision to read the agent or workflow that the call delegates to; None if it specifies none."""
     if is_for_workflow(call):
         named = children.named(call)
         if named is None:
@@ -153,7 +153,7 @@ def _delegation(state: State, call: Call, now: float) -> Delegation:
 
 
 def _goal(state: State, call: Call, now: float) -> Goal:
-    """Return the goal of a call of START_GOAL, whose attempts are runs below its own run."""
+    """Return the goal in a call to START_GOAL. Its attempts are child runs of the goal run."""
     run = state.run
     if run.depth + 1 >= run.options.limits.agent_depth_max:
         raise _Refused("NOT_ALLOWED", "This agent cannot start goals, because their attempts would be too deep.")
@@ -171,13 +171,15 @@ def _goal(state: State, call: Call, now: float) -> Goal:
 def _agent(state: State, call: Call, name: str) -> AgentVersion:
     read = state.agents.get(call.call_id)
     if read is None or read.agent is None or not read.agent.may_be_used_with(state.run.user_roles):
-        others = f" You may name: {', '.join(read.delegates)[:500]}." if read is not None and read.delegates else ""
+        others = (
+            f" You may delegate to: {', '.join(read.delegates)[:500]}." if read is not None and read.delegates else ""
+        )
         raise _Refused("NOT_ALLOWED", f"There is no agent {name[:100]} that you may delegate to.{others}")
     return read.agent
 
 
 def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions:
-    """Return the child's options. The child may only do what both its parent and the named agent may do."""
+    """Return the child's options. The child may only do what both its parent and the agent may do."""
     own = state.run.options
     tokens = budget.left(state)
     if tokens == 0:

@@ -23,7 +23,7 @@ CHARACTERS_MAX: Final = 256
 VALUE_BYTES_MAX: Final = 64 * 1024
 # Limit per evaluation; a step takes at most 0.5 µs.
 _STEPS_MAX: Final = 60_000
-# Steps to convert one number, string, list or object.
+# Number of steps to convert one number, string, list or object.
 _CONVERSION_STEPS: Final = 5
 _PARSING_STEPS: Final = 8
 _EXACT_MAX: Final = 2**53
@@ -35,7 +35,7 @@ _PARSING: Final = re.compile(r"\b(?:timestamp|duration|double|u?int|string)\b")
 _SEARCH: Final = re.compile(r"\bcontains\b")
 _SEARCH_FOR_LITERAL: Final = re.compile(r"\bcontains\s*\(\s*['\"]")
 _POSITION: Final = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): ([^\n]*)")
-# The parser's messages, with the text that it did not expect.
+# The parser's messages, with the unexpected text.
 _SYNTAX: Final = re.compile(
     r"Syntax error: (?:(missing) (.*) at .*|(?:token recognition error at: |.*? input )'(.*?)'(?: expecting .*)?)$"
 )

@@ -25,7 +25,7 @@ class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
     """The run can start: the registry returned its tools. The program continues at `cursor`."""
 
     tools: tuple[PinnedTool, ...]
-    # Tools in excess of a run's maximum.
+    # Tools beyond a run's maximum.
     left_out: int = 0
     cursor: UndoPlan | None = None
 
@@ -122,7 +122,7 @@ class AgentRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallsRead(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls that ReadCalls named. With `run_id`, they are the last calls of that run."""
+    """Calls requested with ReadCalls. With `run_id`, they are the last calls of that run."""
 
     calls: tuple[Call, ...]
     run_id: RunId = RunId("")

@@ -1,7 +1,7 @@
-"""Turns calls of `file_operations` into calls of the file tools (TOOL-7).
+"""Turns calls to `file_operations` into calls to the file tools (TOOL-7).
 
-The front is replaced before the call is checked, so its category, effect, keys, rules, audit, cache and undo are those
-of the action's tool.
+The call is replaced before it is checked, so its category, effect, keys, rules, audit, cache and undo are those of the
+action's tool.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ALIAS: Final = {"type": "string", "description": "another name for path"}
 
 
 class Resolved(NamedTuple):
-    """A call of the action's tool, or in `fault` the reason why there is none."""
+    """A call to the action's tool. If there is none, `fault` is the reason."""
 
     tool_name: str
     arguments: str
@@ -43,12 +43,12 @@ class Resolved(NamedTuple):
 
 
 def registered(tools: Sequence[Tool]) -> frozenset[str]:
-    """Return the names of the tools that the front may call: a client's own tools are not file tools."""
+    """Return the names of the tools that `file_operations` may call. A client's own tools are not file tools."""
     return frozenset(tool.name for tool in tools if not tool.is_own)
 
 
 def resolve(arguments: str, tool_names: Collection[str]) -> Resolved:
-    """Return the call that a call of the front requests. `tool_names` are the agent's registered tools.
+    """Return the call that a call to `file_operations` requests. `tool_names` lists the agent's registered tools.
 
     `arguments` can be any string.
     """
@@ -65,7 +65,7 @@ def resolve(arguments: str, tool_names: Collection[str]) -> Resolved:
     if name not in known.values():
         shown = "nothing" if action is None else f"{msgspec.json.encode(action).decode():.100}"
         return Resolved(TOOL, arguments, f"`action` must be one of {', '.join(known)}, got {shown}.")
-    # Models that must fill in each parameter send null for the parameters of other actions.
+    # Models that must provide every parameter send null for the parameters of other actions.
     given = {key: value for key, value in given.items() if value is not None}
     if "file_path" in given:
         path = given.pop("file_path")
@@ -78,7 +78,7 @@ def resolve(arguments: str, tool_names: Collection[str]) -> Resolved:
 
 
 def offered(tools: Sequence[Tool]) -> list[Tool]:
-    """Return the tools with the front's parameters narrowed to the actions of these tools; without any, no front."""
+    """Return the tools. `file_operations` only offers the actions of these tools, and is removed if there are none."""
     names = registered(tools)
     if TOOL not in names:
         return list(tools)

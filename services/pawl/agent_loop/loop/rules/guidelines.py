@@ -1,4 +1,4 @@
-"""Default instructions, and guidelines for agents with instructions of their own."""
+"""Default instructions, and guidelines for agents with their own instructions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ could ask with the tool.
 
 
 def asking(instructions: str, tools: Iterable[Tool]) -> str:
-    """Return the guideline on questions; empty if the instructions have it, or are empty, or no tool asks the user."""
+    """Return the guideline on questions; empty if the instructions are empty or include it, or no tool asks users."""
     names = [tool.name for tool in tools if tool.context is ExecutionContext.HUMAN]
     if not names or not instructions or GUIDELINES in instructions:
         return ""

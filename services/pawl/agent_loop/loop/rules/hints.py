@@ -32,7 +32,7 @@ _FOR_REQUEST: Final = (
 )
 
 _NAME_CHARACTERS_MAX: Final = 40
-# Names of other systems, and misspelled names of Pawl, as lower-case letters.
+# Names used by other systems, and misspellings of Pawl's names, in lower case.
 _OTHERS: Final = re.compile(
     r"(?:is|run|execute|in|as){0,2}(?:async|background)(?:job)?|asynchronous|nonblocking|detach(?:ed)?"
     r"|(?:poll|polling|check|repeat)?interval(?:s|secs|seconds|ms|minutes)?|(?:repeat)?every(?:seconds)?"

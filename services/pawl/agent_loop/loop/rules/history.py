@@ -79,7 +79,7 @@ ProviderMessage: TypeAlias = dict[str, Any]
 
 _INTERRUPTED: Final = "[The answer was interrupted here.]"
 _SUMMARY: Final = "Summary of the conversation so far:\n\n"
-# Messages from other users are not requests by the run's user, and the answers to them are not answers by its model.
+# Messages from other users are not requests by the run's user, and answers to them are not answers by its model.
 _FROM_ANOTHER_USER: Final = "[Written by {}, another user of this conversation:]"
 _ANSWER_TO_ANOTHER: Final = "[Answered to {}, another user of this conversation:]"
 _NO_TEXT: Final = "[No text. Its attachments are not shown here.]"

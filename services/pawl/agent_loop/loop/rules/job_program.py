@@ -28,7 +28,7 @@ from pawl.values import CallState, RunState, WaitKind
 BACKOFF_SECONDS_MAX: Final = 3600.0
 # A user was asked and did not approve, so do not ask again.
 _NOT_WANTED: Final = frozenset({CallState.REJECTED, CallState.EXPIRED})
-# A call in these states works, and does not wait for a user.
+# A call in these states is working, not waiting for a user.
 _WORKING: Final = frozenset({CallState.RUNNING, CallState.DELEGATED})
 # A rule denies the call. Until it changes, every iteration would fail.
 _DENIED: Final = frozenset({"NOT_ALLOWED", "PERMISSION_DENIED"})
@@ -174,10 +174,10 @@ def _cursor(state: State) -> JobCursor:
 
 
 def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
-    """Return the scheduled time of the iteration after `last`; if `last` is None, of the first iteration.
+    """Return the scheduled time of the iteration after `last`, or of the first iteration if `last` is None.
 
-    The scheduled time is a whole number of intervals after the job's start, and neither before `last` has ended nor
-    before `resume_time`.
+    It is a whole number of intervals after the job's start, and neither before the end of `last` nor before
+    `resume_time`.
     """
     if not job.interval_seconds:
         return job.begin_time

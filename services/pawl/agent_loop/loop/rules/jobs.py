@@ -56,7 +56,7 @@ _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
 _NOT_SO: Final = "It was run immediately and not in the background: {}."
 
 
-# Runs wait for tools with these contexts, unless they are turns started by job notices.
+# Runs wait for tools with these contexts, except for turns started by job notices.
 WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND, ExecutionContext.AGENT})
 
 
@@ -70,8 +70,8 @@ def extract_terms(
 ) -> tuple[tuple[Call, ...], dict[CallId, RequestedTerms]]:
     """Return the calls without background parameters, and the background requests that some of them made.
 
-    With `as_tool`, calls of `background.TOOL` become calls of the tools that they name. Calls of `file_front.TOOL`
-    become calls of the file tools.
+    With `as_tool`, calls to `background.TOOL` become calls to the tools that they specify. Calls to `file_front.TOOL`
+    become calls to the file tools.
     """
     tools = tuple(tools)
     schemas = {tool.name: tool.arguments_schema_json for tool in tools}
@@ -237,7 +237,7 @@ def new_job(terms: RequestedTerms, tool_name: str, arguments_json: bytes, now: f
 
 
 def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
-    """Return a user's job with the changes that follow from the verdict on its first call.
+    """Return a user's job with the changes that its first call's verdict requires.
 
     Raises:
         ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed; the message gives the reason.
@@ -266,10 +266,10 @@ def check_allowed(verdict: Verdict) -> None:
 
 
 def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
-    """Apply the tool's report policy unless the request has one of its own.
+    """Apply the tool's report policy unless the request has its own.
 
-    A monitoring job ignores the policy. A job with a single call follows it only if the policy is about progress or to
-    report nothing. In the latter case, it does not report the progress that the request asks for, either.
+    A monitoring job ignores the policy. A job with a single call follows it only if the policy concerns progress or is
+    to report nothing. In the latter case, the job does not report requested progress either.
     """
     policy = verdict.reports
     if policy is None or terms.until is not None or terms.when is not None:

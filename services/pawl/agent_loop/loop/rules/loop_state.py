@@ -1,4 +1,4 @@
-"""The part of a run's state that is not in the ledger's rows, kept so that another worker can continue.
+"""The part of a run's state that is not in the ledger's rows, stored so that another worker can continue.
 
 Stored as JSON with each commit that changes it. Missing fields have their defaults.
 """
@@ -96,7 +96,7 @@ class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     # When the job was last resumed. Earlier scheduled times are skipped.
     resume_time: float = 0.0
     is_paused: bool = False
-    # The largest percentage of progress that was reported, the time of the last progress report, and their number.
+    # The largest progress percentage reported, the time of the last progress report, and the number of reports.
     percent_told: int = 0
     progress_told_time: float = 0.0
     progress_reports: int = 0
@@ -112,7 +112,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     call_counts: dict[str, int] = field(default_factory=dict)
     # Fingerprints of the calls in the last rounds, oldest first.
     round_fingerprints: tuple[str, ...] = ()
-    # The user's messages that wait for the batch to close.
+    # The user's messages waiting for the batch to close.
     steers: tuple[str, ...] = ()
     # Notes to add to the results of open calls.
     notes: dict[CallId, str] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.run import FailureClass, ResponseFormat, RoundLimitPolicy, RunFailure
 from pawl.agent_loop.loop.rules.state import State
 
-# The run fails once this many answers did not fit.
+# The run fails after this many answers that do not fit.
 TRIES_MAX: Final = 3
 # Failure reason of a run without a fitting answer.
 OUTPUT_INVALID: Final = "OUTPUT_INVALID"

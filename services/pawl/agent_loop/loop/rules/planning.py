@@ -1,4 +1,4 @@
-"""Applies decisions to the state until the run must wait or end. Plans the step to commit and the work that follows."""
+"""Applies decisions until the run must wait or end, and plans the step to commit and the work that follows."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ class Program(Protocol):
         The loop calls this after each settlement, command, fact and scheduled time, even while calls are open, but not
         while the run is ending. Work that is in progress does not start again, so the program may repeat a decision
         until its result is in the state. The decision is one of:
+
         * PinTools, PlanUndo or ReadProgram; until the run has started, no other decision is allowed,
         * Advance, to store the program's state and add calls that need no check,
         * CallModel or EnterSteers, only when no call and no model call is open,

@@ -1,4 +1,4 @@
-"""Decides when the progress of a call made once is reported to its conversation, and estimates when a job ends."""
+"""Decides when a single-call job reports its progress to its conversation, and estimates when a job ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pawl.values import JobReports
 
 # Minimum time between two progress reports to the conversation.
 REPORT_DISTANCE_SECONDS: Final = 60.0
-# A smaller fraction says too little about the duration.
+# A smaller fraction says too little about the total duration.
 _FRACTION_MIN: Final = 0.01
 _ROUNDING: Final = 1e-9
 
@@ -23,7 +23,7 @@ def report_time(
 ) -> float | None:
     """Return when to report the progress of a call that started at `start_time`; None if it must progress first.
 
-    The time may have passed. It is never less than a minute after the last report.
+    The time may be in the past, and is at least a minute after the last report.
     """
     if job.reports is not JobReports.PROGRESS or job.interval_seconds:
         return None
@@ -37,7 +37,7 @@ def report_time(
 
 
 def reported(job: Job, cursor: JobCursor, progress: JobProgress | None, now: float) -> JobCursor:
-    """Record that progress is reported now. All thresholds passed so far count as reported, also after a restart."""
+    """Record that progress is reported now. All thresholds passed so far count as reported, even after a restart."""
     return replace(
         cursor,
         percent_told=max(cursor.percent_told, _percent_passed(job, progress)),
@@ -47,7 +47,7 @@ def reported(job: Job, cursor: JobCursor, progress: JobProgress | None, now: flo
 
 
 def expected_end(job: Job, progress: JobProgress | None) -> float | None:
-    """Return when the job is expected to end, a series at the latest; None if unknown."""
+    """Return when the job is expected to end (for a series, at the latest); None if unknown."""
     if job.interval_seconds:
         last = job.begin_time + job.interval_seconds * (job.iterations_max - 1 + job.delay_first)
         return last if job.end_time is None else min(last, job.end_time)

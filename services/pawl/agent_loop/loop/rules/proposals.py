@@ -98,7 +98,7 @@ def to_check(run: Run, calls: Sequence[Call]) -> tuple[ProposedCall, ...]:
 
 
 def apply_verdict(call: Call, verdict: Verdict, options: RunOptions, now: float, series: Series | None = None) -> Call:
-    """Apply the registry's verdict to a PROPOSED call or to a call that falls back to a backend tool.
+    """Apply the registry's verdict to a PROPOSED call, or to a call that falls back to a backend tool.
 
     A call in a `series` either starts under its grant or requests one. A backend or delegated call that may run becomes
     RUNNABLE, and its batch determines when it starts. A read-only call that has already run is settled.

@@ -20,7 +20,7 @@ class RoundLimitPolicy(StrEnum):
 
 
 class BatchOrder(StrEnum):
-    """Determines whether a call waits for earlier calls that wait for a decision."""
+    """Determines whether a call waits for earlier calls that are waiting for a decision."""
 
     WAIT_FOR_DECISIONS = "WAIT_FOR_DECISIONS"
     OVERTAKE_DECISIONS = "OVERTAKE_DECISIONS"
@@ -243,7 +243,7 @@ class PinnedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
     input_json: bytes = b"{}"
     # The conversation that gets a notice of its end; empty if there is none.
     reports_to_conversation_id: ConversationId = ConversationId("")
-    # The run whose finished nodes it reuses, and the node from which it runs again; empty if it reuses none.
+    # The run whose finished nodes it reuses, and the node from which to run again; empty if it reuses none.
     rerun_of_run_id: RunId = RunId("")
     rerun_node: str = ""
     # The items that the run processes for another run's map; None for other runs.
@@ -273,7 +273,7 @@ class GoalJudge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoalCriterion(msgspec.Struct, frozen=True, kw_only=True):
-    """How to tell whether a goal is met: a call of `tool_name`, with an optional CEL expression, or a judge."""
+    """How to tell whether a goal is met: a call to `tool_name`, with an optional CEL expression, or a judge."""
 
     tool_name: str = ""
     arguments_json: bytes = b""
@@ -346,7 +346,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     failure: RunFailure | None = None
     stop_cause: StopCause | None = None
     output_text: str = ""
-    # Number of a series' scheduled times without an iteration, up to the end of its latest iteration.
+    # Number of scheduled times of a series that passed without an iteration, up to the end of its latest iteration.
     missed_iterations: int = 0
     job_progress: JobProgress | None = None
     active_seconds: float = 0.0

@@ -73,7 +73,7 @@ def withdrawn(call: Call, message: str, now: float) -> Call:
 
 
 def expired(call: Call, options: RunOptions, now: float) -> Call:
-    """Handle the call, which was not decided on, answered or run in time.
+    """Handle a call that was not decided on, answered or run in time.
 
     The call becomes EXPIRED, with three exceptions. An approval request that can be escalated gets a second deadline, a
     question with a default answer gets that answer, and a front-end call can become a question with a new deadline.

@@ -41,7 +41,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """A run, its conversation, its calls, and the work in progress.
 
     `messages` holds the messages that the model sees, in order, and `calls` the calls that they request. `under_way`
-    names this process's tasks for the run (START, READ, MODEL, call ids, `stop_of`, `check_of`). It starts empty, so
+    lists this process's tasks for the run (START, READ, MODEL, call ids, `stop_of`, `check_of`). It starts empty, so
     that all work starts again after a takeover.
     """
 

@@ -43,7 +43,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to check. `edited` means that a user changed it. Version 0 means that the tool is not one of the run's."""
+    """A call to check. `edited` means that a user changed it. Version 0 means that the run does not have the tool."""
 
     call_id: CallId
     tool_name: str
@@ -132,7 +132,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     async_timeout_seconds: float = 0.0
     # The tool's default report policy for its jobs; None means that each iteration is reported.
     reports: ReportPolicy | None = None
-    # The digest with which to grant the call's series, or that of the grant that covers the call.
+    # The digest needed to grant the call's series, or the digest of the grant that covers the call.
     series_digest: str = ""
     # The result of a read-only call that has already run.
     result: ExecutionResult | None = None

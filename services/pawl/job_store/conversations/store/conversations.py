@@ -57,9 +57,9 @@ WITH_LABELS: Final = run_lists.statement(
     order="update_time DESC, conversation_id DESC",
     size="length(queue)",
 )
-# The limit bounds the cost of very common words. Conversations are always read by id, whatever the planner estimates:
-# joining all of a user's conversations with all matches would cost too much. A match also finds forks that include the
-# message.
+# The limit bounds the cost of very common words. Conversations are always read by id, regardless of the planner's
+# estimates: joining all of a user's conversations with all matches would cost too much. A match also finds forks that
+# include the message.
 SEARCHED: Final = run_lists.statement(
     tables.CONVERSATIONS,
     source=f"""(
@@ -157,7 +157,7 @@ class PostgresConversations(DatabaseAdapter):
 
 
 def query(store_id: StoreId, user_id: UserId, words: Sequence[str]) -> str:
-    """Return a search query that matches text with at least one word for each of the given prefixes."""
+    """Return a search query that matches text if each prefix starts at least one of its words."""
     owner = mark(store_id, user_id)
     # Words consist of letters and digits only, so they need no escaping.
     return " & ".join(f"'{owner}{word}':*" for word in words)

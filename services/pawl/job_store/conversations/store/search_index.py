@@ -1,6 +1,6 @@
 """Maintains the search index for conversations in PostgreSQL.
 
-It is updated in the background, so that no writer waits for it.
+It is updated in the background, so writers never wait for it.
 
 A transaction that empties messages must also change the conversation's `searched_number` and remove the words of these
 messages. Otherwise, words that were read earlier could still be written.
@@ -28,7 +28,7 @@ FROM job_store.conversations
 WHERE parent_run_id = '' AND (searched_number < last_number OR searched_title <> title) AND user_id <> ''
 ORDER BY update_time DESC LIMIT $1
 """
-# A few messages of each conversation. Messages beyond the byte limit come without their body.
+# A few messages of each conversation. Messages beyond the byte limit have no body.
 _MESSAGES: Final = """
 SELECT store_id, conversation_id, number, CASE WHEN bytes_before < $5 THEN body END AS body FROM (
     SELECT m.*, sum(length(m.body)) OVER (ORDER BY k.place, m.number) - length(m.body) AS bytes_before
@@ -108,10 +108,10 @@ class PostgresSearchIndex(DatabaseAdapter):
         owner = mark(due["store_id"], due["user_id"])
         found = {0: _marked(owner, due["title"] or due["model_title"])} if has_new_title else {}
         for record in whole:
-            # An unreadable message is not found by its words.
+            # Unreadable messages are not indexed.
             (text,) = read_each("message", [record["body"]], text_of, lambda _: _key(due)) or [""]
             found[record["number"]] = _marked(owner, text)
-            await asyncio.sleep(0)  # Other tasks wait for one text at most.
+            await asyncio.sleep(0)  # Yield to other tasks after each text.
         return _Read(due=due, words=found, searched_number=due["last_number"] if is_all else last)
 
 

@@ -87,7 +87,7 @@ class PostgresTitles(DatabaseAdapter):
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
         """Claim conversations that need a title, each for two minutes.
 
-        If the agent's daily quota is used up, put off the title until the day ends.
+        If the agent's daily quota is used up, postpone the title until the day ends.
         """
         records = await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE)
         read = read_each("title", records, lambda each: (each, _task(each)), itemgetter("conversation_id"))
@@ -104,7 +104,7 @@ class PostgresTitles(DatabaseAdapter):
     async def put(
         self, store_id: StoreId, conversation_id: ConversationId, attempt: int, text: str, used: Used
     ) -> None:
-        """Store the title from a model's answer if it is still wanted, and count the tokens used."""
+        """Store the title from a model's answer if it is still needed, and count the tokens used."""
         title = title_in_reply(text)
         place = store_id, conversation_id
         async with self._database.transaction() as connection:

@@ -54,8 +54,8 @@ UPDATE job_store.conversations AS c SET {_MARKED}, erase_root = $4
 WHERE store_id = $2 AND parent_conversation_id = $3 AND parent_conversation_id <> '' AND user_id <> ''
 RETURNING c.store_id, c.conversation_id
 """
-# A new fork locks all conversations that it shows: it either has committed before, or finds the title empty. Forks are
-# found through segments, because `fork_of` does not lead past forks that retention has removed.
+# Creating a fork locks all conversations that it shows, so it has either committed already or will find the title
+# empty. Forks are found through segments, because `fork_of` does not lead past forks that retention has removed.
 _TITLES_OF_SHOWING: Final = """
 WITH showing AS MATERIALIZED (
     SELECT c.store_id, c.conversation_id FROM (
@@ -146,7 +146,7 @@ _RUNS: Final = """
 SELECT store_id, run_id, user_id, trimmed_rounds FROM job_store.runs WHERE store_id = $1 AND conversation_id = $2
 ORDER BY run_id LIMIT $3 FOR UPDATE
 """
-# The request id is still remembered, but reveals nothing about the request.
+# The request id is kept, but reveals nothing about the request.
 _REQUESTS: Final = """
 UPDATE job_store.requests SET fingerprint = ''
 WHERE store_id = $1 AND user_id = ANY ($2::text[]) AND (run_id = ANY ($3::text[]) OR conversation_id = $4)
@@ -205,13 +205,13 @@ class PostgresErasures(DatabaseAdapter):
             await _mark(connection, _START, key.store_id, key.conversation_id, key.user_id)
 
     async def restart(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
-        """Restart the erasure of conversations that have a user again, as after a restore; return their number."""
+        """Restart the erasure of conversations that have a user again, for example after a restore; return how many."""
         stores, ids = [store_id for store_id, _ in conversations], [each for _, each in conversations]
         async with self._database.transaction() as connection:
             return await _mark(connection, _RESTART, stores, ids)
 
     async def log_again(self, *, younger_than_seconds: float | None) -> int:
-        """Schedule erasures of at most this age (None: all) to be added to the list again; return their number."""
+        """Schedule erasures of at most this age (None: all) to be added to the list again; return how many."""
         return affected(await self._database.execute(_LOG_AGAIN, younger_than_seconds))
 
     async def receipt(self, key: ErasureKey) -> conversation_pb2.Erasure:
@@ -255,7 +255,7 @@ class PostgresErasures(DatabaseAdapter):
         ]
 
     async def end_runs(self, key: ErasureKey) -> bool:
-        """If no run is open, complete RUNS and start erasing the child conversations.
+        """If no run is open, mark the RUNS part as complete and start erasing the child conversations.
 
         Return whether RUNS was completed.
         """
@@ -271,7 +271,7 @@ class PostgresErasures(DatabaseAdapter):
     async def remove(self, key: ErasureKey, *, rows_max: int) -> int:
         """Remove about `rows_max` rows of each kind from the ledger; return the number of rows removed.
 
-        When none are left, complete LEDGER and return 0.
+        When none are left, mark the LEDGER part as complete and return 0.
         """
         key_columns = (key.store_id, key.conversation_id)
         async with self._database.transaction() as connection:
@@ -327,7 +327,7 @@ class PostgresErasures(DatabaseAdapter):
 
 
 def _item(call: Record) -> tuple[Any, ...]:
-    """Return the data to keep about the call. The tool's name is kept only if the call reached a tool or a client."""
+    """Return the data to keep for the call. The tool's name is kept only if the call reached a tool or a client."""
     spec = call_pb2.Call.FromString(call["spec"])
     # Imported calls ran elsewhere.
     context, effect_class = (0, 0) if spec.imported else (spec.context, spec.effect_class)

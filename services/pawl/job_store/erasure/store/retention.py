@@ -1,4 +1,4 @@
-"""Removes expired rows from PostgreSQL in small batches, so that no transaction grows with a user's data."""
+"""Removes expired rows from PostgreSQL in small batches, so that transactions stay small for any amount of data."""
 
 from __future__ import annotations
 
@@ -154,8 +154,8 @@ WHERE active_run_id IS NULL AND update_time < now() - make_interval(secs => $1) 
 AND erase_parts = '{{}}'
 ORDER BY update_time LIMIT $2 FOR UPDATE SKIP LOCKED
 """
-# From now on the conversations have no user, so that they can be removed in several transactions and nothing can revive
-# them. Their keys can be reused.
+# The conversations have no user from now on, so that they can be removed in several transactions and cannot be used
+# again. Their keys can be reused.
 _OLD_CONVERSATIONS: Final = f"""
 UPDATE job_store.conversations AS c SET user_id = '', key_hash = NULL
 FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
@@ -247,11 +247,11 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)
 
     async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove life-cycle events sent at least this long ago, so that they cannot be resent; return their number."""
+        """Remove life-cycle events sent at least this long ago, so that they cannot be resent; return how many."""
         return await deleted(self._database, _OLD_SENT, older_than_seconds, rows_max)
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
-        """Remove all commands and all but the last event of runs that ended long ago; return how many runs.
+        """Remove all commands and all but the last event of runs that ended long ago; return how many were trimmed.
 
         Trims whole runs, oldest first, until they have had about `events_max` events in total. Runs with unsent
         life-cycle events are skipped.
@@ -259,10 +259,10 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
     async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove old runs that a summary covers in conversations still in use; return about how many rows were removed.
+        """Remove old runs covered by a summary from conversations still in use; return about how many rows.
 
         Removes about `rows_max` rows of each kind. The runs ended before the summary, and the model's history needs
-        none of their messages. 0 means that no more runs can be removed now.
+        none of their messages. Returns 0 when no more runs can be removed for now.
         """
         async with self._database.transaction() as connection:
             summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)

@@ -1,4 +1,4 @@
-"""Converts ledger events to messages of the API contract."""
+"""Converts ledger events to API messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FIRED: Final = _WIRE.struct(StarterFired, event_pb2.StarterFired, Exceptions(of
 
 
 def encode_event(event: Event) -> bytes:
-    """Return the bytes of the event, which are the same for every watcher."""
+    """Return the encoded event, which is the same for every watcher."""
     body, entry, rest = event.body, _EVENT.write(event), b""
     match body:
         case OwnerEvent():

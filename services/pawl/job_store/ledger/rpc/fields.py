@@ -1,4 +1,4 @@
-"""Checks the fields of requests to the ledger, and raises InvalidField if they violate the contract."""
+"""Validates the fields of requests to the ledger, and raises InvalidField if they violate the contract."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PEOPLE_MAX: Final = 8
 
 
 def user_ids(named: Sequence[str]) -> tuple[UserId, ...]:
-    """Return the ids of the people who count as acting, sorted."""
+    """Return the sorted ids of the people behind an action."""
     if len(named) > _PEOPLE_MAX:
         raise InvalidField(f"people must have at most {_PEOPLE_MAX} entries, got {len(named)}", field="people")
     return tuple(sorted(UserId(check_id(user_id, "people")) for user_id in named))

@@ -1,4 +1,4 @@
-"""Converts the limits of goals, which their users can raise."""
+"""Converts the limits of goals, which users can raise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def raised(command: ledger_pb2.RaiseGoalCommand) -> RaiseGoal:
 
 
 def encoded(request: ledger_pb2.CommitRunRequest) -> bytes:
-    """Return a goal's raised limits as an encoded Run. Merged with the run's options, they replace its limits."""
+    """Return a goal's raised limits as an encoded Run. Appended to the run's options, it replaces their limits."""
     return run_pb2.Run(goal=request.goal_limits).SerializeToString() if request.HasField("goal_limits") else b""
 
 

@@ -12,18 +12,18 @@ from pawl.chassis.ids import ConversationId, RunId, check_id
 from pawl.errors import InvalidField
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job_store.ledger.ports import Limits
+from pawl.job_store.ledger.ports import LimitsOf
 from pawl.job_store.ledger.rpc import operations
 from pawl.job_store.ledger.rules.start_job import StartJob
 
 
-def start(request: ledger_pb2.StartJobRequest, limits: Limits) -> StartJob:
+def start(request: ledger_pb2.StartJobRequest, limits_of: LimitsOf) -> StartJob:
     if not (request.HasField("job") or request.message.only_repeat):
         raise InvalidField("job is required", field="job")
-    submitted = operations.submit(request.message, limits)
+    submitted = operations.submit(request.message, limits_of)
     changes = {
         "fingerprint": hashlib.sha256(submitted.fingerprint + request.asked_sha256).digest(),
-        "store_slots": limits.slots.background_per_store,
+        "store_slots": limits_of(submitted.store_id).slots.background_per_store,
         "new_conversation_id": ConversationId(
             check_id(request.new_conversation_id, "new_conversation_id", optional=True)
         ),

@@ -1,6 +1,6 @@
 """Packs events into log rows, and unpacks them.
 
-A row has the events that one transaction wrote for a run. Only large events are split into several rows.
+A row holds the events that one transaction wrote for a run. They are split into several rows only if they are large.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pawl.job.v1.ledger_pb2 import EncodedEvents
 from pawl.job_store.ledger.ports import LogRow
 from pawl.job_store.ledger.rules.events import Event
 
-# NATS accepts messages of 1 MiB by default. A larger event has a row of its own.
+# NATS accepts messages of 1 MiB by default. A larger event gets its own row.
 ROW_BYTES_MAX: Final = 256 * 1024
 
 

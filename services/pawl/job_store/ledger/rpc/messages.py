@@ -1,4 +1,4 @@
-"""Converts ledger rows to messages of the API contract."""
+"""Converts ledger rows to API messages."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _NOTICE_FIELDS: Final = frozenset(
         *("missed_iterations", "job_progress"),
     }
 )
-# A longer input of a workflow is left out of events and lists.
+# Longer workflow inputs are left out of events and lists.
 _LISTED_INPUT_BYTES_MAX: Final = 1024
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -209,8 +209,8 @@ def optional_moment(message: Any, name: str, above: str = "") -> datetime | None
 def run(row: RunRow, *, whole: bool = False) -> run_pb2.Run:
     """Return a run as users see it, without its pending calls.
 
-    A workflow that reports to a conversation is also shown as a job: a call that is made once. Large inputs of
-    workflows are left out unless the run is `whole`.
+    A workflow that reports to a conversation is also shown as a job with a single call. Large workflow inputs are
+    omitted unless `whole` is set.
     """
     message = run_for_service(row)
     if not whole and message.HasField("goal"):
@@ -228,7 +228,7 @@ def run(row: RunRow, *, whole: bool = False) -> run_pb2.Run:
 
 
 def _leave_out_texts(goal: goal_pb2.Goal) -> None:
-    """Leave out texts that only the worker and GetRun need, because each event about the run contains the goal."""
+    """Remove texts that only the worker and GetRun need, because each event about the run contains the goal."""
     goal.aim = goal.aim[:_LISTED_INPUT_BYTES_MAX]
     goal.attempts_by.ClearField("instructions")
     if len(goal.criterion.arguments_json) > _LISTED_INPUT_BYTES_MAX:
@@ -246,7 +246,7 @@ def run_for_service(row: RunRow) -> run_pb2.Run:
         message.own_tools.CopyFrom(run_pb2.OwnTools(names=own.names, client_id=own.client_id))
     put_grant(message, row)
     if row.is_turn:
-        # A turn has the options of the run whose notices started it.
+        # A turn inherits the options of the run whose notices started it.
         for field in ("job", "workflow", "goal"):
             message.ClearField(field)
     return message
@@ -304,7 +304,7 @@ def run_for_approver(row: RunRow) -> run_pb2.Run:
 
 
 def run_short_of_tokens(row: RunRow, user_id: str) -> run_pb2.Run:
-    """Return a run that waits for tokens. Other users see only its ids, state, waits, usage and budget."""
+    """Return a run waiting for tokens. Other users see only its ids, state, waits, usage and budget."""
     whole = run(row)
     if row.user_id == user_id:
         return whole

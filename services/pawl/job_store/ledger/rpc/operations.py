@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from typing import Any, Final
 
 from google.protobuf.message import Message as ProtoMessage
@@ -19,9 +20,9 @@ from pawl.chassis.ids import (
 )
 from pawl.chassis.labels import OF_MAIL, check_labels
 from pawl.errors import InvalidField
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2, workflow_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job_store.ledger.ports import Limits
+from pawl.job_store.ledger.ports import Limits, LimitsOf
 from pawl.job_store.ledger.rpc import goal_limits, messages, own_tools, user_messages
 from pawl.job_store.ledger.rpc.approvals import check_digest, people_needed, series_from
 from pawl.job_store.ledger.rpc.fields import enum_member, fingerprint, int32, tokens, user_ids, wait_kinds
@@ -54,6 +55,7 @@ from pawl.values import (
     CallState,
     DecisionKind,
     DecisionRight,
+    Feature,
     LeaseAction,
     MessagePolicy,
     RunState,
@@ -78,7 +80,7 @@ _MESSAGE_HEADER: Final = (
     "user_id",
 )
 _APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated", "series")
-# The command sent to owners of runs whose conversation is erased, or no longer shared for writing.
+# The command sent to the owners of runs whose conversation was erased, or is no longer shared for writing.
 CANCEL: Final = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER)).SerializeToString()
 _TOKEN_KEY_BYTES: Final = 16
 _CHILD_CANCEL: Final = ledger_pb2.Command(
@@ -94,7 +96,7 @@ def call_key(request: Any) -> CallKey:
     return CallKey(check_id(request.store_id, "store_id"), check_id(request.call_id, "call_id"))
 
 
-def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
+def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Submit:
     if not request.text and not request.parts:
         raise InvalidField("text must not be empty", field="text")
     if request.parts and (request.text or request.policy == ledger_pb2.MESSAGE_POLICY_STEER):
@@ -104,8 +106,10 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
     reports_to = check_id(request.workflow.reports_to_conversation_id, "conversation_id", optional=True)
     mark_round = _mark_round(request)
     own = own_tools.of_request(request)
+    store_id = check_id(request.store_id, "store_id")
+    limits = limits_of(store_id)
     return Submit(
-        store_id=check_id(request.store_id, "store_id"),
+        store_id=store_id,
         user_id=check_id(request.user_id, "user_id"),
         request_id=check_id(request.request_id, "request_id", optional=True),
         # Defaults, roles and credentials are not part of the payload: they may differ when the request is repeated.
@@ -122,11 +126,12 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         message=user_messages.body(request),
         steer=steer.SerializeToString(),
         interrupt=interrupt.SerializeToString(),
-        options=_with_key(
-            run_pb2.Run(
-                user_roles=request.user_roles, **_present(request, "options", "undo", "agent", "workflow", "goal")
-            )
-        ).SerializeToString(),
+        options=run_pb2.Run(
+            user_roles=request.user_roles, **_present(request, "options", "undo", "agent", "workflow", "goal")
+        ).SerializeToString()
+        + _without(limits.off)
+        + _token_key(request),
+        off=limits.off,
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
         mark_round=mark_round,
@@ -151,10 +156,20 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
     )
 
 
-def _with_key(run: run_pb2.Run) -> run_pb2.Run:
-    if run.HasField("workflow"):
-        run.workflow.token_key = secrets.token_bytes(_TOKEN_KEY_BYTES)
-    return run
+def _without(off: Collection[Feature]) -> bytes:
+    """Return an encoded Run to append to another: its options switch off what is off in the store."""
+    options = run_pb2.RunOptions(without_background=Feature.BACKGROUND in off)
+    if Feature.DELEGATION in off:
+        options.limits.agent_depth_max = 0
+    return run_pb2.Run(options=options).SerializeToString() if options.ByteSize() else b""
+
+
+def _token_key(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> bytes:
+    """Return an encoded Run to append to another: its workflow, if it has one, gets a random key for its tokens."""
+    if not request.HasField("workflow"):
+        return b""
+    pinned = workflow_pb2.PinnedWorkflow(token_key=secrets.token_bytes(_TOKEN_KEY_BYTES))
+    return run_pb2.Run(workflow=pinned).SerializeToString()
 
 
 def _present(request: ProtoMessage, *names: str) -> dict[str, Any]:
@@ -185,7 +200,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
             f"a step may have at most {EVENTS_PER_COMMIT_MAX} events, got {len(request.events)}", field="events"
         )
     if len({call.call_id for call in request.calls}) != len(request.calls):
-        raise InvalidField("a step may name each call only once", field="calls")
+        raise InvalidField("a step may contain each call only once", field="calls")
     messages.used_of(request.usage)
     for call_id in request.unstopped_call_ids:
         check_id(call_id, "unstopped_call_ids")
@@ -257,7 +272,7 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
         run=run_key(request),
         user_id=check_id(request.user_id, "user_id"),
         command_id=command_id,
-        # A tool's preview of the same arguments may differ between requests.
+        # A tool may return different previews for the same arguments.
         fingerprint=fingerprint(_without_preview(entry)),
         command=command,
         payload=entry.SerializeToString(),
@@ -342,7 +357,7 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         run_id=RunId(check_id(entry.run_id, "delegations.run_id")),
         message=user_messages.body(entry),
         made_title=made_title(entry.text),
-        options=_with_key(run).SerializeToString(),
+        options=run.SerializeToString() + _token_key(entry),
         agent_name=entry.agent.name or DEFAULT_AGENT,
         token_budget=tokens(limits.total_tokens_max, "delegations.options.limits.total_tokens_max"),
         token_ceiling=tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),

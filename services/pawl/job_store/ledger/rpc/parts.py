@@ -21,7 +21,7 @@ from pawl.job_store.ledger.rules.rows import CommandRow
 # An entry that would make a part larger than this starts a new part.
 PART_BYTES_MAX: Final = 1024 * 1024
 
-# Maximum size of the images that a run is loaded with. The newest are kept.
+# Maximum total size of the images loaded with a run. The newest are kept.
 IMAGES_BYTES_MAX: Final = 8 * 1024 * 1024
 
 # agent-loop's failure reason if the model server rejects the request.

@@ -35,7 +35,7 @@ from pawl.values import CommandOutcome
 T = TypeVar("T")
 
 RUNS_PER_CLAIM_MAX: Final = 64
-# Larger claims are answered without loaded runs, because the runs would wait for each other.
+# Larger claims are answered without loaded runs, because loading one run would delay the others.
 RUNS_LOADED_MAX: Final = 4
 # A longer conversation is not loaded with a claim. Its worker may have cached most of it, and a very long conversation
 # would not fit into one part.
@@ -59,14 +59,14 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         self._ledger = ledger
 
     async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
-        operation = operations.submit(request, self._ledger.limits)
+        operation = operations.submit(request, self._ledger.limits_of)
         submitted = await self._write(operation, request.ByteSize(), request.store_id)
         run = messages.run(submitted.run)
         run.queue_position = submitted.queue_position
         return pb.SubmitMessageResponse(run=run, steered=submitted.steered)
 
     async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.StartJobResponse:
-        operation = job_messages.start(request, self._ledger.limits)
+        operation = job_messages.start(request, self._ledger.limits_of)
         submitted = await self._write(operation, request.ByteSize(), request.message.store_id)
         return pb.StartJobResponse(run=messages.run(submitted.run))
 
@@ -105,7 +105,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             yield part
 
     async def _load_along(self, run: pb.ClaimedRun) -> None:
-        """Add the loaded run to its claim if it is small. If it cannot be loaded, LoadRun reports why."""
+        """Load the run and add it to its claim if it is small. If it cannot be loaded, LoadRun reports why."""
         try:
             loaded = list(parts.of_run(await self._ledger.reads.load(operations.run_key(run), run.epoch)))
         except Exception as error:  # noqa: BLE001  # the other runs are claimed already
@@ -212,7 +212,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         reader = _reader(request)
         view = await self._ledger.reads.run(operations.run_key(request), reader)
-        waiting = explain_all(view.situations, self._ledger.limits.slots)
+        waiting = explain_all(view.situations, self._ledger.limits_of(view.run.store_id).slots)
         write = partial(messages.run, whole=True) if reader else messages.run_for_service
         run = messages.run_in(view.situations[0], waiting, write)
         response = pb.GetRunResponse(run=_with_calls(run, view))
@@ -301,7 +301,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         conversation_id = check_id(request.conversation_id, "conversation_id")
         row = await self._ledger.conversations.by_id(store_id, user_id, conversation_id)
         since = messages.optional_moment(request, "since_time")
-        # First, so that no later change is missing.
+        # Must come first, so that no later change is missed.
         runs = await self._ledger.reads.changed_runs(row, user_id, since=since, all_open=request.all_open)
         after = max(request.after_number, row.last_number - request.messages_max)
         page = await self._ledger.reads.messages(
@@ -320,7 +320,9 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> pb.ListVersionsResponse:
         if len(request.store_ids) != len(request.conversation_ids) or len(request.store_ids) > VERSIONS_MAX:
-            raise InvalidField(f"name at most {VERSIONS_MAX} conversations, each with its store", field="store_ids")
+            raise InvalidField(
+                f"at most {VERSIONS_MAX} conversations can be requested, each with its store", field="store_ids"
+            )
         keys = [
             ConversationKey(StoreId(store_id), ConversationId(conversation_id))
             for store_id, conversation_id in zip(request.store_ids, request.conversation_ids, strict=True)
@@ -422,7 +424,8 @@ async def _list_runs(
         rows_max=page_size(request.page_size),
     )
     token = next_token("ListRuns", selection, page, lambda each: (each.run.create_time, each.run.run_id))
-    return (messages.run_in(each, explain(each, ledger.limits.slots)) for each in page.rows), token
+    slots = ledger.limits_of(store_id).slots
+    return (messages.run_in(each, explain(each, slots)) for each in page.rows), token
 
 
 def _import(request: pb.ImportConversationRequest) -> ImportConversation:

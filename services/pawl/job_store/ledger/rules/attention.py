@@ -27,14 +27,14 @@ from pawl.values import RunState, StopCause
 # Pause of a run after a crash, because the problem may pass.
 CRASH_PAUSE: Final = timedelta(seconds=2)
 
-# Time after the end of its lease in which a run's last allowed worker can return, in case it was only disconnected.
+# How long after its lease ends a run's last allowed worker can still return, in case it was only disconnected.
 GRACE: Final = timedelta(seconds=5)
 
 _PAUSE_SECONDS_MAX: Final = 2.5
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """The doomed runs, each with the monotonic time since which every poll has found it doomed.
+    """The doomed runs, each with the monotonic time of the first poll in an unbroken series that found it doomed.
 
     A run is doomed if the lease of its last allowed worker has expired.
 
@@ -56,7 +56,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
-    """Quarantine those of `runs` whose last allowed worker has died.
+    """Quarantine each of `runs` whose last allowed worker has died.
 
     This is checked again under the lock, because the run may have got another worker or made progress. A turn that is
     being stopped ends instead, with `lost` as the opaque result of its open calls.
@@ -82,7 +82,7 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker with `epoch` can neither run nor end the run, and releases it. See `Quarantine` for `lost`."""
+    """Release the run, which the worker with `epoch` can neither run nor end. See `Quarantine` for `lost`."""
 
     run: RunKey
     epoch: int
@@ -132,7 +132,7 @@ def _crash(unit: UnitOfWork, run: RunRow, crashes_max: int, lost: bytes) -> RunR
     if free.crashes < crashes_max:
         return unit.put_run(free)
     if run.is_turn and run.is_stopping:
-        # No user requested the turn, so there is nothing for an operator to save.
+        # No user requested the turn, so an operator has nothing to recover.
         return stop.end_without_worker(unit, free, lost)
     # The epoch is increased because the worker may only have been disconnected: it must no longer write.
     attention = Attention(reason=AttentionReason.QUARANTINED, since_time=unit.now)

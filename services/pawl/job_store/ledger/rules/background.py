@@ -13,10 +13,10 @@ from pawl.chassis.ids import RunId, UserId
 
 
 class _OfJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Names a job, its user, and the runs above it to which it reports.
+    """Identifies a job, its user, and the runs above it to which it reports.
 
-    `above` is empty for a job that a delegated run did not start. Otherwise it lists, nearest first, the delegated runs
-    above the job that have not ended, followed by the root run.
+    `above` is empty unless a delegated run started the job. Otherwise it lists, nearest first, the delegated runs above
+    the job that have not ended, followed by the root run.
     """
 
     run_id: RunId
@@ -54,7 +54,7 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
     """The background state of a conversation: open jobs, notices, and start times of recent turns.
 
     Jobs and turns are counted per user. `used_up_budgets` lists the runs whose shared budget a turn has used up since
-    the last message; no more turns start on these budgets.
+    the last message; no more turns start on those budgets.
     """
 
     open_jobs: tuple[OpenJob, ...] = ()

@@ -33,7 +33,7 @@ WITH_CHILD: Final = frozenset({CallState.DELEGATED, CallState.DETACHED})
 
 
 class CallChange(CallFields, frozen=True, kw_only=True):
-    """A call as its run's owner requests it. `only_reads` means that the effect class in `spec` is READ_ONLY."""
+    """A call as requested by its run's owner. `only_reads` means that the effect class in `spec` is READ_ONLY."""
 
     only_reads: bool = False
 
@@ -171,7 +171,7 @@ def is_approved(run: RunRow, call: CallRow) -> bool:
 
 
 def approvers(run: RunRow, approvals: Iterable[Decision]) -> int:
-    """Return how many people with different credentials gave the approvals. Those who started the run do not count."""
+    """Return how many people gave approvals with different credentials. Those who started the run do not count."""
     users, credentials, counted = people_of(run), {run.credential_id} - SHARED_CREDENTIALS, 0
     for approval in approvals:
         if users.isdisjoint(people_of(approval)) and approval.credential_id not in credentials:

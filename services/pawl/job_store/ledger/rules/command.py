@@ -92,13 +92,13 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """Pauses or resumes a job or a workflow. Only the run's owner reads whether it pauses or resumes."""
+    """Pauses or resumes a job or a workflow. Only the run's owner reads which of the two."""
 
     name: ClassVar[str] = inbox.PAUSE
 
 
 class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
-    """Raises a goal's limits. `check` raises a PawlError if the encoded run cannot have them."""
+    """Raises a goal's limits. `check` raises a PawlError if the limits are not valid for the encoded run."""
 
     name: ClassVar[str] = inbox.RAISE_GOAL
     tokens: int
@@ -134,8 +134,8 @@ class Send(Decider, frozen=True, kw_only=True):
     `payload` is opaque: the owner reads it.
 
     With `as_operator`, the run may belong to any user of the store, and its log records the action. With
-    DecisionRight.STORE, a decision may also concern another user's call, if that call needs approval. A decision may
-    always concern a call that asks the user by name. If `session_id`
+    DecisionRight.STORE, a decision may also be about another user's call, if that call needs approval. A decision may
+    always be about a call that asks the user by name. If `session_id`
     is set, reports about a front-end call count only if that session holds it. If `reports_to` is set, the run must be
     a job of that conversation, or of the run `started_by`.
     """
@@ -306,13 +306,13 @@ class Send(Decider, frozen=True, kw_only=True):
 
     def _cancel(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: Cancel) -> RunRow:
         if run.state is RunState.CANCELLING:
-            # Already being stopped: to the caller this looks like a successful cancel.
+            # Already being stopped: report a successful cancel.
             return inbox.keep_receipt(unit, run, incoming, self.inbox_limits)
         run = inbox.accept(unit, run, incoming)
         run = self._log_act(unit, run, OperatorAct.ENDED, reason=command.reason)
         cause = command.cause
         if cause is StopCause.MODEL and jobs.receiver_of(unit, run) not in {"", self.started_by}:
-            cause = StopCause.PARENT  # The model that is notified of the job's end has not stopped it.
+            cause = StopCause.PARENT  # The model to be notified of the job's end did not stop it.
         return stop.request(unit, run, cause)
 
     def _log_act(

@@ -61,13 +61,12 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     Fields that are None stay unchanged; fields of type `bytes` are opaque.
 
     An owner whose lease has expired may still commit until another worker claims the run: fencing is by epoch, not by
-    time. An owner's commit ids ascend, so that a late copy of an earlier step is recognised.
+    time. An owner's commit ids are ascending, so that a late copy of an earlier step is recognised.
 
     `tokens_used` counts the tokens of the run's own model calls since the last commit. `asks_title` requests a title
     once the run has completed. `entered` lists the job notices in the step's messages. `tells_iteration` is the job
-    iteration to report to the conversation; 0 if there is none. `events_taken` counts the
-    events that nodes of a workflow have taken. `child_cancel` is the opaque command for the child run
-    of a call that the step cancels.
+    iteration to report to the conversation; 0 if there is none. `events_taken` counts the events that nodes of a
+    workflow have taken. `child_cancel` is the opaque command for the child run of a call that the step cancels.
     """
 
     run: RunKey
@@ -186,7 +185,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             epoch=self.epoch,
             first_seq=before.last_seq + 1 if run.last_seq > before.last_seq else 0,
             last_seq=run.last_seq,
-            # Checking for notices when a message is added is early enough for the next model call.
+            # Checking for notices when a message is added is soon enough for the next model call.
             commands_pending=not ends and (bool(unread) or (bool(self.messages) and jobs.has_notices(unit, run))),
             time=unit.now,
             shared_tokens_left=shared_tokens_left,
@@ -207,7 +206,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             unit.put_command(replace(command, consumed=True))
 
     def _check_stopping(self, unit: UnitOfWork, run: RunRow) -> None:
-        """Refuse new work, and any change of state except the end, while the run is being stopped (I12)."""
+        """While the run is being stopped, refuse new work and any change of state other than ending (I12)."""
         if run.state is not RunState.CANCELLING:
             return
         starts = any(not change.state.is_terminal for change in self.calls) or any(
@@ -288,7 +287,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             steer_bytes_waiting=max(0, run.steer_bytes_waiting - sum(steers)),
             crashes=0 if self._settles() or self.lease is LeaseAction.PARK else run.crashes,
             progress_time=now if self._settles() else run.progress_time,
-            # The cause of an accepted cancellation, which the owner knows only from the command, is final.
+            # The cause of an accepted cancellation is final. The owner knows it only from the command.
             stop_cause=self.stop_cause if run.stop_cause is None else run.stop_cause,
             **{name: value for name, value in figures if value is not None},
         )

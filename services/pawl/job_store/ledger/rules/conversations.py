@@ -71,14 +71,14 @@ def _cut(title: str) -> str:
 
 
 def absent(conversation: ConversationRow | None, user_id: UserId) -> ConversationNotFound | ConversationErased:
-    """Return the error for a conversation that a user does not have: erased if it was theirs, otherwise not found."""
+    """Return the error for a missing conversation: erased if it belonged to the user, otherwise not found."""
     if conversation is not None and user_id and conversation.erase_user_id == user_id:
         return ConversationErased()
     return ConversationNotFound()
 
 
 def same(earlier: RequestRow | None, fingerprint: bytes) -> RequestRow | None:
-    """Return `earlier`, the previous request with the same id, after checking that it had the same payload.
+    """Return `earlier`, a previous request with the same id, after checking that its payload is the same.
 
     Raises:
         RequestIdReused: The earlier request had a different payload.
@@ -146,7 +146,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
     """Change a conversation's title (empty restores the automatic one), labels, archiving or sharing.
 
     Fields that are None stay unchanged. When others lose write access, their open runs are stopped: the workers of
-    these runs receive the command `cancel`. Undo runs (see `is_undo`) continue, so that no undo stays half done.
+    these runs receive the command `cancel`. Undo runs (see `is_undo`) continue, so that no undo is left half done.
     Notices for other users are removed. Their jobs keep their results, and the caller stops those that are open.
     """
 
@@ -213,10 +213,10 @@ _THOUGHT: Final = "</think>"
 
 
 def ask(unit: UnitOfWork, run: RunRow) -> None:
-    """Request a title for the conversation of `run`, which has answered.
+    """Request a title for the conversation of `run`, which has produced its answer.
 
-    A title is requested once per conversation, unless the user has set a title. None is requested for conversations of
-    delegated runs, or after runs of other users, which contain those writers' text.
+    A title is requested once per conversation, unless the user has set one. None is requested for conversations of
+    delegated runs, or after runs of other users, because they contain those users' text.
     """
     conversation = unit.conversation_of(run)
     is_known = conversation.title or conversation.title_run_id or conversation.parent_run_id

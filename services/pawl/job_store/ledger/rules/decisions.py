@@ -17,7 +17,7 @@ from pawl.job_store.ledger.rules.inbox import Refused
 from pawl.job_store.ledger.rules.rows import CallRow, RunRow
 from pawl.values import CallState, CommandOutcome, DecisionKind, DecisionRight, Series
 
-_WITH_KEYS: Final = "the makers of a key count as its users"
+_WITH_KEYS: Final = "using a key also counts as an action by its creators"
 
 
 class Decide(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class Decider(Actor, frozen=True, kw_only=True):
         """Return the call with the decision, or with one more approval if more people must still approve it."""
         self._check_decidable(run, call, command, now)
         if call.state is CallState.ASKED and call.start_time is not None:
-            return call  # The question comes from the tool: an earlier decision about the call itself stays.
+            return call  # The question comes from the tool, so an earlier decision about the call itself stands.
         edits = command.kind is DecisionKind.EDIT
         decision = Decision(
             command_id=self.command_id,

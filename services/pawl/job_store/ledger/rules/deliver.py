@@ -27,7 +27,7 @@ from pawl.job_store.triggers.rules import (
     TriggerKey,
     TriggerRow,
 )
-from pawl.values import Overlap
+from pawl.values import Feature, Overlap
 
 _POLL: Final = timedelta(seconds=schedules.POLL_SECONDS)
 
@@ -35,7 +35,8 @@ _POLL: Final = timedelta(seconds=schedules.POLL_SECONDS)
 class Delivered(NamedTuple):
     """The outcome of firing a trigger with an event.
 
-    `fire` is None if the trigger has changed since it was checked. `duplicate` means that the event was seen before.
+    `fire` is None if the trigger has changed since it was checked. `duplicate` means that the event was received
+    before.
     """
 
     fire: FireRow | None = None
@@ -43,7 +44,7 @@ class Delivered(NamedTuple):
 
 
 class Deliver(msgspec.Struct, frozen=True, kw_only=True):
-    """Fire the given `generation` of `trigger` with an event; `claimed` means that the event has waited.
+    """Fire the given `generation` of `trigger` with an event. `claimed` means that the event was waiting before.
 
     `submit` creates the run; if it is None, the run is refused with `refusal` as the reason. Events without a `lane`
     never wait. The e-mail at `mail` must be newer than those already delivered. `skipped` is the reason to skip the
@@ -125,7 +126,7 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         if self.skipped:
             return row, Start(FireOutcome.SKIPPED, self.skipped)
         if lane is None:
-            return row, started(unit, row, self.submit, self.refusal)
+            return row, started(unit, row, self.submit, self.refusal, Feature.TRIGGERS)
         if row.definition.debounce_seconds and not self.claimed:
             row = self._postponed(unit, row, lane)
             return row, Start(FireOutcome.WAITING, "another event may follow")
@@ -138,10 +139,10 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
         is_busy = is_open or (has_waiting and overlap is Overlap.QUEUE)
         outcome, reason = schedules.judge_overlap(overlap, is_busy=is_busy, has_waiting=has_waiting)
         if outcome is FireOutcome.WAITING and overlap is Overlap.CANCEL:
-            outcome = outcome_of_cancel(unit, row, self.submit, before)
+            outcome = outcome_of_cancel(unit, row, self.submit, before, Feature.TRIGGERS)
         start = Start(outcome, reason)
         if outcome is FireOutcome.STARTED:
-            start = started(unit, row, self.submit, self.refusal)
+            start = started(unit, row, self.submit, self.refusal, Feature.TRIGGERS)
         if outcome is FireOutcome.WAITING:
             lane = self._waiting(lane, lane.first_time or unit.now, unit.now + _POLL, awaits_run=True)
         elif self.claimed or overlap is Overlap.CANCEL:

@@ -15,7 +15,7 @@ from pawl.job_store.schedules.rules import FireRow
 from pawl.values import CallState, RunState, WaitKind
 
 _OPEN: Final = frozenset({RunState.RUNNING, RunState.WAITING})
-# The waits of a job between its iterations.
+# What a job waits for between iterations.
 _QUIET: Final = frozenset({WaitKind.TIME, WaitKind.AGENT})
 
 
@@ -77,7 +77,7 @@ class ToolProgressed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToppedUp(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens were added to the budget. `token_budget` is the new total."""
+    """Tokens were added to the budget; `token_budget` is the new total."""
 
     type: ClassVar[str] = "run.topped_up"
     tokens: int

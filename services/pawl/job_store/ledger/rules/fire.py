@@ -9,14 +9,14 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.chassis.ids import ConversationId, RequestId, RunId, RunKey
-from pawl.errors import PawlError, PermissionDenied, RequestIdReused, ScheduleNotFound
+from pawl.errors import FeatureOff, PawlError, PermissionDenied, RequestIdReused, ScheduleNotFound
 from pawl.job_store.ledger.rules import inbox, log, stop
 from pawl.job_store.ledger.rules.rows import RunRow
 from pawl.job_store.ledger.rules.submit import Submit
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.job_store.schedules import rules as schedules
 from pawl.job_store.schedules.rules import FireOutcome, FireRow, ScheduleKey, ScheduleRow, StarterRow
-from pawl.values import Overlap, RunState, StopCause
+from pawl.values import Feature, Overlap, RunState, StopCause
 
 REASON_CHARACTERS_MAX: Final = 300
 
@@ -25,7 +25,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
     """Fire the given `generation` of `schedule`, which last started the run `last_run_id`.
 
     `expected_time` is the scheduled time; None for a manual firing, which can have a `request_id`. `next_time` is the
-    scheduled time after it. A manual firing with a `backfill_time` makes up for that past scheduled time and ignores
+    scheduled time after it. A manual firing with a `backfill_time` stands in for that past scheduled time and ignores
     the overlap policy. `submit` creates the run; if it is None, the run is refused with `refusal` as the reason.
     """
 
@@ -100,11 +100,11 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
     def _start(self, unit: UnitOfWork, row: ScheduleRow, last: RunRow | None) -> Start:
         if self.backfill_time is not None:
-            return started(unit, row, self.submit, self.refusal)
+            return started(unit, row, self.submit, self.refusal, Feature.SCHEDULES)
         if self._has_failed_too_often(row):
             return Start(FireOutcome.SKIPPED, "the previous runs of the schedule failed")
         is_busy = last is not None and not last.state.is_terminal
-        # A firing that has waited was on time when its wait started.
+        # A firing that waited was on time when it started to wait.
         has_waited = row.waiting_time is not None and row.waiting_time == self.expected_time
         outcome, reason = schedules.judge(
             row.definition,
@@ -114,14 +114,14 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
             has_waiting=row.waiting_time is not None and not has_waited,
         )
         if outcome is FireOutcome.WAITING and row.definition.overlap is Overlap.CANCEL:
-            outcome = outcome_of_cancel(unit, row, self.submit, last)
+            outcome = outcome_of_cancel(unit, row, self.submit, last, Feature.SCHEDULES)
         if outcome is not FireOutcome.STARTED:
             return Start(outcome, reason)
-        return started(unit, row, self.submit, self.refusal)
+        return started(unit, row, self.submit, self.refusal, Feature.SCHEDULES)
 
 
 class Start(NamedTuple):
-    """The outcome of a firing, with the run that it has started, if any."""
+    """The outcome of a firing, with the run that it started, if any."""
 
     outcome: FireOutcome
     reason: str = ""
@@ -129,12 +129,14 @@ class Start(NamedTuple):
     conversation_id: ConversationId = ConversationId("")
 
 
-def outcome_of_cancel(unit: UnitOfWork, row: StarterRow, submit: Submit | None, last: RunRow | None) -> FireOutcome:
+def outcome_of_cancel(
+    unit: UnitOfWork, row: StarterRow, submit: Submit | None, last: RunRow | None, feature: Feature
+) -> FireOutcome:
     """Cancel the previous run so that a new one can replace it, and return WAITING until it has ended.
 
-    Return STARTED without a cancellation if there is no previous run, or if the new run will be refused.
+    Return STARTED without cancelling anything if there is no previous run, or the new run will be refused or skipped.
     """
-    if submit is None or row.credential_ended or last is None:
+    if submit is None or submit.off_of(feature) or row.credential_ended or last is None:
         return FireOutcome.STARTED
     if last.state is not RunState.CANCELLING:
         last = inbox.accept(unit, last, inbox.arrived(unit, last, name=inbox.CANCEL, payload=submit.interrupt))
@@ -142,8 +144,8 @@ def outcome_of_cancel(unit: UnitOfWork, row: StarterRow, submit: Submit | None, 
     return FireOutcome.STARTED if last.state.is_terminal else FireOutcome.WAITING
 
 
-def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str) -> Start:
-    """Create the run, or return the outcome REFUSED.
+def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str, feature: Feature) -> Start:
+    """Create the run, or return the outcome REFUSED, or SKIPPED if `feature` or one that the run needs is off.
 
     Raises:
         RequestIdReused: The request id was used with a different payload. This does not count as a refusal.
@@ -153,10 +155,13 @@ def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: s
     try:
         with unit.savepoint():
             if row.credential_ended:
-                raise PermissionDenied("the API key of the last save or resumption was revoked or has expired")
+                raise PermissionDenied("the API key that last saved or resumed it was revoked or has expired")
+            submit.check_on(feature)
             run = submit.apply(unit).run
     except RequestIdReused:
         raise
+    except FeatureOff as off:
+        return Start(FireOutcome.SKIPPED, off.message)
     except PawlError as refused:
         return Start(FireOutcome.REFUSED, f"{refused.reason}: {refused.message}")
     return Start(FireOutcome.STARTED, "", run.run_id, run.conversation_id)

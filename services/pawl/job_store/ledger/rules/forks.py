@@ -34,9 +34,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fork_points(heads: Sequence[Head], open_calls: AbstractSet[CallId]) -> tuple[int, ...]:
-    """Return the possible fork points: the numbers of answers up to which all calls have results.
+    """Return the possible fork points: the numbers of answers up to which all calls have results. `heads` are in order.
 
-    `heads` are in order. Summaries make no difference, because they represent earlier messages.
+    Summaries do not matter, because they represent earlier messages.
     """
     points: list[int] = []
     is_answered = False

@@ -1,6 +1,6 @@
 """Handles grants: one approval for all calls of a series.
 
-A job repeats one call. Its approver may grant the series: later calls are then created under the grant. Each is
+A job repeats one call. Its approver may grant the series: later calls are then created under the grant. Each must be
 identical to that call and counts once, up to the granted number (I9, I10). The job's run stores the grant, so it
 outlives the calls. The grant ends when the series requests approval again.
 """

@@ -2,7 +2,7 @@
 
 It is bounded even if no worker reads it. Each open call can be settled or decided on once, and only one stop is kept.
 Messages, top-ups, pauses and raised limits are counted, and so are receipts of commands that had no effect. A message
-counts until it is in the conversation, wherever the owner keeps it before that.
+counts until it is in the conversation, no matter where the owner keeps it until then.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def arrived(
     credential_id: CredentialId = CredentialId(""),
     delegate_user_id: UserId = UserId(""),
 ) -> CommandRow:
-    """Return a new command for `run` that is not in its inbox yet.
+    """Return a new command for `run`, without adding it to the inbox.
 
     An empty `command_id` is replaced by a new id, and an empty `user_id` by the run's user. `call_id` is the call that
     the command settles or decides on.
@@ -114,7 +114,7 @@ def accept_message(
 
 
 def keep_event(run: RunRow, limits: Limits) -> RunRow:
-    """Count one more event that no node of a workflow has taken; return the run.
+    """Count one more event that no workflow node has taken; return the run.
 
     Raises:
         QueueFull: Too many are kept.
@@ -195,7 +195,7 @@ _DONE: Final = {
 
 
 class Replaced(Refused):
-    """Raised when a session has lost the call to another session of its client.
+    """Raised when a session has lost the call to another session of the same client.
 
     No receipt is kept, because the other session may send the same command.
     """

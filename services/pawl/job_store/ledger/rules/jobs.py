@@ -33,7 +33,7 @@ from pawl.values import RunState, StopCause, WaitKind
 
 # Maximum number of open jobs per user in a conversation (ASYNC-7).
 OPEN_MAX: Final = 10
-# Longest chain of turns started by jobs of earlier turns, without a user message in between.
+# Maximum length of a chain of turns, each started by a job of the previous one, without a user message.
 GENERATIONS_MAX: Final = 5
 # Maximum number of turns per user in a conversation within `TURNS_PERIOD`.
 TURNS_MAX: Final = 30
@@ -77,9 +77,9 @@ def add_open_job(
 def notify(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
     """Add a notice to the job's conversation: about the iteration `occasion` or, if that is 0, about the job's end.
 
-    Of a job's iterations, only the last can have a pending notice. An occasion above the job's round is a report of
-    progress, which the end of the job replaces. A silent job adds none, and neither does the end of a job that the
-    model has stopped. Erased conversations and users who may no longer write get none.
+    Of a job's iterations, only the last can have a pending notice. An `occasion` above the job's round is a progress
+    report, which the end of the job replaces. No notice is added for silent jobs, for the end of a job that the model
+    stopped, for erased conversations, or for users who may no longer write.
     """
     conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
     if conversation is None or not conversation.user_id:
@@ -193,7 +193,7 @@ def agent_ended(unit: UnitOfWork, run: RunRow) -> tuple[RunId, ...]:
 
 
 def receiver_of(unit: UnitOfWork, job: RunRow) -> RunId:
-    """Return the delegated run whose model is notified of the job's end; empty if the conversation is."""
+    """Return the delegated run whose model is notified of the job's end; empty if the conversation is notified."""
     conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
     open_jobs = conversation.background.open_jobs if conversation else ()
     return next((each.receiver for each in open_jobs if each.run_id == job.run_id), RunId(""))
@@ -212,7 +212,7 @@ def _start_turn_for(unit: UnitOfWork, conversation: ConversationRow) -> None:
     notices = (each for each in conversation.background.notices if not each.receiver)
     waiting = (each for each in notices if not each.entered_by or 0 < each.tries < TRIES_MAX)
     jobs = ((each.occasion > 0, unit.runs.get(RunKey(conversation.store_id, each.run_id))) for each in waiting)
-    # Job ends come before iterations. Jobs that may start no more turns are skipped.
+    # Job ends come before iterations. Jobs that may not start any more turns are skipped.
     candidates = [(is_iteration, job.generation, job) for is_iteration, job in jobs if job is not None]
     candidates = sorted((each for each in candidates if each[1] < GENERATIONS_MAX), key=lambda each: each[:2])
     if candidates:
@@ -242,7 +242,7 @@ def has_started(run: RunRow) -> bool:
 
 
 def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    """Return the notices that are left after `run` in their conversation has ended.
+    """Return the notices that remain after `run`, in their conversation, has ended.
 
     The notices of other users and of delegated runs are kept.
     """
@@ -251,7 +251,7 @@ def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
     if run.state is RunState.COMPLETED:
         return tuple(each for each in notices if each not in entered)
     if run.is_turn and run.state is RunState.CANCELLED and run.stop_cause is StopCause.USER:
-        # The user stopped the turn and so dismissed its notices.
+        # By stopping the turn, the user dismissed its notices.
         dismissed = entered or own
         return tuple(each for each in notices if each not in dismissed)
     if run.is_turn and run.state is RunState.FAILED:
@@ -260,7 +260,7 @@ def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
 
 
 def _started_at(run: RunRow) -> tuple[TurnTime, ...]:
-    """Return the actual start of a turn, which may be later than planned; empty if the turn never started."""
+    """Return when a turn actually started, which may be later than planned; empty if it never started."""
     return () if run.start_time is None else (TurnTime(user_id=run.user_id, time=run.start_time),)
 
 

@@ -56,7 +56,7 @@ def changed_conversations(unit: UnitOfWork) -> frozenset[tuple[StoreId, Conversa
 
 
 def write_fire(unit: UnitOfWork, starter: StarterRow, fire: FireRow) -> None:
-    """Add a life-cycle event for the outcome of a firing. A firing that waits is reported later."""
+    """Add a life-cycle event for the outcome of a firing. Waiting firings are reported later."""
     if fire.outcome is FireOutcome.WAITING:
         return
     name = "schedule" if isinstance(starter, ScheduleRow) else "trigger"

@@ -49,7 +49,7 @@ def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None)
 
 
 def may_take(run: RunRow, call: CallRow, client_id: ClientId) -> bool:
-    """Return whether a client may lease `call`. Calls to a run's own tools can be reserved for one client."""
+    """Return whether a client may lease `call`. Calls to tools supplied with a run can be reserved for one client."""
     own = run.own_tools
     return own is None or not own.client_id or call.tool_name not in own.names or own.client_id == client_id
 
@@ -80,7 +80,7 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
         return RowKeys(runs=(self.run,), calls=(self.call,))
 
     def apply(self, unit: UnitOfWork) -> Leased:
-        """Grant the lease if the call waits and no other client holds it, and log that the client executes it.
+        """Grant the lease if the call is waiting and no other client holds it, and log that the client is executing it.
 
         A client that already holds the call keeps its epoch. The call moves to this session unless a newer session
         holds it. Session ids sort by the time at which the sessions were opened.
@@ -131,7 +131,7 @@ class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
 class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
     """Release leases on `calls`: those that a session of `client_id` holds or, if that is None, expired leases.
 
-    A lost session may release its calls late: calls that another session of the client has leased since then stay
+    A lost session may release its calls late: calls that another session of the client has leased in the meantime stay
     leased.
     """
 

@@ -4,8 +4,8 @@ A history consists of a conversation's messages after the newest summary, and th
 oldest messages. It ends before the loaded run, and before any run that has an open call, an image or another user's
 message.
 
-Messages and ended calls never change, and new messages have higher numbers. A full load could therefore differ from a
-cached prefix with the newer messages only in these cases:
+Messages and ended calls never change, and new messages have higher numbers. A full load could therefore differ from the
+cached prefix plus newer messages only in these cases:
 
 * Messages were removed, or no longer belong to a fork: their count differs.
 * The newest summary was replaced or removed: `summarised_to_number` differs.
@@ -69,7 +69,7 @@ def grown(
 ) -> HistoryPrefix | None:
     """Return the prefix `known`, extended by the first of the newer `messages`; None if the prefix is empty.
 
-    It ends before the first message of a run in `changing`.
+    The result ends before the first message of a run in `changing`.
     """
     added = list(takewhile(lambda message: message.run_id not in changing, messages))
     if not added:

@@ -137,12 +137,12 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.user_id == user_id or (self.user_id != "" and self.sharing is Sharing.WRITE)
 
     def author(self, user_id: UserId) -> UserId:
-        """Return the `MessageRow.user_id` of messages by this user: empty for the owner."""
+        """Return the `MessageRow.user_id` of this user's messages: empty for the owner."""
         return UserId("") if self.user_id == user_id else user_id
 
     @property
     def notified(self) -> tuple[RunId, ...]:
-        """The active run, the jobs with notices, and delegated jobs with the runs that they report to."""
+        """The runs to notify: the active run, jobs with notices, and delegated jobs with the runs they report to."""
         if self.background == NO_BACKGROUND:
             return ()
         notices, open_jobs = self.background.notices, self.background.open_jobs
@@ -210,8 +210,8 @@ class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
 class RunRow(Actor, frozen=True, kw_only=True):
     """One execution on a conversation. schema.sql describes the fields.
 
-    `claim_at` drives scheduling: None if there is nothing to do; otherwise a worker may claim the run from that time
-    on, because it was queued, its lease expired, its deadline passed, or a command arrived. `worker_id` is the worker
+    `claim_at` drives scheduling: None if there is nothing to do; otherwise the time from which a worker may claim the
+    run because it was queued, its lease expired, its deadline passed, or a command arrived. `worker_id` is the worker
     that holds the lease; None while the run is parked or free. `queued_message` is the first message of a run that has
     not been active yet. `crashes` counts the workers that died with the run since it last made progress.
 
@@ -293,7 +293,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def loaded_from_round(self) -> int:
-        """The first round whose settled calls a worker loads. For a job or goal, this is the last round."""
+        """The first round whose settled calls a worker loads. For jobs and goals, the last round."""
         if self.has_cursor:
             return CURSOR_ROUND
         return self.round if self.reports_to or self.mark_round == LAST_ROUND else 0
@@ -334,7 +334,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
         return self.state is RunState.QUEUED and not self.is_active
 
     def needs_slot(self, now: datetime) -> bool:
-        """Return whether the run waits for a slot of its store, as queued runs and due jobs do. Turns never do."""
+        """Return whether the run is waiting for a slot, as queued runs and due jobs do. Turns never wait."""
         is_due = self.claim_at is not None and self.claim_at <= now
         is_late = self.in_background and self.state is RunState.WAITING and not self.round and is_due
         return not self.is_turn and (self.is_queued or (is_late and not self.is_active))

@@ -21,7 +21,7 @@ def _states(names: str) -> frozenset[RunState]:
 # The allowed next states of each state.
 TRANSITIONS: Final[Mapping[RunState, frozenset[RunState]]] = MappingProxyType(
     {
-        # Includes runs that an operator re-drives: they may do what they could before.
+        # Includes runs that an operator re-drives: they may do whatever they could do before.
         _S.QUEUED: _states("RUNNING WAITING NEEDS_ATTENTION CANCELLING COMPLETED FAILED EXPIRED CANCELLED"),
         _S.RUNNING: _states("WAITING NEEDS_ATTENTION CANCELLING COMPLETED FAILED EXPIRED CANCELLED"),
         _S.WAITING: _states("RUNNING NEEDS_ATTENTION CANCELLING FAILED EXPIRED CANCELLED"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -19,6 +20,29 @@ class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
     per_store: int
     per_user: int
     background_per_store: int = 100
+
+    @property
+    def usual(self) -> SlotLimits:
+        return self
+
+    def of(self, _store_id: StoreId) -> SlotLimits:
+        return self
+
+    @property
+    def unusual(self) -> Mapping[StoreId, SlotLimits]:
+        return {}
+
+
+class StoreSlots(Protocol):
+    """The limits of all stores: the usual ones, and those of the stores that have others."""
+
+    @property
+    def usual(self) -> SlotLimits: ...
+
+    @property
+    def unusual(self) -> Mapping[StoreId, SlotLimits]: ...
+
+    def of(self, store_id: StoreId, /) -> SlotLimits: ...
 
 
 class DueRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,12 +61,13 @@ class DueRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """The due runs of one store, in the order in which they are served, and its used slots.
+    """The due runs of one store, in the order in which they are served, its limits, and its used slots.
 
     `used_by_user` may omit users without due runs. Background slots are separate and not per user.
     """
 
     due: Sequence[DueRun]
+    limits: SlotLimits
     used: int
     used_by_user: Mapping[UserId, int]
     used_background: int = 0
@@ -50,7 +75,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 def assign_slots(
     lines: Sequence[Line],
-    limits: SlotLimits,
     *,
     runs_max: int,
     last_chances_max: int = 1,
@@ -64,7 +88,7 @@ def assign_slots(
     """
     picked: list[DueRun] = []
     last_chances, background_left = 0, runs_max if background_max is None else background_max
-    turns = deque(_fitting(line, limits) for line in lines)
+    turns = deque(map(_fitting, lines))
     while turns and len(picked) < runs_max:
         turn = turns.popleft()
         run = next(turn, None)
@@ -83,8 +107,8 @@ def assign_slots(
     return picked
 
 
-def _fitting(line: Line, limits: SlotLimits) -> Iterator[DueRun]:
-    used, used_by_user = line.used, Counter(line.used_by_user)
+def _fitting(line: Line) -> Iterator[DueRun]:
+    limits, used, used_by_user = line.limits, line.used, Counter(line.used_by_user)
     background = line.used_background
     for run in line.due:
         if run.is_background and not run.is_active:
@@ -107,7 +131,7 @@ class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts for one queue of a store: runs that have not started, active runs, and slots.
+    """Counts for one of a store's queues: runs that have not started, active runs, and slots.
 
     See `RunRow.needs_slot`.
     """
@@ -118,5 +142,5 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> int:
-        """Number of runs that wait for a slot. Runs for which a slot is free do not count."""
+        """Number of runs waiting for a slot, not counting those for which a slot is free."""
         return self.queued - max(0, self.slots - self.active)

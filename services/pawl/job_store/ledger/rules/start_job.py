@@ -16,9 +16,9 @@ from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 
 
 class StartJob(Submit, frozen=True, kw_only=True):
-    """Start the job `run_id`, which reports to the conversation that its message would otherwise go to.
+    """Start the job `run_id`, which reports to the conversation that its message would otherwise be added to.
 
-    The message is in a conversation of its own, so the run waits for no other run. It uses a background slot:
+    The message gets its own conversation, so the run does not wait for any other run. It uses a background slot:
     `store_slots` and `store_queue_max` are the limits for background runs. `job` encodes the job for a given start
     time; the result is appended to the run's options. If `is_silent`, the job reports nothing, not even its end.
     """

@@ -23,7 +23,7 @@ class Sharing(IntEnum):
 
 
 class WaitReason(IntEnum):
-    """The reason why a run makes no progress. If several reasons apply, the first one listed here is reported."""
+    """The reason why a run is not making progress. If several apply, the first one listed here is reported."""
 
     APPROVAL = 1
     ANSWER = 2

@@ -1,8 +1,8 @@
-"""Decides which steps of runs one statement can write, and prepares them from cached rows.
+"""Decides which steps can be written with one statement, and prepares them from cached rows.
 
-A run's owner writes most of its rows, so job-store usually knows them already. Such a step needs no rows but its run,
-the run's conversation and its calls. The statement writes it only if none of them has changed: every write of a run,
-its calls or its commands gives the run's row a new version.
+A run's owner writes most of its rows, so job-store usually knows them already. A step that needs only the rows of its
+run, the run's calls and its conversation can be prepared from the cache. The statement writes it only if none of them
+has changed: every write of a run, its calls or its commands gives the run's row a new version.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pawl.job_store.ledger.rules.unit_of_work import Ids, Operation, RowKeys, Un
 
 # The approximate size of the other fields of a row.
 _ROWS_BYTES: Final = 2048
-# The time is estimated for this long after the database's last answer, and may be as much late.
+# How long after the database's last response the time is estimated. The estimate may be late by as much.
 ESTIMATE_SECONDS_MAX: Final = 1.0
 
 
 class CachedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """An open run with an empty inbox, and its open calls, as of a version of its row.
+    """An open run with an empty inbox, and its open calls, at some version of its row.
 
     The version is an opaque value of the store. The conversation may be older, and is None if it is not known.
     """
@@ -70,16 +70,16 @@ class Step:
         return self.unit.conversations.changed()
 
     def written(self, version: Any) -> CachedRun | None:
-        """Return what may be cached of the run once the step is written; None if it has ended."""
+        """Return the part of the run that may be cached once the step is written; None if the run has ended."""
         return after(self.unit, self.cached.key, version, self.cached)
 
 
 def prepare(
     operations: Sequence[Operation[Any]], cached: Callable[[RunKey], CachedRun | None], now: datetime, ids: Ids
 ) -> list[Step]:
-    """Return a group of such steps of different runs, applied to the cached rows; empty if any operation is not one.
+    """Apply such steps of different runs to the cached rows and return them; empty if any operation is not one.
 
-    If the group needs a transaction anyway, a statement for some of its steps would only cost more.
+    If the group needs a transaction anyway, a separate statement for some of its steps would only add cost.
     """
     known: dict[RunKey, CachedRun] = {}
     for operation in operations:
@@ -134,7 +134,7 @@ def _is_simple(run: RunRow, conversation: ConversationRow | None) -> bool:
 
 
 def _is_alone(unit: UnitOfWork, before: RunRow) -> bool:
-    """Return whether an operation changed only its run, which its owner keeps or ends, its conversation and calls."""
+    """Return whether an operation changed only a run, its conversation and calls, and the owner keeps or ends it."""
     run = unit.runs.get(before.key)
     if run is None or run is before:
         return False
@@ -153,12 +153,15 @@ def _is_alone(unit: UnitOfWork, before: RunRow) -> bool:
 
 
 def is_cacheable(run: RunRow) -> bool:
-    """Return whether steps of a run need no other run: jobs are trimmed, and some runs share a budget."""
+    """Return whether steps of a run never need other runs.
+
+    Jobs are excluded because they are trimmed, and so are runs that share a budget.
+    """
     return not (run.reports_to or run.budget_run_id)
 
 
 def after(unit: UnitOfWork, key: RunKey, version: Any, before: CachedRun | None) -> CachedRun | None:
-    """Return what may be cached of a run once the changes of `unit` are stored; None if the run must be loaded again.
+    """Return the part of a run to cache once the changes of `unit` are stored; None if the run must be reloaded.
 
     All open calls and unread commands of the run must be in the unit. `before` is what was cached until now.
     """
@@ -177,5 +180,8 @@ def after(unit: UnitOfWork, key: RunKey, version: Any, before: CachedRun | None)
 
 
 def loaded_with(keys: RowKeys) -> RowKeys:
-    """Return the keys of an operation, with all calls of a run whose step it is, so that the run can be cached."""
+    """Return the keys of an operation.
+
+    If it is a step, they include all calls of its run, so that the run can be cached.
+    """
     return keys if keys.step is None else replace(keys, calls_of=(keys.step,))

@@ -28,7 +28,7 @@ read_ending: Final = msgspec.msgpack.Decoder(Ending).decode
 
 
 def command(unit: UnitOfWork, run: RunRow, cause: StopCause, payload: bytes, *, user_id: UserId = UserId("")) -> None:
-    """Stop `run` as `request` does, unless it has ended or is CANCELLING. `payload` is the command for its owner."""
+    """Call `request` for `run`, unless it has ended or is CANCELLING. `payload` is the command for its owner."""
     if run.state.is_terminal or run.state is RunState.CANCELLING:
         return
     request(unit, _commanded(unit, run, payload, user_id), cause)
@@ -47,11 +47,11 @@ def _commanded(unit: UnitOfWork, run: RunRow, payload: bytes, user_id: UserId = 
 
 
 def request(unit: UnitOfWork, run: RunRow, cause: StopCause) -> RunRow:
-    """Stop `run`, which must be open and not CANCELLING: nothing new starts from now on (I12).
+    """Stop `run`, which must be open and not CANCELLING. Nothing new starts from now on (I12).
 
     A run that no worker has claimed is CANCELLED immediately, unless messages entered it: only an owner can read them,
     and they must not be lost (I1). Any other run becomes CANCELLING, and its current or next owner settles its open
-    calls. A quarantined run becomes claimable for that.
+    calls. A quarantined run becomes claimable so that this can happen.
     """
     stopped, superseded = _stop(unit, run, cause)
     _supersede(unit, superseded)
@@ -114,7 +114,7 @@ def _end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) ->
 
 
 def _report(unit: UnitOfWork, run: RunRow, job_ids: tuple[RunId, ...]) -> None:
-    """Report the end of a child run, and the jobs that it leaves open, to its parent in the same transaction.
+    """Report the end of a child run, and the jobs that it leaves open, to its parent, in the same transaction.
 
     Apart from this, only a cancellation settles the call. Has no effect if the call was cancelled or the parent no
     longer exists.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, assert_never
 
 import msgspec
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from pawl.chassis.ids import DEFAULT_AGENT, ConversationId, RunId, RunKey
 from pawl.errors import (
     ConversationBusy,
+    FeatureOff,
     InvalidField,
     QueueFull,
     RunNotFound,
@@ -32,7 +33,7 @@ from pawl.job_store.ledger.rules.rows import (
 )
 from pawl.job_store.ledger.rules.slots import QueueKey
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
-from pawl.values import MessagePolicy, RunState, StopCause
+from pawl.values import Feature, MessagePolicy, RunState, StopCause
 
 _ON_THE_ACTIVE: Final = frozenset({MessagePolicy.STEER, MessagePolicy.INTERRUPT})
 
@@ -67,6 +68,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
 
     `undoes` is the run that the new run undoes: writers may undo their own runs even after sharing has ended. With
     `only_repeat`, for example because the agent is missing, only a repeated request succeeds.
+
+    Features in `off` are switched off in the store. Undo is possible nevertheless.
     """
 
     conversation_id: ConversationId
@@ -91,6 +94,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     own_tools: OwnTools | None = None
     new_conversation_id: ConversationId = ConversationId("")
     only_repeat: bool = False
+    off: Collection[Feature] = ()
     mark_round: int = 0
     is_reported: bool = False
 
@@ -115,13 +119,14 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         Raises:
             RequestIdReused: The request id was used with a different payload.
             ToolExists: `only_repeat` is set and the request was not made before.
-            InvalidField: Tools came with a message, and the policy is STEER.
+            InvalidField: The message supplies tools, and the policy is STEER.
             ConversationNotFound: The user has no such conversation, and none is shared with the user for writing.
             ConversationErased: The user has erased it.
             ConversationBusy: The policy is REJECT and a run is active.
             RunOfAnotherUser: The policy is STEER or INTERRUPT, and another user started the active run.
-            QueueFull: Too many runs wait in the conversation or the store, or the active run has too many messages, or
-                messages from too many people.
+            FeatureOff: The request creates a run, and a feature that it needs is switched off.
+            QueueFull: Too many runs are waiting in the conversation or the store, or the active run has too many
+                messages, or messages from too many people.
         """
         earlier = self.earlier(unit)
         if earlier is not None:
@@ -213,7 +218,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
                 assert_never(self.policy)
 
     def _instead_of(self, unit: UnitOfWork, conversation: ConversationRow, active: RunRow) -> Submitted:
-        """Queue a run behind an active turn, a run that no message started. It cannot be steered.
+        """Queue a run behind an active turn, which was not started by a message and cannot be steered.
 
         Normally the turn ends first. It is stopped if it has not started, is waiting, needs attention, or the policy is
         INTERRUPT. A turn that needs attention would block everyone, so any user can replace it.
@@ -231,8 +236,9 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         return replace(submitted, run=unit.runs.get(submitted.run.key) or submitted.run)
 
     def _create(self, unit: UnitOfWork, conversation: ConversationRow, *, first: bool = False) -> Submitted:
+        self.check_on(Feature.RUNS, *([Feature.BACKGROUND, Feature.DELEGATION] if self.mark_round else []))
         is_own = conversation.user_id == self.user_id
-        # Writers leave half of the queue to the owner of the conversation, and cannot jump the queue.
+        # Half of the queue is reserved for the owner of the conversation. Other writers cannot jump the queue.
         first = first and is_own
         queue_max = self.queue_max if is_own else (self.queue_max + 1) // 2
         if len(conversation.queue) >= queue_max:
@@ -259,9 +265,11 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         """Create a run in a conversation of its own, and count it as an open job of `conversation`.
 
         Raises:
+            FeatureOff: Runs or background work are switched off.
             TooManyJobs: The user has too many open jobs in the conversation.
-            QueueFull: Too many background runs wait in the store.
+            QueueFull: Too many background runs are waiting in the store.
         """
+        self.check_on(Feature.RUNS, Feature.BACKGROUND, *([Feature.DELEGATION] if self.mark_round else []))
         if conversation.background.open_jobs_of(self.user_id) >= jobs.OPEN_MAX:
             raise TooManyJobs
         self.check_queue(unit, in_background=True)
@@ -275,8 +283,20 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         run = replace(run, reports_to=conversation.conversation_id, in_background=True, silent=is_silent)
         return Submitted(run=turn.give(unit, own, run, before=(RunChanged(from_state=None, run=run),)), steered=False)
 
+    def check_on(self, *features: Feature) -> None:
+        """Check that features are on in the store.
+
+        Raises:
+            FeatureOff: One of them is off.
+        """
+        if off := self.off_of(*features):
+            raise FeatureOff(f"the feature '{off[0]}' is switched off for this store", feature=off[0])
+
+    def off_of(self, *features: Feature) -> Sequence[Feature]:
+        return [] if self.undoes else [feature for feature in features if feature in self.off]
+
     def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
-        """Refuse a run if too many already wait for a slot of the store.
+        """Refuse a run if too many are already waiting for one of the store's slots.
 
         Raises:
             QueueFull: Too many are waiting.

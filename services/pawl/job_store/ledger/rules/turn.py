@@ -53,9 +53,9 @@ def give(
     before: tuple[EventBody, ...] = (),
     claim_at: datetime | None = None,
 ) -> RunRow:
-    """Activate `run`: add its message to the conversation, and let workers claim the run from `claim_at` on.
+    """Activate `run`: add its message to the conversation, and let workers claim the run from `claim_at`.
 
-    `before` is written to its log first. A run started by job notices has no message.
+    `before` is written to the log first. A run started by job notices has no message.
     """
     if run.queued_message is None:
         raise Internal("a run cannot be activated twice")
@@ -84,7 +84,7 @@ def give(
 def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
     """Remove an ended run from its conversation and, if it was active, activate the next run.
 
-    Return the next run if another run with an interrupting message waits behind it; otherwise None.
+    Return the next run if another run with an interrupting message is waiting behind it; otherwise None.
     """
     conversation = unit.conversation_of(run)
     if conversation.active_run_id != run.run_id:

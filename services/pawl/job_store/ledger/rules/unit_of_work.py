@@ -108,27 +108,29 @@ Path: TypeAlias = tuple[StoreId, tuple[Segment, ...]]
 
 
 class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows that an operation names.
+    """The keys of the rows that an operation needs.
 
     They are loaded and locked before it is applied.
 
     Related rows are loaded too:
 
-    - A run comes with its open calls, unread commands and conversation only if `calls_of`, `commands_of` and
-      `conversations_of` name it.
-    - A conversation comes with its active run, the call that this run executes, the first queued runs, the jobs that
-      have notices for it, and its open delegated jobs with the runs that they report to.
-    - A run that `conversations_of` or `ends` names comes also with the conversation that it, or its jobs, report to.
-    - A request that created a conversation comes with that conversation.
-    - `ends` names runs that may end or start a job. They come with their conversation, the next queued run, the call
-      that they execute, and all runs above them.
+    - A run's open calls, unread commands and conversation are loaded only if it is in `calls_of`, `commands_of` and
+      `conversations_of`, respectively.
+    - Loading a conversation also loads its active run, the call that this run executes, the first queued runs, the jobs
+      that have notices for it, and its open delegated jobs with the runs that they report to.
+    - For a run in `conversations_of` or `ends`, the conversation that it or its jobs report to is also loaded.
+    - Loading a request also loads the conversation that it created, if any.
+    - `ends` lists runs that may end or start a job. Their conversation, the next queued run, the call that they
+      execute, and all runs above them are also loaded.
     - `queues` are queues in which a run may be created, each with its number of slots and the maximum number of waiting
       runs.
-    - `stopped` adds all queued runs of conversations that `conversations` also names, if they belong to the given user.
-    - `keyed` names conversations by their clients' keys.
-    - A trigger comes with the last run that it started. A lane comes with its last event's run and its waiting event.
-    - `paths` adds the message counts for forks, whose source conversations must be named.
-    - `step` names a run whose owner takes a step that needs no rows but the run, its conversation and its calls.
+    - `stopped` adds all queued runs of conversations that are also in `conversations`, if they belong to the given
+      user.
+    - `keyed` lists conversations by their clients' keys.
+    - Loading a trigger also loads the last run that it started. Loading a lane also loads its last event's run and its
+      waiting event.
+    - `paths` adds the message counts for forks, whose source conversations must be listed.
+    - `step` is a run whose owner takes a step that needs only the run, its conversation and its calls.
 
     If `owner` is set and does not own all `runs`, nothing is loaded or locked, unless the first of `calls` asks this
     user by name.
@@ -156,13 +158,13 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnitOfWork:
-    """All rows that a group of operations names, and the changes that the operations made.
+    """All rows that a group of operations needs, and the changes that the operations made.
 
     `now` is the time of the transaction, `ids` creates ids. `loop_states` maps runs to their new worker states.
     `wakeups` lists the workers to notify of a command. `off_log` has life-cycle events that belong to no run's log.
     `trims` lists job rows to remove so that `iterations_kept` iterations remain. `work_ready` means that a run became
-    claimable. `queues` has the queues that were loaded. `kept` has, for each path, the last number that its newest
-    summary covers and the count of messages after it.
+    claimable. `queues` has the queues that were loaded. `kept` has, for each path, the last number covered by its
+    newest summary and the count of messages after it.
     """
 
     now: datetime
@@ -230,7 +232,7 @@ class UnitOfWork:
         self._touch(RunKey(command.store_id, command.run_id), self._commands_of, command.key)
 
     def _touch(self, run_key: RunKey, rows_of: dict[RunKey, dict[K, None]], key: K) -> None:
-        """Write the run too, even if it stays the same: its new version shows that its calls or commands changed."""
+        """Write the run even if it is unchanged: its new version shows that its calls or commands changed."""
         rows_of.setdefault(run_key, {})[key] = None
         run = self.runs.get(run_key)
         if run is None:
@@ -277,7 +279,7 @@ class UnitOfWork:
 
 
 class Operation(Protocol[T_co]):
-    """One change to the ledger. Pure: it reads and changes only the rows it names."""
+    """One change to the ledger. Pure: it reads and changes only the rows whose keys it lists."""
 
     @property
     def row_keys(self) -> RowKeys: ...

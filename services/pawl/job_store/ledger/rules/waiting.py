@@ -1,4 +1,4 @@
-"""Explains why a run makes no progress: a pure function of the run, its open calls and its context."""
+"""Explains why a run is not making progress: a pure function of the run, its open calls and its context."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pawl.job_store.ledger.rules.states import AttentionReason, WaitReason
 from pawl.job_store.ledger.rules.usage import day_end
 from pawl.values import CallState, RunState, WaitKind
 
-# Maximum number of calls, and of runs, that a reason names.
+# Maximum number of calls, and of runs, that a reason lists.
 NAMED_MAX: Final = 20
 # Only this many of a run's newest calls are counted.
 COUNTED_MAX: Final = 1000
@@ -59,9 +59,9 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
         _W.ANSWER: "Its user must answer.",
         _W.FRONT_END: "One of its user's front ends must run the call, or a client must return its result.",
         _W.TOKENS: "Its user must add tokens with a top-up.",
-        _W.AGENT: "That run must end: see what it waits for.",
+        _W.AGENT: "That run must end: see what it is waiting for.",
         _W.TURN: "The runs before it must end or be cancelled.",
-        _W.PLACE: "Another run must end or start to wait: the slot goes to the oldest run that needs one.",
+        _W.PLACE: "Another run must end or start waiting: the slot goes to the oldest run that needs one.",
         _W.WORKER: "A worker claims it automatically; if none does, check that an agent-loop is running.",
         _W.AGENT_QUOTA: "It continues automatically after the day (UTC), or once an admin gives the agent more tokens.",
         _W.TIME: "It continues automatically at that time.",
@@ -120,7 +120,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 def explain(
     situation: Situation, limits: SlotLimits, below: Mapping[RunId, Waiting] = MappingProxyType({})
 ) -> Waiting | None:
-    """Return why the run makes no progress; None if it is RUNNING or has ended.
+    """Return why the run is not making progress; None if it is RUNNING or has ended.
 
     `below` has the reasons of runs that execute its calls, if known.
     """
@@ -141,7 +141,7 @@ def explain(
 
 
 def explain_all(situations: Sequence[Situation], limits: SlotLimits) -> Waiting | None:
-    """Return why the first run makes no progress. The other runs execute its calls, directly or indirectly."""
+    """Return why the first run is not making progress. The other runs execute its calls, directly or indirectly."""
     known: dict[RunId, Waiting] = {}
     # Newest first: a run is created after the run whose call it executes.
     for situation in sorted(situations[1:], key=lambda each: each.run.create_time, reverse=True):
@@ -157,7 +157,7 @@ def _queued(situation: Situation, limits: SlotLimits) -> Waiting:
         others = len(situation.before) - 1
         more = f", with {others} more ahead of it" if others > 0 else ""
         who = f"run {situation.before[0]}" if situation.before else "another run"
-        sentence = f"It is waiting for its turn in the conversation, which {who} has{more}."
+        sentence = f"It is waiting for its turn in the conversation: {who} is active{more}."
         return _simple(situation, _W.TURN, sentence, run.create_time, run_ids=situation.before[:NAMED_MAX])
     if run.worker_id is None and situation.store_slots_used >= limits.per_store:
         sentence = f"It is waiting for a slot: its store has {limits.per_store} active runs, which is the maximum."
@@ -344,7 +344,7 @@ def _simple(
 
 
 def _is_due(situation: Situation, *, of_nobody: bool = False) -> bool:
-    """Return whether a worker holds or may claim the run; with `of_nobody`, only whether one may claim it."""
+    """Return whether a worker holds or may claim the run. With `of_nobody`, only runs that no worker holds count."""
     run = situation.run
     may_take = run.claim_at is not None and run.claim_at <= situation.time
     return may_take or (run.worker_id is not None and not of_nobody)

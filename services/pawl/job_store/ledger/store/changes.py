@@ -87,7 +87,7 @@ _CHANGED: Final = Statement(
     ("integer", "text", "text", "text", "bigint", "timestamptz", "text", "timestamptz"),
     gathered=False,
 )
-# Whether a run waits for a slot in one of the stores.
+# Whether a run is waiting for a slot in one of the stores.
 ANY_WAITS: Final = """EXISTS (
     SELECT FROM unnest({stores}::text[]) AS k (store_id) CROSS JOIN LATERAL (
         SELECT FROM job_store.runs AS r WHERE r.store_id = k.store_id AND r.claim_at <= now() AND NOT r.active LIMIT 1
@@ -127,7 +127,7 @@ def of_group(changed: Changes) -> tuple[str, list[Any]] | None:
     unit = changed.unit
     # Sorted, so that two groups that create the same rows wait for each other instead of deadlocking.
     requests = sorted(unit.requests.created(), key=lambda row: row.key)
-    # By client key first, because other groups may create conversations with the same keys.
+    # Sorted by client key first, because other groups may create conversations with the same keys.
     conversations = sorted(unit.conversations.created(), key=lambda row: (row.key_hash or b"", row.key))
     new_runs = unit.runs.created()
     writes = [
@@ -150,9 +150,9 @@ def of_group(changed: Changes) -> tuple[str, list[Any]] | None:
 
 
 def of_steps(steps: Sequence[Step], changed: Sequence[Changes], now: datetime) -> tuple[str, list[Any]]:
-    """Return the statement that writes the changes of those steps whose rows are unchanged, and returns their numbers.
+    """Return a statement that writes the changes of the steps whose rows are unchanged, and returns their numbers.
 
-    Nothing of the other steps is written.
+    It writes nothing for the other steps.
     """
     conversations = [(step.number, before, after) for step in steps for before, after in step.conversations]
     writes = [
@@ -177,7 +177,7 @@ def _write(statement: Statement, rows: Sequence[Sequence[Any]]) -> Write:
 
 
 def _writes(parts: Sequence[Changes], heads: Sequence[int] | None) -> list[Write]:
-    """Return the writes of what steps change. With `heads`, a number for each part, they are guarded."""
+    """Return the writes of the rows that steps change. `heads`, a number for each part, guards them."""
     units = [part.unit for part in parts]
     loop_states = {run: state for unit in units for run, state in unit.loop_states.items()}
 

@@ -1,4 +1,4 @@
-"""Generates set-based statements from the columns of tables: one round trip writes rows of any number of tables."""
+"""Generates set-based statements from tables' columns: one round trip writes rows of any number of tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncpg import Record
 R = TypeVar("R")
 
 _STATEMENTS_MAX: Final = 1000
-# Columns for which rows have no field: they are only counted, or selected in addition, such as the time.
+# Columns without a field in the row: they are only counted, or selected in addition, such as the time.
 _BESIDE: Final = ("notices_pending", "notices_entered", "now", "found", "omitted_bytes")
 
 

@@ -25,7 +25,7 @@ _COLUMNS: Final = f"{_KEYS}, parent_run_id, version"
 _READ: Final = f"""{_KEYS}, CASE WHEN reports_to = '' THEN parent_run_id ELSE '' END AS parent_run_id,
     CASE WHEN state > 1 OR active THEN xmin::text ELSE '' END AS version"""
 _NEWEST: Final = "ORDER BY create_time DESC, run_id DESC LIMIT"
-# Open runs are found by id. Of ended runs, only the newest are read, so that a long conversation costs no more.
+# Open runs are found by id. Only the newest ended runs are read, so that the cost does not grow with the conversation.
 _RUNS: Final = f"""
 WITH RECURSIVE found ({_COLUMNS}) AS (
     (
@@ -92,7 +92,7 @@ async def runs(
         below[record["parent_run_id"]].append(record)
 
     def version(record: Record) -> str:
-        # An open run shows what its child runs wait for.
+        # An open run shows what its child runs are waiting for.
         children = below[record["run_id"]] if record["is_open"] else ()
         parts = [record["version"], *map(version, children)]
         return ",".join(parts) if all(parts) else ""

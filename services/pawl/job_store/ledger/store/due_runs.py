@@ -16,7 +16,7 @@ from typing import Final
 from asyncpg import Record
 
 from pawl.chassis.ids import RunKey, StoreId, UserId, WorkerId
-from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
+from pawl.job_store.ledger.rules.slots import DueRun, Line, StoreSlots, assign_slots
 from pawl.server.db.database import Connection
 
 # The statements are built only from constants in this module.
@@ -49,10 +49,16 @@ CROSS JOIN LATERAL (
         coalesce(bool_or(r.claim_at <= now()), false) AS is_due
     FROM job_store.runs AS r WHERE r.store_id = s.store_id AND r.active
 ) AS slots
-WHERE s.store_id IS NOT NULL AND (slots.used < $2 OR slots.is_due OR (slots.used_background < $4 AND EXISTS (
-    SELECT FROM job_store.runs AS r
-    WHERE r.store_id = s.store_id AND r.in_background AND NOT r.active AND r.claim_at <= now() OFFSET 0
-)))
+LEFT JOIN unnest($5::text[], $6::integer[], $7::integer[]) AS unusual (store_id, per_store, background_per_store)
+    USING (store_id)
+WHERE s.store_id IS NOT NULL AND (
+    slots.used < coalesce(unusual.per_store, $2)
+    OR slots.is_due
+    OR (slots.used_background < coalesce(unusual.background_per_store, $4) AND EXISTS (
+        SELECT FROM job_store.runs AS r
+        WHERE r.store_id = s.store_id AND r.in_background AND NOT r.active AND r.claim_at <= now() OFFSET 0
+    ))
+)
 LIMIT $3
 """
 
@@ -79,7 +85,7 @@ _USED_BY_USER: Final = """
 _HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in_background) AS background_held"
 
 # Some stores' first due runs: those that have a slot, then the others, then background runs. In each of these groups,
-# runs that have crashed workers come last. A run whose last allowed worker has died is left to quarantine.
+# runs that have crashed workers come last. A run whose last allowed worker has died is left for quarantine.
 _DUE: Final = f"""
 SELECT due.*, slots.used, slots.used_background, {_USED_BY_USER}, {_HELD}
 FROM unnest($1::text[]) AS s (store_id)
@@ -148,12 +154,12 @@ class Picked:
 
 
 class DueRuns:
-    """Selects due runs. A worker holds at most one run that is at its last chance."""
+    """Selects due runs. A worker holds at most one run that is on its last chance."""
 
-    def __init__(self, limits: SlotLimits, *, crashes_max: int) -> None:
-        self._limits = limits
+    def __init__(self, slots: StoreSlots, *, crashes_max: int) -> None:
+        self._slots = slots
         self._crashes_max = crashes_max
-        # Where the round over a store's users continues, if its oldest runs must wait.
+        # Where the round-robin over a store's users continues if its oldest runs must wait.
         self._last_users: dict[StoreId, UserId] = {}
 
     async def pick(
@@ -166,13 +172,20 @@ class DueRuns:
         runs_max: int,
         background_runs_max: int,
     ) -> Picked:
-        """Return the next stores' runs that the worker may claim.
+        """Return the runs of the next stores that the worker may claim.
 
         Other claims on these stores wait until the transaction ends.
         """
-        limits = self._limits
+        usual, unusual = self._slots.usual, self._slots.unusual
         records = await connection.fetch(
-            _STORES, after_store, limits.per_store, stores_max, limits.background_per_store
+            _STORES,
+            after_store,
+            usual.per_store,
+            stores_max,
+            usual.background_per_store,
+            list(unusual),
+            [limits.per_store for limits in unusual.values()],
+            [limits.background_per_store for limits in unusual.values()],
         )
         if not records:
             return Picked(stores=(), runs=(), has_more=False)
@@ -191,7 +204,6 @@ class DueRuns:
         last_chances_max = await self._last_chances_max(connection, worker_id, due)
         share = partial(
             assign_slots,
-            limits=limits,
             runs_max=runs_max,
             last_chances_max=last_chances_max,
             background_max=max(0, background_runs_max - held),
@@ -215,11 +227,11 @@ class DueRuns:
         self, due: Mapping[StoreId, list[Record]], cut: Sequence[StoreId], picked: Sequence[DueRun]
     ) -> list[StoreId]:
         granted = Counter(run.key.store_id for run in picked if not (run.is_active or run.is_background))
-        return [store for store in cut if due[store][0]["used"] + granted[store] < self._limits.per_store]
+        return [store for store in cut if due[store][0]["used"] + granted[store] < self._slots.of(store).per_store]
 
     async def _heads(self, connection: Connection, stores: Sequence[StoreId]) -> dict[StoreId, list[Record]]:
         # The quotient is the number of users that can be at their limits.
-        hops = _USERS_MAX + self._limits.per_store // self._limits.per_user
+        hops = _USERS_MAX + max(limits.per_store // limits.per_user for limits in map(self._slots.of, stores))
         if len(self._last_users) > _CURSORS_MAX:
             self._last_users.clear()
         after = [self._last_users.pop(store, "") for store in stores]
@@ -243,11 +255,12 @@ class DueRuns:
                     )
                     for record in {record["run_id"]: record for record in records}.values()
                 ],
+                limits=self._slots.of(store),
                 used=records[0]["used"],
                 used_background=records[0]["used_background"],
                 used_by_user={record["user_id"]: record["used_by_user"] for record in records},
             )
-            for records in due.values()
+            for store, records in due.items()
             if records
         ]
 

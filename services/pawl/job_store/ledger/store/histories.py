@@ -1,4 +1,4 @@
-"""Reads the history that a run is loaded with: messages after the newest summary, and their calls."""
+"""Reads the history loaded with a run: messages after the newest summary, and their calls."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from pawl.job_store.ledger.store.changes import Changes
 from pawl.job_store.ledger.store.loading import load
 from pawl.server.db.database import Connection, Database
 
-# Another transaction came first: a retry of the group sees its rows.
+# Another transaction committed first. A retry of the group sees its rows.
 _CONFLICTS: Final = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
@@ -37,7 +37,7 @@ _log = logs.get_logger(__name__)
 
 
 class PostgresJournal:
-    """See `ports.Journal`. Without `keeps_lifecycle`, no life-cycle events are stored for sending."""
+    """See `ports.Journal`. Without `keeps_lifecycle`, no life-cycle events are stored."""
 
     def __init__(self, database: Database, ids: Ids, cache: RunCache, *, keeps_lifecycle: bool = True) -> None:
         self._keeps_lifecycle = keeps_lifecycle
@@ -89,7 +89,7 @@ class PostgresJournal:
     async def _write(
         self, connection: Connection, operations: Sequence[Operation[Any]]
     ) -> tuple[Written, Mapping[RunKey, CachedRun | None]]:
-        """Return also what may be cached of each changed run once the transaction has committed."""
+        """Also return what may be cached of each changed run once the transaction has committed."""
         keys = [operation.row_keys for operation in operations]
         unit = await load(connection, self._ids, list(map(steps.loaded_with, keys)))
         self._cache.note_time(unit.now)

@@ -16,7 +16,7 @@ from asyncpg import Record
 
 from pawl.chassis.ids import StoreId, WorkerId
 from pawl.job_store.ledger.reading import Claimed, Renewed
-from pawl.job_store.ledger.rules.slots import DueRun, SlotLimits
+from pawl.job_store.ledger.rules.slots import DueRun, StoreSlots
 from pawl.job_store.ledger.store.due_runs import DueRuns
 from pawl.server.db.database import Connection, Database, affected
 
@@ -117,11 +117,11 @@ _STORES_MAX: Final = 64
 
 
 class PostgresLeases:
-    """See `reading.Leases`. A run is no longer claimed once `crashes_max` workers have died with it."""
+    """See `reading.Leases`. A run can no longer be claimed once `crashes_max` workers have died with it."""
 
-    def __init__(self, database: Database, limits: SlotLimits, *, crashes_max: int) -> None:
+    def __init__(self, database: Database, slots: StoreSlots, *, crashes_max: int) -> None:
         self._database = database
-        self._due_runs = DueRuns(limits, crashes_max=crashes_max)
+        self._due_runs = DueRuns(slots, crashes_max=crashes_max)
         self._crashes_max = crashes_max
         self._last_store = StoreId("")
 
@@ -160,7 +160,7 @@ class PostgresLeases:
         return seconds
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
-        # At least one row: for a worker without runs, it has only the time.
+        # At least one row. For a worker without runs, it contains only the time.
         records = await self._database.fetch(_RENEW, worker_id, timedelta(seconds=lease_seconds), urgent=True)
         held = [record for record in records if record["run_id"] is not None]
         return Renewed(

@@ -1,4 +1,4 @@
-"""Loads and locks the rows that a group of operations names."""
+"""Loads and locks the rows that a group of operations needs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ JOIN (SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS user_id, unne
 USING (store_id, user_id, request_id)
 """
 
-# By id, never through all the user's runs.
+# Looked up by id, never by scanning the user's runs.
 _OWNED: Final = """
 SELECT k.number FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::int[])
     AS k (store_id, run_id, call_id, user_id, number)
@@ -58,8 +58,8 @@ FROM unnest($1::text[], $2::text[], $3::bytea[], $4::int[]) AS k (store_id, user
 JOIN job_store.conversations AS c USING (store_id, user_id, key_hash)
 """
 
-# Named by id, or by one of their runs, whose conversation never changes. A job also names the conversation that it
-# reports to, and a delegated run the one that its jobs report to.
+# Found by id, or through one of their runs, whose conversation never changes. A job also leads to the conversation that
+# it reports to, and a delegated run to the one that its jobs report to.
 _CONVERSATIONS: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c
 JOIN (
@@ -136,8 +136,8 @@ JOIN (
 ) AS k USING (store_id, run_id, command_id)
 """
 
-# Counts the runs that wait to start, up to a limit, and the runs that have a slot. A job that waits for its first
-# iteration counts once it is due (`RunRow.needs_slot`).
+# Counts the runs waiting to start, up to a limit, and the runs that have a slot. A job waiting for its first iteration
+# counts once it is due (`RunRow.needs_slot`).
 _QUEUED: Final = """
 SELECT k.store_id, k.in_background, k.slots, (
     SELECT count(*) FROM (
@@ -184,7 +184,7 @@ _QUEUED_AT_ONCE_MAX: Final = 4096
 
 
 async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
-    """Return a unit of work with all named rows, locked until the end of the transaction."""
+    """Return a unit of work with all requested rows, locked until the end of the transaction."""
     unit = UnitOfWork(ids)
     if schedules := _distinct(named, lambda keys: keys.schedules):
         records = await connection.fetch(_SCHEDULES, *_columns(ScheduleKey, schedules))
@@ -213,7 +213,7 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
 async def _owned(connection: Connection, named: Sequence[RowKeys]) -> Sequence[RowKeys]:
     """Drop keys with an `owner` who does not own all their runs, and whom their first call does not ask by name.
 
-    This way no caller locks other users' runs, or learns from the response time that they exist.
+    Otherwise, callers could lock other users' runs, or learn from the response time that they exist.
     """
     asked = [
         (run, keys.calls[0].call_id if keys.calls else "", keys.owner, number)

@@ -1,4 +1,4 @@
-"""Reads from PostgreSQL why runs make no progress, with two statements for any number of runs."""
+"""Reads from PostgreSQL why runs are not making progress, with two statements for any number of runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pawl.values import CallState, RunState
 # ruff: noqa: S608
 
 _NEEDS_SLOT: Final = "r.state = 1 AND r.queued_message IS NULL AND NOT r.active AND NOT r.in_background"
-# The used slots are counted once, and only if one of the runs waits for a slot.
+# The used slots are counted once, and only if one of the runs is waiting for a slot.
 _AROUND: Final = f"""
 WITH taken AS MATERIALIZED (
     SELECT user_id, count(*) AS runs FROM job_store.runs WHERE store_id = $1 AND active AND NOT in_background
@@ -67,7 +67,7 @@ _WAITING_STATES: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
 
 
 async def of_page(connection: Connection, store_id: StoreId, runs: Sequence[RunRow]) -> list[Situation]:
-    """Return the situations of some of a store's runs, each with the first calls that wait for a user or client."""
+    """Return the situations of some of a store's runs, each with the first calls waiting for a user or client."""
     wanted = [run.run_id for run in runs if run.state in _WAITING_STATES]
     calls: dict[str, list[CallRow]] = {run.run_id: [] for run in runs}
     if wanted:

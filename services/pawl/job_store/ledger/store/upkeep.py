@@ -1,4 +1,4 @@
-"""Does background work on the ledger in PostgreSQL: expired offers, counts for metrics, trims and usage."""
+"""Maintains the ledger in PostgreSQL: expired offers, counts for metrics, trims and usage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec.structs import astuple
 
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
 from pawl.event.v1 import agent_pb2, run_pb2
-from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.ledger.rules.slots import StoreSlots
 from pawl.job_store.ledger.rules.trimming import Trim
 from pawl.job_store.ledger.rules.usage import UsageKey, Used
 from pawl.job_store.ledger.store.columns import IS_HEAD, Statement, Write
@@ -93,15 +93,15 @@ class PostgresOfferRepository(DatabaseAdapter):
 
 
 class PostgresLedgerStats:
-    def __init__(self, database: Database, limits: SlotLimits) -> None:
+    def __init__(self, database: Database, slots: StoreSlots) -> None:
         self._database = database
-        self._limits = limits
+        self._slots = slots
 
     async def count(self) -> Mapping[str, float]:
         """Return counts of runs by open state (`QUEUED`, ...), notices, `outbox` events, `due_schedules`, `due_events`.
 
         The last two count only those that no worker has claimed. Background runs are counted as `working`, `queued`,
-        `waiting` and `late`. Of the due runs, `claimable` could be claimed now. The others wait for a slot:
+        `waiting` and `late`. Of the due runs, `claimable` could be claimed now. The others are waiting for a slot:
         `over_user_limit` because of the user's limit, `over_store_limit` because of the store's.
         """
         async with self._database.transaction() as connection:
@@ -109,7 +109,7 @@ class PostgresLedgerStats:
             notices = await connection.fetchrow(_NOTICES)
             # Two of the joined parts have no index: with nested loops, the time would grow with their product.
             await connection.execute("SET LOCAL enable_hashjoin = on")
-            backlog = await connection.fetchrow(_BACKLOG, self._limits.per_store, self._limits.per_user)
+            backlog = await connection.fetchrow(_BACKLOG, self._slots.usual.per_store, self._slots.usual.per_user)
         states = dict.fromkeys((state.name for state in RunState if not state.is_terminal), 0)
         states |= {RunState(state).name: record["runs"] for state, record in runs.items()}
         jobs = {name: sum(record[name] for record in runs.values()) for name in _JOBS}
@@ -156,7 +156,7 @@ async def remove(connection: Connection, trims: Sequence[Trim]) -> None:
 
 _FIGURES: Final = Used.__struct_fields__
 _NAMES: Final = ", ".join(("store_id", "agent_name", "day", "user_id", *_FIGURES))
-# Counts are capped, so that the sums over all users stay in range.
+# Counts are capped so that sums over all users stay in range.
 _COUNT_MAX: Final = 2**62
 _SUMS: Final = ", ".join(f"least(u.{name}, {_COUNT_MAX}) + excluded.{name}" for name in _FIGURES)
 _KEY: Final = "store_id, agent_name, day, user_id"

@@ -23,7 +23,7 @@ from pawl.tool_registry.audit.rules import AuditDraft, AuditEntry, AuditFilter, 
 _Key: TypeAlias = tuple[str, str]
 
 # Reads secrets, and creates those that are missing. The commit of the entry that uses a secret also syncs it to disk.
-# Does not return a row that another process creates concurrently: the next read finds it.
+# Does not return a row that another process creates concurrently; the next read does.
 _FIND_OR_MAKE: Final = """
 WITH wanted AS (
     SELECT k.* FROM unnest($1::text[], $2::text[], $3::bytea[]) AS k (store_id, key_id, secret),
@@ -38,7 +38,7 @@ SELECT store_id, key_id, a.secret FROM tool_registry.audit_keys AS a JOIN wanted
 """
 _BYTES: Final = 32
 _KEPT_MAX: Final = 10_000
-# For this long, a process may continue to use a secret after it was destroyed.
+# How long a process may continue to use a secret after it was destroyed.
 _FRESH_SECONDS: Final = 60.0
 
 

@@ -35,7 +35,7 @@ from pawl.tool_registry.builtin.files.staging import StagedFile
 from pawl.tools.rules.schema import did_you_mean
 from pawl.tools.sdk.context import ToolCancelled, ToolError
 
-# For this long, a repeated change returns the first outcome.
+# How long a repeated change returns the first outcome.
 RECORD_SECONDS: Final = 30 * 86400.0
 _LOCK_POLL_SECONDS: Final = 0.01
 _PRUNE_EVERY: Final = 100
@@ -43,7 +43,7 @@ _RECORD_BYTES_MAX: Final = 1024 * 1024
 _STATE: Final = ".state"
 _LOCK, _NEXT, _PENDING, _PART, _DONE = "lock", "next", "pending", "part", "done"
 _STAGED: Final = "staged-"
-# Staged files of calls that were interrupted this long ago are deleted. Those of uploads are deleted immediately.
+# Staged files of calls interrupted this long ago are deleted. Those of uploads are deleted immediately.
 _RESUMABLE_SECONDS: Final = 86400.0
 
 
@@ -258,7 +258,7 @@ class FileFolders:
             raise OverLimit(f"the store may have {limits.entries_max} files and folders; delete some first")
 
     def _prune(self, done: int, key: str) -> None:
-        """Delete old records, but only on about one change in a hundred, chosen by a hash of the key."""
+        """Delete old records on about one change in a hundred, chosen by a hash of the key."""
         if zlib.crc32(key.encode()) % _PRUNE_EVERY:
             return
         oldest = self._now() - RECORD_SECONDS

@@ -82,7 +82,7 @@ def opened_folder(root: int, names: Sequence[str], *, make: bool = False) -> Ite
 
 @contextmanager
 def opened_file(folder: int, name: str) -> Iterator[int]:
-    """Open a regular file for reading. It stays readable if it is replaced or deleted.
+    """Open a regular file for reading. It stays readable even if it is replaced or deleted.
 
     Raises:
         ToolError: It is not a regular file.
@@ -125,7 +125,7 @@ def open_locked(folder: int, name: str) -> int | None:
 
 
 def write_file(folder: int, name: str, content: bytes) -> None:
-    """Write a file and sync its content to disk. No one else may write to its folder at the same time."""
+    """Write a file and sync its content to disk. Nothing else may write to its folder at the same time."""
     handle = os.open(name, _WRITE, _FILE_MODE, dir_fd=folder)
     with os.fdopen(handle, "wb") as file:
         file.write(content)

@@ -26,14 +26,14 @@ COLUMNS_SHOWN: Final = 100
 COLUMNS_MAX: Final = 1000
 _SEPARATORS: Final = ",;\t|"
 _QUOTED: Final = re.compile('"[^"]*"?')
-# Between pieces, other threads of the process get the interpreter.
+# Between pieces, other threads of the process can run.
 _PAUSE_SECONDS: Final = 0.001
 
 
 class Lines:
     """The lines of an open UTF-8 file from `offset`. `is_at_edge` is true while no line after `offset` has been read.
 
-    `pending_bytes` counts the bytes read since it was last reset, to within a piece.
+    `pending_bytes` counts the bytes read since it was last reset, accurate to one piece.
 
     Raises:
         ToolError: A line or row is too long, or not UTF-8.
@@ -160,7 +160,7 @@ class Processing:
         self._context.progress(position / self._size if self._size else None, f"{self.tally.rows} rows")
 
     def _resume(self) -> int:
-        """Restore the last checkpoint and return its offset, or that of the data if there is no usable one."""
+        """Restore the last checkpoint and return its offset, or the offset of the data if there is no usable one."""
         saved: Any = self._context.last_checkpoint
         staged_bytes = self._staged.size if self._staged else 0
         is_usable = isinstance(saved, dict) and saved["version"] == self._version

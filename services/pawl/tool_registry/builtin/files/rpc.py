@@ -89,7 +89,7 @@ class FileServicer(file_pb2_grpc.FileServiceServicer):
 def _plan(path: str, file: StagedFile, view: FileView) -> Planned:
     old = view.entry(path)
     if old is not None and old.kind == "folder":
-        raise ToolError(f"path {path!r} is a folder. Name a file, such as {f'{path}/data.csv'!r}")
+        raise ToolError(f"path {path!r} is a folder. Specify a file, such as {f'{path}/data.csv'!r}")
     if old is not None and old.kind != "file":
         raise ToolError(f"path {path!r} is not a regular file")
     change = FileChange(kind="put", path=path, staged=file.name, staged_bytes=file.size)

@@ -17,7 +17,7 @@ _REFUSED_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"
 def path_problem(path: str) -> str:
     """Return why a file path is invalid, or an empty string if it is valid.
 
-    Two different valid paths never name the same file, so paths can be used in resource keys unchanged.
+    Two different valid paths never refer to the same file, so paths can be used unchanged in resource keys.
     """
     if not path or len(path) > PATH_CHARACTERS_MAX:
         return f"a path must be between 1 and {PATH_CHARACTERS_MAX} characters long"
@@ -55,7 +55,7 @@ def _shown(character: str) -> str:
 class FileLimits:
     """Limits per store."""
 
-    # Files that tools read or write as a whole.
+    # Files that tools read or write in one piece.
     file_bytes_max: int = 1024 * 1024
     # Files that are uploaded or processed.
     large_bytes_max: int = 1024**3

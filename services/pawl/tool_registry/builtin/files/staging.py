@@ -37,7 +37,7 @@ class StagedFile:
             room = self._room()
             if self.size + len(data) > room:
                 raise OverLimit(
-                    f"there is room for a file of {room} bytes only; delete other files, or use a smaller one"
+                    f"there is only room for a file of {room} bytes; delete other files, or use a smaller one"
                 )
             self._checked_bytes = min(room, self.size + len(data) + _STEP_BYTES)
         rest = memoryview(data)

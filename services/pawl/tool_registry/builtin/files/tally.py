@@ -28,9 +28,9 @@ _MEASURES: Final = ("sum", "mean", "min", "max")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """What to do with a file. Any field other than `pattern` needs a CSV file with a header."""
+    """What to do with a file. All fields other than `pattern` require a CSV file with a header."""
 
-    # A regular expression without look-around and back-references, which is matched in linear time.
+    # A regular expression without look-around or back-references, which is matched in linear time.
     pattern: str = ""
     pattern_column: str = ""
     columns: Sequence[str] = ()

@@ -30,10 +30,10 @@ from pawl.tools.sdk.context import ToolContext, ToolError
 from pawl.tools.sdk.tool import Tool, tool
 from pawl.values import Category, EffectClass
 
-# Of `to` and `cc` together.
+# Maximum for `to` and `cc` together.
 RECIPIENTS_MAX: Final = 20
 ATTACHMENTS_MAX: Final = 10
-# All of a message's attachments. Many servers refuse larger messages.
+# Total size of a message's attachments. Many servers refuse larger messages.
 ATTACHMENTS_BYTES_MAX: Final = 5 * 1024 * 1024
 
 # An id as `mailbox` reads it, but without `ENCODED`.
@@ -146,7 +146,7 @@ def _with_newlines(text: str) -> str:
 
 
 def _attach(message: EmailMessage, name: str, text: str) -> None:
-    """Attach a document under the last part of its name.
+    """Attach a document, named after the last part of its name.
 
     Raises:
         ToolError: The name is not allowed in a header.
@@ -156,7 +156,7 @@ def _attach(message: EmailMessage, name: str, text: str) -> None:
     plain = "".join(character if character.isprintable() else "_" for character in name.rpartition("/")[2])
     kind = mimetypes.guess_type(plain)[0] or ""
     main, _, sub = (kind if kind.startswith("text/") or kind == "application/json" else "text/plain").partition("/")
-    # As bytes, so that the text arrives unchanged.
+    # Sent as bytes, so that the text arrives unchanged.
     message.add_attachment(
         text.encode(), maintype=main, subtype=sub, filename=plain or "document", params={"charset": "utf-8"}
     )

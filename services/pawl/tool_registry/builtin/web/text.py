@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import urljoin
 
 LINKS_MAX: Final = 200
-# Maximum number of elements on a page whose main text is extracted, which takes more than linear time.
+# Main text is only extracted from pages with at most this many elements, because it takes more than linear time.
 ELEMENTS_MAX: Final = 15_000
 
 _HTML: Final = frozenset({"text/html", "application/xhtml+xml"})

@@ -114,7 +114,7 @@ class PostgresCompletions:
         return result
 
     async def withdraw(self, key: CallKey) -> ExecutionResult | None:
-        """Cancel a call that waits for its completion; return its state, or None if it is unknown or still running."""
+        """Cancel a call waiting for its completion; return its state, or None if it is unknown or still running."""
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
             known = None if row is None else result_of(row)
@@ -123,7 +123,7 @@ class PostgresCompletions:
             return await _cancel(connection, key, row)
 
     async def find(self, store_id: StoreId, digest: bytes) -> tuple[CompletionTerms, bool] | None:
-        """Return the terms of the call with this token, and whether it is still open; None if there is no such call."""
+        """Return the completion terms of the call with this token, and whether it is open; None if there is none."""
         row = await self._database.fetchrow(_FIND, store_id, digest, urgent=True)
         return None if row is None else (_terms(row["completion_terms"]), row["ended_at"] is None)
 

@@ -31,7 +31,7 @@ _OF_CALLS: Final = (
     # The changes to the plan remain. Only the earlier versions, which are kept for undo, are deleted.
     "DELETE FROM tool_registry.plan_changes WHERE store_id = $1 AND idempotency_key = ANY ($2::text[])",
 )
-# The request does not name all calls of a long job, because the ledger keeps only the most recent ones.
+# The request does not list all calls of a long job, because the ledger keeps only the most recent ones.
 CALLS_OF_RUNS: Final = """
 SELECT call_id FROM tool_registry.executions WHERE store_id = $1 AND run_id = ANY ($2::text[])
 UNION SELECT call_id FROM tool_registry.checkpoints WHERE store_id = $1 AND run_id = ANY ($2::text[])

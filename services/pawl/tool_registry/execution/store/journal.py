@@ -197,7 +197,7 @@ class PostgresExecutionJournal:
         await self._database.execute(_ASK, key.store_id, key.call_id, self._instance_id, asked, position, urgent=True)
 
     async def answer(self, key: CallKey, answers: Sequence[Answer]) -> None:
-        """Store all answers so far for the process running the call. Idempotent."""
+        """Store the call's answers, including earlier ones, for the process that is running it. Idempotent."""
         await self._database.execute(_ANSWER, key.store_id, key.call_id, msgspec.msgpack.encode(answers), urgent=True)
 
     async def answers(self, keys: Collection[CallKey]) -> Mapping[CallKey, Sequence[Answer]]:
@@ -210,7 +210,7 @@ class PostgresExecutionJournal:
         }
 
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
-        """Durably request the end of a call. A call that has not started can no longer start.
+        """Durably request cancellation of a call. A call that has not started can no longer start.
 
         Returns the same as `find`, except that the result is None for a call that was cancelled before it started.
         """

@@ -33,7 +33,7 @@ def has_lease(instance: str, unrenewed: str, ends: str) -> str:
 _POLL_SECONDS: Final = (0.02, 0.05, 0.1, 0.2)
 _RELEASE_RETRY_SECONDS: Final = 1.0
 
-# Takes all keys or none, in a fixed order, so that two processes that want the same keys do not deadlock.
+# Takes all keys or none, in a fixed order, so that two processes waiting for the same keys do not deadlock.
 _ACQUIRE: Final = f"""
 WITH taken AS (
     INSERT INTO tool_registry.resource_locks AS l (store_id, resource_key, holder, instance_id)

@@ -1,7 +1,7 @@
 """Matches the argument patterns of rules in bounded time, and considers all ways in which a tool may read a value.
 
-`HTTP://Host.:80/a` and `http://host/a` name the same thing. A DENY or ASK rule applies if any reading of a value
-matches; an ALLOW rule applies only if all readings match.
+`HTTP://Host.:80/a` and `http://host/a` are the same URL. A DENY or ASK rule applies if any reading of a value matches;
+an ALLOW rule applies only if all readings match.
 """
 
 from __future__ import annotations
@@ -370,7 +370,7 @@ def glob_matches(text: str, glob: str, work: Work) -> bool:
     if end < place or not (_is_at(text, 0, first.split("?"), work) and _is_at(text, end, last.split("?"), work)):
         return False
     for piece in middle:
-        # The leftmost match is always best, because it leaves the most text for the rest of the glob.
+        # The leftmost match is always best: it leaves the most text for the rest of the glob.
         place = _find(text, piece, place, end, work) + len(piece)
         if place < len(piece):
             return False

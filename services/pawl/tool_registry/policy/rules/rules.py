@@ -50,7 +50,7 @@ class RuleScope(StrEnum):
 
 
 def may_approve(roles: Collection[str]) -> bool:
-    """Return whether these roles allow users to approve calls in their own runs. Users without any role also may."""
+    """Return whether these roles allow users to approve calls in their own runs. So do no roles at all."""
     return not roles or not {Role.ADMIN, Role.APPROVER}.isdisjoint(roles)
 
 
@@ -83,7 +83,7 @@ class Rule:
     call_id: CallId = CallId("")
     # True if the tool has changed, so that an ALLOW no longer applies. Set only on rules returned to clients.
     suspended: bool = False
-    # The name that `pawl apply` finds the rule by; may be empty.
+    # The name by which `pawl apply` identifies the rule; may be empty.
     name: str = ""
 
     @property
@@ -299,7 +299,7 @@ def check_rule(rule: Rule, now: float) -> None:
     _require(
         is_id(rule.scope_id) if needs_id else not rule.scope_id,
         "scope_id",
-        "must name the run, conversation or agent for the scopes RUN, CONVERSATION and AGENT, and be empty otherwise",
+        "must be a run, conversation or agent for the scopes RUN, CONVERSATION and AGENT, and empty otherwise",
     )
     _require(not rule.call_id or is_id(rule.call_id), "call_id", "must be the id of a call")
     _require(len(rule.arguments) <= PATTERNS_MAX, "arguments", f"must have at most {PATTERNS_MAX} patterns")

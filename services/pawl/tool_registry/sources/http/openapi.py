@@ -332,7 +332,7 @@ def _server(server: Mapping[str, Any], document_url: str) -> str:
     if "://" in url:
         return url
     if not document_url:
-        raise UnusableDocument("the document does not name its server; set base_url")
+        raise UnusableDocument("the document does not list its server; set base_url")
     return urljoin(document_url, url)
 
 

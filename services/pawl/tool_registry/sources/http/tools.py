@@ -169,16 +169,16 @@ class HttpTools:
 
 
 def _check_origin(url: str, document_url: str) -> None:
-    """Raise InvalidField if a server that a fetched document names does not have the same origin as the document.
+    """Raise InvalidField if a server in a fetched document has a different origin than the document.
 
-    The store's admin has given only the document's URL, and the document's author must not determine the destination of
-    secrets.
+    The store's admin provided only the document's URL, and the document's author must not determine where secrets are
+    sent.
     """
     server, asked = read_target(url), read_target(document_url)
     require(
         server.origin == asked.origin,
         "open_api.base_url",
-        f"must be set to send secrets to {server.origin}, because only the document names that server",
+        f"must be set to send secrets to {server.origin}, because only the document lists that server",
     )
 
 

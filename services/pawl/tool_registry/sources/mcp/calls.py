@@ -72,7 +72,7 @@ class Calls:
         source = await self._find(StoreId(context.store_id), name)
         if source is None:
             raise ToolError(f"the source {name!r} was removed")
-        # Once they have been read, the context hides them in results.
+        # Reading them makes the context hide them in results.
         secrets = [context.secret(secret) for secret in secrets_of(read_config(source.config)).values()]
         binding = msgspec.json.decode(entry.binding, type=Binding)
         attempts = 0

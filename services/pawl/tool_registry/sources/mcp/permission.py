@@ -29,7 +29,7 @@ class Programs:
     is_confined: bool = True
 
     def order(self, store_id: StoreId, server: McpStdioConfig, secrets: Mapping[str, str]) -> Order:
-        """Return the order that starts one of a store's servers in the sandbox.
+        """Return the sandbox order that starts one of a store's servers.
 
         Raises:
             PermissionDenied: The deployment does not allow the program. The message says why.
@@ -55,7 +55,7 @@ class Programs:
 
 
 def read_programs_file(path: Path | None) -> dict[str, list[ProgramRule]]:
-    """Return the rules by store, with `*` for stores that have no rules of their own. Empty if there is no file.
+    """Return the rules by store, with `*` for stores without their own rules. Empty if there is no file.
 
     Raises:
         StartError: The file cannot be read, or has an invalid entry.

@@ -39,7 +39,7 @@ def check_rule(rule: ProgramRule) -> None:
 def refusal_reason(rules: Mapping[str, Sequence[ProgramRule]], store_id: StoreId, requested: ProgramRule) -> str:
     """Return why a store may not start a program; empty if it may.
 
-    The rules for `*` apply to stores that have no rules of their own.
+    The rules for `*` apply to stores without their own rules.
     """
     own = rules.get(store_id, rules.get(EVERY_STORE, ()))
     fitting = [rule for rule in own if _matches(rule.command, requested.command)]

@@ -63,7 +63,7 @@ _RIGHTS_OF_ABI_5: Final = (1 << 16) - 1
 _READ: Final = _EXECUTE | _READ_FILE | _READ_DIR
 _ON_FILES: Final = _EXECUTE | _READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
 _SCOPE_ABI: Final = 6
-_SCOPES: Final = 0b11  # abstract sockets and signals to other processes
+_SCOPES: Final = 0b11  # Abstract sockets and signals to other processes.
 
 # Paths that every program needs.
 _SYSTEM_PATHS: Final = (
@@ -125,7 +125,7 @@ class Order:
 
 
 class StartProblem(Exception):
-    """Raised when the program cannot be started as ordered. The message is human-readable."""
+    """Raised when the program cannot be started with the ordered limits. The message is human-readable."""
 
 
 def main() -> None:

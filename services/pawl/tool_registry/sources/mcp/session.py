@@ -56,7 +56,7 @@ class Session:
     """A connection that opens immediately and stays open until it breaks, is stopped, or is idle for `idle_seconds`.
 
     It serves one user, who answers the server's questions. With `is_shared`, it serves all users, and the server can
-    ask questions only in its responses to calls, because other questions do not name their call.
+    ask questions only in its responses to calls, because other questions do not identify their call.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class Session:
             self._wire.end(problem)
         if not self._opened.done():
             self._opened.set_exception(SourceUnreachable(self.problem or "the connection was closed"))
-            self._opened.exception()  # Mark it as retrieved, in case no caller waits.
+            self._opened.exception()  # Mark the exception as retrieved, in case no caller is waiting.
         elif self.problem:
             _log.warning("mcp.lost", source=self._name, problem=self.problem)
         self._client = None
@@ -288,7 +288,7 @@ class Session:
     async def _on_elicit(
         self, context: ClientRequestContext, params: mcp.types.ElicitRequestParams
     ) -> mcp.types.ElicitResult:
-        """Ask in the most recent call, because the protocol does not say to which call a question belongs.
+        """Ask in the most recent call, because the protocol does not say which call a question belongs to.
 
         Declines a question that could appear in the wrong conversation, which other users may be able to read.
         """
@@ -328,7 +328,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 async def _open_pages(error: mcp.MCPError, call: Call) -> None:
-    """Ask the user to open the pages that an error names. Raise the error again unless all were opened."""
+    """Ask the user to open the pages listed in an error. Raise the error again unless all were opened."""
     if error.code != mcp.types.URL_ELICITATION_REQUIRED:
         raise error
     try:

@@ -71,9 +71,9 @@ _MACHINES: Final[Mapping[str, _Machine]] = MappingProxyType(
 def syscall_filter(machine: str = os.uname().machine) -> bytes:
     """Return the filter for a machine, given its uname name; empty if the machine is unknown.
 
-    It refuses Unix sockets; Unix datagram pairs, which can be redirected to another address; io_uring, which creates
-    sockets past the filter; setting other processes' limits, priorities and CPU affinity; and keyrings. Code for
-    another architecture is killed at its first call, because its calls have other numbers.
+    It refuses Unix sockets; Unix datagram pairs, which can be redirected to another address; io_uring, which can create
+    sockets without the filter seeing it; setting other processes' limits, priorities and CPU affinity; and keyrings.
+    Code for another architecture is killed at its first call, because its calls have other numbers.
     """
     known = _MACHINES.get(machine)
     if known is None:

@@ -60,7 +60,7 @@ class Wire:
         self.is_forgotten = False
         # The reason why the server refuses HTTP requests; empty if it does not.
         self.refusal = ""
-        # Set if a program writes invalid messages, which may explain a missing response.
+        # Set if a program writes invalid messages, which may explain why a response is missing.
         self.noise = ""
         # Set when the transport ends, and by the owner for other reasons.
         self.news = asyncio.Event()

@@ -76,7 +76,7 @@ class ProcessRunner:
             try:
                 process = await shield(starting)
             except asyncio.CancelledError:
-                # Nothing has run in this process, so the next call can use it.
+                # Nothing has run in this process yet, so the next call can use it.
                 self._ready.append(starting)
                 raise
             self.processes_busy += 1
@@ -85,7 +85,7 @@ class ProcessRunner:
                 answer = await process.converse(call, context)
             except GarbledMessage:
                 raise ToolError(
-                    f"{tool.name} wrote into its process's channel{outcome.doubt(tool.definition)}"
+                    f"{tool.name} wrote to its process's channel to the registry{outcome.doubt(tool.definition)}"
                 ) from None
             finally:
                 if self._keeps_spares and len(self._ready) < _SPARES:

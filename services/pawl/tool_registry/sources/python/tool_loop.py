@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pawl.chassis.process import logs, tasks
 
-# A tool counts as blocking the event loop if the loop is unresponsive for this long.
+# A tool counts as blocking the event loop if the loop does not respond for this long.
 BLOCKED_SECONDS: Final = 2.0
 
 _log = logs.get_logger(__name__)

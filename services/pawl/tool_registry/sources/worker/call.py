@@ -26,7 +26,7 @@ from pawl.tools.rules.definition import ToolVersion, definition_hash
 from pawl.tools.sdk.context import OutcomeUnknown, ToolContext, ToolError
 from pawl.values import EffectClass, Progress
 
-# A call that no worker has taken ends this long before its deadline, so that its error can give the reason.
+# A call that no worker has taken ends this long before its deadline, so that its error can state the reason.
 _MARGIN_SECONDS_MAX: Final = 0.5
 _MARGIN_PART: Final = 0.1
 

@@ -117,7 +117,9 @@ def check_headers(field: str, headers: Mapping[str, str], secret_headers: Mappin
     for name, secret in secret_headers.items():
         require(may_be_header(name), f"{field}.secret_headers", f"{name[:100]!r} is not an allowed header")
         require(
-            1 <= len(secret) <= _SECRET_NAME_CHARACTERS_MAX, f"{field}.secret_headers", f"{name} must name a secret"
+            1 <= len(secret) <= _SECRET_NAME_CHARACTERS_MAX,
+            f"{field}.secret_headers",
+            f"{name} must be the name of a secret",
         )
 
 

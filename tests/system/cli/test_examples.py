@@ -1,9 +1,13 @@
-"""The workflows of docs/examples, as users run them."""
+"""The workflows and the goal of docs/examples, as users run them."""
 
 from __future__ import annotations
 
 import json
 import re
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -11,13 +15,13 @@ import pytest
 from tests.system.cli.conftest import CommandLine
 from tests.tidy.tree import ROOT
 
-EXAMPLES = ROOT / "docs/examples/workflows"
+WORKFLOWS = ROOT / "docs/examples/workflows"
 FILES = 200
 
 
 @pytest.fixture(scope="module")
 def examples(pawl: CommandLine) -> CommandLine:
-    pawl.succeed("apply", "-f", str(EXAMPLES))
+    pawl.succeed("apply", "-f", str(WORKFLOWS))
     return pawl
 
 
@@ -62,6 +66,32 @@ def test_an_agent_calls_a_workflow_as_a_tool(examples: CommandLine) -> None:
     assert "reports/water wheels.md" in examples.succeed("status", run_id) + examples.succeed("steps", run_id, "--full")
 
 
+def test_an_agent_calls_a_workflow_in_the_background_and_a_token_ends_its_wait(
+    examples: CommandLine, tmp_path: Path
+) -> None:
+    nodes = {
+        "link": {"kind": "tool", "tool": "write_file", "arguments": {"path": "link.txt", "content": "${tokens.paid}"}},
+        "paid": {"kind": "wait", "event": "paid", "after": ["link"]},
+        "total": {"kind": "tool", "tool": "calculate", "arguments": {"expression": "${nodes.paid.output.euros} * 2"}},
+        "answer": {"kind": "output", "value": "${nodes.total.output.result} euros"},
+    }
+    file = tmp_path / "order.json"
+    file.write_text(json.dumps({"name": "order", "description": "Order.", "as_tool": True, "nodes": nodes}))
+    examples.succeed("workflows", "save", str(file))
+    run_id = examples.succeed("run", "--detach", 'call order with {"_executeAsync": true}').strip()
+    assert "in the background, as the job" in examples.succeed("watch", run_id)
+    waits = examples.until(lambda jobs: "waiting\torder" in jobs, "jobs", "list")
+    link = folder(examples) / "link.txt"
+    examples.until(lambda _: link.exists(), "jobs", "list")
+    token, job_id = link.read_text(), waits.split()[0]
+    examples.succeed("workflows", "complete", token, "--payload", '{"euros": 21}')
+    examples.succeed("watch", job_id)
+    assert "42 euros" in examples.succeed("status", job_id)
+    examples.succeed("workflows", "complete", token, "--payload", '{"euros": 21}')
+    code, _, error = examples.run("workflows", "complete", token, "--payload", "1")
+    assert (code != 0, "used" in error) == (True, True), error
+
+
 def test_a_nightly_digest_is_mailed_by_a_schedule(examples: CommandLine) -> None:
     examples.succeed("run", "add task Write the workflow page")
     fired = examples.succeed("schedules", "trigger", "nightly")
@@ -96,3 +126,45 @@ def test_a_batch_moves_all_files_or_none(examples: CommandLine) -> None:
     assert f"{FILES} files moved" in shown, shown
     assert names(kept.parent) == wanted
     assert names(inbox) == set()
+
+
+class Site(BaseHTTPRequestHandler):
+    """A web site whose page `new.html` does not exist when it is first requested."""
+
+    exists = False
+
+    def do_GET(self) -> None:  # the name that the base class calls
+        is_new = self.path == "/new.html"
+        self.send_response(
+            HTTPStatus.OK if self.path == "/page.html" or (is_new and Site.exists) else HTTPStatus.NOT_FOUND
+        )
+        self.end_headers()
+        Site.exists |= is_new
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def site() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_goal_waits_between_attempts_until_all_links_answer(pawl: CommandLine, site: str) -> None:
+    goal = (
+        *("goal", "start", 'All links answer; call replace_link with {"old": "old.html", "new": "new.html"};'),
+        *("--tool", "check_links", "--arguments", json.dumps({"url": f"{site}/page.html"})),
+        *("--expression", "1.0 - double(size(value.broken)) / double(size(value.links))"),
+        *("--tools", "replace_link", "--wait", "1", "--attempts", "5"),
+    )
+    found = re.search(r"run_\w+", pawl.succeed(*goal))
+    assert found is not None
+    pawl.succeed("goal", "watch", found[0])
+    shown = pawl.succeed("goal", "show", found[0])
+    assert re.search(r"1\. .* 50% The check returned", shown), shown
+    assert "The goal was met after 1 attempt: The check passed." in shown, shown

@@ -1,0 +1,151 @@
+"""Implements `pawl settings`: switches of features, and limits of stores."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from pawl.cli import wording
+from pawl.cli.command import command, say
+from pawl.cli.contract import Columns, Json, listing, show_items
+from pawl.cli.failure import CommandError
+from pawl.client import AsyncClient
+from pawl.settings.v1 import settings_pb2 as pb
+
+_STATES: Final = {
+    "off": pb.SWITCH_STATE_OFF,
+    "listed": pb.SWITCH_STATE_LISTED,
+    "on": pb.SWITCH_STATE_ALL,
+}
+
+Name = Annotated[str, typer.Argument(help="Name of a switch or limit. `pawl settings explain` shows all.")]
+AllStores = Annotated[
+    bool, typer.Option("--all-stores", help="Set the limit for all stores. Requires a deployment key.")
+]
+CeilingOf = Annotated[
+    str, typer.Option("--ceiling-of", metavar="STORE", help="Set a store's ceiling. Requires a deployment key.")
+]
+
+app = typer.Typer(
+    help="Switch features on and off, and change limits of stores. Changes apply within five seconds.",
+    no_args_is_help=True,
+)
+
+
+@app.command("set")
+@command(service="keys")
+async def set_value(
+    target: AsyncClient,
+    console: Console,
+    name: Name,
+    value: Annotated[
+        str, typer.Argument(help="For a switch: on, off, listed, or a percentage of stores such as 10%. Else a number.")
+    ],
+    *,
+    stores: Annotated[
+        list[str] | None, typer.Option("--store-id", help="For a switch: a store in which it is on. Repeatable.")
+    ] = None,
+    cancel_open_runs: Annotated[
+        bool, typer.Option("--cancel-open-runs", help="For the switch `runs`: also cancel open runs where it is off.")
+    ] = False,
+    all_stores: AllStores = False,
+    ceiling_of: CeilingOf = "",
+) -> None:
+    """Set a switch, or a limit: of your own store by default."""
+    if value.isdecimal():
+        if stores or cancel_open_runs:
+            raise CommandError("--store-id and --cancel-open-runs are for switches, and a number sets a limit.")
+        await _update(
+            target, console, _layer(all_stores=all_stores, ceiling_of=ceiling_of), ceiling_of, limits={name: int(value)}
+        )
+        return
+    if all_stores or ceiling_of:
+        raise CommandError("--all-stores and --ceiling-of are for limits. A switch always applies to all stores.")
+    switch = pb.Switch(store_ids=stores, cancel_open_runs=cancel_open_runs)
+    if value.removesuffix("%").isdecimal():
+        switch.state, switch.percent = pb.SWITCH_STATE_PERCENT, min(int(value.removesuffix("%")), 2**32 - 1)
+    elif value in _STATES:
+        switch.state = _STATES[value]
+    else:
+        raise CommandError(f"{value!r} is not a value: use on, off, listed, a percentage such as 10%, or a number.")
+    await _update(target, console, pb.SETTINGS_LAYER_DEPLOYMENT, "", switches={name: switch})
+
+
+@app.command()
+@command(service="keys")
+async def unset(
+    target: AsyncClient,
+    console: Console,
+    name: Name,
+    *,
+    all_stores: AllStores = False,
+    ceiling_of: CeilingOf = "",
+) -> None:
+    """Remove a value, so that the next layer decides. Switches are removed with --all-stores."""
+    await _update(target, console, _layer(all_stores=all_stores, ceiling_of=ceiling_of), ceiling_of, unset=[name])
+
+
+def _layer(*, all_stores: bool, ceiling_of: str) -> pb.SettingsLayer.ValueType:
+    if all_stores and ceiling_of:
+        raise CommandError("--all-stores and --ceiling-of exclude each other.")
+    if all_stores:
+        return pb.SETTINGS_LAYER_DEPLOYMENT
+    return pb.SETTINGS_LAYER_CEILING if ceiling_of else pb.SETTINGS_LAYER_STORE
+
+
+async def _update(
+    target: AsyncClient,
+    console: Console,
+    layer: pb.SettingsLayer.ValueType,
+    store_id: str,
+    *,
+    unset: list[str] | None = None,
+    **asked: Any,
+) -> None:
+    read = pb.GetSettingsRequest(layer=layer, store_id=store_id)
+    current = (await target.again(target.settings.GetSettings, read)).settings
+    settings = pb.Settings(layer=layer, store_id=store_id, version=current.version, **asked)
+    await target.settings.UpdateSettings(pb.UpdateSettingsRequest(settings=settings, unset=unset))
+    (name,) = unset or [*asked.get("switches", {}), *asked.get("limits", {})]
+    say(console, f"{'Removed' if unset else 'Set'} {name}. It applies within five seconds.", "green")
+
+
+@app.command()
+@command(service="keys")
+async def explain(
+    target: AsyncClient,
+    console: Console,
+    *,
+    store_id: Annotated[str, typer.Option("--in-store", help="A store; by default your own.")] = "",
+    json: Json = False,
+) -> None:
+    """Show the values that apply to a store, and why."""
+    asked = pb.ExplainSettingsRequest(store_id=store_id)
+    found = (await target.again(target.settings.ExplainSettings, asked)).explanations
+    columns: Columns = {"name": "name", "value": "value", "set by": _set_by, "why": "reason"}
+    show_items(console, found, columns, none="", json=json)
+
+
+def _set_by(item: Any) -> str:
+    return wording.short_name(pb.SettingsLayer.DESCRIPTOR, item.layer) if item.layer else ""
+
+
+def _changed(change: Any) -> str:
+    names = sorted({*change.before, *change.after})
+    values = [(name, change.before.get(name, "not set"), change.after.get(name, "not set")) for name in names]
+    return wording.clean("; ".join(f"{name}: {before} -> {after}" for name, before, after in values))
+
+
+app.command("changes")(
+    listing(
+        pb.ListSettingsChangesRequest(),
+        {"--in-store": "store_id"},
+        "List the changes of settings, newest last.",
+        {"change": "change", "time": "time", "layer": _set_by, "store": "store_id", "by": "user_id", "what": _changed},
+        none="There are no changes.",
+        count=50,
+        newest_last=True,
+    )
+)

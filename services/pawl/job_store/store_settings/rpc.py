@@ -1,0 +1,92 @@
+"""Servicer for pawl.settings.v1.SettingsService."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pawl.chassis.identity.auth import current_principal
+from pawl.chassis.ids import StoreId
+from pawl.chassis.rpc.kinds import Context
+from pawl.chassis.rpc.translate import Exceptions, Translator
+from pawl.errors import InvalidField
+from pawl.job_store.ledger.pages import Large, make_token, page_size, read_token
+from pawl.job_store.store_settings.rules import Decided, Layer, Settings, Switch, governs_all, layer_of, store_of
+from pawl.job_store.store_settings.snapshot import SettingsSnapshot
+from pawl.job_store.store_settings.store import SettingsChange
+from pawl.settings.v1 import settings_pb2 as pb
+from pawl.settings.v1 import settings_pb2_grpc
+from pawl.values import Feature
+
+_WIRE: Final = Translator(lambda unknown: InvalidField(f"unknown value {unknown.value}", field=unknown.field))
+_LAYER: Final = _WIRE.enum(Layer, pb.SettingsLayer, field="layer")
+_SWITCH: Final = _WIRE.struct(Switch, pb.Switch, field="settings.switches")
+_SETTINGS: Final = _WIRE.struct(
+    Settings,
+    pb.Settings,
+    Exceptions(
+        read={"switches": lambda message: {name: _SWITCH.read(each) for name, each in message.switches.items()}},
+        write={"switches": lambda settings: {name: _SWITCH.write(each) for name, each in settings.switches.items()}},
+        of_struct=("update_credential_id",),
+    ),
+)
+_CHANGE: Final = _WIRE.struct(SettingsChange, pb.SettingsChange)
+_LAST_CHANGE: Final = 2**63 - 1
+
+
+class SettingsServicer(settings_pb2_grpc.SettingsServiceServicer):
+    def __init__(self, settings: SettingsSnapshot) -> None:
+        self._settings = settings
+
+    async def GetSettings(self, request: pb.GetSettingsRequest, context: Context) -> pb.GetSettingsResponse:
+        layer = _LAYER.read(request.layer)
+        store_id = layer_of(current_principal(), layer, request.store_id)
+        await self._settings.refresh()
+        return pb.GetSettingsResponse(settings=_SETTINGS.write(self._settings.all.layer(layer, store_id)))
+
+    async def UpdateSettings(self, request: pb.UpdateSettingsRequest, context: Context) -> pb.UpdateSettingsResponse:
+        caller, asked = current_principal(), request.settings
+        layer = _LAYER.read(asked.layer)
+        store_id = layer_of(caller, layer, asked.store_id, writes=True)
+        if asked.version >= 1 << 63:
+            raise InvalidField("settings.version must be less than 2^63", field="settings.version")
+        read = _SETTINGS.read(
+            pb.Settings(
+                layer=asked.layer,
+                store_id=store_id,
+                version=asked.version,
+                switches=asked.switches,
+                limits=asked.limits,
+            )
+        )
+        kept = await self._settings.update(caller, read, request.unset, only_check=request.validate_only)
+        return pb.UpdateSettingsResponse(settings=_SETTINGS.write(kept))
+
+    async def ExplainSettings(self, request: pb.ExplainSettingsRequest, context: Context) -> pb.ExplainSettingsResponse:
+        store_id = store_of(current_principal(), request.store_id)
+        await self._settings.refresh()
+        return pb.ExplainSettingsResponse(explanations=map(_explanation, self._settings.all.explained(store_id)))
+
+    async def ListSettingsChanges(
+        self, request: pb.ListSettingsChangesRequest, context: Context
+    ) -> pb.ListSettingsChangesResponse:
+        caller, size = current_principal(), page_size(request.page_size)
+        sees_all = governs_all(caller) and not request.store_id
+        store_id = None if sees_all else store_of(caller, request.store_id)
+        selection = (store_id or StoreId(""),)
+        before = read_token(request.page_token, "ListSettingsChanges", selection, Large)
+        found = await self._settings.repository.changes(
+            store_id, before=_LAST_CHANGE if before is None else before, changes_max=size + 1
+        )
+        page = found[:size]
+        token = make_token("ListSettingsChanges", selection, page[-1].change) if len(found) > size else ""
+        return pb.ListSettingsChangesResponse(changes=map(_CHANGE.write, page), next_page_token=token)
+
+
+def _explanation(decided: Decided) -> pb.Explanation:
+    is_switch = decided.name in list(Feature)
+    return pb.Explanation(
+        name=decided.name,
+        value=("off", "on")[decided.value] if is_switch else str(decided.value),
+        layer=_LAYER.write(decided.layer) if decided.layer else pb.SETTINGS_LAYER_UNSPECIFIED,
+        reason=decided.reason,
+    )

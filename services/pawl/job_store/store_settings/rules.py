@@ -1,0 +1,283 @@
+"""Defines switches and limits of stores, and which layer decides each value (LOOP-14, RES-3)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import IntEnum, StrEnum
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.chassis.identity.auth import LOCAL_CREDENTIAL, Principal
+from pawl.chassis.identity.roles import Role
+from pawl.chassis.ids import CredentialId, StoreId, UserId, check_id
+from pawl.errors import Conflict, InvalidField, PermissionDenied
+from pawl.values import Feature
+
+LIMIT_MAX: Final = 10_000
+LISTED_STORES_MAX: Final = 10_000
+_PERCENT_MAX: Final = 100
+# By then all replicas have read a change.
+_SPREAD: Final = timedelta(seconds=10)
+# The store of the layer DEPLOYMENT.
+ALL_STORES: Final = StoreId("")
+
+
+class Limit(StrEnum):
+    ACTIVE_RUNS = "active_runs"
+    ACTIVE_RUNS_PER_USER = "active_runs_per_user"
+    BACKGROUND_RUNS = "background_runs"
+
+
+class Layer(IntEnum):
+    DEPLOYMENT = 1
+    CEILING = 2
+    STORE = 3
+
+
+class SwitchState(IntEnum):
+    OFF = 1
+    LISTED = 2
+    PERCENT = 3
+    ALL = 4
+
+
+class Switch(msgspec.Struct, frozen=True, kw_only=True):
+    state: SwitchState
+    store_ids: frozenset[str] = frozenset()
+    percent: int = 0
+    cancel_open_runs: bool = False
+    set_time: datetime | None = None
+
+    def __str__(self) -> str:
+        """Return the switch as the list of changes shows it."""
+        count = len(self.store_ids)
+        stores = "1 listed store" if count == 1 else f"{count} listed stores"
+        match self.state:
+            case SwitchState.OFF:
+                text = "off"
+            case SwitchState.LISTED:
+                text = f"on for {stores}"
+            case SwitchState.PERCENT:
+                text = f"on for {self.percent} % of stores" + (f" and {stores}" if self.store_ids else "")
+            case SwitchState.ALL:
+                text = "on"
+        return f"{text}, cancels open runs" if self.cancel_open_runs else text
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What one layer sets. A `version` of 0 means that it has never set anything."""
+
+    layer: Layer
+    store_id: StoreId = ALL_STORES
+    version: int = 0
+    switches: Mapping[str, Switch] = {}
+    limits: Mapping[str, int] = {}
+    update_time: datetime | None = None
+    update_user_id: UserId = UserId("")
+    update_credential_id: CredentialId = CredentialId("")
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The values by name, as the list of changes shows them."""
+        return {name: str(value) for name, value in {**self.switches, **self.limits}.items()}
+
+
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
+    """A value that applies to a store, and the layer that decides it; None if no layer sets it."""
+
+    name: str
+    value: int
+    layer: Layer | None
+    reason: str
+
+
+def is_on(feature: Feature, switch: Switch, store_id: StoreId) -> bool:
+    if switch.state in {SwitchState.OFF, SwitchState.ALL}:
+        return switch.state is SwitchState.ALL
+    if store_id in switch.store_ids:
+        return True
+    return switch.state is SwitchState.PERCENT and _hundredth(feature, store_id) < switch.percent
+
+
+def _hundredth(feature: Feature, store_id: StoreId) -> float:
+    """Return a number from 0 to below 100 that depends on the feature and the store, and never changes."""
+    digest = hashlib.sha256(f"{feature}\n{store_id}".encode()).digest()
+    return int.from_bytes(digest[:8]) / 2**64 * _PERCENT_MAX
+
+
+class AllSettings:
+    """All layers of all stores. `started_with` has the limits that the process was started with.
+
+    Features in `forced_off` are off in all stores.
+    """
+
+    def __init__(
+        self, layers: Collection[Settings], started_with: Mapping[Limit, int], forced_off: Collection[Feature] = ()
+    ) -> None:
+        self._layers = {(each.layer, each.store_id): each for each in layers}
+        self._started_with = started_with
+        self._forced_off = frozenset(forced_off)
+
+    def layer(self, layer: Layer, store_id: StoreId) -> Settings:
+        return self._layers.get((layer, store_id)) or Settings(layer=layer, store_id=store_id)
+
+    def switch(self, feature: Feature, store_id: StoreId) -> Decided:
+        """Return whether a feature is on in a store, as 1 or 0."""
+        if feature in self._forced_off:
+            return Decided(name=feature, value=0, layer=None, reason="The process was started with it off.")
+        switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(feature)
+        if switch is None:
+            return Decided(name=feature, value=1, layer=None, reason="No layer sets it.")
+        return Decided(
+            name=feature,
+            value=int(is_on(feature, switch, store_id)),
+            layer=Layer.DEPLOYMENT,
+            reason=f"The switch is {switch}.",
+        )
+
+    def limit(self, name: Limit, store_id: StoreId) -> Decided:
+        """Return the limit of a store: what its admins set, but at most its ceiling."""
+        ceiling = self.ceiling(name, store_id)
+        asked = self.layer(Layer.STORE, store_id).limits.get(name)
+        if asked is None:
+            return ceiling
+        if asked > ceiling.value:
+            return replace(ceiling, reason=f"{ceiling.reason} The store's {asked} is above this ceiling.")
+        return Decided(
+            name=name,
+            value=asked,
+            layer=Layer.STORE,
+            reason=f"Set by the store's admins; the ceiling is {ceiling.value}.",
+        )
+
+    def ceiling(self, name: Limit, store_id: StoreId) -> Decided:
+        reasons = {Layer.CEILING: "Set for this store by a deployment key.", Layer.DEPLOYMENT: "Set for all stores."}
+        for layer, reason in reasons.items():
+            set_in = self.layer(layer, store_id if layer is Layer.CEILING else ALL_STORES)
+            if name in set_in.limits:
+                return Decided(name=name, value=set_in.limits[name], layer=layer, reason=reason)
+        started = self._started_with[name]
+        return Decided(name=name, value=started, layer=None, reason="The process was started with it.")
+
+    def off(self, store_id: StoreId) -> frozenset[Feature]:
+        return frozenset(feature for feature in Feature if not self.switch(feature, store_id).value)
+
+    def explained(self, store_id: StoreId) -> Sequence[Decided]:
+        switches = [self.switch(feature, store_id) for feature in Feature]
+        return [*switches, *(self.limit(name, store_id) for name in Limit)]
+
+    @property
+    def cancels_before(self) -> datetime | None:
+        """In stores where runs are off, open runs created before this time are cancelled; None if they are not."""
+        switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(Feature.RUNS)
+        if switch is None or switch.set_time is None or not switch.cancel_open_runs:
+            return None
+        return switch.set_time + _SPREAD
+
+
+def governs_all(caller: Principal) -> bool:
+    """Return whether the caller may change the settings of all stores: the deployment, and the local key's owner."""
+    is_owner = caller.credential_id == LOCAL_CREDENTIAL and Role.ADMIN in caller.roles
+    return Role.DEPLOYMENT in caller.roles or is_owner
+
+
+def layer_of(caller: Principal, layer: Layer, store_id: str, *, writes: bool = False) -> StoreId:
+    """Return the store of a layer that the caller names, by default the caller's own.
+
+    Raises:
+        PermissionDenied: The caller may not read or, if it `writes`, change the layer.
+        InvalidField: The layer DEPLOYMENT has a store, or another layer has none.
+        InvalidId: The store id is malformed.
+    """
+    if writes and layer is Layer.STORE and Role.ADMIN not in caller.roles:
+        raise PermissionDenied("changing the layer STORE requires the admin role in the store")
+    needs_deployment = layer is Layer.DEPLOYMENT or (writes and layer is Layer.CEILING)
+    if needs_deployment and not governs_all(caller):
+        raise PermissionDenied(
+            f"{'changing' if writes else 'reading'} the layer {layer.name} requires a deployment key"
+        )
+    if layer is not Layer.DEPLOYMENT:
+        return store_of(caller, store_id)
+    if store_id:
+        raise InvalidField("the layer DEPLOYMENT applies to all stores: leave store_id empty", field="store_id")
+    return ALL_STORES
+
+
+def store_of(caller: Principal, store_id: str) -> StoreId:
+    """Return the store that the caller names, by default its own.
+
+    Raises:
+        PermissionDenied: It is another store, and the caller has no deployment key.
+        InvalidField: The deployment has named no store.
+        InvalidId: The store id is malformed.
+    """
+    named = check_id(store_id, "store_id", optional=True) or caller.store_id
+    if named != caller.store_id and not governs_all(caller):
+        raise PermissionDenied("another store's settings require a deployment key")
+    if not named:
+        raise InvalidField("store_id is required with a deployment key", field="store_id")
+    return StoreId(named)
+
+
+def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: datetime) -> Settings:
+    """Return what a layer sets after the values in `asked` are set and those in `unset` removed at the time `now`.
+
+    The version is one higher.
+
+    Raises:
+        Conflict: The version of `asked` is not the current one.
+        InvalidField: A name is unknown, or a value is out of range.
+    """
+    kept, limits = current.layer(asked.layer, asked.store_id), asked.limits
+    switches = {name: replace(switch, set_time=now) for name, switch in asked.switches.items()}
+    if asked.version != kept.version:
+        by = f" by {kept.update_user_id}" if kept.update_user_id else ""
+        raise Conflict(f"the settings were changed{by}, so version {asked.version} is outdated: read them again")
+    _check_names(switches, Feature, "switches")
+    _check_names(limits, Limit, "limits")
+    _check_names(unset, (*Feature, *Limit), "unset")
+    if switches and kept.layer is not Layer.DEPLOYMENT:
+        raise InvalidField("switches can be set only in the layer DEPLOYMENT", field="settings.switches")
+    for name, switch in switches.items():
+        _check_switch(name, switch)
+    for name, value in limits.items():
+        field = f"settings.limits.{name}"
+        if not 1 <= value <= LIMIT_MAX:
+            raise InvalidField(f"{name} must be between 1 and {LIMIT_MAX}, got {value}", field=field)
+        ceiling = current.ceiling(Limit(name), kept.store_id).value
+        if kept.layer is Layer.STORE and value > ceiling:
+            raise InvalidField(f"{name} must be at most {ceiling}, the store's ceiling, got {value}", field=field)
+    return replace(
+        kept,
+        version=kept.version + 1,
+        update_time=now,
+        switches={name: value for name, value in {**kept.switches, **switches}.items() if name not in unset},
+        limits={name: value for name, value in {**kept.limits, **limits}.items() if name not in unset},
+    )
+
+
+def _check_names(names: Collection[str], known: Collection[str] | type[StrEnum], field: str) -> None:
+    for name in names:
+        if name not in list(known):
+            raise InvalidField(f"{name!r} is unknown: use {', '.join(known)}", field=f"settings.{field}")
+
+
+def _check_switch(name: str, switch: Switch) -> None:
+    field = f"settings.switches.{name}"
+    if switch.percent > _PERCENT_MAX:
+        raise InvalidField(f"percent must be at most {_PERCENT_MAX}, got {switch.percent}", field=f"{field}.percent")
+    if switch.percent and switch.state is not SwitchState.PERCENT:
+        raise InvalidField("percent requires the state PERCENT", field=f"{field}.percent")
+    if len(switch.store_ids) > LISTED_STORES_MAX:
+        raise InvalidField(
+            f"store_ids must have at most {LISTED_STORES_MAX} entries, got {len(switch.store_ids)}",
+            field=f"{field}.store_ids",
+        )
+    for store_id in switch.store_ids:
+        check_id(store_id, f"{field}.store_ids")
+    if switch.cancel_open_runs and name != Feature.RUNS:
+        raise InvalidField("only the switch runs can cancel open runs", field=f"{field}.cancel_open_runs")

@@ -1,0 +1,135 @@
+"""Holds the settings of all stores in memory, and changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import StoreId
+from pawl.chassis.process import logs
+from pawl.chassis.process.clock import Clock
+from pawl.errors import PawlError
+from pawl.job_store.ledger.ports import Limits
+from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.store_settings.rules import ALL_STORES, AllSettings, Layer, Limit, Settings, updated
+from pawl.job_store.store_settings.store import PostgresSettings
+from pawl.values import Feature
+
+_POLL_SECONDS: Final = 1.0
+
+_log = logs.get_logger(__name__)
+
+
+class SettingsSnapshot:
+    """The settings as this process last read them. `run` reads them every second.
+
+    `started_with` has the limits of stores for which no layer sets any. Features in `forced_off` are off in all stores.
+    """
+
+    def __init__(
+        self,
+        repository: PostgresSettings,
+        clock: Clock,
+        started_with: Limits,
+        forced_off: Collection[Feature] = (),
+    ) -> None:
+        self.repository = repository
+        self._clock = clock
+        self._limits = started_with
+        slots = started_with.slots
+        self._started_with = {
+            Limit.ACTIVE_RUNS: slots.per_store,
+            Limit.ACTIVE_RUNS_PER_USER: slots.per_user,
+            Limit.BACKGROUND_RUNS: slots.background_per_store,
+        }
+        self._forced_off = forced_off
+        self._layers: dict[tuple[Layer, StoreId], Settings] = {}
+        self._last_change = 0
+        self._is_failing = False
+        self.all = self._combined(())
+        self.usual = slots
+        self.unusual: Mapping[StoreId, SlotLimits] = {}
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.refresh()
+            except PawlError as error:
+                if not self._is_failing:
+                    _log.warning("settings.not_read", reason=error.message)
+                self._is_failing = True
+            else:
+                self._is_failing = False
+            await self._clock.sleep(_POLL_SECONDS)
+
+    async def refresh(self) -> None:
+        """Read the settings that have changed.
+
+        Raises:
+            PawlError: The settings cannot be read now.
+        """
+        layers, last_change = await self.repository.changed_layers(self._last_change)
+        if last_change < self._last_change:  # The database is an older copy.
+            layers, last_change = await self.repository.changed_layers(0)
+            self._layers.clear()
+        if last_change == self._last_change:
+            return
+        self._layers |= {(each.layer, each.store_id): each for each in layers}
+        self.all = self._combined(self._layers.values())
+        self.usual = self._slots(ALL_STORES)
+        self.unusual = {
+            store_id: self._slots(store_id) for layer, store_id in self._layers if layer is not Layer.DEPLOYMENT
+        }
+        self._last_change = last_change
+
+    async def update(self, caller: Principal, asked: Settings, unset: Collection[str], *, only_check: bool) -> Settings:
+        """Change a layer and record the change. `asked` has the layer, its version, and the values to set.
+
+        Raises:
+            Conflict: The version is not the current one.
+            InvalidField: A name is unknown, or a value is out of range.
+        """
+        now = datetime.fromtimestamp(self._clock.now(), UTC)
+
+        def change(layers: Sequence[Settings]) -> tuple[Settings, Settings]:
+            current = self._combined(layers)
+            after = updated(asked, unset, current, now)
+            return current.layer(asked.layer, asked.store_id), msgspec.structs.replace(
+                after, update_user_id=caller.user_id, update_credential_id=caller.credential_id
+            )
+
+        settings = await self.repository.update(asked.store_id, change, only_check=only_check)
+        if not only_check:
+            _log.info(
+                "settings.changed",
+                layer=settings.layer.name,
+                settings_store=settings.store_id,
+                by=caller.user_id,
+                credential=caller.credential_id,
+                names=sorted(map(str, {*asked.switches, *asked.limits, *unset})),
+            )
+            with suppress(PawlError):  # the next poll reads it
+                await self.refresh()
+        return settings
+
+    def of(self, store_id: StoreId) -> SlotLimits:
+        return self.unusual.get(store_id, self.usual)
+
+    def limits_of(self, store_id: StoreId) -> Limits:
+        return replace(self._limits, slots=self.of(store_id), off=self.all.off(store_id))
+
+    def _slots(self, store_id: StoreId) -> SlotLimits:
+        return SlotLimits(
+            per_store=self.all.limit(Limit.ACTIVE_RUNS, store_id).value,
+            per_user=self.all.limit(Limit.ACTIVE_RUNS_PER_USER, store_id).value,
+            background_per_store=self.all.limit(Limit.BACKGROUND_RUNS, store_id).value,
+        )
+
+    def _combined(self, layers: Collection[Settings]) -> AllSettings:
+        return AllSettings(layers, self._started_with, self._forced_off)

@@ -1,0 +1,127 @@
+"""Stores settings and their changes in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+import asyncpg
+import msgspec
+
+from pawl.chassis.ids import CredentialId, RunKey, StoreId, UserId
+from pawl.job_store.store_settings.rules import Layer, Settings
+from pawl.server.db.database import DatabaseAdapter
+from pawl.values import RunState
+
+# The statements are built only from constants in this module.
+# ruff: noqa: S608
+
+_LAYERS: Final = "SELECT settings, change FROM job_store.store_settings WHERE change > $1 ORDER BY change"
+_OF_STORE: Final = "SELECT settings FROM job_store.store_settings WHERE store_id IN ('', $1)"
+_LAST_CHANGE: Final = "SELECT coalesce(max(change), 0) FROM job_store.settings_changes"
+# Changes are serial: each is checked against all earlier ones, and a reader that asks for later changes misses none.
+_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.store_settings'))"
+_ADD_CHANGE: Final = """
+INSERT INTO job_store.settings_changes ("time", layer, store_id, before, after, user_id, credential_id)
+VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING change
+"""
+_PUT: Final = """
+INSERT INTO job_store.store_settings (layer, store_id, settings, change) VALUES ($1, $2, $3, $4)
+ON CONFLICT (store_id, layer) DO UPDATE SET settings = excluded.settings, change = excluded.change
+"""
+_CHANGES: Final = """
+SELECT change, "time", layer, store_id, before, after, user_id, credential_id
+FROM job_store.settings_changes
+WHERE change < $1 AND ($2::text IS NULL OR store_id = $2) ORDER BY change DESC LIMIT $3
+"""
+
+
+_STORES_WITH_OPEN_RUNS: Final = f"SELECT DISTINCT store_id FROM job_store.runs WHERE state < {RunState.COMPLETED.value}"
+# Child runs are stopped by their parents.
+_OPEN_RUNS: Final = f"""
+SELECT run_id, user_id FROM job_store.runs
+WHERE store_id = $1 AND state < {RunState.COMPLETED.value} AND state <> {RunState.CANCELLING.value}
+AND parent_run_id = '' AND create_time < $2
+LIMIT $3
+"""
+
+
+class SettingsChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A change to a layer: the values that it changed, before and after."""
+
+    change: int
+    time: datetime
+    layer: Layer
+    store_id: StoreId
+    before: Mapping[str, str]
+    after: Mapping[str, str]
+    user_id: UserId
+    credential_id: CredentialId
+
+
+class PostgresSettings(DatabaseAdapter):
+    async def changed_layers(self, after_change: int) -> tuple[Sequence[Settings], int]:
+        """Return the layers that changed after a given change, and the last change; all layers for 0."""
+        async with self._database.acquire() as connection:
+            last_change: int = await connection.fetchval(_LAST_CHANGE)
+            rows = [] if last_change == after_change else await connection.fetch(_LAYERS, after_change)
+        return [_settings(row) for row in rows], max(last_change, *(row["change"] for row in rows), 0)
+
+    async def update(
+        self, store_id: StoreId, change: Callable[[Sequence[Settings]], tuple[Settings, Settings]], *, only_check: bool
+    ) -> Settings:
+        """Change a layer and record the change.
+
+        `change` receives the layers that apply to the store, and returns one of them before and after the change.
+
+        Raises:
+            PawlError: Any error that `change` raises.
+        """
+        async with self._database.transaction() as connection:
+            await connection.execute(_LOCK)
+            before, after = change([_settings(row) for row in await connection.fetch(_OF_STORE, store_id)])
+            if only_check:
+                return after
+            texts = [_changed(before.texts, after.texts), _changed(after.texts, before.texts)]
+            change_id = await connection.fetchval(
+                _ADD_CHANGE,
+                after.update_time,
+                after.layer,
+                after.store_id,
+                *map(msgspec.json.encode, texts),
+                after.update_user_id,
+                after.update_credential_id,
+            )
+            await connection.execute(_PUT, after.layer, after.store_id, msgspec.json.encode(after), change_id)
+        return after
+
+    async def stores_with_open_runs(self) -> Sequence[StoreId]:
+        return [row["store_id"] for row in await self._database.fetch(_STORES_WITH_OPEN_RUNS)]
+
+    async def open_runs(
+        self, store_id: StoreId, created_before: datetime, *, runs_max: int
+    ) -> Sequence[tuple[RunKey, UserId]]:
+        """Return runs that have not ended and are not being stopped, with their users."""
+        rows = await self._database.fetch(_OPEN_RUNS, store_id, created_before, runs_max)
+        return [(RunKey(store_id, row["run_id"]), row["user_id"]) for row in rows]
+
+    async def changes(self, store_id: StoreId | None, *, before: int, changes_max: int) -> Sequence[SettingsChange]:
+        """Return changes below `before`, newest first; of all layers, or of the layers of one store."""
+        rows = await self._database.fetch(_CHANGES, before, store_id, changes_max)
+        return [
+            SettingsChange(
+                **dict(row)
+                | {"layer": Layer(row["layer"])}
+                | {name: msgspec.json.decode(row[name], type=dict[str, str]) for name in ("before", "after")}
+            )
+            for row in rows
+        ]
+
+
+def _settings(row: asyncpg.Record) -> Settings:
+    return msgspec.json.decode(row["settings"], type=Settings)
+
+
+def _changed(texts: dict[str, str], others: dict[str, str]) -> dict[str, str]:
+    return {name: text for name, text in texts.items() if others.get(name) != text}

@@ -1,0 +1,165 @@
+"""Settings over real gRPC and a real database: switches and limits apply to all new work, on every replica."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pawl.chassis.identity.auth import user_principal
+from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.chassis.rpc.client import translated
+from pawl.errors import Conflict, FeatureOff, InvalidField
+from pawl.event.v1 import run_pb2
+from pawl.job.v1 import ledger_pb2
+from pawl.job_store import sweeps
+from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.store_settings.rules import Layer, Settings, Switch, SwitchState
+from pawl.settings.v1 import settings_pb2 as pb
+from pawl.settings.v1.settings_pb2_grpc import SettingsServiceStub
+from pawl.values import Feature
+from tests.fakes.manual_clock import ManualClock
+from tests.rpc.job_store.conftest import Replica, StartReplica
+from tests.rpc.job_store.test_background import asks_for
+from tests.rpc.job_store.test_schedules import SKIPPED, Timer
+from tests.rpc.job_store.test_triggers import Hook
+from tests.rpc.job_store.user import User
+
+DEPLOYMENT = user_principal(
+    StoreId(""), UserId("ops"), frozenset({"deployment"}), credential_id=CredentialId("key_ops")
+)
+
+
+async def switch(replica: Replica, feature: Feature, state: SwitchState, **fields: Any) -> Settings:
+    current = replica.settings.all.layer(Layer.DEPLOYMENT, StoreId(""))
+    asked = Settings(layer=Layer.DEPLOYMENT, version=current.version, switches={feature: Switch(state=state, **fields)})
+    return await replica.settings.update(DEPLOYMENT, asked, (), only_check=False)
+
+
+async def test_runs_that_are_off_start_in_no_way_and_other_stores_and_open_runs_go_on(start: StartReplica) -> None:
+    """LOOP-14: on all replicas, with a typed error; a repeated request has its first answer."""
+    replica, other = await start(), await start()
+    ann, off = User(replica.stub), User(other.stub)
+    first = await ann.start(request_id="r1")
+    await switch(replica, Feature.RUNS, SwitchState.LISTED, store_ids=frozenset({"beta"}))
+    await other.settings.refresh()
+    for user in (ann, off):
+        with pytest.raises(FeatureOff, match="'runs' is switched off for this store") as refused:
+            await user.submit()
+        assert refused.value.metadata["feature"] == "runs"
+    with pytest.raises(FeatureOff):
+        await translated(ann.stub.StartJob(asks_for(ann)))
+    assert (await ann.submit("hello", request_id="r1")).run.run_id == first.run_id
+    conversation_id = (await ann.run(first.run_id)).conversation_id
+    steered = await ann.submit("more", conversation_id=conversation_id, policy=ledger_pb2.MESSAGE_POLICY_STEER)
+    assert (steered.run.run_id, steered.steered) == (first.run_id, True)
+    undone = run_pb2.Undo(run_id=first.run_id)
+    assert (await ann.submit("undo", conversation_id=conversation_id, undo=undone)).run.run_id
+    await User(replica.stub, store_id="beta").submit()
+    await switch(replica, Feature.RUNS, SwitchState.ALL)
+    await ann.submit()
+
+
+async def test_background_work_can_be_off_while_runs_are_on(replica: Replica, user: User) -> None:
+    await switch(replica, Feature.BACKGROUND, SwitchState.OFF)
+    with pytest.raises(FeatureOff, match="'background'"):
+        await translated(user.stub.StartJob(asks_for(user)))
+    run = (await user.submit()).run
+    assert (run.options.without_background, run.options.limits.HasField("agent_depth_max")) == (True, False)
+
+
+async def test_delegation_can_be_off_while_runs_are_on(replica: Replica, user: User) -> None:
+    await switch(replica, Feature.DELEGATION, SwitchState.OFF)
+    run = (await user.submit(options=run_pb2.RunOptions(limits=run_pb2.RunLimits(agent_depth_max=2)))).run
+    assert (run.options.without_background, run.options.limits.agent_depth_max) == (False, 0)
+
+
+@pytest.mark.parametrize("feature", [Feature.RUNS, Feature.SCHEDULES, Feature.TRIGGERS])
+async def test_firings_while_their_feature_is_off_are_skipped_and_do_not_count_as_failures(
+    replica: Replica, feature: Feature
+) -> None:
+    timer, hook = Timer(replica), Hook(replica)
+    await timer.put()
+    await hook.put()
+    await switch(replica, feature, SwitchState.OFF)
+    fires = {Feature.SCHEDULES: await timer.fire_due(), Feature.TRIGGERS: (await hook.deliver(lane="a")).fire}
+    for kind, fire in fires.items():
+        is_off = feature in {kind, Feature.RUNS}
+        assert (fire.outcome == SKIPPED) is is_off
+        assert ("switched off" in fire.reason) is is_off
+    assert [(await timer.get()).failures, (await hook.get()).failures] == [0, 0]
+
+
+async def test_open_runs_are_cancelled_where_runs_are_off_if_the_switch_asks_for_it(replica: Replica) -> None:
+    ann, beta = User(replica.stub), User(replica.stub, store_id="beta")
+    runs = [(ann, (await ann.submit()).run.run_id), (beta, (await beta.submit()).run.run_id)]
+    await switch(replica, Feature.RUNS, SwitchState.LISTED, store_ids=frozenset({"beta"}), cancel_open_runs=True)
+    sweep = asyncio.create_task(sweeps.cancel_where_off(replica.settings, replica.ledger, ManualClock()))
+    async with asyncio.timeout(60):
+        while (await ann.run(runs[0][1])).state != run_pb2.RUN_STATE_CANCELLED:
+            await asyncio.sleep(0.02)
+    sweep.cancel()
+    assert (await ann.run(runs[0][1])).stop_cause == run_pb2.STOP_CAUSE_FEATURE_OFF
+    assert (await beta.run(runs[1][1])).state == run_pb2.RUN_STATE_QUEUED
+
+
+async def test_a_stores_own_limits_decide_how_many_of_its_runs_are_claimed(start: StartReplica) -> None:
+    replica = await start(slots=SlotLimits(per_store=3, per_user=3))
+    users = {store_id: User(replica.stub, store_id=store_id) for store_id in ("acme", "beta", "gamma")}
+    for layer, store_id, number in ((Layer.CEILING, "acme", 1), (Layer.CEILING, "beta", 5)):
+        limits = {"active_runs": number, "active_runs_per_user": number}
+        asked = Settings(layer=layer, store_id=StoreId(store_id), limits=limits)
+        await replica.settings.update(DEPLOYMENT, asked, (), only_check=False)
+    for user in users.values():
+        for _ in range(6):
+            await user.submit()
+    claimed = await users["acme"].claim(runs_max=20)
+    assert {store_id: sum(run.store_id == store_id for run in claimed) for store_id in users} == {
+        "acme": 1,
+        "beta": 5,
+        "gamma": 3,
+    }
+
+
+async def test_of_two_concurrent_changes_one_conflicts_and_the_other_is_recorded(replica: Replica) -> None:
+    stub = SettingsServiceStub(replica.channel)
+
+    async def change(percent: int) -> Any:
+        runs = pb.Switch(state=pb.SWITCH_STATE_PERCENT, percent=percent)
+        settings = pb.Settings(layer=pb.SETTINGS_LAYER_DEPLOYMENT, switches={"runs": runs})
+        return await translated(stub.UpdateSettings(pb.UpdateSettingsRequest(settings=settings)))
+
+    with pytest.raises(InvalidField, match="at most 100, got 101"):
+        await change(101)
+    done = await asyncio.gather(change(10), change(20), return_exceptions=True)
+    (kept,) = (each.settings for each in done if not isinstance(each, BaseException))
+    assert [type(each) for each in done if isinstance(each, BaseException)] == [Conflict]
+    read = await stub.GetSettings(pb.GetSettingsRequest(layer=pb.SETTINGS_LAYER_DEPLOYMENT))
+    assert (read.settings, kept.version) == (kept, 1)
+    (row,) = (await stub.ListSettingsChanges(pb.ListSettingsChangesRequest())).changes
+    percent = kept.switches["runs"].percent
+    assert (dict(row.before), dict(row.after)) == ({}, {"runs": f"on for {percent} % of stores"})
+    assert (row.user_id, row.layer) == ("me", pb.SETTINGS_LAYER_DEPLOYMENT)
+    explained = (await stub.ExplainSettings(pb.ExplainSettingsRequest(store_id="acme"))).explanations
+    assert explained[0].reason == f"The switch is on for {percent} % of stores."
+    assert [each.value for each in explained[1:]] == ["on"] * 4 + ["1000", "1000", "100"]
+
+
+async def test_settings_that_cannot_be_read_stay_as_they_were(
+    replica: Replica, user: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await switch(replica, Feature.RUNS, SwitchState.OFF)
+    clock = ManualClock()
+    replica.settings._clock = clock
+
+    async def fails(_change: int) -> Any:
+        raise Conflict("no")
+
+    monkeypatch.setattr(replica.settings.repository, "changed_layers", fails)
+    poll = asyncio.create_task(replica.settings.run())
+    await asyncio.sleep(0)
+    with pytest.raises(FeatureOff):
+        await user.submit()
+    assert not poll.done()
+    poll.cancel()

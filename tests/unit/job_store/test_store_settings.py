@@ -1,0 +1,195 @@
+"""Rules of settings: which stores a switch includes, which layer decides, and who may change what (LOOP-14, RES-3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pawl.chassis.identity.auth import LOCAL_CREDENTIAL, Principal, user_principal
+from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.errors import Conflict, InvalidField, PawlError, PermissionDenied
+from pawl.job_store.store_settings.rules import (
+    ALL_STORES,
+    AllSettings,
+    Layer,
+    Limit,
+    Settings,
+    Switch,
+    SwitchState,
+    is_on,
+    layer_of,
+    store_of,
+    updated,
+)
+from pawl.values import Feature
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+STARTED_WITH = {Limit.ACTIVE_RUNS: 20, Limit.ACTIVE_RUNS_PER_USER: 5, Limit.BACKGROUND_RUNS: 100}
+ACME = StoreId("acme")
+stores = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True).map(StoreId)
+features = st.sampled_from(Feature)
+
+
+def settings(*layers: Settings, forced_off: frozenset[Feature] = frozenset()) -> AllSettings:
+    return AllSettings(layers, STARTED_WITH, forced_off)
+
+
+def deployment(**switches: Switch) -> Settings:
+    return Settings(layer=Layer.DEPLOYMENT, switches=switches)
+
+
+def caller(*roles: str, store: str = "acme", credential: str = "key_1") -> Principal:
+    return user_principal(StoreId(store), UserId("ann"), frozenset(roles), credential_id=CredentialId(credential))
+
+
+@given(features, stores, st.integers(0, 100), st.integers(0, 100), st.frozensets(stores, max_size=3))
+def test_a_higher_percentage_keeps_the_stores_of_a_lower_one_and_all_listed_stores(
+    feature: Feature, store: StoreId, one: int, other: int, listed: frozenset[str]
+) -> None:
+    low, high = sorted((one, other))
+    switches = [Switch(state=SwitchState.PERCENT, percent=percent, store_ids=listed) for percent in (low, high)]
+    on_low, on_high = (is_on(feature, switch, store) for switch in switches)
+    assert on_high or not on_low
+    assert on_low or store not in listed
+    assert is_on(feature, Switch(state=SwitchState.PERCENT, percent=100), store)
+    assert not is_on(feature, Switch(state=SwitchState.OFF, store_ids=frozenset({store})), store)
+
+
+def test_a_percentage_is_about_that_share_of_stores_and_differs_between_features() -> None:
+    tenth = Switch(state=SwitchState.PERCENT, percent=10)
+    on = {
+        feature: {number for number in range(5000) if is_on(feature, tenth, StoreId(f"store-{number}"))}
+        for feature in (Feature.RUNS, Feature.BACKGROUND)
+    }
+    assert all(400 < len(found) < 600 for found in on.values())
+    assert len(on[Feature.RUNS] & on[Feature.BACKGROUND]) < 100
+
+
+def test_forced_off_is_off_whatever_the_switch_says() -> None:
+    found = settings(deployment(runs=Switch(state=SwitchState.ALL)), forced_off=frozenset({Feature.RUNS}))
+    assert found.off(ACME) == {Feature.RUNS}
+    assert not settings().off(ACME)
+
+
+@pytest.mark.parametrize(
+    ("deployed", "ceiling", "asked", "value", "layer"),
+    [
+        (None, None, None, 20, None),
+        (30, None, None, 30, Layer.DEPLOYMENT),
+        (30, 50, None, 50, Layer.CEILING),
+        (30, 50, 40, 40, Layer.STORE),
+        (30, None, 40, 30, Layer.DEPLOYMENT),
+        (None, None, 25, 20, None),
+        (None, None, 1, 1, Layer.STORE),
+    ],
+)
+def test_the_ceiling_of_the_store_replaces_the_deployments_and_bounds_what_its_admins_set(
+    deployed: int | None, ceiling: int | None, asked: int | None, value: int, layer: Layer | None
+) -> None:
+    set_in = {(Layer.DEPLOYMENT, ALL_STORES): deployed, (Layer.CEILING, ACME): ceiling, (Layer.STORE, ACME): asked}
+    found = settings(
+        *(
+            Settings(layer=layer, store_id=store, limits={Limit.ACTIVE_RUNS: number})
+            for (layer, store), number in set_in.items()
+            if number is not None
+        )
+    ).limit(Limit.ACTIVE_RUNS, ACME)
+    assert (found.value, found.layer) == (value, layer)
+    assert (f"{asked} is above this ceiling" in found.reason) is (asked is not None and asked > value)
+
+
+def change(
+    kept: Settings, *, version: int | None = None, unset: tuple[str, ...] = (), now: datetime = NOW, **asked: Any
+) -> Settings:
+    wanted = Settings(
+        layer=kept.layer, store_id=kept.store_id, version=kept.version if version is None else version, **asked
+    )
+    return updated(wanted, unset, settings(kept), now)
+
+
+def test_a_change_sets_the_named_values_and_keeps_the_others() -> None:
+    kept = change(
+        deployment(), switches={"runs": Switch(state=SwitchState.OFF, cancel_open_runs=True)}, limits={"active_runs": 7}
+    )
+    kept = change(kept, limits={"background_runs": 9}, unset=("active_runs",), now=NOW + timedelta(days=1))
+    assert (kept.version, kept.limits) == (2, {"background_runs": 9})
+    assert kept.texts == {"runs": "off, cancels open runs", "background_runs": "9"}
+    assert settings(kept).cancels_before == NOW + timedelta(seconds=10)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"limits": {"active_runs": 0}}, "settings.limits.active_runs"),
+        ({"limits": {"active_runs": 10_001}}, "settings.limits.active_runs"),
+        ({"limits": {"active_run": 3}}, "settings.limits"),
+        ({"switches": {"run": Switch(state=SwitchState.ALL)}}, "settings.switches"),
+        ({"switches": {"runs": Switch(state=SwitchState.PERCENT, percent=101)}}, "settings.switches.runs.percent"),
+        ({"switches": {"runs": Switch(state=SwitchState.ALL, percent=5)}}, "settings.switches.runs.percent"),
+        (
+            {"switches": {"triggers": Switch(state=SwitchState.OFF, cancel_open_runs=True)}},
+            "settings.switches.triggers.cancel_open_runs",
+        ),
+        (
+            {"switches": {"runs": Switch(state=SwitchState.LISTED, store_ids=frozenset({"a b"}))}},
+            "settings.switches.runs.store_ids",
+        ),
+        ({"unset": ("everything",)}, "settings.unset"),
+    ],
+)
+def test_bad_values_are_refused_with_their_field(asked: Mapping[str, Any], field: str) -> None:
+    with pytest.raises(PawlError) as refused:
+        change(deployment(), **asked)
+    assert refused.value.metadata["field"] == field
+
+
+def test_a_store_sets_no_switches_and_no_limit_above_its_ceiling() -> None:
+    store = Settings(layer=Layer.STORE, store_id=ACME)
+    with pytest.raises(InvalidField, match="only in the layer DEPLOYMENT"):
+        change(store, switches={"runs": Switch(state=SwitchState.ALL)})
+    with pytest.raises(InvalidField, match="at most 20, the store's ceiling, got 21"):
+        change(store, limits={"active_runs": 21})
+    assert change(store, limits={"active_runs": 20}).limits == {"active_runs": 20}
+
+
+def test_an_outdated_version_conflicts() -> None:
+    with pytest.raises(Conflict, match="read them again"):
+        change(deployment(), version=1, limits={"active_runs": 3})
+
+
+WRITES = [
+    # caller, layers it reads, layers it changes
+    (caller("deployment"), set(Layer), {Layer.DEPLOYMENT, Layer.CEILING}),
+    (caller("admin"), {Layer.CEILING, Layer.STORE}, {Layer.STORE}),
+    (caller("operator"), {Layer.CEILING, Layer.STORE}, set()),
+    (caller("admin", credential=LOCAL_CREDENTIAL), set(Layer), set(Layer)),
+    (caller("member", credential=LOCAL_CREDENTIAL), {Layer.CEILING, Layer.STORE}, set()),
+]
+
+
+@pytest.mark.parametrize(("who", "reads", "changes"), WRITES)
+def test_only_the_deployment_changes_switches_and_ceilings_and_only_admins_their_stores_values(
+    who: Principal, reads: set[Layer], changes: set[Layer]
+) -> None:
+    """OPS-1."""
+    for writes, allowed in ((False, reads), (True, changes)):
+        for layer in Layer:
+            store_id = "" if layer is Layer.DEPLOYMENT else "acme"
+            if layer in allowed:
+                assert layer_of(who, layer, store_id, writes=writes) == store_id
+            else:
+                with pytest.raises(PermissionDenied):
+                    layer_of(who, layer, store_id, writes=writes)
+
+
+def test_other_stores_are_for_the_deployment() -> None:
+    with pytest.raises(PermissionDenied):
+        store_of(caller("admin"), "other")
+    assert store_of(caller("deployment"), "other") == "other"
+    with pytest.raises(InvalidField):
+        store_of(caller("deployment"), "")

@@ -1,0 +1,181 @@
+/** The pages of goals: their list, the form that starts one, and a goal with its attempts. */
+
+import { encode, type GoalAttemptJson, type GoalStatusJson, isEnded, requestId, type RunJson } from "@pawl/client";
+import type { VNode } from "preact";
+
+import { CallCard } from "./cards";
+import { Chart } from "./chart";
+import type { Schema } from "./form";
+import { parse, unpack } from "./json";
+import { FormButton, type Resource } from "./resource";
+import { Fact, State, tokens } from "./runs";
+import { ago, forPeople, go, may, moment, pawl } from "./state";
+import { visible } from "./visible";
+
+const time = (at: string | undefined): VNode | undefined => (at ? <time title={moment(at)}>{ago(at)}</time> : undefined);
+const percent = (fraction: number | "NaN" | "Infinity" | "-Infinity" | undefined): number => Math.round(100 * Number(fraction));
+const used = (run: RunJson): string => (run.tokenBudget ? `${tokens(run) || 0} of ${Number(run.tokenBudget).toLocaleString()}` : tokens(run));
+const idOf = ({ run }: GoalStatusJson): string => run?.runId ?? "";
+const inHours = (hours: unknown): { deadlineTime?: string } => (hours ? { deadlineTime: new Date(Date.now() + Number(hours) * 3_600_000).toISOString() } : {});
+
+function howFar({ jobProgress: progress }: RunJson): string {
+  return [progress?.fraction !== undefined && `${percent(progress.fraction)}%`, visible(progress?.message ?? "")].filter(Boolean).join(", ");
+}
+
+const HOURS = { type: "number", title: "Deadline", description: "in hours from now" };
+const START: Schema = {
+  properties: {
+    aim: { type: "string", title: "Aim", maxLength: 16_384 },
+    tool_name: { type: "string", title: "Tool that checks it" },
+    arguments_json: { type: "string", title: "Arguments of this tool", description: "a JSON object" },
+    expression: { type: "string", title: "Expression", description: "over the tool's result, such as size(value.broken) == 0" },
+    rubric: { type: "string", title: "Rubric for a judge", description: "instead of a tool", maxLength: 16_384 },
+    agent: { type: "string", title: "Agent that makes the attempts" },
+    tool_names: { type: "array", items: { type: "string" }, title: "Tools of the attempts", description: "all of the agent's if empty" },
+    attempts_max: { type: "integer", title: "Maximum number of attempts", default: 10 },
+    wait_seconds: { type: "number", title: "Seconds to wait between attempts" },
+    deadline_time: HOURS,
+    total_tokens_max: { type: "integer", title: "Token budget" },
+  },
+  required: ["aim"],
+};
+const RAISE: Schema = {
+  properties: {
+    attempts: { type: "integer", title: "Attempts to add" },
+    tokens: { type: "integer", title: "Tokens to add" },
+    deadline_time: HOURS,
+  },
+};
+
+async function start(given: Record<string, any>): Promise<void> {
+  const { aim = "", tool_name: toolName = "", expression = "", rubric } = given;
+  const goal = {
+    aim,
+    attemptsBy: { agent: given["agent"] ?? "", toolNames: given["tool_names"] ?? [] },
+    criterion: { toolName, expression, ...(given["arguments_json"] ? { argumentsJson: encode(object(given["arguments_json"])) } : {}), ...(rubric ? { judge: { rubric } } : {}) },
+    attemptsMax: given["attempts_max"] ?? 0,
+    waitSeconds: given["wait_seconds"] ?? 0,
+    ...inHours(given["deadline_time"]),
+  };
+  const answer = await pawl.goals.startGoal({ requestId: requestId(), goal, totalTokensMax: String(given["total_tokens_max"] ?? 0) });
+  go(`/goals/${answer.goal?.run?.runId}`);
+}
+
+function object(text: string): unknown {
+  try {
+    return parse(text);
+  } catch (error) {
+    throw new Error(`arguments_json: ${(error as Error).message}`);
+  }
+}
+
+export const goals: Resource<GoalStatusJson> = {
+  path: "goals",
+  empty: "No goals. Start one to have an agent try until a tool or a judge finds the aim met.",
+  live: true,
+  list: async (pageToken, filters) => {
+    const page = await pawl.goals.listGoals({ pageSize: 50, pageToken, openOnly: !filters["all"] });
+    return { items: page.goals ?? [], next: page.nextPageToken };
+  },
+  filters: [{ name: "all", label: "Include ended", on: true }],
+  id: idOf,
+  title: ({ run }) => (run?.goal?.aim ?? "").slice(0, 300),
+  get: async (runId) => (await pawl.goals.getGoal({ runId })).goal,
+  watch: (runId, again) => pawl.watchRun(runId, again),
+  columns: [
+    { name: "Aim", of: ({ run }) => <span class="cut">{visible(run?.goal?.aim ?? "").slice(0, 160)}</span> },
+    { name: "State", of: ({ run = {} }) => <State run={run} /> },
+    { name: "Progress", of: ({ run = {} }) => <span class="cut">{howFar(run)}</span> },
+    { name: "Attempts", of: ({ run }) => `${run?.round ?? 0} of ${run?.goal?.attemptsMax}` },
+    { name: "Tokens", of: ({ run = {} }) => used(run) },
+    { name: "Deadline", of: ({ run }) => time(run?.goal?.deadlineTime) },
+    { name: "Started", of: ({ run }) => time(run?.createTime) },
+    { name: "Ended", of: ({ run }) => time(run?.endTime) },
+    { name: "Run", of: ({ run }) => <a href={`/runs/${run?.runId}`}>{run?.runId?.slice(-8)}</a> },
+  ],
+  actions: [
+    {
+      name: "Stop",
+      method: "agent.v1.AgentService/CancelRun",
+      inRows: true,
+      when: ({ run = {} }) => !isEnded(run) && run.state !== "RUN_STATE_CANCELLING",
+      bad: true,
+      run: (goal) => pawl.agent.cancelRun({ requestId: requestId(), runId: idOf(goal) }),
+    },
+  ],
+  above: () => (may("agent.v1.GoalService/StartGoal") ? <FormButton name="Start a goal" save="Start" schema={START} send={start} /> : null),
+  below: (goal) => <Goal key={idOf(goal)} goal={goal} />,
+};
+
+function Goal({ goal: { run = {}, attempts = [] } }: { goal: GoalStatusJson }): VNode {
+  const { goal = {}, failure, waiting, outputText } = run;
+  const { toolName, argumentsJson, expression, judge } = goal.criterion ?? {};
+  const runs = new Set([run.runId, ...attempts.map(({ runId }) => runId)]);
+  const measured = attempts.filter(({ progress }) => progress !== undefined);
+  return (
+    <>
+      {!isEnded(run) && may("agent.v1.GoalService/RaiseGoal") && (
+        <FormButton
+          name="Raise limits"
+          save="Raise"
+          schema={RAISE}
+          send={({ attempts = 0, tokens = 0, deadline_time: hours }) =>
+            pawl.goals.raiseGoal({ requestId: requestId(), runId: run.runId ?? "", attempts: Number(attempts), tokens: String(tokens), ...inHours(hours) })
+          }
+        />
+      )}
+      {failure && (
+        <p class="fault" role="alert">
+          {failure.reason}: {visible(failure.message ?? "")}
+        </p>
+      )}
+      {!isEnded(run) && waiting?.sentence && (
+        <p class="quiet">
+          {visible(waiting.sentence)} {time(waiting.deadlineTime)}
+        </p>
+      )}
+      {forPeople.value.filter(({ runId }) => runs.has(runId)).map((call) => <CallCard key={call.callId} call={call} />)}
+      <h2>Criterion</h2>
+      <dl class="facts">
+        <Fact name="Tool" value={visible(toolName ?? "")} />
+        <Fact name="Arguments" value={argumentsJson && visible(JSON.stringify(unpack({ argumentsJson }).argumentsJson))} />
+        <Fact name="Expression" value={visible(expression ?? "")} />
+        <Fact name="Judge" value={judge && (judge.agent || "the agent of the attempts")} />
+        <Fact name="Rubric" value={visible(judge?.rubric ?? "")} />
+        <Fact name="Agent of the attempts" value={goal.attemptsBy?.agent} />
+        <Fact name="Tools of the attempts" value={visible((goal.attemptsBy?.toolNames ?? []).join(", "))} />
+        <Fact name="Wait between attempts" value={!!goal.waitSeconds && `${goal.waitSeconds} s`} />
+      </dl>
+      {outputText && (
+        <>
+          <h2>Report</h2>
+          <p class="preview">{visible(outputText)}</p>
+        </>
+      )}
+      {!!measured.length && (
+        <Chart title="Progress in %" labels={measured.map(({ number }) => `Attempt ${number}`)} values={measured.map(({ progress }) => percent(progress))} most={100} />
+      )}
+      {attempts.map((attempt) => <Attempt key={attempt.number} attempt={attempt} />).reverse()}
+    </>
+  );
+}
+
+function Attempt({ attempt: { number, runId = "", startTime, endTime, met, progress, answer, reason, citedCallIds = [] } }: { attempt: GoalAttemptJson }): VNode {
+  return (
+    <article class={`card ${met ? "good" : endTime ? "" : "wait"}`} aria-label={`Attempt ${number}`} data-item tabIndex={-1}>
+      <header>
+        <strong>Attempt {number}</strong>
+        <span class="state">{!endTime ? "running" : met ? "met" : progress === undefined ? "fell short" : `fell short at ${percent(progress)}%`}</span>
+        <span class="quiet">{time(startTime)}</span>
+        {runId && <a href={`/runs/${runId}`}>Run {runId.slice(-8)}</a>}
+      </header>
+      {answer && <p>Tried: {visible(answer)}</p>}
+      {reason && (
+        <p>
+          {met ? "Met" : "Fell short"}: {visible(reason)}
+        </p>
+      )}
+      {!!citedCallIds.length && <p class="quiet">The judge cites {citedCallIds.map(visible).join(", ")}.</p>}
+    </article>
+  );
+}
