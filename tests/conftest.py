@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # A file with long tests that share nothing.
 _SHARE_NOTHING = "tests/system/docs/test_blocks.py"
 # Folders whose files share a suite of processes. Each goes to one worker, or every worker would start a suite.
-_SHARE_A_SUITE = tuple(f"tests/system/{name}/" for name in ("access", "background", "cli", "console", "suite"))
+_SHARE_A_SUITE = tuple(f"tests/system/{name}/" for name in ("access", "cli", "console", "suite"))
 
 
 class _FolderScheduling(LoadFileScheduling):  # type: ignore[misc]

@@ -81,14 +81,15 @@ class Caller:
             except asyncio.CancelledError:
                 self.history.answer(operation, Outcome.UNKNOWN, "CANCELLED")
                 raise
+            run = answer.goal.run if operation.kind is Kind.GOAL else answer.run
             receipts = getattr(answer, "receipts", None) or [getattr(answer, "receipt", None)]
             self.history.answer(
                 operation,
                 Outcome.OK,
                 status_name(receipts[0]) if receipts[0] else "",
-                run_id=answer.run.run_id,
-                conversation_id=answer.run.conversation_id,
-                run_state=run_state(answer.run.state),
+                run_id=run.run_id,
+                conversation_id=run.conversation_id,
+                run_state=run_state(run.state),
             )
             return answer
 

@@ -11,10 +11,10 @@ from pawl.job_store.ledger.rules.jobs import GENERATIONS_MAX, PROGRESS_TURNS_MAX
 from pawl.notify.v1 import notify_pb2
 from tests.chaos.faults import WIPE
 from tests.chaos.front_ends import digest
-from tests.chaos.history import MESSAGES, Kind, Operation, Outcome
+from tests.chaos.history import MESSAGES, STARTS, Kind, Operation, Outcome
 from tests.chaos.prompts import GATED, READS
 from tests.chaos.world import Record
-from tests.simulation import jobs
+from tests.simulation import flows, goals, jobs
 from tests.simulation.checkers import ENDED, LEDGER_CHECKERS
 from tests.simulation.record import call_state, run_state, seconds
 
@@ -29,11 +29,15 @@ def accepted_messages_are_kept(record: Record) -> Iterator[str]:
     """I1: an acknowledged run exists. Its message exists too, unless the run was cancelled before its first round."""
     texts = _user_texts(record)
     for operation in record.history.operations:
-        for answer in record.history.taken(operation) if operation.kind in MESSAGES else []:
+        for answer in record.history.taken(operation) if operation.kind in STARTS else []:
             run = record.runs.get(answer.run_id)
             if run is None:
                 yield f"{operation.request_id} was acknowledged, but its run {answer.run_id} is not there"
-            elif not texts[operation.content] and not (run_state(run.state) == "CANCELLED" and run.round == 0):
+            elif (
+                operation.kind in MESSAGES
+                and not texts[operation.content]
+                and not (run_state(run.state) == "CANCELLED" and run.round == 0)
+            ):
                 yield f"{operation.request_id} was acknowledged, but its message is missing"
 
 
@@ -42,7 +46,7 @@ def requests_take_effect_once(record: Record) -> Iterator[str]:
     texts = _user_texts(record)
     owner_of: dict[str, str] = {}
     for operation in record.history.operations:
-        if operation.kind not in MESSAGES:
+        if operation.kind not in STARTS:
             continue
         run_ids = {answer.run_id for answer in record.history.taken(operation)}
         if len(run_ids) > 1:
@@ -52,7 +56,7 @@ def requests_take_effect_once(record: Record) -> Iterator[str]:
         refused = any(answer.outcome is Outcome.REFUSED for answer in record.history.answers[operation.number])
         if refused and (run_ids or texts[operation.content]):
             yield f"{operation.request_id} was refused, but had an effect"
-        for run_id in run_ids if operation.kind in {Kind.START, Kind.INTERRUPT, Kind.SEND} else ():
+        for run_id in run_ids if operation.kind is not Kind.STEER else ():
             if owner_of.setdefault(run_id, operation.request_id) != operation.request_id:
                 yield f"{operation.request_id} and {owner_of[run_id]} got the same run"
 
@@ -112,10 +116,12 @@ def runs_end(record: Record) -> Iterator[str]:
 
 
 def runs_do_not_fail(record: Record) -> Iterator[str]:
-    """OPS-3, I6: no run fails, except a job whose own call did not succeed."""
+    """OPS-3, I6: no run fails, except goals, and jobs and workflows whose own call did not succeed."""
+    failures = {(call.run_id, call.result.error_reason) for call in record.calls.values()}
     for run in record.runs.values():
         belongs_to_call = run.HasField("job") and run.failure.failure_class == run_pb2.FAILURE_CLASS_TOOL
-        if run_state(run.state) == "FAILED" and not belongs_to_call:
+        belongs_to_node = run.HasField("workflow") and (run.run_id, run.failure.reason) in failures
+        if run_state(run.state) == "FAILED" and not (belongs_to_call or belongs_to_node or run.HasField("goal")):
             yield f"run {run.run_id} failed: {run.failure.reason}: {run.failure.message}"
 
 
@@ -278,8 +284,8 @@ def nothing_crosses_stores_or_users(record: Record) -> Iterator[str]:
 def every_run_end_is_notified(record: Record) -> Iterator[str]:
     """I15: every end of a run is notified once, unless a newer message superseded the run.
 
-    A job, and a turn without text that a job started, ends without a notification. A wipe of NATS loses notifications
-    in transit by design.
+    A job, a run below another, and a turn without text that a job started, end without a notification. A wipe of NATS
+    loses notifications in transit by design.
     """
     wipes = [fault for fault in record.history.faults if fault.name == WIPE and not fault.skipped]
     told = {told.event_id for notifications in record.notifications.values() for told in notifications}
@@ -288,7 +294,7 @@ def every_run_end_is_notified(record: Record) -> Iterator[str]:
             is_lost = any(w.begin_time - _WIPED_SECONDS < seconds(event) < w.end_time + _WIPED_SECONDS for w in wipes)
             superseded = event.run_changed.run.stop_cause == run_pb2.STOP_CAUSE_SUPERSEDED
             run = event.run_changed.run
-            is_silent = run.HasField("job") or (jobs.is_turn(run) and not run.output_text)
+            is_silent = run.HasField("job") or run.parent_run_id or (jobs.is_turn(run) and not run.output_text)
             if _is_end(event) and event.event_id not in told and not (is_lost or superseded or is_silent):
                 yield f"there is no notification that {run_id} ended with {event.type}"
     for owner, notifications in record.notifications.items():
@@ -377,6 +383,8 @@ CHECKERS: tuple[Checker, ...] = (
     job_ends_are_reported,
     *LEDGER_CHECKERS,
     *jobs.LEDGER_CHECKERS,
+    *flows.LEDGER_CHECKERS,
+    *goals.LEDGER_CHECKERS,
 )
 
 

@@ -32,9 +32,12 @@ class Kind(StrEnum):
     RESOLVE = "resolve"
     CANCEL = "cancel"
     TRESPASS = "trespass"
+    WORKFLOW = "workflow"
+    GOAL = "goal"
 
 
 MESSAGES = frozenset({Kind.START, Kind.SEND, Kind.STEER, Kind.INTERRUPT})
+STARTS = MESSAGES | {Kind.WORKFLOW, Kind.GOAL}
 
 
 class Outcome(StrEnum):

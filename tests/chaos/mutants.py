@@ -16,13 +16,30 @@ from typing import Any
 
 import msgspec
 
-from pawl.event.v1 import event_pb2, run_pb2
+from pawl.agent_loop.goals.rules import Step
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.server.process import log_setup
 from tests.chaos import faults, unfixed
 from tests.chaos.checkers import judge
 from tests.chaos.history import Kind, Operation, Outcome
 from tests.chaos.play import Game, play
-from tests.chaos.story import BUTTON, FOREIGN, JOB, MAIN, OWNERS, PANEL_CALL, STOPPED, good_record, watch
+from tests.chaos.story import (
+    BUTTON,
+    CHECK,
+    FLOW,
+    FOREIGN,
+    GOAL,
+    JOB,
+    JUDGEMENT,
+    MAIN,
+    NODE_AGAIN,
+    NODE_RETRIED,
+    OWNERS,
+    PANEL_CALL,
+    STOPPED,
+    good_record,
+    watch,
+)
 from tests.chaos.world import Record
 
 Mutant = Callable[[Record], object]
@@ -89,10 +106,27 @@ def _notices(*told_of: Mapping[str, str]) -> Mutant:
     return plant
 
 
-def _without_result(record: Record) -> None:
-    changed = [event.call_changed.call for event in record.logs[MAIN] if event.call_changed.call.call_id == BUTTON]
-    for call in (record.calls[BUTTON], *changed):
-        call.ClearField("result")
+def _call(call_id: str, change: Callable[[call_pb2.Call], object]) -> Mutant:
+    def plant(record: Record) -> None:
+        logged = [event.call_changed.call for event in record.logs[record.calls[call_id].run_id]]
+        for call in (record.calls[call_id], *(each for each in logged if each.call_id == call_id)):
+            change(call)
+        watch(record)
+
+    return plant
+
+
+def _node_again(record: Record) -> None:
+    _call(NODE_AGAIN, _set("call_id", NODE_RETRIED))(record)
+    record.calls[NODE_RETRIED] = record.calls.pop(NODE_AGAIN)
+    renamed = {NODE_AGAIN: NODE_RETRIED}
+    record.effects[:] = [msgspec.structs.replace(each, key=renamed.get(each.key, each.key)) for each in record.effects]
+
+
+def _reported_otherwise(record: Record) -> None:
+    logged = [event.message_added.message for event in record.logs[GOAL] if event.HasField("message_added")]
+    for message in (record.messages[f"conversation-{GOAL}"][-1], logged[-1]):
+        message.text = "other"
     watch(record)
 
 
@@ -170,7 +204,7 @@ MUTANTS: Mapping[str, Mutant] = {
     # A client got UNKNOWN.
     "no_internal_error_is_visible": lambda record: record.history.complain("UNKNOWN: unexpected"),
     # A call ended without a result.
-    "one_result_per_call": _without_result,
+    "one_result_per_call": _call(BUTTON, lambda call: call.ClearField("result")),
     # The model was called for a stopping run.
     "nothing_starts_after_a_cancel": _late_round,
     # A transition starts from a state that the run was not in.
@@ -193,6 +227,18 @@ MUTANTS: Mapping[str, Mutant] = {
     "detached_calls_have_their_job": _run(JOB, "parent_call_id", "call-other"),
     # A notice started the main run, which waited for people.
     "turns_never_wait_for_people": _run(MAIN, "generation", 1),
+    # A node that had succeeded made another attempt.
+    "nodes_that_succeeded_never_run_again": _node_again,
+    # A map has the outputs of two items, but only one item.
+    "batches_process_each_item_once": _run(FLOW, "output_json", b"2"),
+    # The goal was checked twice after its attempt.
+    "each_step_of_a_goal_is_made_once": lambda record: record.calls[CHECK].MergeFrom(
+        call_pb2.Call(round=1, index=Step.JUDGEMENT)
+    ),
+    # The goal completed, but no check met it.
+    "goals_end_for_their_reason": _call(JUDGEMENT, _set("result.content_json", b'"read_meter"')),
+    # The report is not in the conversation.
+    "goals_report_once": _reported_otherwise,
     # The job made its call once, although it must not make it.
     "series_keep_their_interval": _run(JOB, "job.iterations_max", 0),
 }

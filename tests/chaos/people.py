@@ -16,8 +16,9 @@ from typing import Any, cast
 import grpc
 from google.protobuf.message import Message
 
-from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
+from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2, workflow_pb2
 from pawl.event.v1 import call_pb2, run_pb2
+from tests.chaos import errands
 from tests.chaos.caller import Caller, settled
 from tests.chaos.front_ends import FrontEnd, seen
 from tests.chaos.history import EffectFile, Kind, Operation
@@ -76,7 +77,10 @@ class Person:
                 await asyncio.sleep(self._pace_seconds * (0.5 + self._draw.random()))
 
     async def _bring(self) -> None:
-        kind = self._draw.choices((Kind.START, Kind.SEND, Kind.STEER, Kind.INTERRUPT), (60, 16, 12, 12))[0]
+        kind = self._draw.choices((*_POLICIES, Kind.START, Kind.WORKFLOW, Kind.GOAL), (16, 12, 12, 60, 12, 8))[0]
+        if kind in {Kind.WORKFLOW, Kind.GOAL}:
+            await self._begin(kind)
+            return
         conversation = self._draw.choice(self._conversations[-3:]) if self._conversations else ""
         kind = kind if conversation else Kind.START
         operation = self.caller.invoke(
@@ -94,6 +98,14 @@ class Person:
         else:
             times = 2 if self._draw.random() < 0.2 else 1
             await settled(*(self._submit(operation, options) for _ in range(times)))
+
+    async def _begin(self, kind: Kind) -> None:
+        operation = self.caller.invoke(kind, self.caller.next_id("req"), content=self.caller.next_id("errand"))
+        start = errands.workflow if kind is Kind.WORKFLOW else errands.goal
+        method, request = f"Start{kind.title()}", start(self._draw, operation.request_id, operation.content)
+        times = 2 if self._draw.random() < 0.2 else 1
+        answers = await asyncio.gather(*(self.caller.ask(operation, method, request) for _ in range(times)))
+        self._know((answers[0].goal.run if kind is Kind.GOAL else answers[0].run).run_id, "")
 
     async def _start_on_stream(self, operation: Operation, options: run_pb2.RunOptions) -> None:
         start = session_pb2.Start(text=operation.content, options=options)
@@ -132,6 +144,8 @@ class Person:
         if run_state(run.state) in ENDED:
             self.open_runs.pop(run_id, None)
             self._ended_runs.add(run_id)
+        if run_pb2.WAIT_KIND_EVENT in run.waits and self._draw.random() < 0.2:
+            await self._desk.sign(run.run_id)
         await self._desk.see(run, calm=self.calm)
         await self._meddle(run)
 
@@ -177,6 +191,11 @@ class Desk:
                     await self._resolve(call)
                 case _:
                     pass
+
+    async def sign(self, run_id: str) -> None:
+        """Send the event that a run waits for, perhaps again after it was received."""
+        request = workflow_pb2.SendEventRequest(run_id=run_id, name=errands.SIGNED, event_id="sign")
+        await settled(self._caller.read(lambda: self._caller.send("SendEvent", request)))
 
     async def cancel(self, run_id: str, kind: Kind = Kind.CANCEL) -> None:
         operation = self._caller.invoke(kind, self._caller.next_id("cancel"), run_id=run_id)

@@ -1,4 +1,4 @@
-"""A small record without violations, written by hand: three runs of two users."""
+"""A small record without violations, written by hand: the runs of two users, a workflow and a goal among them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ import json
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from pawl.agent_loop.goals.rules import Step
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2
+from tests.chaos.errands import AGAIN
 from tests.chaos.front_ends import seen
 from tests.chaos.history import Effect, History, Kind, Outcome
 from tests.chaos.prompts import GATED, PANEL
 from tests.chaos.world import Record
 
 MAIN, STOPPED, FOREIGN, JOB = "run-main", "run-stopped", "run-foreign", "run-job"
+FLOW, GOAL = "run-flow", "run-goal"
 BUTTON, ROCKET, PANEL_CALL, QUESTION = "call-button", "call-rocket", "call-panel", "call-question"
 DETACHED, ITERATION = "call-detached", "call-iteration"
-OWNERS = {MAIN: ("north", "ann"), STOPPED: ("north", "ann"), JOB: ("north", "ann"), FOREIGN: ("south", "bob")}
+# Two iterations of a node, and an attempt that would repeat the first.
+NODE, NODE_AGAIN, NODE_RETRIED = (f"node_{'0' * 24}_1_{key}" for key in ("0_0_0", "1_0_0", "0_1_0"))
+CHECK, ATTEMPT, JUDGEMENT = "call-check", "call-attempt", "call-judgement"
+OWNERS = dict.fromkeys((MAIN, STOPPED, JOB, FLOW, GOAL), ("north", "ann")) | {FOREIGN: ("south", "bob")}
+# The runs of calls that are not of the main run, and their places in it.
+_RUNS = {ITERATION: JOB, NODE: FLOW, NODE_AGAIN: FLOW, CHECK: GOAL, ATTEMPT: GOAL, JUDGEMENT: GOAL}
+_STEPS = {CHECK: (0, Step.CHECK_BEFORE), ATTEMPT: (1, Step.ATTEMPT), JUDGEMENT: (1, Step.JUDGEMENT)}
 
 _TOOLS = {
     BUTTON: "press_button",
@@ -25,6 +34,11 @@ _TOOLS = {
     QUESTION: "ask_user",
     DETACHED: "set_valve",
     ITERATION: "set_valve",
+    NODE: "set_valve",
+    NODE_AGAIN: "set_valve",
+    CHECK: "read_meter",
+    ATTEMPT: "run_agent",
+    JUDGEMENT: "read_meter",
 }
 
 
@@ -165,12 +179,34 @@ class Story:
         self.record.logs[JOB] = []
         self.becomes(JOB, "QUEUED")
         self.becomes(JOB, "RUNNING", attempt=1)
-        self.call(ITERATION, "RUNNING")
-        self.happens(ITERATION)
-        self.call(ITERATION, "SUCCEEDED", result='"set"')
+        self.acts(ITERATION, '"set"')
         self.becomes(JOB, "COMPLETED", attempt=1)
         notices = json.dumps([{"job_id": JOB, "state": "COMPLETED", "result": "set"}]).encode()
         self.say(MAIN, message_pb2.ROLE_NOTICE, "set_valve: completed", notices_json=notices)
+
+    def play_workflow(self) -> None:
+        self.start(FLOW)
+        workflow = self.record.runs[FLOW].workflow
+        workflow.name, workflow.input_json = "batch", b'{"items":["a"]}'
+        for call_id in (NODE, NODE_AGAIN):
+            self.acts(call_id, '"set"')
+        self.record.runs[FLOW].output_json = b"1"
+        self.ends(FLOW, "COMPLETED")
+
+    def play_goal(self) -> None:
+        self.start(GOAL)
+        self.record.runs[GOAL].goal.attempts_max = 1
+        self.acts(CHECK, '"read_meter"')
+        self.call(ATTEMPT, "DELEGATED", "SUCCEEDED", result='"sent"')
+        self.acts(JUDGEMENT, f'"read_meter{AGAIN}"')
+        self.record.runs[GOAL].output_text = "It is met."
+        self.say(GOAL, message_pb2.ROLE_ASSISTANT, "It is met.")
+        self.ends(GOAL, "COMPLETED")
+
+    def acts(self, call_id: str, result: str) -> None:
+        self.call(call_id, "RUNNING")
+        self.happens(call_id)
+        self.call(call_id, "SUCCEEDED", result=result)
 
     def ask(self, kind: Kind, run_id: str, *, call_id: str = "", content: str = "", run_state: str = "") -> None:
         store_id, user_id = OWNERS[run_id]
@@ -182,15 +218,17 @@ class Story:
 
 
 def _new_call(call_id: str) -> call_pb2.Call:
-    back_end = call_id in {BUTTON, ROCKET, DETACHED, ITERATION}
+    front_end = call_id in {PANEL_CALL, QUESTION, ATTEMPT}
+    round_number, index = _STEPS.get(call_id, (1, 0))
     return call_pb2.Call(
         store_id="north",
-        run_id=JOB if call_id == ITERATION else MAIN,
+        run_id=_RUNS.get(call_id, MAIN),
         call_id=call_id,
-        round=1,
+        round=round_number,
+        index=index,
         tool_name=_TOOLS[call_id],
         tool_version=1,
-        context=call_pb2.EXECUTION_CONTEXT_BACKEND if back_end else call_pb2.EXECUTION_CONTEXT_FRONTEND,
+        context=call_pb2.EXECUTION_CONTEXT_FRONTEND if front_end else call_pb2.EXECUTION_CONTEXT_BACKEND,
         effect_class=call_pb2.EFFECT_CLASS_AT_MOST_ONCE,
         arguments_json=json.dumps({"tag": call_id}).encode(),
     )
@@ -225,6 +263,8 @@ def good_record(foreign_end: str = "COMPLETED") -> Record:
     story.ask(Kind.CANCEL, STOPPED, run_state="CANCELLING")
     story.becomes(STOPPED, "CANCELLING")
     story.ends(STOPPED, "CANCELLED")
+    story.play_workflow()
+    story.play_goal()
     story.start(FOREIGN)
     story.answer(FOREIGN, "Hello.")
     if foreign_end:

@@ -41,5 +41,5 @@ def test_each_checker_alone_finds_its_planted_fault() -> None:
 
 
 def test_too_few_operations_are_a_violation() -> None:
-    assert list(too_little(good_record(), {Kind.START: 3})) == []
-    assert list(too_little(good_record(), {Kind.START: 4}))
+    assert list(too_little(good_record(), {Kind.START: 5})) == []
+    assert list(too_little(good_record(), {Kind.START: 6}))

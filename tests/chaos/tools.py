@@ -17,6 +17,7 @@ from pawl.tools import (
     happened,
     tool,
 )
+from tests.chaos.errands import AGAIN, PARCELS
 from tests.chaos.history import EffectFile, effect
 
 FILE_VARIABLE = "CHAOS_EFFECTS_FILE"
@@ -46,8 +47,10 @@ async def _act(tool_name: str, tag: str, seconds: float, context: ToolContext) -
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
 async def read_meter(tag: str, seconds: float, context: ToolContext) -> str:
-    """Read a meter. May be repeated."""
-    return await _act("read_meter", tag, seconds, context)
+    """Count the parcels with that tag. May be repeated."""
+    parcels = sum(effect.tool_name == "send_parcel" and effect.arguments["tag"] == tag for effect in _file().happened())
+    read = await _act("read_meter", tag, seconds, context)
+    return f"{read}{AGAIN}" if parcels >= PARCELS else read
 
 
 @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)

@@ -18,13 +18,14 @@ from typing import Any
 
 import grpc
 
-from pawl.agent.v1 import agent_pb2, agent_pb2_grpc
+from pawl.agent.v1 import agent_pb2, agent_pb2_grpc, goal_pb2_grpc, workflow_pb2, workflow_pb2_grpc
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 from tests.chaos.caller import Caller, Stub, pages
+from tests.chaos.errands import WORKFLOWS
 from tests.chaos.history import Effect, EffectFile, History
 from tests.chaos.logs import Scan
 from tests.chaos.people import Person, Watcher
@@ -44,7 +45,15 @@ _STAGES = stages(
     agent_loop={"lease_seconds": LEASE_SECONDS, "lease_renew_seconds": 1.0},
     tool_registry={"execution_lease_seconds": LEASE_SECONDS},
 )
-_LIMITS = {"defaults": {"model_headers_timeout_seconds": 2, "model_idle_timeout_seconds": 2}}
+# Rounds and runs have long ones, because several faults may hit one round on a slow machine.
+_LIMITS = {
+    "defaults": {
+        "model_headers_timeout_seconds": 2,
+        "model_idle_timeout_seconds": 2,
+        "round_timeout_seconds": 600,
+        "run_timeout_seconds": 900,
+    }
+}
 
 # A channel finds a restarted replica immediately, not after gRPC's two minutes.
 _CHANNEL = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
@@ -60,7 +69,7 @@ class World:
     channels: list[grpc.aio.Channel] = field(default_factory=list)
 
     def stubs(self) -> list[Stub]:
-        return [agent_pb2_grpc.AgentServiceStub(channel) for channel in self.channels]
+        return [_stub(channel) for channel in self.channels]
 
     def signal(self, name: str, replica: int, number: signal.Signals) -> None:
         self.history.signals[number.name] += 1
@@ -69,6 +78,14 @@ class World:
     def caller(self, store_id: str, user_id: str) -> Caller:
         draw = random.Random(f"{self.draw.random()} {store_id} {user_id}")
         return Caller(self.stubs(), self.history, draw, store_id=store_id, user_id=user_id)
+
+
+def _stub(channel: grpc.aio.Channel) -> Stub:
+    """Return a stub with the methods of several services."""
+    stub: Stub = agent_pb2_grpc.AgentServiceStub(channel)
+    for other in (workflow_pb2_grpc.WorkflowServiceStub, goal_pb2_grpc.GoalServiceStub):
+        vars(stub).update(vars(other(channel)))
+    return stub
 
 
 def options(data: Path, effects: Path, extra: Mapping[str, Mapping[str, str]] | None = None) -> SuiteOptions:
@@ -111,6 +128,9 @@ async def running(
         )
         for store_id in STORES:
             await register_panel(suite.endpoints.services["tool-registry"][0].grpc, store_id)
+            for definition in WORKFLOWS:
+                request = workflow_pb2.SaveWorkflowRequest(definition_json=json.dumps(definition).encode())
+                await world.caller(store_id, USERS[0]).send("SaveWorkflow", request, seconds=_READ_SECONDS)
         try:
             yield world
         finally:

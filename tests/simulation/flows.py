@@ -25,7 +25,7 @@ from pawl.values import ENDED
 from tests.simulation.chance import Chance
 from tests.simulation.cluster import LIMITS, WORKFLOWS, AgentLoop
 from tests.simulation.network import Network
-from tests.simulation.record import Record, call_state, run_state
+from tests.simulation.record import Ledger, Record, call_state, run_state
 from tests.simulation.world import World
 
 _PLAYED = 0.35
@@ -166,7 +166,7 @@ class Designer:
             return None
 
 
-def nodes_that_succeeded_never_run_again(record: Record) -> Iterator[str]:
+def nodes_that_succeeded_never_run_again(record: Ledger) -> Iterator[str]:
     """A node makes no further call once a call of the same iteration has succeeded."""
     for run_id, calls in _flows(record).items():
         made: dict[tuple[int, int], list[tuple[int, int, str]]] = {}
@@ -205,7 +205,7 @@ def workflow_runs_end_as_their_nodes(record: Record) -> Iterator[str]:
             yield f"run {run_id} is COMPLETED without its output"
 
 
-def batches_process_each_item_once(record: Record) -> Iterator[str]:
+def batches_process_each_item_once(record: Ledger) -> Iterator[str]:
     """A map that succeeds has the outputs of all items, and each item was paid at most once."""
     for run_id in _flows(record):
         run = record.runs[run_id]
@@ -216,7 +216,7 @@ def batches_process_each_item_once(record: Record) -> Iterator[str]:
             yield f"run {run_id} has {run.output_json!r} outputs of {items} items"
 
 
-def _flows(record: Record) -> dict[str, dict[str, call_pb2.Call]]:
+def _flows(record: Ledger) -> dict[str, dict[str, call_pb2.Call]]:
     found: dict[str, dict[str, call_pb2.Call]] = {
         run_id: {} for run_id, run in record.runs.items() if run.HasField("workflow")
     }
@@ -226,9 +226,13 @@ def _flows(record: Record) -> dict[str, dict[str, call_pb2.Call]]:
     return found
 
 
-CHECKERS = (
+LEDGER_CHECKERS = (
     nodes_that_succeeded_never_run_again,
+    batches_process_each_item_once,
+)
+
+CHECKERS = (
     effects_of_nodes_happen_once,
     workflow_runs_end_as_their_nodes,
-    batches_process_each_item_once,
+    *LEDGER_CHECKERS,
 )

@@ -21,7 +21,7 @@ from tests.simulation.checkers import ENDED, SETTLED
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.model import WATCHED
 from tests.simulation.network import Network
-from tests.simulation.record import Record, call_state, run_state
+from tests.simulation.record import Ledger, Record, call_state, run_state
 from tests.simulation.world import World
 
 _PLAYED = 0.3
@@ -87,7 +87,7 @@ class Pursuer:
             return None
 
 
-def each_step_of_a_goal_is_made_once(record: Record) -> Iterator[str]:
+def each_step_of_a_goal_is_made_once(record: Ledger) -> Iterator[str]:
     """A goal makes each check, attempt and judgement once and in order, and no attempt once it is met."""
     for run_id, calls in _goals(record):
         steps = Counter((call.round, call.index) for call in calls)
@@ -102,7 +102,7 @@ def each_step_of_a_goal_is_made_once(record: Record) -> Iterator[str]:
             yield f"goal {run_id} made the attempts {attempts}"
 
 
-def goals_end_for_their_reason(record: Record) -> Iterator[str]:
+def goals_end_for_their_reason(record: Ledger) -> Iterator[str]:
     """A goal is COMPLETED if a check met it, and otherwise fails for the limit that it has reached."""
     for run_id, calls in _goals(record):
         run = record.runs[run_id]
@@ -123,7 +123,7 @@ def goals_end_for_their_reason(record: Record) -> Iterator[str]:
             yield f"goal {run_id} failed with {reason}, but was met"
 
 
-def goals_report_once(record: Record) -> Iterator[str]:
+def goals_report_once(record: Ledger) -> Iterator[str]:
     """An ended goal that started has one message of its own: its report. Each check's progress is in the log once."""
     for run_id, calls in _goals(record):
         run = record.runs[run_id]
@@ -131,9 +131,14 @@ def goals_report_once(record: Record) -> Iterator[str]:
         reports = [each.text for each in own if each.role == message_pb2.ROLE_ASSISTANT]
         if run_state(run.state) in ENDED and run.round and reports != [run.output_text]:
             yield f"goal {run_id} reported {reports}, and its output is {run.output_text!r}"
-        checks = {call.call_id for call in calls if call.index != Step.ATTEMPT}
-        told = [event.tool_progress.call_id for event in record.logs[run_id] if event.tool_progress.message != "half"]
-        told = [call_id for call_id in told if call_id in checks]
+        # Its tool reports other progress, which only says half or the arguments.
+        by_tool = {
+            call.call_id: ("half", *msgspec.json.decode(call.arguments_json or b"{}").values())
+            for call in calls
+            if call.index != Step.ATTEMPT
+        }
+        reported = [event.tool_progress for event in record.logs[run_id]]
+        told = [each.call_id for each in reported if each.message not in by_tool.get(each.call_id, [each.message])]
         if len(told) != len(set(told)):
             yield f"goal {run_id} reported the progress of {told}"
 
@@ -154,7 +159,7 @@ def raised_limits_count_once(record: Record) -> Iterator[str]:
             yield f"goal {run_id} may make {shown} attempts, but was given {most}"
 
 
-def _goals(record: Record) -> Iterator[tuple[str, list[call_pb2.Call]]]:
+def _goals(record: Ledger) -> Iterator[tuple[str, list[call_pb2.Call]]]:
     for run_id, run in record.runs.items():
         if run.HasField("goal"):
             calls = [call for call in record.calls.values() if call.run_id == run_id]
@@ -168,9 +173,13 @@ def _is_met(call: call_pb2.Call) -> bool:
     return isinstance(value, str) and value.endswith("again")
 
 
-CHECKERS = (
+LEDGER_CHECKERS = (
     each_step_of_a_goal_is_made_once,
     goals_end_for_their_reason,
     goals_report_once,
+)
+
+CHECKERS = (
     raised_limits_count_once,
+    *LEDGER_CHECKERS,
 )

@@ -10,7 +10,6 @@ import pytest
 
 from tests.chaos.faults import SHORT
 from tests.simulation.test_simulation import LONG_SEEDS, SHORT_SEEDS
-from tests.system.background.test_deaths import EVERY, SOME
 from tests.tidy import tree
 
 # In two parts, so that this file does not break its own rule.
@@ -96,7 +95,6 @@ def test_no_function_is_longer_than_70_lines() -> None:
             f"{sum(count for _, count in LONG_SEEDS)} seeds",
         ),
         ("nemesis", "", f"{len(SHORT)} phases"),
-        ("stories", "", f"{len(SOME)} of {len(EVERY)}"),
     ],
 )
 def test_reliability_table_states_the_actual_counts(machine: str, short: str, long: str) -> None:

@@ -1,4 +1,4 @@
-"""Implements `pawl settings`: switches of features, and limits of stores."""
+"""Implements `pawl settings`: feature switches and store limits."""
 
 from __future__ import annotations
 
@@ -53,23 +53,23 @@ async def set_value(
     all_stores: AllStores = False,
     ceiling_of: CeilingOf = "",
 ) -> None:
-    """Set a switch, or a limit: of your own store by default."""
+    """Set a switch or a limit. A limit applies to your own store by default."""
     if value.isdecimal():
         if stores or cancel_open_runs:
-            raise CommandError("--store-id and --cancel-open-runs are for switches, and a number sets a limit.")
+            raise CommandError("--store-id and --cancel-open-runs apply only to switches, but a number sets a limit.")
         await _update(
             target, console, _layer(all_stores=all_stores, ceiling_of=ceiling_of), ceiling_of, limits={name: int(value)}
         )
         return
     if all_stores or ceiling_of:
-        raise CommandError("--all-stores and --ceiling-of are for limits. A switch always applies to all stores.")
+        raise CommandError("--all-stores and --ceiling-of apply only to limits. A switch always applies to all stores.")
     switch = pb.Switch(store_ids=stores, cancel_open_runs=cancel_open_runs)
     if value.removesuffix("%").isdecimal():
         switch.state, switch.percent = pb.SWITCH_STATE_PERCENT, min(int(value.removesuffix("%")), 2**32 - 1)
     elif value in _STATES:
         switch.state = _STATES[value]
     else:
-        raise CommandError(f"{value!r} is not a value: use on, off, listed, a percentage such as 10%, or a number.")
+        raise CommandError(f"{value!r} is not valid: use on, off, listed, a percentage such as 10%, or a number.")
     await _update(target, console, pb.SETTINGS_LAYER_DEPLOYMENT, "", switches={name: switch})
 
 
@@ -89,7 +89,7 @@ async def unset(
 
 def _layer(*, all_stores: bool, ceiling_of: str) -> pb.SettingsLayer.ValueType:
     if all_stores and ceiling_of:
-        raise CommandError("--all-stores and --ceiling-of exclude each other.")
+        raise CommandError("--all-stores and --ceiling-of cannot be used together.")
     if all_stores:
         return pb.SETTINGS_LAYER_DEPLOYMENT
     return pb.SETTINGS_LAYER_CEILING if ceiling_of else pb.SETTINGS_LAYER_STORE

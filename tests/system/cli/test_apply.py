@@ -18,7 +18,6 @@ SHOP = {
     "  description: Look up an item.\n  arguments_schema:\n    type: object\n    properties: {item: {type: string}}\n"
     "    required: [item]\n  secret_headers: {authorization: stock-token}\n",
 }
-KINDS = ("agents", "rules", "schedules", "triggers", "notify", "sources")
 
 
 def _write(folder: Path, contents: dict[str, str]) -> None:
@@ -27,24 +26,24 @@ def _write(folder: Path, contents: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-def _listed(pawl: CommandLine) -> str:
-    return "\n".join(pawl.succeed(kind, "list") for kind in KINDS)
+def _listed(pawl: CommandLine, folder: Path) -> dict[str, str]:
+    """Return all resources, as `pawl export` writes them to a new folder."""
+    pawl.succeed("export", str(folder))
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.glob("*/*.yaml")}
 
 
 def test_a_set_of_all_kinds_is_applied_exported_adopted_and_pruned(pawl: CommandLine, tmp_path: Path) -> None:
     shop = tmp_path / "shop"
     _write(shop, SHOP)
     pawl.until(lambda agents: "greeter" in agents, "agents", "list")  # PAWL_APPLY is done.
-    before = _listed(pawl)
+    before = _listed(pawl, tmp_path / "before")
     bad = shop / "schedules" / "bad.yaml"
     bad.write_text("name: bad\ntext: x\ncron: nonsense\n")
     refused = pawl.refuse("apply", "-f", str(shop))
     assert f"{bad}:3: " in refused, refused
-    assert _listed(pawl) == before, "nothing changes if a file is invalid"
     bad.unlink()
-
     planned = pawl.succeed("apply", "-f", str(shop), "--dry-run")
-    assert _listed(pawl) == before
+    assert _listed(pawl, tmp_path / "planned") == before, "nothing has changed yet"
     saved = pawl.succeed("apply", "-f", str(shop))
     assert saved.count("secret, shown only now: whsec_") == 2
     assert planned.count(": created") == saved.count(": created") == 5
@@ -73,4 +72,4 @@ def test_a_set_of_all_kinds_is_applied_exported_adopted_and_pruned(pawl: Command
     assert "use --prune to delete" in pawl.succeed("apply", "-f", str(out))
     pruned = pawl.succeed("apply", "-f", str(out), "--prune")
     assert pruned.count(": deleted") == 7, pruned
-    assert _listed(pawl) == before
+    assert _listed(pawl, tmp_path / "after") == before

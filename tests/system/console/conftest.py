@@ -19,7 +19,6 @@ from playwright.async_api import Browser, Error, Page, async_playwright, expect
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
-from tests.system.console.keyed import World, running
 
 # Report violations of the policy on the console, whatever the browser itself reports.
 REPORT_VIOLATIONS: Final = """
@@ -123,7 +122,7 @@ async def open_page(suite: Suite, browser: Browser) -> AsyncIterator[NewPage]:
     faults: list[str] = []
     origin = address(suite)
 
-    async def open_one(path: str = "/", *, user: str = "me", **context: Any) -> Page:
+    async def open_one(path: str = "/", *, user: str = "me", key: str = LOCAL_KEY, **context: Any) -> Page:
         found = await browser.new_context(**{"viewport": {"width": 1100, "height": 760}, **context})
         contexts.append(found)
         found.set_default_timeout(PATIENCE_MS)
@@ -133,7 +132,7 @@ async def open_page(suite: Suite, browser: Browser) -> AsyncIterator[NewPage]:
         page.on("console", lambda said: faults.append(said.text) if "Content Security Policy" in said.text else None)
         page.on("request", lambda asked: None if asked.url.startswith((origin, "blob:")) else faults.append(asked.url))
         if user:
-            login = {"key": LOCAL_KEY, "user": user}
+            login = {"key": key} | ({"user": user} if key == LOCAL_KEY else {})
             answer = await found.request.post(origin + "/login", data=login, headers={"origin": origin})
             assert answer.ok, await answer.text()
         await page.goto(origin + path)
@@ -143,12 +142,6 @@ async def open_page(suite: Suite, browser: Browser) -> AsyncIterator[NewPage]:
     for context in contexts:
         await context.close()
     assert faults == []
-
-
-@pytest_asyncio.fixture(scope="package", loop_scope="session")
-async def world(browser: Browser) -> AsyncIterator[World]:
-    async with running(browser) as world:
-        yield world
 
 
 async def say(page: Page, text: str) -> None:

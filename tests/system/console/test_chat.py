@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import pytest_asyncio
-from playwright.async_api import Locator, Request, expect
+from playwright.async_api import Request, expect
 
 from pawl.event.v1 import call_pb2
 from pawl.launcher.suite import Suite
@@ -168,48 +168,6 @@ async def test_approval_of_a_job_is_decided_in_its_conversation(open_page: NewPa
     await done(page, 2)
     await expect(page.locator(".card.wait")).to_have_count(0)
     await expect(page.locator(".turn").last).to_contain_text("has ended, completed")
-
-
-async def test_background_work_is_seen_and_stopped(open_page: NewPage, tmp_path: Path) -> None:
-    """The user chats on, sees the progress, reopens the conversation on a phone and stops the job in one click."""
-    pages = tmp_path / "pages.txt"
-    page = await open_page(user="scraper")
-    await say(page, f"in the background: call scrape with {json.dumps({'path': str(pages), 'pages': 5000})}")
-    await done(page)
-    card = page.locator(".card", has_text="scrape")
-    await expect(card.get_by_role("progressbar")).to_be_visible(timeout=90_000)
-    await expect(card).to_contain_text(re.compile(r"page \d+ of 5000"))
-    await expect(card).to_contain_text("expected to end in")
-    await say(page, "what is 6 * 7")
-    await done(page, 2)
-    await expect(page.locator(".turn").last).to_contain_text("42")
-    phone = await open_page(page.url.removeprefix(at(page, "")), user="scraper", viewport={"width": 390, "height": 800})
-    strips = [each.locator(".strip", has_text="scrape") for each in (page, phone)]
-    for strip in strips:
-        await expect(strip.get_by_role("progressbar")).to_be_visible(timeout=90_000)
-        await until_uncovered(strip.get_by_role("button", name="Stop scrape"))
-    await page.close()
-
-    card = phone.locator(".card", has_text="scrape")
-    await strips[1].get_by_role("button", name="Stop scrape").click()
-    await expect(card).to_contain_text("background job stopped", timeout=90_000)
-    await expect(card).not_to_have_class(re.compile("good"))
-    await expect(phone.get_by_role("button", name="Stop scrape")).to_have_count(0)
-    scraped = pages.read_text()
-    await expect(phone.locator(".turn", has_text="scrape: stopped")).to_have_count(1, timeout=90_000)
-    await done(phone, 3)
-    await say(phone, "what is 6 * 8")
-    await done(phone, 4)
-    assert pages.read_text() == scraped, "the tool still runs"
-
-
-async def until_uncovered(element: Locator) -> None:
-    """Wait until an element is in the viewport without scrolling, and no other element covers it."""
-    on_top = """element => {
-        const {x, y, width, height} = element.getBoundingClientRect();
-        return element.contains(document.elementFromPoint(x + width / 2, y + height / 2));
-    }"""
-    await until(lambda: element.evaluate(on_top))
 
 
 async def test_steering_message_appears_where_it_was_received(open_page: NewPage, model: Model) -> None:

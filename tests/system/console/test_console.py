@@ -249,15 +249,3 @@ async def test_problems_of_a_product_under_development_are_shown_until_they_are_
         await expect(page.get_by_role("alert").filter(has_text="clerk.yaml:2")).to_be_visible()
     finally:
         file.unlink()
-
-
-async def test_jobs_are_paused_and_stopped_in_their_rows(open_page: NewPage) -> None:
-    page = await open_page(user="rower")
-    await say(page, "in the background, every 1 seconds, 500 times: what is 6 * 7")
-    await expect(page.locator(".turn[data-state=completed]").first).to_be_visible(timeout=90_000)
-    await page.goto(at(page, "/background"))
-    row = page.get_by_role("row", name="calculate")
-    await row.get_by_role("button", name="Pause").click(timeout=90_000)
-    await row.get_by_role("button", name="Resume").click(timeout=90_000)
-    await row.get_by_role("button", name="Stop").click(timeout=90_000)
-    await expect(row).to_have_count(0, timeout=90_000)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Locator, expect
 
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
@@ -35,7 +35,7 @@ async def test_story_of_a_long_job_survives_kills(open_page: NewPage, suite: Sui
     await restarted(suite, "gateway", "agent-loop")
     await done(page)
     card = page.locator(".card", has_text="crawl")
-    await expect(card).to_be_visible()
+    await expect(card.get_by_role("progressbar")).to_be_visible(timeout=SHOWN_MS)
 
     await say(page, "what is 6 * 7")
     await expect(page.locator(".turn")).to_have_count(2)
@@ -57,6 +57,7 @@ async def test_story_of_a_long_job_survives_kills(open_page: NewPage, suite: Sui
     phone = await open_page(address_of_chat, user="walker", viewport={"width": 390, "height": 800})
     await done(phone, 3)
     stop = phone.locator(".strip", has_text="crawl").get_by_role("button", name="Stop crawl")
+    await until_uncovered(stop)
     await stop.click()
     await expect(stop).to_have_count(0)
     await restarted(suite, "gateway")
@@ -78,6 +79,15 @@ async def test_story_of_a_long_job_survives_kills(open_page: NewPage, suite: Sui
         return {text: shown[text] for text in stored} == stored
 
     await until(shows_each_once)
+
+
+async def until_uncovered(element: Locator) -> None:
+    """Wait until an element is in the viewport without scrolling, and no other element covers it."""
+    on_top = """element => {
+        const {x, y, width, height} = element.getBoundingClientRect();
+        return element.contains(document.elementFromPoint(x + width / 2, y + height / 2));
+    }"""
+    await until(lambda: element.evaluate(on_top))
 
 
 async def restarted(suite: Suite, *services: str) -> None:

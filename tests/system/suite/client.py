@@ -43,11 +43,12 @@ async def kill(suite: Suite, *services: str) -> None:
         await suite.wait_ready(*replica)
 
 
-async def key_for(suite: Suite, user_id: str, *roles: str) -> str:
+async def key_for(suite: Suite, user_id: str, *roles: str, store: str = "local") -> str:
     """Return the secret of a new key, created with the local key."""
-    key = key_pb2.Key(name=user_id, store_id="local", user_id=user_id, roles=roles)
+    key = key_pb2.Key(name=user_id, store_id=store, user_id=user_id, roles=roles)
     async with keyed_channel(addresses(suite, "job-store")[0]) as channel:
-        return (await KeyServiceStub(channel).CreateKey(key_pb2.CreateKeyRequest(key=key))).secret
+        request = key_pb2.CreateKeyRequest(key=key)
+        return (await KeyServiceStub(channel).CreateKey(request, metadata=(("pawl-store", store),))).secret
 
 
 def mails_sent(suite: Suite) -> set[str]:

@@ -18,7 +18,7 @@ from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.launcher.suite import Suite
 from tests import servers
 from tests.poll import until
-from tests.system.suite.client import Agent, kill
+from tests.system.suite.client import PATIENCE_SECONDS, Agent, kill
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -44,6 +44,7 @@ async def test_another_agent_loop_finishes_a_killed_ones_runs(
         partial(kill, suite, "agent-loop"),
         a_tool_is_not_repeated(agent, tmp_path / "once"),
         stream_is_complete_without_repeats(agent, pawl),
+        conversation_is_followed_without_repeats(pawl, tmp_path / "job"),
     )
 
 
@@ -148,6 +149,34 @@ async def a_tool_is_not_repeated(agent: Agent, path: Path) -> Scene:
     (call,) = await agent.calls(run_id)
     assert (call.state, call.result.content_json) == (call_pb2.CALL_STATE_SUCCEEDED, b'"finished"')
     assert path.read_text() == "done\n"
+
+
+async def conversation_is_followed_without_repeats(pawl: AsyncClient, path: Path) -> Scene:
+    """ASYNC-5: messages and events arrive once and in order, the turn after a job too."""
+    run = await pawl.start(f"in the background: call hold_once with {json.dumps({'path': str(path)})}")
+    numbers: list[int] = []
+    events: dict[str, list[int]] = {}
+    jobs: dict[str, int] = {}
+
+    async def follow() -> None:
+        async with aclosing(pawl.follow(run.conversation_id)) as changes:
+            async for change in changes:
+                numbers.extend(item.message.number for item in change.items if item.HasField("message"))
+                jobs.update({item.job.job_id: item.job.state for item in change.items if item.HasField("job")})
+                for event in change.events:
+                    events.setdefault(event.run_id, []).append(event.seq)
+                if any(item.run.generation and item.run.HasField("end_time") for item in change.items):
+                    return
+
+    following = asyncio.create_task(follow())
+    await is_held(path)
+    yield
+    release(path)
+    await asyncio.wait_for(following, PATIENCE_SECONDS)
+    assert numbers == [message.number async for message in pawl.messages(run.conversation_id)]
+    assert list(jobs.values()) == [COMPLETED]
+    for seqs in events.values():
+        assert seqs == list(range(seqs[0], seqs[0] + len(seqs)))
 
 
 async def acknowledged_starts_are_kept(agent: Agent) -> Scene:

@@ -25,10 +25,15 @@ from pawl.agent_loop.agents.rules import (
     options_of,
     select,
 )
+from pawl.agent_loop.loop.rules import background
+from pawl.agent_loop.loop.rules.guidelines import ASKING, GUIDELINES
 from pawl.agent_loop.loop.rules.limits import NONE_IS_ZERO, Limits
 from pawl.agent_loop.loop.rules.options import AskedOptions, RunDefaults, complete
 from pawl.agent_loop.loop.rules.run import RoundLimitPolicy, RunOptions, ToolChoice, ToolChoiceMode
 from pawl.errors import InvalidField, PawlError, ToolNotFound
+from tests.fakes.model import says
+from tests.fakes.registry import tool
+from tests.unit.agent_loop.test_jobs import Story
 
 DEFAULTS = RunDefaults(model="the-model", instructions="Be brief.")
 OFFERED = [
@@ -241,3 +246,33 @@ def test_a_child_run_never_exceeds_the_limits_of_its_parent(
 ) -> None:
     above = complete(AskedOptions(limits=own), DEFAULTS)
     assert not_wider(delegated(agent(limits=agent_limits), above).limits, above.limits)
+
+
+# Agents with their own instructions also get the guidelines on questions and background calls.
+
+
+OWN = "You are a clerk."
+QUESTIONS = ASKING.format(tool="ask")
+CALLS = background.INSTRUCTIONS
+
+
+@pytest.mark.parametrize(
+    ("options", "prompt"),
+    [
+        (RunOptions(instructions=OWN), [OWN, QUESTIONS, CALLS]),
+        (RunOptions(instructions=OWN, tool_names=("work",)), [OWN, CALLS]),
+        (RunOptions(instructions=OWN, without_background=True), [OWN, QUESTIONS]),
+        (RunOptions(instructions=OWN, without_tools=True), [OWN]),
+        (RunOptions(instructions=OWN, without_guidelines=True), [OWN]),
+        # The deployment's default instructions explain questions.
+        (RunOptions(instructions=f"{GUIDELINES}\n\nBe brief."), [f"{GUIDELINES}\n\nBe brief.", CALLS]),
+        (RunOptions(), [CALLS]),
+    ],
+)
+async def test_guidelines_are_added_to_other_instructions(options: RunOptions, prompt: list[str]) -> None:
+    story = Story(says("Yes."))
+    story.world.registry.verdicts = {"ask": tool("ASK", context="HUMAN"), "work": tool()}
+    story.say("hello", options)
+    await story.until(lambda: story.is_over)
+    system, *_ = story.world.model.requests[0].messages
+    assert system == {"role": "system", "content": "\n\n".join(prompt)}

@@ -52,11 +52,6 @@ def waiting() -> Simulation:
 
 
 class TestExhaustion:
-    def test_a_run_without_budget_waits_for_a_top_up(self) -> None:
-        run = waiting()
-        assert (run.model_calls, run.run.state, run.run.waits) == (1, RunState.WAITING, (WaitKind.BUDGET,))
-        assert run.parked
-
     def test_a_failed_attempt_counts_and_is_not_retried_over_budget(self) -> None:
         run = with_budget(TOKENS_PER_ANSWER)
         run.model_fails()
@@ -74,8 +69,9 @@ class TestExhaustion:
 
 
 class TestTopUps:
-    def test_a_top_up_resumes_the_run_with_the_next_round(self) -> None:
+    def test_a_parked_run_resumes_with_the_next_round(self) -> None:
         run = waiting()
+        assert (run.model_calls, run.parked, run.run.waits) == (1, True, (WaitKind.BUDGET,))
         run.tops_up(1)
         assert (run.run.state, run.run.waits, run.under_way) == (RunState.RUNNING, (), {MODEL})
         assert [event.round for event in run.events if isinstance(event, RoundStarted)] == [1, 2]

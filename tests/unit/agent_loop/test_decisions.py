@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 
 import msgspec
 import pytest
@@ -15,24 +14,19 @@ from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.ports import CallContext
 from pawl.agent_loop.loop.rules import options, proposals
 from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.fact import Cancel, CommandKind, Decide, Steer
-from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.fact import Decide, Steer
 from pawl.agent_loop.loop.rules.run import ApprovalExpiryPolicy, RunOptions
 from pawl.agent_loop.loop.rules.state import MODEL
-from pawl.agent_loop.loop.rules.tool import ExecutionPiece, RecordedDecision, RecordedResult, Verdict
-from pawl.chassis.ids import CallId, CallKey, RunKey, UserId
+from pawl.agent_loop.loop.rules.tool import ExecutionPiece, Verdict
+from pawl.chassis.ids import CallId, CallKey, RunKey
 from pawl.errors import (
-    DependencyUnavailable,
     InvalidField,
-    LeaseLost,
-    PawlError,
-    RunEnded,
 )
-from pawl.values import ENDED, CallState, DecisionKind, Disposition, Execution, RunState, StopCause, WaitKind
-from tests.fakes.loop_world import World, transient
+from pawl.values import CallState, DecisionKind, Disposition, Execution, RunState, WaitKind
+from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
 from tests.fakes.registry import FakeRegistry
-from tests.unit.agent_loop.scenario import DIGEST, VERDICTS, at_each, check_whole, everything, present
+from tests.unit.agent_loop.scenario import DIGEST, VERDICTS, present
 from tests.unit.agent_loop.simulation import started
 
 
@@ -44,62 +38,10 @@ class Witness(FakeRegistry):
             yield piece
 
 
-class UnavailableOnce(FakeRegistry):
-    times = 1
-
-    async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
-        if self.times > 0:
-            self.times -= 1
-            raise DependencyUnavailable("away")
-        await super().record_results(context, results)
-
-
 def with_registry(world: World, registry: FakeRegistry) -> World:
     world.registry = registry
     world.dependencies = dataclasses.replace(world.dependencies, registry=registry)
     return world
-
-
-@pytest.mark.parametrize("done", [False, True], ids=["before it is applied", "after it is applied"])
-@pytest.mark.parametrize("error", [DependencyUnavailable, LeaseLost], ids=["unavailable", "lease lost"])
-def test_a_decision_is_recorded_whichever_commit_fails(error: type[PawlError], *, done: bool) -> None:
-    """After a crash the report is repeated unchanged, and the registry stores it once."""
-
-    async def main(position: int) -> bool:
-        world = with_registry(everything(), Witness(VERDICTS))
-        key = world.ledger.submit("hello")
-        world.ledger.fault = transient(error, at=[position], name="CommitRun", done=done)
-        await world.finish(key)
-        check_whole(world, key)
-        decided = {"mail": DecisionKind.APPROVE, "ask": DecisionKind.ANSWER}
-        assert set(world.registry.decisions) == {
-            RecordedDecision(
-                call_id=call.call_id,
-                tool_name=call.tool_name,
-                tool_version=1,
-                kind=decided[call.tool_name],
-                user_id=UserId("user"),
-                arguments_json=b'{"n":1}',
-            )
-            for call in world.ledger.calls(key)
-            if call.tool_name in decided
-        }
-        (show,) = (call for call in world.ledger.calls(key) if call.tool_name == "show")
-        assert set(world.registry.returned) == {
-            RecordedResult(
-                call_id=show.call_id,
-                tool_name="show",
-                tool_version=1,
-                user_id=UserId("user"),
-                arguments_json=b'{"n":1}',
-                content_json=b'"shown"',
-                state=CallState.SUCCEEDED,
-                duration_seconds=0.0,
-            )
-        }
-        return position < len(world.ledger.steps)
-
-    at_each(main, more_than=8)
 
 
 @pytest.mark.parametrize(
@@ -142,46 +84,6 @@ async def held(world: World, key: RunKey, tool_name: str = "show") -> Call:
     calls[call_key] = msgspec.structs.replace(calls[call_key], start_time=world.ledger.time())
     await asyncio.sleep(2.0)
     return call
-
-
-@pytest.mark.parametrize("done", [False, True], ids=["before it is applied", "after it is applied"])
-@pytest.mark.parametrize(
-    ("command", "state"),
-    [
-        (None, CallState.EXPIRED),
-        (Steer(text="in blue, please"), CallState.CANCELLED),
-        (Cancel(cause=StopCause.USER), CallState.CANCELLED),
-    ],
-    ids=["expires", "withdrawn", "run stopped"],
-)
-def test_a_claimed_call_that_ends_without_a_result_is_recorded(
-    command: CommandKind | None, state: CallState, *, done: bool
-) -> None:
-    """It does not matter how the call ends and at which commit the worker dies. The registry stores a repeat once."""
-
-    async def main(position: int) -> bool:
-        world = with_registry(
-            World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")]), UnavailableOnce(VERDICTS)
-        )
-        key = world.ledger.submit("hello", options=RunOptions(limits=Limits(offer_deadline_seconds=60.0)))
-        assert await world.drive() is DriveEnd.PARKED
-        show = await held(world, key)
-        if command is not None:
-            await world.ledger.send(key, command)
-        first = len(world.ledger.steps)
-        world.ledger.fault = transient(LeaseLost, at=[position], name="CommitRun", done=done)
-        for _ in range(10):
-            if world.ledger.run(key).state in ENDED:
-                break
-            with contextlib.suppress(LeaseLost, RunEnded):
-                await world.drive()
-        assert {(note.call_id, note.user_id, note.state) for note in world.registry.returned} == {
-            (show.call_id, "user", state)
-        }
-        assert all(note.duration_seconds >= 2.0 for note in world.registry.returned)
-        return position < len(world.ledger.steps) - first
-
-    at_each(main, more_than=0)
 
 
 async def test_a_call_claimed_just_before_its_withdrawal_is_recorded() -> None:

@@ -10,30 +10,17 @@ import pytest
 
 from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.fact import Cancel, OutputDelta, ToolProgress, TopUp, Warned
+from pawl.agent_loop.loop.rules.fact import Cancel, OutputDelta, TopUp, Warned
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import RunOptions, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
 from pawl.agent_loop.model.request import ModelRequest, UsageReport
 from pawl.event.v1 import run_pb2
-from pawl.values import ENDED, CallState, Progress, RunState, StopCause, WaitKind
+from pawl.values import ENDED, CallState, RunState, StopCause, WaitKind
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.unit.agent_loop.scenario import VERDICTS, finished, present
 from tests.unit.agent_loop.test_jobs import Story, background
-
-
-async def test_progress_of_a_tool_is_reported() -> None:
-    """TOOL-8: the event has the name of the tool, the fraction and the message."""
-
-    world = World(VERDICTS, [calls("look")])
-    world.registry.progress = [(0, Progress(fraction=0.5, message="half"))]
-    key = world.ledger.submit("hello")
-
-    await world.finish(key)
-
-    (progress,) = [event for event in world.ledger.events(key) if isinstance(event, ToolProgress)]
-    assert (progress.tool_name, progress.fraction, progress.message) == ("look", 0.5, "half")
 
 
 @pytest.mark.parametrize(("commit_seconds", "least", "most"), [(0.0, 15, 21), (0.05, 3, 5), (0.3, 2, 4)])

@@ -1,4 +1,4 @@
-"""Steps of a drive: attempts, sizes, titles, and model calls that start before their step is committed."""
+"""Steps of a drive: attempts, sizes, titles, faults, and model calls that start before their step is committed."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ import pytest
 from pawl.agent_loop.loop.drive import Drive
 from pawl.agent_loop.loop.ports import CallContext
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.fact import Cancel, OutputDelta, RoundStarted, Steer, ToolResult
-from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure, Undo
+from pawl.agent_loop.loop.rules.fact import (
+    TAKEOVER,
+    Cancel,
+    OutputDelta,
+    RoundRetrying,
+    RoundStarted,
+    Steer,
+    ToolResult,
+)
+from pawl.agent_loop.loop.rules.limits import Limits
+from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure, RunOptions, Undo
 from pawl.agent_loop.loop.rules.tool import ExecutionPiece
 from pawl.agent_loop.titles.titles import SECONDS_MAX, TitleMaker
 from pawl.chassis.ids import RunId, RunKey
-from pawl.errors import DependencyUnavailable, InboxChanged, Internal, Overloaded, PawlError
+from pawl.errors import DependencyUnavailable, InboxChanged, Internal, LeaseLost, Overloaded, PawlError
 from pawl.event.v1 import run_pb2
 from pawl.job.v1.ledger_pb2 import CommitRunRequest
-from pawl.job.v1.titles_pb2 import (
-    ClaimTitlesRequest,
-    ClaimTitlesResponse,
-    SetTitleRequest,
-    SetTitleResponse,
-    TitleTask,
-)
+from pawl.job.v1.titles_pb2 import ClaimTitlesRequest, ClaimTitlesResponse, SetTitleRequest, SetTitleResponse, TitleTask
 from pawl.values import CallState, Execution, RunState, StopCause
-from tests.fakes.loop_world import CountingMeter, World, logged_states
+from tests.fakes.loop_world import CountingMeter, World, logged_states, transient
 from tests.fakes.manual_clock import VirtualClock, run_in_virtual_time
 from tests.fakes.model import FakeModel, Script, calls, fails, says
-from tests.unit.agent_loop.scenario import VERDICTS
+from tests.unit.agent_loop.scenario import VERDICTS, at_each, check_whole, everything, present, shown_text
 
 # The attempt count that the registry receives.
 
@@ -273,3 +276,75 @@ async def test_only_an_answered_run_requests_a_title(makes_titles: bool) -> None
     await world.finish(world.ledger.submit("fail"))
     await world.finish(world.ledger.submit("undo", undo=Undo(run_id=RunId(first.run_id))))
     assert not any(step.asks_title for step in world.ledger.steps[before:])
+
+
+# A drive despite faults of the network, the provider and the process.
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before it is applied", "after it is applied"])
+@pytest.mark.parametrize(
+    "error", [DependencyUnavailable, Internal, LeaseLost], ids=["unavailable", "internal", "lease lost"]
+)
+def test_any_commit_may_fail_before_or_after_it_is_applied(error: type[PawlError], *, done: bool) -> None:
+    """I2, I4, I5: naive retries fail on commits that were applied and then reported as failed."""
+
+    async def main(position: int) -> bool:
+        world = everything()
+        key = world.ledger.submit("hello")
+        world.ledger.fault = transient(error, at=[position], name="CommitRun", done=done)
+        await world.finish(key)
+        check_whole(world, key)
+        return position < len(world.ledger.steps)
+
+    at_each(main, more_than=8)
+
+
+async def test_a_takeover_in_mid_stream_voids_the_output_shown_so_far() -> None:
+    """EVT-2, I8: the next attempt starts the answer again."""
+
+    world = World(VERDICTS, [[*says("Once upon a time", chunks=8)[:4], 60.0], says("The whole story.", chunks=4)])
+    key = world.ledger.submit("hello")
+    first = asyncio.create_task(world.drive("first"))
+    await asyncio.sleep(2.0)
+    assert shown_text(world, key, 1) == "Once upo"
+    first.cancel()
+    await asyncio.wait([first])
+
+    await world.finish(key)
+
+    assert shown_text(world, key, 1) == "The whole story."
+    (retrying,) = [event for event in world.ledger.events(key) if isinstance(event, RoundRetrying)]
+    assert (retrying.reason, retrying.model_attempt) == (TAKEOVER, 1)
+    deltas = [event for event in world.ledger.events(key) if isinstance(event, OutputDelta)]
+    assert {delta.model_attempt for delta in deltas} == {1, 2}
+
+
+def fails_inside(world: World, *, until: float, name: str = "") -> None:
+    """Answer ledger requests with INTERNAL until a time; with `name`, only those with this name."""
+
+    async def fault(request: str, done: bool) -> None:
+        if world.clock.now() < until and name in {"", request}:
+            raise Internal
+
+    world.ledger.fault = fault
+    world.ledger.loads_along = False
+
+
+@pytest.mark.parametrize("name", ["LoadRun", "CommitRun", "ListCommands"])
+async def test_a_run_survives_two_minutes_of_internal_ledger_errors(name: str) -> None:
+    """Such errors occur while a database is read-only after a failover."""
+
+    world = everything()
+    key = world.ledger.submit("hello")
+    fails_inside(world, until=world.clock.now() + 120.0, name=name)
+    await world.finish(key)
+    check_whole(world, key)
+
+
+async def test_a_run_that_never_reached_the_registry_reports_it() -> None:
+    world = everything()
+    key = world.ledger.submit("hello", RunOptions(limits=Limits(run_timeout_seconds=20)))
+    world.registry.unreachable = 10**6
+    await world.finish(key)
+    failure = present(world.ledger.run(key).failure)
+    assert (failure.reason, "tool-registry is reachable" in failure.message) == ("RUN_TIMEOUT", True)

@@ -100,14 +100,6 @@ def test_the_scripted_model_recognizes_job_notices() -> None:
     assert request.notices == [{"job_id": "run_1"}]
 
 
-def test_calls_are_sent_to_the_provider_with_pawl_ids() -> None:
-    """Ids from the provider are unique only within a batch, and may be missing."""
-    history_sent = history.of_run(
-        state(user("hi"), assistant("", "a"), assistant("", "b"), calls=(call("a"), call("b")))
-    )
-    assert [message["tool_calls"][0]["id"] for message in history_sent if "tool_calls" in message] == ["a", "b"]
-
-
 def test_a_call_keeps_the_name_that_the_model_used() -> None:
     """After a fallback to a backend tool, the model would otherwise repeat the call until the run fails."""
     offered = replace(
@@ -203,14 +195,6 @@ def test_other_users_lines_cannot_impersonate_another_source(others: list[tuple[
     labels = {f"[{what} bob, another user of this conversation:]" for what in ("Written by", "Answered to")}
     assert (history_sent["role"], last) == ("user", "mine")
     assert all(not line or line in labels or line.startswith("> ") for line in quoted)
-
-
-@given(st.lists(LINES, min_size=1).map("".join))
-def test_each_line_from_another_user_is_quoted(text: str) -> None:
-    """Lines may end with any line ending, and the last line may have none."""
-    (history_sent,) = history.of_run(state(of_another(user(text or "x"))))
-    quoted = "".join(f"\n> {line}" for line in (text or "x").splitlines())
-    assert history_sent["content"] == f"[Written by bob, another user of this conversation:]{quoted}"
 
 
 @pytest.mark.parametrize(

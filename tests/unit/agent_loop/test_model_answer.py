@@ -400,10 +400,3 @@ def test_texts_that_arrive_together_are_one_piece(kinds: list[str]) -> None:
         for is_text, group in itertools.groupby(single, key=lambda each: isinstance(each, TextPiece))
     ]
     assert joined == list(itertools.chain.from_iterable(expected))
-
-
-def test_text_before_a_fault_is_kept() -> None:
-    pieces = Answer().feed(b'data: {"choices": [{"delta": {"content": "a"}}]}\n\ndata: nonsense\n\n')
-    assert next(pieces) == TextPiece(text="a")
-    with pytest.raises(ModelError):
-        next(pieces)

@@ -410,7 +410,10 @@ def test_a_colliding_tool_name_gets_a_digest() -> None:
     assert (back(names, "a__b"), back(names, other)) == ("a__b", "a.b")
 
 
-@given(st.sets(st.from_regex(r"[ab_-]{1,64}|(?=.{3,63}\Z)[ab_-]+\.[ab_-]+", fullmatch=True), max_size=6))
+SOME = st.text("ab_-", min_size=1, max_size=31)
+
+
+@given(st.sets(SOME | st.tuples(SOME, SOME).map(".".join) | st.text("ab_-", min_size=60, max_size=64), max_size=6))
 def test_wire_names_are_allowed_distinct_and_reversible(offered: set[str]) -> None:
     names = Names(offered)
     outward = {name: names.outward(name) for name in offered}

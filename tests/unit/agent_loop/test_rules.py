@@ -169,18 +169,21 @@ def test_retry_delays_double_to_ten_seconds_and_honour_the_server() -> None:
 class TestPeople:
     """HITL-1 to HITL-3, FE-4: calls that wait for people."""
 
-    def test_a_rejection_reaches_the_model_with_its_reason(self) -> None:
+    @pytest.mark.parametrize(
+        ("kind", "state", "shown"),
+        [
+            (DecisionKind.REJECT, CallState.REJECTED, b"because"),
+            (DecisionKind.ANSWER, CallState.SUCCEEDED, b'{"answer":"yes"}'),
+        ],
+    )
+    def test_a_rejected_or_answered_call_is_not_executed(
+        self, kind: DecisionKind, state: CallState, shown: bytes
+    ) -> None:
+        """The model sees the reason or the answer."""
         run = started(("gated",))
-        run.decides(run.calls[0], DecisionKind.REJECT)
-        assert run.calls[0].state is CallState.REJECTED
-        assert b"because" in present(run.calls[0].result).content_json
-        assert run.started == []
-
-    def test_a_gated_call_may_be_answered_instead_of_executed(self) -> None:
-        run = started(("gated",))
-        run.decides(run.calls[0], DecisionKind.ANSWER)
-        assert run.calls[0].state is CallState.SUCCEEDED
-        assert present(run.calls[0].result).content_json == b'{"answer":"yes"}'
+        run.decides(run.calls[0], kind)
+        assert run.calls[0].state is state
+        assert shown in present(run.calls[0].result).content_json
         assert run.started == []
 
     def test_an_approved_front_end_call_is_offered(self) -> None:

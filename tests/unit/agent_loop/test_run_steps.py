@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from google.protobuf import json_format
 
 from pawl.agent.v1 import steps_pb2 as pb
 from pawl.agent.v1.steps_pb2 import Step, StepChange
+from pawl.agent_loop.api.live import BusEvents
 from pawl.agent_loop.api.step_history import Steps
+from pawl.chassis.ids import RunId, StoreId
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
+from pawl.event.v1.event_pb2 import RunEvent, RunEvents
 from tests.golden import GAP, LOG, TOLD
 
 NOW = 1_700_000_000
@@ -206,3 +209,29 @@ def test_steps_match_the_golden_log_after_a_gap() -> None:
 def test_an_omitted_result_reports_its_size() -> None:
     result = steps_of(events(called("call_1", call_pb2.CALL_STATE_SUCCEEDED, omitted_bytes=20_000))).all()[1]
     assert (result.content, result.content_omitted_bytes) == ("", 20_000)
+
+
+# A live event is accepted only if it is about the watched run.
+
+
+class Bus:
+    deliver: Callable[[str, bytes], Awaitable[None]]
+
+    async def subscribe(self, _subject: str, deliver: Callable[[str, bytes], Awaitable[None]]) -> None:
+        self.deliver = deliver
+
+
+async def test_only_valid_events_of_the_watched_run_are_accepted() -> None:
+    bus: Any = Bus()
+    taken: list[tuple[list[bytes], int]] = []
+
+    async def take(events: Sequence[bytes], last: RunEvent) -> None:
+        taken.append((list(events), last.seq))
+
+    await BusEvents(bus).subscribe(StoreId("acme"), RunId("run_1"), take)
+    own = [RunEvent(store_id="acme", run_id="run_1", seq=seq) for seq in (4, 5)]
+    others = [RunEvent(store_id="acme", run_id="run_2", seq=6), RunEvent(store_id="other", run_id="run_1", seq=6)]
+    for data in (*(RunEvents(events=[event]).SerializeToString() for event in others), b"", b"\xff", b"\x0a\x01\xff"):
+        await bus.deliver("subject", data)
+    await bus.deliver("subject", RunEvents(events=own).SerializeToString())
+    assert taken == [([event.SerializeToString() for event in own], 5)]

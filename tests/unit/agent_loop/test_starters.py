@@ -221,6 +221,7 @@ async def test_each_past_scheduled_time_has_its_own_request_id(clock: ManualCloc
             return response
 
         async def FireSchedule(self, request: FireScheduleRequest) -> FireScheduleResponse:
+            assert "(a backfill)" in request.message.options.instructions
             self.requests.append((request.backfill_time.ToDatetime(tzinfo=UTC), request.request_id))
             return FireScheduleResponse(fire=ScheduleFire())
 
@@ -422,20 +423,3 @@ def test_a_scheduled_run_sees_its_delay_and_its_scheduled_time_with_zone() -> No
         text = fire_note(fired, now, backfill_time)
         assert text.startswith("This run belongs to the schedule report. ")
         assert text.endswith(sentence)
-
-
-async def test_the_instructions_of_a_run_name_its_trigger(clock: ManualClock) -> None:
-    instructions: list[str] = []
-
-    class Book(ScheduleBook):
-        async def GetDueSchedule(self, request: GetDueScheduleRequest) -> GetDueScheduleResponse:
-            response = GetDueScheduleResponse(due=report())
-            response.past_times.add().FromDatetime(TIME)
-            return response
-
-        async def FireSchedule(self, request: FireScheduleRequest) -> FireScheduleResponse:
-            instructions.append(request.message.options.instructions)
-            return FireScheduleResponse(fire=ScheduleFire())
-
-    await firing_of(Book(), Checks({}), clock).backfill(ANN, "x", Timestamp(), Timestamp(), RequestId("r"))
-    assert "backfill" in instructions[0]

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
-from collections import Counter
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.drive import DriveEnd
 from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Decided, Inverse
-from pawl.agent_loop.loop.rules.fact import Cancel, Decide, Steer
+from pawl.agent_loop.loop.rules.fact import Decide, Steer
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import Run, Undo
 from pawl.agent_loop.undo import planning
@@ -21,7 +16,7 @@ from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.rules import CallUndo, UndoSource, UndoState
 from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import RunNotFound
-from pawl.values import ENDED, CallState, DecisionKind, EffectClass, ExecutionContext, Question, RunState, StopCause
+from pawl.values import CallState, DecisionKind, EffectClass, ExecutionContext, Question, RunState
 from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
@@ -160,56 +155,6 @@ async def test_an_inverse_with_an_unknown_outcome_is_never_run_again() -> None:
     assert await report(world, key, again) == [("write", UndoState.CANNOT_BE_UNDONE)]
     assert world.ledger.calls(again) == []
     assert "It is not known" in world.ledger.run(again).output_text
-
-
-@pytest.mark.parametrize("seed", range(40))
-async def test_an_interrupted_undo_keeps_its_order_and_repeats_nothing(seed: int) -> None:
-    """Several undos are interrupted by worker deaths, approvals, rejections, cancels and messages at any moment."""
-
-    chance = random.Random(seed)
-    world = new_world([calls("write", "note", "look", "write"), calls("write", "mail"), says("Done.")])
-    key = await finished(world)
-    if chance.random() < 0.5:
-        world.registry.verdicts["unwrite"] = tool("APPROVE", digest=DIGEST)
-    undos = [await undo_of(world, key) for _ in range(chance.randint(1, 3))]
-    for by in undos:
-        for _ in range(60):
-            if world.ledger.run(by).state in ENDED:
-                break
-            await disturb(world, by, chance)
-        await world.finish(by)
-
-    ends = {call.call_id: (call.end_time or 0.0, call.index) for call in world.ledger.calls(key)}
-    for by in undos:
-        reversed_calls = [ends[call.undoes_call_id] for call in world.ledger.calls(by)]
-        assert reversed_calls == sorted(reversed_calls, reverse=True)
-        roles = [message.role for message in world.ledger.messages(by) if message.run_id == by.run_id][:2]
-        # An undo cancelled before a worker claimed it has nothing to report.
-        assert roles == [Role.USER, Role.ASSISTANT] or not world.ledger.row(by).start_time
-    tried = [call for by in undos for call in world.ledger.calls(by)]
-    done = Counter(call.undoes_call_id for call in tried if world.registry.effects[call.call_id])
-    assert set(done.values()) <= {1}
-    assert all(world.registry.effects[call.call_id] <= 1 for call in tried)
-    # The fake model rejects histories that a strict provider rejects.
-    after = world.ledger.submit("and now?", conversation_id=world.ledger.run(key).conversation_id)
-    await world.finish(after)
-    assert world.ledger.run(after).state is RunState.COMPLETED
-
-
-async def disturb(world: World, by: RunKey, chance: random.Random) -> None:
-    waiting = [call for call in world.ledger.calls(by) if call.state is CallState.AWAITING_APPROVAL]
-    if waiting:
-        kind = chance.choice([DecisionKind.APPROVE, DecisionKind.APPROVE, DecisionKind.REJECT])
-        await world.ledger.send(by, Decide(call_id=waiting[0].call_id, kind=kind))
-    lot = chance.random()
-    if lot < 0.03:
-        await world.ledger.send(by, Cancel(cause=StopCause.USER))
-    elif lot < 0.06:
-        await world.ledger.send(by, Steer(text="wait"))
-    driving = asyncio.create_task(world.drive())
-    await asyncio.wait([driving], timeout=chance.choice([0.0015, 0.003, 0.5, 1.2, 30.0]))
-    driving.cancel()
-    await asyncio.gather(driving, return_exceptions=True)
 
 
 async def test_a_message_during_an_undo_stops_it_and_is_answered() -> None:

@@ -11,14 +11,13 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.ports import Claim, Loaded
-from pawl.agent_loop.loop.rules.fact import Cancel
 from pawl.agent_loop.loop.rules.run import RunFailure
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
 from pawl.chassis.ids import WorkerId
 from pawl.errors import DependencyUnavailable, Internal, LeaseLost
 from pawl.server.bus.connection import Bus
-from pawl.values import Question, RunState, StopCause
+from pawl.values import Question, RunState
 from tests.fakes.loop_world import World
 from tests.fakes.manual_clock import run_in_virtual_time
 from tests.fakes.model import Script, calls, says
@@ -40,19 +39,6 @@ async def test_many_runs_are_driven_concurrently() -> None:
             await end_of(world, key)
     assert world.meter.left == ["ended"] * 100
     assert world.meter.held == 0
-
-
-async def test_a_command_without_a_wake_up_is_found_at_the_next_renewal() -> None:
-    """Without NATS the worker is slower, never wrong."""
-
-    world = World(VERDICTS, [long()])
-    key = world.ledger.submit("hello")
-    async with at_work(world.worker()):
-        await asyncio.sleep(5)
-        await world.ledger.send(key, Cancel(cause=StopCause.USER))
-        await end_of(world, key)
-    assert world.clock.now() < 1010
-    assert world.ledger.run(key).state is RunState.CANCELLED
 
 
 async def test_a_run_whose_lease_cannot_be_renewed_is_stopped_before_the_lease_ends() -> None:

@@ -23,6 +23,7 @@ from pawl.server.process import log_setup
 from pawl.server.process.service import Background, Service
 from pawl.server.process.settings import ServiceSettings
 from pawl.server.rpc.server import RpcServer
+from tests.fakes.manual_clock import run_in_virtual_time
 from tests.keys import ENVIRONMENT
 
 PROGRAM = """
@@ -94,21 +95,23 @@ def test_an_unhandled_task_failure_is_logged_and_sets_the_exit_code() -> None:
     assert (code, '"event":"task.failed"' in log, "RuntimeError" in log) == (1, True, True), log
 
 
-async def test_a_failed_loop_is_restarted_and_logged_once_per_outage() -> None:
-    again = asyncio.Event()
+def test_a_failed_loop_is_restarted_and_logged_once_per_outage() -> None:
     errors: list[Exception] = [DependencyUnavailable(), DeadlineExceeded(), Internal(), RuntimeError("crash")]
-    left = iter(errors)
 
-    async def loop() -> None:
-        for error in left:
-            raise error
-        again.set()
-        await asyncio.Event().wait()
+    async def main() -> None:
+        again, left = asyncio.Event(), iter(errors)
 
-    with structlog.testing.capture_logs() as lines:
+        async def loop() -> None:
+            for error in left:
+                raise error
+            again.set()
+
         async with Background() as background:
             background.start("loop", loop)
             await again.wait()
+
+    with structlog.testing.capture_logs() as lines:
+        run_in_virtual_time(main())
     found = [(line["event"].removeprefix("background."), line["log_level"], "exc_info" in line) for line in lines]
     warned, quiet = ("interrupted", "warning", False), ("interrupted", "debug", False)
     assert found == [warned, quiet, quiet, ("crashed", "error", True)]

@@ -265,29 +265,6 @@ async def test_a_revoked_call_offered_again_during_cleanup_runs_again(cluster: C
     assert (result.offer_epoch, result.content_json) == (2, b"2")
 
 
-async def test_a_revoked_call_is_cancelled_and_sends_no_result(cluster: Cluster) -> None:
-    cancelled = asyncio.Event()
-
-    @tool
-    async def endless() -> None:
-        """Go on."""
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    client = cluster.client(tools=[endless])
-    async with client:
-        await cluster.book.offer("call_1", "endless")
-        await until(lambda: "call_1" in client._tool_tasks)
-        revoked = session_pb2.OfferRevoked(run_id=RUN, call_id="call_1")
-        await asyncio.sleep(0)
-        client._take(session_pb2.SessionResponse(offer_revoked=revoked))
-        await asyncio.wait_for(cancelled.wait(), 60)
-        await until(lambda: not client._tool_tasks)
-    assert cluster.book.sent("tool_result") == []
-
-
 async def test_every_call_fails_once_the_server_is_unreachable_too_long() -> None:
     client = AsyncClient("127.0.0.1:1", environment={}, retry_seconds=0.1).session()
     async with client:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pawl.chassis.ids import CallId, RunId, RunKey
-from pawl.errors import IllegalTransition, InboxChanged, InvalidField, LeaseLost
-from pawl.job_store.ledger.rules.attention import GRACE, Quarantine
+from pawl.chassis.ids import CallId, RunId, RunKey, StoreId
+from pawl.errors import DependencyUnavailable, IllegalTransition, InboxChanged, InvalidField, LeaseLost
+from pawl.job_store.erasure.erasing import JetStreamErasures
+from pawl.job_store.ledger.rules.attention import GRACE, Quarantine, Silence
 from pawl.job_store.ledger.rules.command import Cancel, Receipt, Redrive, Resolve
 from pawl.job_store.ledger.rules.events import OperatorActed
 from pawl.job_store.ledger.rules.states import AttentionReason, OperatorAct
+from pawl.job_store.sweeps import watch_clock
 from pawl.values import CallState, CommandOutcome, LeaseAction, RunState, StopCause
+from tests.fakes.manual_clock import VirtualClock, run_in_virtual_time
 from tests.unit.job_store.world import STORE, World, change
 
 CRASHES_MAX = 3
@@ -124,3 +130,96 @@ def test_an_operator_may_resolve_a_call_of_another_user(world: World, run_id: st
         (OPERATOR, OperatorAct.RESOLVED, "call_1")
     ]
     assert world.run(run_id).claim_at == world.now
+
+
+# Sweeps: jumps of the database clock, silent workers, and the erasure log, which is retried until applied (I22).
+
+
+class JumpingDatabase:
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.ahead_seconds = 0.0
+        self.brought_forward: list[float] = []
+        self.is_away = False
+        self.answer_takes_seconds = 0.0
+        self.seen_time = self.time
+
+    @property
+    def time(self) -> datetime:
+        return datetime.fromtimestamp(self.clock.now() + self.ahead_seconds, UTC)
+
+    async def times(self) -> tuple[datetime, datetime]:
+        if self.is_away:
+            raise DependencyUnavailable
+        answer = self.time, self.seen_time
+        self.seen_time = max(answer)
+        await asyncio.sleep(self.answer_takes_seconds)
+        return answer
+
+    async def bring_forward(self, seconds: float) -> int:
+        self.brought_forward.append(round(seconds, 3))
+        self.seen_time = self.time
+        return 0
+
+
+async def watched(*jumps: float, answer_takes_seconds: float = 0.0) -> JumpingDatabase:
+    database = JumpingDatabase()
+    sweeping = asyncio.create_task(watch_clock(database, database.clock))
+    await asyncio.sleep(5.5)
+    for jump in jumps:
+        database.ahead_seconds += jump
+        database.answer_takes_seconds = answer_takes_seconds
+        await asyncio.sleep(5.5 + answer_takes_seconds)
+    sweeping.cancel()
+    return database
+
+
+def test_only_a_backward_clock_jump_moves_runs_to_an_earlier_time() -> None:
+    for jumps, seen in (((-130.0,), [130.0]), ((-130.0, 130.0, -60.0), [130.0, 60.0]), ((130.0,), []), ((-1.0,), [])):
+        assert run_in_virtual_time(watched(*jumps)).brought_forward == seen, jumps
+
+
+def test_a_response_that_is_read_late_is_not_a_backward_jump() -> None:
+    """If the process was frozen, leases that were just renewed must not end."""
+    assert run_in_virtual_time(watched(0.0, 0.0, answer_takes_seconds=20.0)).brought_forward == []
+
+
+def test_a_gap_between_polls_restarts_the_silence_count() -> None:
+    """While the database was unavailable, no worker could renew its lease."""
+    key = RunKey(StoreId("store"), RunId("run"))
+    silence = Silence()
+    for now in (0.0, 1.0, 2.0, 3.0):
+        silence = silence.after([key], now)
+    assert silence.after([key], 20.0).confirmed == ()
+    for now in (4.0, 5.0):
+        silence = silence.after([key], now)
+    assert silence.confirmed == (key,)
+
+
+def test_a_renewed_lease_resets_the_silence() -> None:
+    key, silence = RunKey(StoreId("store"), RunId("run")), Silence()
+    for now in range(20):
+        silence = silence.after([] if now % 4 == 0 else [key], float(now))
+        assert silence.confirmed == ()
+
+
+class Bus:
+    connected = True
+    connection_number = 1
+
+    def jetstream(self) -> Any:
+        return self
+
+    async def update_stream(self, _config: object) -> Any:
+        return SimpleNamespace(state=SimpleNamespace(messages=0))
+
+
+async def test_the_erasure_log_is_read_until_it_was_applied_on_the_same_connection() -> None:
+    bus = Bus()
+    log = JetStreamErasures(bus)  # type: ignore[arg-type]  # only these methods are used
+    assert [await log.open(), await log.open()] == [True, True]
+    bus.connection_number = 2
+    log.applied()
+    assert await log.open() is True
+    log.applied()
+    assert await log.open() is None

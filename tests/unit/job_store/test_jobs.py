@@ -1,19 +1,230 @@
-"""Jobs, notices and turns in the ledger (ASYNC-5 to ASYNC-7)."""
+"""Notices and turns of background jobs, also of delegated runs (ASYNC-5)."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.chassis.ids import RunId
+from pawl.chassis.ids import RunId, RunKey
 from pawl.errors import ConversationBusy, IllegalTransition
+from pawl.job_store.ledger.rules import stop
 from pawl.job_store.ledger.rules.attention import ReportCrash
-from pawl.job_store.ledger.rules.background import Background, TurnTime
-from pawl.job_store.ledger.rules.command import TopUp
+from pawl.job_store.ledger.rules.background import Background, Notice, OpenJob, TurnTime
+from pawl.job_store.ledger.rules.command import Cancel, TopUp
 from pawl.job_store.ledger.rules.jobs import GENERATIONS_MAX, OPEN_MAX, TRIES_MAX, TURN_DISTANCE, Entered
 from pawl.values import CallState, MessagePolicy, RunState, StopCause
 from tests.unit.job_store.desk import Desk, desk_with_a_job, desk_with_a_turn
-from tests.unit.job_store.world import USER, change, delegation
+from tests.unit.job_store.world import STORE, USER, change, delegation
+
+
+@given(entered=st.integers(0, 3), pending=st.booleans(), is_open=st.booleans())
+def test_a_run_that_failed_passes_on_only_what_is_not_outdated(*, entered: int, pending: bool, is_open: bool) -> None:
+    """Of a job's iterations one notice waits at most, and none that it had received waits behind the end."""
+    job: dict[str, Any] = {"run_id": RunId("j"), "user_id": USER, "above": (RunId("a"), RunId("b"), RunId("c"))}
+    notices = [Notice(**job, occasion=number, entered_by=RunId("a")) for number in range(1, entered + 1)]
+    notices += [Notice(**job, occasion=9)] if pending else []
+    notices += [] if is_open else [Notice(**job, occasion=0)]
+    open_jobs = (OpenJob(**job),) if is_open else ()
+    passed = Background(notices=tuple(notices), open_jobs=open_jobs).passed_on({"a"})
+    expected = [9] if pending else [entered] if entered and is_open else []
+    assert [each.occasion for each in passed.notices] == expected + ([] if is_open else [0])
+
+
+def test_a_delegated_run_receives_the_end_of_its_job() -> None:
+    desk = Desk()
+    root = desk.start_run()
+    agent = desk.delegate(root)
+    job = desk.start_job(agent)
+    assert (desk.run(job).reports_to, desk.run(job).agents_above) == ("conv", (agent, root))
+    desk.end_job(job)
+    assert desk.unit.wakeups.rows[-1].run.run_id == agent
+    assert desk.enter(root) == ()
+    assert desk.enter(agent) == (Entered(run_id=RunId(job), occasion=0),)
+    desk.answer(agent)
+    assert desk.background == Background()
+    desk.end(root)
+    assert desk.turns == []
+
+
+@pytest.mark.parametrize("state", [RunState.COMPLETED, RunState.FAILED])
+def test_the_next_run_above_receives_what_a_delegated_run_has_not(state: RunState) -> None:
+    desk = Desk()
+    root = desk.start_run()
+    middle = desk.delegate(root)
+    low = desk.delegate(middle)
+    early, late = desk.start_job(low), desk.start_job(low)
+    desk.end_job(early)
+    desk.answer(low, state)
+    assert [each.run_id for each in desk.enter(middle)] == [early]
+    desk.answer(middle, state)
+    desk.end_job(late)
+    expected = [late] if state is RunState.COMPLETED else [early, late]
+    assert [each.run_id for each in desk.enter(root)] == expected
+    desk.end(root)
+    assert (desk.turns, desk.background) == ([], Background())
+
+
+@pytest.mark.parametrize("is_job_first", [True, False])
+def test_a_job_and_its_delegated_run_that_end_together_start_one_turn(*, is_job_first: bool) -> None:
+    """The root run has ended, because the delegated run belongs to a job."""
+    desk = Desk()
+    root = desk.start_run()
+    outer = desk.start_job(root)
+    desk.commit(root, state=RunState.COMPLETED)
+    agent = desk.delegate(desk.take(outer))
+    job = desk.start_job(agent)
+    assert desk.run(job).agents_above == (agent, root)
+    desk.take(job)
+    for run_id in (job, agent) if is_job_first else (agent, job):
+        desk.end(run_id)
+    (turn,) = desk.turns
+    assert (turn.is_turn, turn.conversation_id, desk.background.notices[0].receiver) == (True, "conv", "")
+    desk.take(turn.run_id)
+    assert [each.run_id for each in desk.enter(turn.run_id)] == [job]
+
+
+def test_a_turn_for_a_delegated_job_has_the_agent_and_the_budget_of_the_root_run() -> None:
+    desk = Desk()
+    root = desk.start_run(agent_name="front", options=b"front", token_budget=100)
+    agent = desk.delegate(root)
+    desk.unit.put_run(replace(desk.run(agent), agent_name="back", options=b"back"))
+    job = desk.start_job(agent)
+    assert desk.run(job).budget_run_id == root, "the job keeps its budget when its starter ends"
+    desk.answer(agent)
+    desk.end(root)
+    desk.end_job(job)
+    (turn,) = desk.turns
+    assert (turn.agent_name, turn.options, turn.token_budget, turn.budget_run_id) == ("front", b"front", 100, root)
+
+
+def test_a_run_that_ended_before_its_agent_receives_nothing() -> None:
+    """A cancelled run does not wait for the runs below it."""
+    desk = Desk()
+    root = desk.start_run()
+    middle = desk.delegate(root)
+    low = desk.delegate(middle)
+    job = desk.start_job(low)
+    desk.unit.put_run(replace(desk.run(middle), state=RunState.CANCELLED))
+    desk.end_job(job)
+    desk.end(low)
+    assert [each.run_id for each in desk.enter(root)] == [job]
+
+
+@pytest.mark.parametrize("is_below_job", [True, False])
+def test_a_job_that_starts_below_a_cancelled_run_is_cancelled_and_reports_nothing(*, is_below_job: bool) -> None:
+    """I12: the cancellation reaches the runs below only with the next step of each run above."""
+    desk = Desk()
+    root = desk.start_run()
+    stopped = desk.take(desk.start_job(root)) if is_below_job else root
+    low = desk.delegate(stopped) if is_below_job else desk.delegate(desk.delegate(stopped))
+    early = desk.start_job(low)
+    desk.cancel(stopped)
+    late = desk.start_job(low)
+    assert (desk.run(late).state, desk.run(late).stop_cause) == (RunState.CANCELLED, StopCause.PARENT)
+    assert desk.run(early).state is RunState.QUEUED
+    assert ([each.run_id for each in desk.background.open_jobs if each.run_id == late], desk.background.notices) == (
+        [],
+        (),
+    )
+
+
+def test_the_end_of_a_delegated_run_names_its_open_jobs() -> None:
+    desk = Desk()
+    root = desk.start_run()
+    agent = desk.delegate(root)
+    over, still_open = desk.start_job(agent), desk.start_job(agent)
+    desk.end_job(over)
+    desk.end(agent)
+    (command,) = desk.unit.inbox(desk.run(root))
+    assert stop.read_ending(command.payload).job_ids == (still_open,)
+
+
+def test_other_runs_of_the_conversation_keep_the_notices_of_a_delegated_run() -> None:
+    desk = Desk()
+    root = desk.start_run()
+    agent = desk.delegate(desk.take(desk.start_job(root)))
+    desk.commit(root, state=RunState.COMPLETED)
+    first, second = desk.start_job(agent), desk.start_job(agent)
+    desk.end_job(first)
+    desk.enter(agent)
+    desk.end_job(second)
+    for state in (RunState.COMPLETED, RunState.FAILED):
+        other = desk.start_run()
+        assert desk.enter(other) == ()
+        desk.end(other, state)
+    assert [(each.run_id, each.entered_by) for each in desk.background.notices] == [(first, agent), (second, "")]
+    assert desk.turns == []
+
+
+def test_a_delegated_run_starts_at_most_as_many_jobs_as_its_conversation_has_left() -> None:
+    """ASYNC-7"""
+    desk = Desk()
+    root = desk.start_run()
+    agent = desk.delegate(root)
+    for _ in range(OPEN_MAX // 2):
+        desk.start_job(root)
+        desk.start_job(agent)
+    assert desk.background.open_jobs_of(USER) == OPEN_MAX
+    with pytest.raises(IllegalTransition, match="10 open jobs"):
+        desk.start_job(agent)
+
+
+def test_a_delegated_runs_model_stops_only_jobs_that_it_started() -> None:
+    desk = Desk()
+    root = desk.start_run()
+    agent = desk.delegate(root)
+    own, other = desk.start_job(agent), desk.start_job(root)
+    cancel, own_conversation = Cancel(cause=StopCause.MODEL), desk.run(agent).conversation_id
+    for job, outcome in ((own, ""), (other, "RUN_NOT_FOUND")):
+        receipt = desk.send(job, cancel, reports_to=own_conversation, started_by=RunId(agent))
+        assert receipt.reason == outcome
+    assert desk.send(agent, cancel, reports_to=own_conversation, started_by=RunId(root)).reason == "RUN_NOT_FOUND"
+    assert desk.unit.runs.get(RunKey(STORE, RunId(own))) is not None
+
+
+@pytest.mark.parametrize("is_below_job", [True, False])
+def test_stop_of_a_job_also_stops_the_jobs_of_the_agents_below_it(*, is_below_job: bool) -> None:
+    """A cancelled run leaves its jobs running, but a stopped job does not."""
+    desk = Desk()
+    root = desk.start_run()
+    stopped = desk.take(desk.start_job(root)) if is_below_job else root
+    middle = desk.delegate(stopped)
+    low = desk.delegate(middle)
+    of_middle, of_low, of_root = desk.take(desk.start_job(middle)), desk.start_job(low), desk.start_job(root)
+    for above in (stopped, middle):
+        desk.cancel_calls(above)
+    causes = {run_id: desk.run(run_id).stop_cause for run_id in (of_middle, of_low, of_root)}
+    cause = StopCause.PARENT if is_below_job else None
+    assert causes == {of_middle: cause, of_low: cause, of_root: None}
+    if is_below_job:
+        assert {desk.run(run_id).state for run_id in (of_middle, of_low)} == {RunState.CANCELLING}
+        assert [command.payload for command in desk.unit.inbox(desk.run(of_middle))] == [b"cancel"]
+        assert desk.unit.wakeups.rows[-1].run.run_id == low
+
+
+def test_stop_by_the_model_is_reported_to_the_delegated_run_whose_job_it_is() -> None:
+    """ASYNC-5: the model that stopped a job is not notified of its end, but another model is."""
+    desk = Desk()
+    root = desk.start_run()
+    agent = desk.delegate(root)
+    by_root, by_agent, after = (desk.take(desk.start_job(agent)) for _ in range(3))
+    cancel, conversation = Cancel(cause=StopCause.MODEL), desk.conversation.conversation_id
+    desk.send(by_root, cancel, reports_to=conversation, started_by=RunId(root))
+    desk.send(by_agent, cancel, reports_to=desk.run(agent).conversation_id, started_by=RunId(agent))
+    for job in (by_root, by_agent):
+        desk.commit(job, state=RunState.CANCELLED, stop_cause=StopCause.MODEL, consumed=desk.unread(job))
+    assert [each.run_id for each in desk.enter(agent)] == [by_root]
+    desk.answer(agent)
+    desk.send(after, cancel, reports_to=conversation, started_by=RunId(root))
+    desk.commit(after, state=RunState.CANCELLED, stop_cause=StopCause.MODEL, consumed=desk.unread(after))
+    assert desk.background == Background()
+
+
+# Jobs, notices and turns in the ledger (ASYNC-5 to ASYNC-7).
 
 
 def test_the_end_of_a_job_starts_one_turn_that_reports_it() -> None:
@@ -145,13 +356,3 @@ def test_a_crashed_turn_that_is_being_stopped_ends_for_a_waiting_message() -> No
         settled = desk.call("open")
         assert (desk.run(turn).state, settled.state, settled.result) == (RunState.CANCELLED, left, b"lost")
         assert desk.active == desk.run(asked)
-
-
-def test_an_eleventh_job_is_refused_until_one_ends(desk: Desk) -> None:
-    run_id = desk.start_run()
-    jobs = [desk.start_job(run_id) for _ in range(OPEN_MAX)]
-    with pytest.raises(IllegalTransition):
-        desk.start_job(run_id)
-    desk.end_job(jobs[0])
-    desk.start_job(run_id)
-    assert desk.background.open_jobs_of(USER) == OPEN_MAX

@@ -158,11 +158,6 @@ def test_a_cron_expression_is_described_in_words(cron: str, text: str) -> None:
     assert timing.cron_text(cron) == text
 
 
-def test_a_start_time_in_year_one_is_supported() -> None:
-    year_one = datetime(1, 1, 1, tzinfo=UTC)
-    assert next(timing.due_times(Timing(interval_seconds=60, start_time=year_one), "x", SPRING)) > SPRING
-
-
 def test_jitter_never_moves_a_scheduled_time_past_the_end() -> None:
     jittered = Timing(interval_seconds=60, jitter_seconds=3600, end_time=SPRING + timedelta(hours=2))
     late = timing.jitter(jittered, "x")

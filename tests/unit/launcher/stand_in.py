@@ -20,7 +20,8 @@ from pathlib import Path
 
 def main(address_file: Path, fault: str | None) -> None:
     def stop(*_: object) -> None:
-        with address_file.with_name("stopped").open("a") as order:
+        # A test may have removed the folder.
+        with contextlib.suppress(FileNotFoundError), address_file.with_name("stopped").open("a") as order:
             order.write(f"{address_file.stem}\n")
         sys.exit(0)
 

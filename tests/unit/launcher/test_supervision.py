@@ -199,7 +199,10 @@ async def test_broken_tools_are_reported_for_the_latest_start_only(options: Opti
         assert suite.broken_tools == []
 
 
-async def test_a_suite_with_a_deleted_data_folder_stops_with_a_clear_error(options: Options) -> None:
+async def test_a_suite_with_a_deleted_data_folder_stops_with_a_clear_error(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(run_until_signal.__globals__, "_POLL_SECONDS", 0.05)
     suite = Suite(options())
     ready = asyncio.Event()
 

@@ -176,7 +176,7 @@ async def test_an_unacknowledged_email_is_delivered_again_and_counts_once(
 async def test_retries_of_an_undeliverable_email_back_off(server: ImapServer) -> None:
     server.add(MAIL)
     peers = Peers(mailbox_of(server))
-    peers.refused = 5
+    peers.refused = 3
     async with reading(peers, server):
         await until(lambda: peers.mails)
     pauses = [after - before for before, after in pairwise(peers.refusals)]

@@ -5,9 +5,13 @@ E-mails are read in order and within limits, whatever the server responds.
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
+import resource
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,8 @@ import pytest_asyncio
 import trustme
 
 from pawl.mailbox import mailboxes
-from pawl.mailbox.poll import LINE_BYTES_MAX, MAIL_BYTES_MAX
+from pawl.mailbox import poll as poll_process
+from pawl.mailbox.poll import CPU_SECONDS, LINE_BYTES_MAX, MAIL_BYTES_MAX, MEMORY_BYTES_MAX
 from tests.fakes.imap_server import ImapServer
 from tests.tables import for_each
 
@@ -41,8 +46,25 @@ def asked_of(server: ImapServer, **fields: Any) -> dict[str, Any]:
     }
 
 
+@pytest.fixture(autouse=True)
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The limits that polls in this process would set."""
+    found = list[tuple[int, int]]()
+    monkeypatch.setattr(poll_process, "_limit", lambda kind, value: found.append((kind, value)))
+    return found
+
+
+def polled(asked: dict[str, Any]) -> list[dict[str, Any]]:
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", io.StringIO(json.dumps(asked)))
+        patch.setattr("sys.stdout", output)
+        poll_process.main()
+    return [json.loads(line) for line in output.getvalue().splitlines()]
+
+
 async def poll(server: ImapServer, uid: int = 0, **fields: Any) -> tuple[list[int], str, bool]:
-    lines = await mailboxes.run_poll(asked_of(server, uid=uid, **fields))
+    lines = await asyncio.to_thread(polled, asked_of(server, uid=uid, **fields))
     uids = [line["uid"] for line in lines if "data" in line]
     return uids, lines[-1].get("error", ""), lines[-1].get("has_more", False)
 
@@ -99,7 +121,7 @@ async def test_errors_never_contain_the_password(server: ImapServer, monkeypatch
             assert (await poll(other, username=username))[1] == "", username
     monkeypatch.setattr(mailboxes, "POLL_SECONDS_MAX", 1.0)
     server.says["greeting"] = b""
-    assert (await poll(server))[1] == "did not answer in time"
+    assert await mailboxes.run_poll(asked_of(server)) == [{"error": "did not answer in time"}]
 
 
 async def test_a_server_that_breaks_the_protocol_is_unreadable(server: ImapServer) -> None:
@@ -113,7 +135,7 @@ async def test_a_server_that_breaks_the_protocol_is_unreadable(server: ImapServe
         ("EXAMINE", b"* OK [UIDVALIDITY x] x\r\n* OK [UIDNEXT 1] x\r\nTAG OK done\r\n"),
         ("UID SEARCH", b"TAG NO never\r\n"),
         ("UID SEARCH", b"* SEARCH " + b"1 " * 1_000_000 + b"\r\nTAG OK done\r\n"),
-        ("UID SEARCH", b"* SEARCH 1\r\n" * 3_000_000),
+        ("UID SEARCH", (b"* SEARCH" + b" 1" * 30_000 + b"\r\n") * 200),
         ("UID FETCH", b"* 1 FETCH (UID 1 BODY[]<0> {4000000000}\r\n" + b"a" * 9_000_000),
         ("CAPABILITY", b"* CAPABILITY AUTH=PLAIN IMAP4rev1 " + b"x" * LINE_BYTES_MAX + b"\r\nTAG OK done\r\n"),
         ("UID FETCH", b"* 1 FETCH (UID 1 BODY[]<0> {9000000}\r\n" + b"a" * 9_000_000 + b")\r\nTAG OK done\r\n"),
@@ -164,10 +186,15 @@ async def test_a_deleted_email_is_skipped_but_not_an_unavailable_one(server: Ima
         assert await poll(server) == ([1], "refuses to send message 2", False), response
 
 
-async def test_an_email_that_is_too_costly_to_read_is_skipped(server: ImapServer) -> None:
-    server.add("From: ann@example.com\nContent-Type: text/html\n\n" + "<script>" * 100_000)
-    lines = await mailboxes.run_poll(asked_of(server))
-    assert lines[-1] == {"uid": 1, "data": {"refusal": "parsing it takes too long"}}
+async def test_memory_and_the_cpu_time_of_each_email_are_limited(
+    server: ImapServer, limits: list[tuple[int, int]]
+) -> None:
+    server.add(MAIL)
+    server.add(MAIL)
+    await poll(server)
+    assert [kind for kind, _ in limits] == [resource.RLIMIT_AS, *[resource.RLIMIT_CPU] * 3]
+    assert limits[0][1] == MEMORY_BYTES_MAX
+    assert all(value <= time.process_time() + CPU_SECONDS for _, value in limits[1:])
 
 
 async def test_an_email_that_breaks_the_parser_does_not_block_others(server: ImapServer) -> None:
@@ -181,6 +208,7 @@ async def test_an_email_that_breaks_the_parser_does_not_block_others(server: Ima
     ("end", "last"),
     [
         ("kill -SEGV $$", BLAMED),
+        ("kill -XCPU $$", {"uid": 2, "data": {"refusal": "parsing it takes too long"}}),
         ("exit 1", BLAMED),
         ('printf \'{"uid": 2, "da\'; kill -KILL $$', BLAMED),
         ("kill -TERM $$", {"error": "cannot be read: the poll process ended with status -15"}),

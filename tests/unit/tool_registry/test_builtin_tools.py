@@ -114,12 +114,6 @@ def test_any_text_gives_a_value_or_a_tool_error(text: str) -> None:
     assert isinstance(value, str) or math.isfinite(value)
 
 
-@given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6), st.sampled_from("+-*"))
-def test_whole_numbers_are_exact(left: int, right: int, sign: str) -> None:
-    expected = {"+": left + right, "-": left - right, "*": left * right}[sign]
-    assert evaluate(f"({left}) {sign} ({right})") == expected
-
-
 @given(st.lists(st.text("aø\n 語", max_size=50), max_size=8), st.integers(1, 5000))
 def test_the_parts_of_a_text_cover_all_of_it_and_have_offsets(pieces: list[str], times: int) -> None:
     text = "".join(piece * times for piece in pieces)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
+from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidSchema
 from pawl.tool_registry.catalog.catalog import ArgumentsSchema
 from pawl.tool_registry.rules.check import Accepted, Refused, check_arguments
@@ -379,18 +379,3 @@ def test_a_valid_document_is_never_changed(schema: dict[str, Any], value: dict[s
         assert checked.arguments == value
     if isinstance(checked, Accepted):
         assert validator.is_valid(checked.arguments)
-
-
-@given(value=st.dictionaries(st.text(st.characters(codec="utf-8", exclude_characters="\0")), JSON, max_size=4))
-def test_checking_canonical_arguments_changes_nothing(value: dict[str, Any]) -> None:
-    """Arguments are checked again before the call is executed."""
-    schema = {"type": "object"}
-    definition = ToolDefinition(name="t", description="d", arguments_schema=schema)
-    validator = compile_schema(schema)
-    first = check_arguments(definition, validator, dumps_canonical(value))
-    assert isinstance(first, Accepted)
-    again = check_arguments(definition, validator, first.canonical)
-    assert isinstance(again, Accepted)
-    assert again.canonical == first.canonical
-    assert again.note == ""
-    assert loads(first.canonical, bytes_max=10**6) == first.arguments

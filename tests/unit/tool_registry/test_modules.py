@@ -12,8 +12,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
+from hypothesis import given
+from hypothesis import strategies as st
 
+from pawl.chassis.identity.auth import Principal, local_principal, set_principal, user_principal
+from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.chassis.process.start import StartError
+from pawl.errors import InvalidField, PermissionDenied
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import source_pb2 as pb
+from pawl.tool_registry.sources.mcp.permission import read_programs_file
+from pawl.tool_registry.sources.mcp.rules import ProgramRule, refusal_reason
 from pawl.tool_registry.sources.python.modules import DeploymentTools, ToolModule, folder_of, load_modules
+from pawl.tool_registry.sources.rpc import SourceServicer
+from pawl.tool_registry.sources.rules import (
+    DiscoveredTool,
+    changes,
+    check_source_name,
+    definitions_hash,
+    plain_schema,
+    registered_names,
+)
+from pawl.tool_registry.sources.source import Source, check_policies, under_policies
+from pawl.tools.rules.definition import ToolDefinition, can_exist
+from pawl.values import Category, EffectClass
+from tests.tables import for_each
 
 TOOL = '''
 from pawl.tools import tool
@@ -170,3 +194,199 @@ async def test_changed_files_of_a_folder_are_imported_again_after_a_signal(
     reloading.cancel()
     await asyncio.wait([reloading])
     asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)
+
+
+# Sources: trust, tool names, changes, and the programs that they may start (TOOL-3).
+
+
+SOURCE_NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
+
+
+def found(name: str, description: str = "x", binding: bytes = b"") -> DiscoveredTool:
+    definition = ToolDefinition(name=f"s.{name}", description=description, arguments_schema={"type": "object"})
+    return DiscoveredTool(definition=definition, binding=binding)
+
+
+@given(SOURCE_NAMES, st.sets(st.text(max_size=80), max_size=20))
+def test_server_tools_get_valid_and_distinct_names(source: str, names: set[str]) -> None:
+    registered = registered_names(source, names)
+    assert registered.keys() == names
+    assert len(set(registered.values())) == len(names)
+    assert all(can_exist(name) and name.startswith(f"{source}.") for name in registered.values())
+
+
+def test_a_colliding_tool_name_does_not_replace_a_valid_one() -> None:
+    assert registered_names("s", ["a b"]) == {"a b": "s.a_b"}
+    both = registered_names("s", ["a b", "a_b"])
+    assert both["a_b"] == "s.a_b"
+    assert both["a b"] != both["a_b"]
+
+
+@for_each("name", ["", "A", "a.b", "-a", "a" * 33, "a/b"])
+def test_an_invalid_source_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidField):
+        check_source_name(name)
+
+
+@for_each(
+    ("name", "holds"),
+    [("a.b", True), ("a.b.c", False), (".b", False), ("a.", False), ("x" * 61 + ".y", True), ("x" * 62 + ".y", False)],
+)
+def test_a_tool_name_may_contain_one_dot(name: str, holds: bool) -> None:
+    assert can_exist(name) is holds
+
+
+def test_a_tool_policy_overrides_the_default_policy() -> None:
+    policies = [
+        pb.SourceToolPolicy(tool_name="a", category=call_pb2.TOOL_CATEGORY_SAFE),
+        pb.SourceToolPolicy(tool_name="*", effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT, timeout_seconds=3),
+        pb.SourceToolPolicy(tool_name="gone", excluded=True),
+    ]
+    source = Source(store_id=StoreId("acme"), config=pb.SourceConfig(name="s", policies=policies))
+    a, b = (tool.definition for tool in under_policies(source, [found("b"), found("gone"), found("a")]))
+    assert (a.name, a.category, a.effect) == ("s.a", Category.SAFE, EffectClass.AT_MOST_ONCE)
+    assert (b.name, b.category, b.effect, b.timeout_seconds) == ("s.b", Category.SENSITIVE, EffectClass.IDEMPOTENT, 3)
+    bare = Source(store_id=StoreId("acme"), config=pb.SourceConfig(name="s"))
+    assert under_policies(bare, [found("a")])[0].definition.category is Category.SENSITIVE
+
+
+@for_each(
+    "policies",
+    [
+        [{"toolName": "a"}, {"toolName": "a"}],
+        [{"toolName": "a", "effectClass": "EFFECT_CLASS_RECONCILABLE"}],
+        [{"toolName": "a", "category": 17}],
+        [{"toolName": "a", "reports": {"reports": 17}}],
+        [{"toolName": "a", "reports": {"reports": "JOB_REPORTS_DIGEST"}}],
+        [{"toolName": "a", "reports": {"reports": "JOB_REPORTS_END", "reportIterations": 2}}],
+        [{"toolName": "a", "reports": {"reports": "JOB_REPORTS_END"}, "withoutBackground": True}],
+    ],
+)
+def test_invalid_policies_are_refused(policies: list[dict[str, Any]]) -> None:
+    with pytest.raises(InvalidField):
+        check_policies(json_format.ParseDict({"policies": policies}, pb.SourceConfig()).policies)
+
+
+def test_changes_list_new_removed_and_modified_tools() -> None:
+    approved = [found("same"), found("words"), found("bound"), found("gone")]
+    now = [found("same"), found("words", "others"), found("bound", binding=b"1"), found("new")]
+    assert [(change.tool_name, change.approved is None, change.found is None) for change in changes(approved, now)] == [
+        ("s.bound", False, False),
+        ("s.gone", False, True),
+        ("s.new", True, False),
+        ("s.words", False, False),
+    ]
+    assert definitions_hash(approved) != definitions_hash(now)
+    assert definitions_hash(approved) == definitions_hash(approved[::-1])
+
+
+def test_a_schema_in_an_older_dialect_keeps_its_common_subset() -> None:
+    old = {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {"type": "string"}}}
+    assert plain_schema(old) == {"type": "object", "properties": {"a": {"type": "string"}}}
+    assert plain_schema(None) == {"type": "object"}
+
+
+OPERATOR = user_principal(
+    StoreId("local"), UserId("olga"), frozenset({"operator", "admin"}), credential_id=CredentialId("key_1")
+)
+PROGRAM = pb.SourceConfig(name="mine", mcp_stdio=pb.McpStdioConfig(command=["id"]))
+WEB = pb.SourceConfig(name="web", mcp_http=pb.McpHttpConfig(url="https://example.com/"))
+
+
+class Asked(Exception):
+    """Raised when a call reaches the use case."""
+
+
+class Sources:
+    async def add(self, *_: Any, **__: Any) -> None:
+        raise Asked
+
+
+async def add(who: Principal, config: pb.SourceConfig, *, is_personal: bool = True) -> None:
+    set_principal(who)
+    sources: Any = Sources()
+    nothing: Any = None
+    await SourceServicer(sources, is_personal=is_personal).AddSource(pb.AddSourceRequest(config=config), nothing)
+
+
+async def test_a_private_registry_accepts_programs_from_its_local_key_only() -> None:
+    with pytest.raises(PermissionDenied, match="PAWL_MCP_PROGRAMS_FILE"):
+        await add(OPERATOR, PROGRAM)
+
+
+async def test_the_local_key_may_add_any_program_and_others_listed_ones() -> None:
+    owner = local_principal({})
+    for who, config, is_personal in ((owner, PROGRAM, True), (OPERATOR, WEB, True), (OPERATOR, PROGRAM, False)):
+        with pytest.raises(Asked):
+            await add(who, config, is_personal=is_personal)
+
+
+ACME = StoreId("acme")
+
+TIME = ProgramRule(command=("/opt/time", "--utc"), variables=("TZ",), paths=("/srv/data",))
+ANY = ProgramRule(command=("/opt/any", "*"))
+
+
+def wanted(*command: str, variables: tuple[str, ...] = (), paths: tuple[str, ...] = ()) -> ProgramRule:
+    return ProgramRule(command=command, variables=variables, paths=paths)
+
+
+@for_each(
+    "fine",
+    [
+        wanted("/opt/time", "--utc"),
+        wanted("/opt/time", "--utc", variables=("TZ",), paths=("/srv/data", "/srv/data/deep")),
+        wanted("/opt/any"),
+        wanted("/opt/any", "a", "b"),
+    ],
+)
+def test_a_listed_program_is_allowed(fine: ProgramRule) -> None:
+    assert refusal_reason({"acme": [TIME, ANY]}, ACME, fine) == ""
+
+
+@for_each(
+    ("refused", "says"),
+    [
+        (wanted("/opt/time"), "command"),
+        (wanted("/opt/time", "--utc", "--more"), "command"),
+        (wanted("time", "--utc"), "command"),
+        (wanted("/opt/time", "--utc", variables=("LD_PRELOAD",)), "LD_PRELOAD"),
+        (wanted("/opt/time", "--utc", paths=("/srv",)), "/srv"),
+        (wanted("/opt/time", "--utc", paths=("/srv/database",)), "/srv/database"),
+        (wanted("/opt/any", paths=("/",)), "/"),
+    ],
+)
+def test_an_unlisted_program_is_refused(refused: ProgramRule, says: str) -> None:
+    assert says in refusal_reason({"acme": [TIME, ANY]}, ACME, refused)
+
+
+def test_stores_without_rules_use_only_the_common_ones() -> None:
+    rules = {"acme": [TIME], "*": [ANY]}
+    assert refusal_reason(rules, StoreId("other"), wanted("/opt/any")) == ""
+    assert refusal_reason(rules, ACME, wanted("/opt/any"))
+    assert refusal_reason({}, ACME, wanted("/opt/any"))
+
+
+def test_without_a_programs_file_nothing_is_listed(tmp_path: Path) -> None:
+    assert read_programs_file(None) == {}
+    path = tmp_path / "programs.json"
+    path.write_text('{"acme": [{"command": ["/opt/time", "*"], "paths": ["/srv"]}]}')
+    assert read_programs_file(path) == {"acme": [ProgramRule(command=["/opt/time", "*"], variables=[], paths=["/srv"])]}
+
+
+@for_each(
+    ("text", "says"),
+    [
+        ("[]", "must be JSON like"),
+        ('{"*": [{"command": ["time"]}]}', "absolute path of a program"),
+        ('{"*": [{"command": []}]}', "absolute path of a program"),
+        ('{"*": [{"command": ["/a"], "paths": ["srv"]}]}', "paths must be absolute"),
+        ('{"*": [{"command": ["/a"], "paths": ["/srv/../etc"]}]}', "paths must be absolute"),
+        ('{"*": [{"command": ["/a"], "folders": []}]}', "unknown field"),
+    ],
+)
+def test_an_invalid_programs_file_gives_one_clear_error(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "programs.json"
+    path.write_text(text)
+    with pytest.raises(StartError, match=says):
+        read_programs_file(path)

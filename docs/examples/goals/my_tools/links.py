@@ -20,13 +20,13 @@ def answers(url: str) -> bool:
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
 def check_links(url: str) -> dict[str, list[str]]:
-    """Return the links of the page at this URL, and those that do not answer."""
+    """Return the links of the page at this URL, and which of them are broken."""
     links = re.findall(r'href="([^"]+)"', PAGE.read_text())
     return {"links": links, "broken": [link for link in links if not answers(urljoin(url, link))]}
 
 
 @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
 def replace_link(old: str, new: str) -> str:
-    """Replace a link of the page."""
+    """Replace a link in the page."""
     PAGE.write_text(PAGE.read_text().replace(old, new))
     return f"{old} is now {new}"

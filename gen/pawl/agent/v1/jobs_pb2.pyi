@@ -243,7 +243,7 @@ class StartJobRequest(_message.Message):
 
     @_builtins.property
     def when(self) -> _run_pb2.JobMonitor:
-        """Condition to report each time it becomes true; optional. `firings_max` defaults to 1000."""
+        """Condition that is reported each time it becomes true; optional. `firings_max` defaults to 1000."""
 
     def __init__(
         self,

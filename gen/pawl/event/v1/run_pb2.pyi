@@ -1360,7 +1360,7 @@ class Job(_message.Message):
 
     @_builtins.property
     def when(self) -> Global___JobMonitor:
-        """Condition to report each time it becomes true; absent if there is none."""
+        """Condition that is reported each time it becomes true; absent if there is none."""
 
     @_builtins.property
     def report_percents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -66,7 +66,7 @@ class _SwitchStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SwitchSta
     """For all stores. The default."""
 
 class SwitchState(_SwitchState, metaclass=_SwitchStateEnumTypeWrapper):
-    """For which stores a feature is on."""
+    """Which stores a feature is on for."""
 
 SWITCH_STATE_UNSPECIFIED: SwitchState.ValueType  # 0
 """Not allowed in a request."""
@@ -92,14 +92,14 @@ class Switch(_message.Message):
     CANCEL_OPEN_RUNS_FIELD_NUMBER: _builtins.int
     SET_TIME_FIELD_NUMBER: _builtins.int
     state: Global___SwitchState.ValueType
-    """For which stores the feature is on."""
+    """Which stores the feature is on for."""
     percent: _builtins.int
-    """Percentage of stores, 0 to 100. A hash of the switch's name and the store's ID chooses them, so a higher
-    percentage keeps the stores of a lower one.
+    """Percentage of stores, 0 to 100. A hash of the switch's name and the store's ID selects them, so
+    raising the percentage never drops a store.
     """
     cancel_open_runs: _builtins.bool
     """Only for `runs`: cancel the open runs of stores in which the switch is off, with STOP_CAUSE_FEATURE_OFF.
-    Otherwise they continue to their end.
+    Otherwise they continue until they end.
     """
     @_builtins.property
     def store_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -128,7 +128,7 @@ Global___Switch: _TypeAlias = Switch  # noqa: Y015
 
 @_typing.final
 class Settings(_message.Message):
-    """What one layer sets."""
+    """The values set by one layer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -191,7 +191,7 @@ class Settings(_message.Message):
     @_builtins.property
     def switches(self) -> _containers.MessageMap[_builtins.str, Global___Switch]:
         """Switches by name; only in the layer DEPLOYMENT. A store in which a switch is off gets FAILED_PRECONDITION /
-        FEATURE_OFF. A run keeps what was on when it was created.
+        FEATURE_OFF. A run keeps the features that were on when it was created.
         - `runs`: start runs of any kind. Undo is always possible.
         - `background`: start jobs, workflows and goals, and run tools in the background.
         - `delegation`: start child runs, with the run_agent tool or in workflows and goals.
@@ -265,7 +265,7 @@ class GetSettingsResponse(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def settings(self) -> Global___Settings:
-        """What the layer sets."""
+        """The layer's values."""
 
     def __init__(
         self,
@@ -290,14 +290,14 @@ class UpdateSettingsRequest(_message.Message):
     UNSET_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     validate_only: _builtins.bool
-    """Only check the request."""
+    """Validate without saving."""
     @_builtins.property
     def settings(self) -> Global___Settings:
         """The layer, its store, the version that the caller read, and the switches and limits to set."""
 
     @_builtins.property
     def unset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of switches and limits that the layer no longer sets."""
+        """Names of switches and limits to remove from the layer."""
 
     def __init__(
         self,
@@ -323,7 +323,7 @@ class UpdateSettingsResponse(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def settings(self) -> Global___Settings:
-        """What the layer sets now, with its new version."""
+        """The layer's new values and version."""
 
     def __init__(
         self,

@@ -31,8 +31,8 @@ class SettingsServiceStub(object):
 
     There are three layers. A deployment key writes the layers DEPLOYMENT, which applies to all stores, and CEILING,
     which applies to one store and replaces the deployment's limits for it. A store's admins write the layer STORE. It
-    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value that the process was
-    started with.
+    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value set when the process
+    started.
 
     If a replica cannot read the settings, it keeps those it last read.
     """
@@ -71,15 +71,15 @@ class SettingsServiceServicer(object):
 
     There are three layers. A deployment key writes the layers DEPLOYMENT, which applies to all stores, and CEILING,
     which applies to one store and replaces the deployment's limits for it. A store's admins write the layer STORE. It
-    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value that the process was
-    started with.
+    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value set when the process
+    started.
 
     If a replica cannot read the settings, it keeps those it last read.
     """
 
     def GetSettings(self, request, context):
-        """Returns what one layer sets. Read-only. A deployment key reads all layers. Operators and admins of a store read
-        the layers CEILING and STORE of their store.
+        """Returns the values set by one layer. Read-only. A deployment key reads all layers. Operators and admins of
+        a store read the layers CEILING and STORE of their store.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
@@ -91,12 +91,12 @@ class SettingsServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSettings(self, request, context):
-        """Changes what one layer sets, and records the change. Entries that the request does not name keep their values.
+        """Changes the values of one layer and records the change. Values missing from the request are kept.
         The layers DEPLOYMENT and CEILING require a deployment key, and the layer STORE requires the admin role.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, or a switch in another
-        layer than DEPLOYMENT. In layer STORE also: a limit above the ceiling.
+        - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, or a switch in a
+        layer other than DEPLOYMENT, or, in the layer STORE, a limit above the ceiling.
         - INVALID_ARGUMENT / INVALID_ID
         - ABORTED / CONFLICT: `version` is not the current version.
         - PERMISSION_DENIED
@@ -168,8 +168,8 @@ class SettingsService(object):
 
     There are three layers. A deployment key writes the layers DEPLOYMENT, which applies to all stores, and CEILING,
     which applies to one store and replaces the deployment's limits for it. A store's admins write the layer STORE. It
-    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value that the process was
-    started with.
+    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value set when the process
+    started.
 
     If a replica cannot read the settings, it keeps those it last read.
     """

@@ -32,8 +32,8 @@ class SettingsServiceStub:
 
     There are three layers. A deployment key writes the layers DEPLOYMENT, which applies to all stores, and CEILING,
     which applies to one store and replaces the deployment's limits for it. A store's admins write the layer STORE. It
-    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value that the process was
-    started with.
+    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value set when the process
+    started.
 
     If a replica cannot read the settings, it keeps those it last read.
     """
@@ -43,8 +43,8 @@ class SettingsServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SettingsServiceAsyncStub: ...
     GetSettings: _grpc.UnaryUnaryMultiCallable[_settings_pb2.GetSettingsRequest, _settings_pb2.GetSettingsResponse]
-    """Returns what one layer sets. Read-only. A deployment key reads all layers. Operators and admins of a store read
-    the layers CEILING and STORE of their store.
+    """Returns the values set by one layer. Read-only. A deployment key reads all layers. Operators and admins of
+    a store read the layers CEILING and STORE of their store.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
@@ -52,12 +52,12 @@ class SettingsServiceStub:
     - PERMISSION_DENIED
     """
     UpdateSettings: _grpc.UnaryUnaryMultiCallable[_settings_pb2.UpdateSettingsRequest, _settings_pb2.UpdateSettingsResponse]
-    """Changes what one layer sets, and records the change. Entries that the request does not name keep their values.
+    """Changes the values of one layer and records the change. Values missing from the request are kept.
     The layers DEPLOYMENT and CEILING require a deployment key, and the layer STORE requires the admin role.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, or a switch in another
-      layer than DEPLOYMENT. In layer STORE also: a limit above the ceiling.
+    - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, or a switch in a
+      layer other than DEPLOYMENT, or, in the layer STORE, a limit above the ceiling.
     - INVALID_ARGUMENT / INVALID_ID
     - ABORTED / CONFLICT: `version` is not the current version.
     - PERMISSION_DENIED
@@ -88,16 +88,16 @@ class SettingsServiceAsyncStub(SettingsServiceStub):
 
     There are three layers. A deployment key writes the layers DEPLOYMENT, which applies to all stores, and CEILING,
     which applies to one store and replaces the deployment's limits for it. A store's admins write the layer STORE. It
-    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value that the process was
-    started with.
+    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value set when the process
+    started.
 
     If a replica cannot read the settings, it keeps those it last read.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetSettings: _aio.UnaryUnaryMultiCallable[_settings_pb2.GetSettingsRequest, _settings_pb2.GetSettingsResponse]  # type: ignore[assignment]
-    """Returns what one layer sets. Read-only. A deployment key reads all layers. Operators and admins of a store read
-    the layers CEILING and STORE of their store.
+    """Returns the values set by one layer. Read-only. A deployment key reads all layers. Operators and admins of
+    a store read the layers CEILING and STORE of their store.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
@@ -105,12 +105,12 @@ class SettingsServiceAsyncStub(SettingsServiceStub):
     - PERMISSION_DENIED
     """
     UpdateSettings: _aio.UnaryUnaryMultiCallable[_settings_pb2.UpdateSettingsRequest, _settings_pb2.UpdateSettingsResponse]  # type: ignore[assignment]
-    """Changes what one layer sets, and records the change. Entries that the request does not name keep their values.
+    """Changes the values of one layer and records the change. Values missing from the request are kept.
     The layers DEPLOYMENT and CEILING require a deployment key, and the layer STORE requires the admin role.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, or a switch in another
-      layer than DEPLOYMENT. In layer STORE also: a limit above the ceiling.
+    - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, or a switch in a
+      layer other than DEPLOYMENT, or, in the layer STORE, a limit above the ceiling.
     - INVALID_ARGUMENT / INVALID_ID
     - ABORTED / CONFLICT: `version` is not the current version.
     - PERMISSION_DENIED
@@ -140,8 +140,8 @@ class SettingsServiceServicer(metaclass=_abc_1.ABCMeta):
 
     There are three layers. A deployment key writes the layers DEPLOYMENT, which applies to all stores, and CEILING,
     which applies to one store and replaces the deployment's limits for it. A store's admins write the layer STORE. It
-    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value that the process was
-    started with.
+    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value set when the process
+    started.
 
     If a replica cannot read the settings, it keeps those it last read.
     """
@@ -152,8 +152,8 @@ class SettingsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _settings_pb2.GetSettingsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_settings_pb2.GetSettingsResponse, _abc.Awaitable[_settings_pb2.GetSettingsResponse]]:
-        """Returns what one layer sets. Read-only. A deployment key reads all layers. Operators and admins of a store read
-        the layers CEILING and STORE of their store.
+        """Returns the values set by one layer. Read-only. A deployment key reads all layers. Operators and admins of
+        a store read the layers CEILING and STORE of their store.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
@@ -167,12 +167,12 @@ class SettingsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _settings_pb2.UpdateSettingsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_settings_pb2.UpdateSettingsResponse, _abc.Awaitable[_settings_pb2.UpdateSettingsResponse]]:
-        """Changes what one layer sets, and records the change. Entries that the request does not name keep their values.
+        """Changes the values of one layer and records the change. Values missing from the request are kept.
         The layers DEPLOYMENT and CEILING require a deployment key, and the layer STORE requires the admin role.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, or a switch in another
-          layer than DEPLOYMENT. In layer STORE also: a limit above the ceiling.
+        - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, or a switch in a
+          layer other than DEPLOYMENT, or, in the layer STORE, a limit above the ceiling.
         - INVALID_ARGUMENT / INVALID_ID
         - ABORTED / CONFLICT: `version` is not the current version.
         - PERMISSION_DENIED

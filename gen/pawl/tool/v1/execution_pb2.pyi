@@ -756,7 +756,7 @@ class RecordedDecision(_message.Message):
     arguments_json: _builtins.bytes
     """Arguments that were decided on; for an EDIT, the edited ones."""
     arguments_sha256: _builtins.str
-    """SHA-256, in hex, of arguments that have changed since; `arguments_json` is then empty."""
+    """If the arguments changed after the decision: the hex SHA-256 of those decided on; `arguments_json` is then empty."""
     credential_id: _builtins.str
     """ID of the credential used to decide; empty if unknown."""
     delegate_user_id: _builtins.str

@@ -42,7 +42,7 @@ NO_SESSION: Final = SessionTools()
 
 
 def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
-    """Serialize a run's tools. Stops after one more than allowed, which is enough for the check to refuse them."""
+    """Serialize a run's tools, at most one more than the limit. The check refuses the extra one."""
     first = islice(tools, checks.OWN_TOOLS_MAX + 1)
     return tuple(each.SerializeToString(deterministic=True) for each in first)
 

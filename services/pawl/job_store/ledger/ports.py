@@ -132,7 +132,7 @@ class AttentionRepository(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a job store, or of one store in it. A run that has crashed `crashes_max` workers is quarantined."""
+    """The limits of a job store, or of one store in it. A run is quarantined after crashing `crashes_max` workers."""
 
     slots: SlotLimits
     # Other runs on the same worker may have caused the first two crashes, so a worker holds at most one run on its

@@ -1,4 +1,4 @@
-"""Defines switches and limits of stores, and which layer decides each value (LOOP-14, RES-3)."""
+"""Defines switches and store limits, and which layer decides each value (LOOP-14, RES-3)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
     set_time: datetime | None = None
 
     def __str__(self) -> str:
-        """Return the switch as the list of changes shows it."""
+        """Return the text of the switch for the list of changes."""
         count = len(self.store_ids)
         stores = "1 listed store" if count == 1 else f"{count} listed stores"
         match self.state:
@@ -69,7 +69,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What one layer sets. A `version` of 0 means that it has never set anything."""
+    """The values set by one layer. A `version` of 0 means that it has never set any."""
 
     layer: Layer
     store_id: StoreId = ALL_STORES
@@ -82,7 +82,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def texts(self) -> dict[str, str]:
-        """The values by name, as the list of changes shows them."""
+        """The values by name, as text for the list of changes."""
         return {name: str(value) for name, value in {**self.switches, **self.limits}.items()}
 
 
@@ -104,13 +104,13 @@ def is_on(feature: Feature, switch: Switch, store_id: StoreId) -> bool:
 
 
 def _hundredth(feature: Feature, store_id: StoreId) -> float:
-    """Return a number from 0 to below 100 that depends on the feature and the store, and never changes."""
+    """Return a number in [0, 100) that depends only on the feature and the store."""
     digest = hashlib.sha256(f"{feature}\n{store_id}".encode()).digest()
     return int.from_bytes(digest[:8]) / 2**64 * _PERCENT_MAX
 
 
 class AllSettings:
-    """All layers of all stores. `started_with` has the limits that the process was started with.
+    """All layers of all stores. `started_with` holds the limits set when the process started.
 
     Features in `forced_off` are off in all stores.
     """
@@ -140,13 +140,13 @@ class AllSettings:
         )
 
     def limit(self, name: Limit, store_id: StoreId) -> Decided:
-        """Return the limit of a store: what its admins set, but at most its ceiling."""
+        """Return the limit of a store: the value its admins set, or its ceiling if that is lower."""
         ceiling = self.ceiling(name, store_id)
         asked = self.layer(Layer.STORE, store_id).limits.get(name)
         if asked is None:
             return ceiling
         if asked > ceiling.value:
-            return replace(ceiling, reason=f"{ceiling.reason} The store's {asked} is above this ceiling.")
+            return replace(ceiling, reason=f"{ceiling.reason} The store's own limit of {asked} is above this ceiling.")
         return Decided(
             name=name,
             value=asked,
@@ -180,17 +180,17 @@ class AllSettings:
 
 
 def governs_all(caller: Principal) -> bool:
-    """Return whether the caller may change the settings of all stores: the deployment, and the local key's owner."""
+    """Return whether the caller may change the settings of all stores. The deployment and the local key's owner may."""
     is_owner = caller.credential_id == LOCAL_CREDENTIAL and Role.ADMIN in caller.roles
     return Role.DEPLOYMENT in caller.roles or is_owner
 
 
 def layer_of(caller: Principal, layer: Layer, store_id: str, *, writes: bool = False) -> StoreId:
-    """Return the store of a layer that the caller names, by default the caller's own.
+    """Return the store whose layer is requested, by default the caller's own.
 
     Raises:
         PermissionDenied: The caller may not read or, if it `writes`, change the layer.
-        InvalidField: The layer DEPLOYMENT has a store, or another layer has none.
+        InvalidField: A store is given for the layer DEPLOYMENT, or missing for another layer.
         InvalidId: The store id is malformed.
     """
     if writes and layer is Layer.STORE and Role.ADMIN not in caller.roles:
@@ -208,11 +208,11 @@ def layer_of(caller: Principal, layer: Layer, store_id: str, *, writes: bool = F
 
 
 def store_of(caller: Principal, store_id: str) -> StoreId:
-    """Return the store that the caller names, by default its own.
+    """Return the requested store, by default the caller's own.
 
     Raises:
         PermissionDenied: It is another store, and the caller has no deployment key.
-        InvalidField: The deployment has named no store.
+        InvalidField: The caller has a deployment key and gave no store.
         InvalidId: The store id is malformed.
     """
     named = check_id(store_id, "store_id", optional=True) or caller.store_id
@@ -224,7 +224,7 @@ def store_of(caller: Principal, store_id: str) -> StoreId:
 
 
 def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: datetime) -> Settings:
-    """Return what a layer sets after the values in `asked` are set and those in `unset` removed at the time `now`.
+    """Return the layer with the values in `asked` set and those in `unset` removed, changed at `now`.
 
     The version is one higher.
 

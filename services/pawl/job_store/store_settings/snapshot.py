@@ -27,7 +27,7 @@ _log = logs.get_logger(__name__)
 
 
 class SettingsSnapshot:
-    """The settings as this process last read them. `run` reads them every second.
+    """The settings last read by this process. `run` reads them every second.
 
     `started_with` has the limits of stores for which no layer sets any. Features in `forced_off` are off in all stores.
     """

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pawl.agent_loop.workflows import parsing
 from pawl.agent_loop.workflows.expressions import DefinitionFault
 from pawl.agent_loop.workflows.parsing import DefinitionError
-from tests.unit.agent_loop.workflows.reference import Failed, Outcome, Reference, Succeeded, Work, edges_of
+from tests.unit.agent_loop.workflows.reference import Failed, Outcome, Succeeded, Work, edges_of
 
 # The input of every random run.
 GIVEN: Final = {"flag": True, "text": "hello", "items": [1, 2, 3]}
@@ -59,17 +59,6 @@ class Luck(NamedTuple):
 
 def lucks() -> st.SearchStrategy[Luck]:
     return st.builds(Luck, st.integers(0, 2**32), st.sampled_from([0, 10, 40]))
-
-
-def played(document: dict[str, Any], luck: Luck) -> tuple[Reference, list[tuple[str, Outcome]]]:
-    """Play a run; return its final state, and the outcome of each piece of work in order."""
-    reference, ends = Reference(document, GIVEN), list[tuple[str, Outcome]]()
-    while reference.open:
-        path = luck.path(sorted(reference.open), len(ends))
-        outcome = luck.outcome(path, reference.open[path])
-        ends.append((path, outcome))
-        reference.end(path, outcome)
-    return reference, ends
 
 
 def _faults(document: dict[str, Any]) -> Sequence[DefinitionFault]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import msgspec
 import pytest
 import yaml
 
 from pawl.agent_loop.workflows import definition, parsing, validation
+from pawl.agent_loop.workflows.mermaid import flowchart
 from pawl.agent_loop.workflows.parsing import DefinitionError
+from pawl.agent_loop.workflows.schema import SCHEMA_JSON
 
 TOOL = {"kind": "tool", "tool": "look"}
 # The example of the documentation.
@@ -306,3 +310,59 @@ def test_arguments_are_checked_against_the_schema() -> None:
     (fault,) = validation.arguments_faults({"pices": 1}, open_schema, "nodes.a.input")
     assert str(fault) == "nodes.a.input.pieces: is required (rename 'pices')"
     assert not validation.arguments_faults({"other": 1}, {"type": "object"}, "nodes.a.arguments")
+
+
+# The JSON Schema of definitions, and their flowcharts.
+
+
+ROOT = Path(__file__).parents[4]
+SCHEMA = jsonschema_rs.Draft202012Validator(msgspec.json.decode(SCHEMA_JSON))
+CHART = """\
+flowchart TD
+  n0{"big<br/>condition<br/>failed"}
+  class n0 FAILED
+  subgraph n1 ["both<br/>parallel: any"]
+    n1_0("a<br/>wait<br/>running")
+    class n1_0 RUNNING
+    n1_1[["b<br/>map: agent writer<br/>pending"]]
+  end
+  n2["end<br/>tool look"]
+  n0 -->|then| n1
+  n0 -.->|on error| n2
+  n1 --> n2
+  classDef FAILED fill:#fee2e2,stroke:#dc2626,color:#7f1d1d
+  classDef RUNNING fill:#dbeafe,stroke:#2563eb,color:#1e3a8a
+"""
+
+
+def test_the_published_schema_is_current() -> None:
+    """If it is not, write schema.SCHEMA_JSON to the file."""
+    assert (ROOT / "docs/reference/workflow.schema.json").read_bytes() == SCHEMA_JSON
+
+
+def test_the_schema_accepts_the_example_and_refuses_faults_of_form() -> None:
+    assert SCHEMA.is_valid(yaml.safe_load(TRIAGE))
+    first_of_graph = next(row for row, (_, message) in enumerate(FAULTS) if "there is no node" in message)
+    assert [message for found, message in FAULTS[:first_of_graph] if SCHEMA.is_valid(found)] == []
+
+
+def test_a_flowchart_shows_kinds_edges_and_states() -> None:
+    nodes = {
+        "big": {
+            "kind": "condition",
+            "if": "${input.flag}",
+            "then": ["both"],
+            "on_error": {"go_to": "end"},
+        },
+        "both": {
+            "kind": "parallel",
+            "require": "any",
+            "branches": {
+                "a": {"kind": "wait", "seconds": 1},
+                "b": {"kind": "map", "items": [1], "do": {"kind": "agent", "agent": "writer", "task": "x"}},
+            },
+        },
+        "end": {"kind": "tool", "tool": "look", "after": ["both"]},
+    }
+    definition = parsing.read({"name": "example", "nodes": nodes})
+    assert flowchart(definition, {"big": "FAILED", "both.a": "RUNNING", "both.b": "PENDING"}) == CHART

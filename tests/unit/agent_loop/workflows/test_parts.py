@@ -10,19 +10,19 @@ import pytest
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules import loop_state
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.fact import Cancel, Event, Pause
+from pawl.agent_loop.loop.rules.fact import Event, Pause
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run, RunOptions
 from pawl.agent_loop.loop.worker import WorkerLimits
 from pawl.agent_loop.workflows.cursor import WorkflowCursor
-from pawl.chassis.ids import RunKey
 from pawl.errors import QueueFull
 from pawl.job.v1 import ledger_pb2
-from pawl.values import ENDED, CallState, CommandOutcome, EffectClass, RunState, StopCause, WaitKind
+from pawl.values import ENDED, CallState, CommandOutcome, EffectClass, RunState, WaitKind
 from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.model import calls, says
 from tests.fakes.registry import tool
 from tests.unit.agent_loop.scenario import at_work, end_of, present
+from tests.unit.agent_loop.workflows.test_running import start
 
 VERDICTS = {"work": tool(), "look": tool(effect=EffectClass.READ_ONLY), "fails": tool(), "slow": tool()}
 
@@ -37,12 +37,6 @@ def world_of(*scripts: Any, **results: Any) -> World:
     return world
 
 
-def start(world: World, nodes: dict[str, Any], given: Any = None, **more: Any) -> RunKey:
-    version = world.workflows.save("flow", nodes, **more)
-    pinned = PinnedWorkflow(name="flow", version=version, input_json=json.dumps(given or {}).encode())
-    return world.ledger.submit("[Workflow flow]", workflow=pinned)
-
-
 async def finished(world: World, nodes: dict[str, Any], given: Any = None, **more: Any) -> Run:
     key = start(world, nodes, given, **more)
     async with at_work(world.worker(limits=WorkerLimits(runs_max=16))):
@@ -52,16 +46,6 @@ async def finished(world: World, nodes: dict[str, Any], given: Any = None, **mor
 
 def runs(world: World) -> list[Run]:
     return [world.ledger.run(key) for key in world.ledger.tables.runs]
-
-
-async def test_parallel_node_returns_the_outputs_of_its_branches() -> None:
-    branches = {"a": {"kind": "tool", "tool": "look"}, "b": {"kind": "tool", "tool": "work"}}
-    nodes = {
-        "both": {"kind": "parallel", "branches": branches},
-        "answer": {"kind": "output", "value": "${nodes.both.output}"},
-    }
-    run = await finished(world_of(look=1, work=2), nodes)
-    assert json.loads(run.output_json) == {"a": 1, "b": 2}
 
 
 async def test_parallel_node_cancels_the_rest_once_enough_have_succeeded() -> None:
@@ -195,25 +179,6 @@ async def test_workflows_that_start_each_other_reach_the_depth_limit() -> None:
     run = await finished(world, {"again": {"kind": "workflow", "workflow": "other"}})
     assert present(run.failure).reason == "NOT_ALLOWED"
     assert len(runs(world)) == 3
-
-
-async def test_cancelling_a_run_stops_all_runs_below_it() -> None:
-    world = world_of(says("x" * 50, chunks=50))
-    nodes = {
-        "each": {"kind": "map", "items": [1, 2, 3], "do": {"kind": "tool", "tool": "slow"}, "concurrency": 2},
-        "agent": {"kind": "agent", "task": "x"},
-    }
-    world.registry.seconds = 1000.0
-    key = start(world, nodes)
-    async with at_work(world.worker()):
-        while len(world.ledger.tables.runs) < 3:
-            await world.clock.sleep(0.1)
-        await world.clock.sleep(1.0)
-        await world.ledger.send(key, Cancel(cause=StopCause.USER))
-        await end_of(world, key)
-        while any(run.state not in ENDED for run in runs(world)):
-            await world.clock.sleep(0.1)
-    assert all(call.settled for each in world.ledger.tables.runs for call in world.ledger.calls(each))
 
 
 async def test_event_ends_a_wait_and_is_kept_if_it_comes_early() -> None:

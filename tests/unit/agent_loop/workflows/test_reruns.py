@@ -7,16 +7,23 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.loop.rules.call import CallResult
 from pawl.agent_loop.loop.rules.fact import Decide, Event
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow
+from pawl.agent_loop.workflows import graph as graphs
+from pawl.agent_loop.workflows import parsing
+from pawl.agent_loop.workflows.cursor import NodeRecord, NodeState, WorkflowCursor
 from pawl.agent_loop.workflows.executions import Executions
+from pawl.agent_loop.workflows.graph import Graph
 from pawl.agent_loop.workflows.reading import Graphs
+from pawl.agent_loop.workflows.rerun import rerun
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import CallKey, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallKey, RunId, RunKey, StoreId, UserId
 from pawl.errors import CallNotPending, CompletionNotFound
 from pawl.event.v1 import workflow_pb2 as pb
 from pawl.values import DecisionKind, EffectClass, RunState
@@ -262,3 +269,95 @@ async def test_token_of_a_node_that_has_ended_without_an_event_is_refused() -> N
         token = json.loads(made.ledger.calls(key)[0].arguments_json)["link"]
         with pytest.raises(CallNotPending):
             await executions(made).of_token(CALLER, token)
+
+
+# Which finished nodes a new run of a workflow reuses.
+
+
+OLD = RunId("run_old")
+GRAPH_NODES: dict[str, Any] = {
+    "first": {"kind": "tool", "tool": "look"},
+    "big": {"kind": "condition", "if": "${nodes.first.output.n > 1}", "then": ["short"], "else": ["long"]},
+    "short": {"kind": "tool", "tool": "look"},
+    "long": {"kind": "tool", "tool": "look"},
+    "both": {
+        "kind": "parallel",
+        "branches": {"a": {"kind": "tool", "tool": "look"}, "b": {"kind": "tool", "tool": "look"}},
+        "after": ["first"],
+    },
+    "other": {"kind": "tool", "tool": "look"},
+    "last": {"kind": "output", "value": ["${nodes.both.output}", "${nodes.other.output}"]},
+}
+GRAPH = graphs.of_definition(parsing.read({"name": "w", "nodes": GRAPH_NODES}))
+DONE = dict.fromkeys(("first", "big", "short", "both", "both.a", "both.b", "other", "last"), NodeState.SUCCEEDED)
+DONE["long"] = NodeState.SKIPPED
+
+
+def cursor(states: dict[str, NodeState], graph: Graph = GRAPH) -> WorkflowCursor:
+    numbers = {step.path: step.number for step in graph.steps}
+    return WorkflowCursor(
+        start_time=5.0,
+        nodes={numbers[path]: NodeRecord(state=state, start_ms=7, end_ms=9) for path, state in states.items()},
+    )
+
+
+def again(path: str, states: dict[str, NodeState]) -> set[str]:
+    """Return the nodes that run again after a rerun from `path`."""
+    step = GRAPH.step(path)
+    assert step is not None
+    found = rerun(GRAPH, cursor(states), OLD, step.number)
+    kept, run_again = ({GRAPH.steps[number].path for number in each} for each in (found.start.nodes, found.again))
+    # The output is set again in any case.
+    assert kept == {step.path for step in GRAPH.steps} - run_again - {"last"}
+    return run_again
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("first", {"first", "big", "short", "long", "both", "both.a", "both.b", "last"}),
+        ("big", {"big", "short", "long"}),
+        ("both.a", {"both", "both.a", "last"}),
+        ("both", {"both", "both.a", "both.b", "last"}),
+        ("last", {"last"}),
+    ],
+)
+def test_nodes_that_depend_on_the_node_run_again(path: str, expected: set[str]) -> None:
+    assert again(path, DONE) == expected
+
+
+def test_nodes_that_did_not_succeed_run_again_with_their_dependents() -> None:
+    failed = {path: state for path, state in DONE.items() if path != "last"}
+    failed |= {"other": NodeState.FAILED, "both.b": NodeState.CANCELLED, "both": NodeState.FAILED}
+    assert again("short", failed) == {"short", "other", "both", "both.b", "last"}
+
+
+def test_cancelled_branch_of_a_reused_parallel_node_stays_cancelled() -> None:
+    assert again("other", DONE | {"both.b": NodeState.CANCELLED}) == {"other", "last"}
+
+
+def test_reused_nodes_name_the_run_that_has_their_calls() -> None:
+    number = next(step.number for step in GRAPH.steps if step.path == "last")
+    second = rerun(GRAPH, cursor(DONE), OLD, number).start
+    third = rerun(GRAPH, second, RunId("run_second"), number).start
+    first = GRAPH.step("first")
+    assert first is not None
+    for found, expected in ((second, OLD), (third, OLD)):
+        record = found.nodes[first.number]
+        assert found.run_id(record, RunId("run_new")) == expected
+        assert (record.start_ms, record.end_ms, found.start_time) == (0, 0, 0.0)
+
+
+@given(st.dictionaries(st.sampled_from([step.path for step in GRAPH.steps]), st.sampled_from(NodeState)), st.data())
+def test_reused_nodes_depend_on_reused_nodes_only(states: dict[str, NodeState], data: st.DataObject) -> None:
+    number = data.draw(st.integers(0, len(GRAPH.steps) - 1))
+    found = rerun(GRAPH, cursor(states), OLD, number)
+    assert number in found.again
+    for kept, record in found.start.nodes.items():
+        step = GRAPH.steps[kept]
+        sources = {source for source, _ in step.control} | set(step.others)
+        assert not sources & found.again
+        assert step.parent is None or not (step.parent in found.again and record.state not in _REUSABLE)
+
+
+_REUSABLE = {NodeState.SUCCEEDED, NodeState.SKIPPED}

@@ -12,18 +12,18 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import planning
-from pawl.agent_loop.loop.rules.call import CallResult
+from pawl.agent_loop.loop.rules.call import CallResult, Inverse
 from pawl.agent_loop.loop.rules.decision import ReadProgram
 from pawl.agent_loop.loop.rules.fact import Cancel, Decide, Event, Pause, ProgramRead
-from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
+from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run, Undo
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.workflows import graph, parsing
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.values import ENDED, CallState, CommandOutcome, DecisionKind, EffectClass, RunState, StopCause
-from tests.fakes.loop_world import World
+from tests.fakes.loop_world import USER, World
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
-from tests.unit.agent_loop.scenario import at_each, at_work, end_of, present
+from tests.unit.agent_loop.scenario import at_work, end_of, present
 
 ERROR = CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR")
 VERDICTS = {
@@ -32,10 +32,6 @@ VERDICTS = {
     "fails": tool(),
     "gated": replace(tool("APPROVE"), digest="ab" * 32),
 }
-
-
-class Crash(BaseException):
-    """The process is killed."""
 
 
 def start(world: World, nodes: dict[str, Any], given: Any = None, **more: Any) -> RunKey:
@@ -71,23 +67,6 @@ async def test_outputs_flow_from_node_to_node() -> None:
     assert [json.loads(call.arguments_json) for call in world.registry.checked] == [{"n": 1}, {"n": 7}]
 
 
-async def test_only_the_taken_side_of_a_condition_runs() -> None:
-    nodes = {
-        "big": {"kind": "condition", "if": "${input.n > 5}", "then": ["large"], "else": ["small"]},
-        "large": {"kind": "tool", "tool": "look", "arguments": {"size": "large"}},
-        "small": {"kind": "tool", "tool": "look", "arguments": {"size": "small"}},
-        "answer": {
-            "kind": "output",
-            "after": ["large", "small"],
-            "value": {"large": "${nodes.large.state}", "small": "${nodes.small.state}"},
-        },
-    }
-    world = world_of(look="looked")
-    run = await finished(nodes, {"n": 9}, world)
-    assert json.loads(run.output_json) == {"large": "SUCCEEDED", "small": "SKIPPED"}
-    assert len(world.registry.checked) == 1
-
-
 async def test_failed_node_is_tried_again_after_growing_delays() -> None:
     nodes = {"a": {"kind": "tool", "tool": "fails", "retry": {"attempts": 3, "delay_seconds": 10, "factor": 3}}}
     world = world_of()
@@ -100,40 +79,6 @@ async def test_failed_node_is_tried_again_after_growing_delays() -> None:
     assert present(run.failure).message == "Node a: broken"
     times = [present(call.create_time) for call in made]
     assert [round(after - before) for before, after in pairwise(times)] == [11, 31]
-
-
-@pytest.mark.parametrize(
-    ("on_error", "state", "output"),
-    [
-        ("continue", RunState.COMPLETED, {"state": "FAILED", "reason": "TOOL_ERROR"}),
-        ("fail", RunState.FAILED, None),
-        ({"go_to": "handler"}, RunState.COMPLETED, "TOOL_ERROR"),
-    ],
-)
-async def test_on_error_determines_what_follows(on_error: Any, state: RunState, output: Any) -> None:
-    nodes: dict[str, Any] = {
-        "a": {"kind": "tool", "tool": "fails", "on_error": on_error},
-        "next": {"kind": "tool", "tool": "look", "after": ["a"]},
-    }
-    if on_error == "continue":
-        value = {"state": "${nodes.a.state}", "reason": "${nodes.a.error.reason}"}
-        nodes["answer"] = {"kind": "output", "after": ["next"], "value": value}
-    if isinstance(on_error, dict):
-        nodes["handler"] = {"kind": "output", "value": "${nodes.a.error.reason}"}
-    world = world_of(look=1)
-    world.registry.results["fails"] = ERROR
-    run = await finished(nodes, world=world)
-    assert run.state is state
-    assert output is None or json.loads(run.output_json) == output
-
-
-async def test_expression_that_fails_is_a_typed_error_of_the_node() -> None:
-    nodes = {
-        "a": {"kind": "tool", "tool": "look", "arguments": {"n": "${input.missing}"}, "on_error": "continue"},
-        "answer": {"kind": "output", "value": "${nodes.a.error}"},
-    }
-    run = await finished(nodes)
-    assert json.loads(run.output_json) == {"reason": "EXPRESSION_FAILED", "message": "input.missing does not exist"}
 
 
 async def test_waiting_for_a_time_needs_no_worker() -> None:
@@ -150,47 +95,6 @@ async def test_waiting_for_a_time_needs_no_worker() -> None:
     await world.finish(key)
     assert 3600 <= world.clock.monotonic() - started < 3610
     assert world.ledger.run(key).state is RunState.COMPLETED
-
-
-async def test_independent_nodes_run_at_the_same_time_up_to_the_limit() -> None:
-    world = world_of()
-    await finished({f"n{n}": {"kind": "tool", "tool": "work"} for n in range(7)}, world=world, concurrency=3)
-    assert world.registry.running_max == 3
-
-
-def test_run_resumes_from_the_last_finished_node() -> None:
-    nodes = {
-        "a": {"kind": "tool", "tool": "work", "arguments": {"n": 1}},
-        "b": {"kind": "tool", "tool": "work", "arguments": {"n": 2}, "after": ["a"]},
-        "c": {"kind": "condition", "if": "${nodes.a.output == nodes.b.output}", "then": ["d"], "after": ["b"]},
-        "d": {"kind": "tool", "tool": "work", "arguments": {"n": "${nodes.b.output}"}},
-        "answer": {"kind": "output", "value": "${nodes.d.output}"},
-    }
-
-    async def main(position: int) -> bool:
-        world = world_of(work="x")
-        key = start(world, nodes)
-        requests = 0
-
-        async def crash(request: str, carried_out: bool) -> None:
-            nonlocal requests
-            if request != "ClaimRuns":
-                requests += 1
-                if requests - 1 == position:
-                    raise Crash
-
-        world.ledger.fault = crash
-        for _ in range(20):
-            with suppress(Crash):
-                await world.drive()
-            if world.ledger.run(key).state in ENDED:
-                break
-        assert world.ledger.run(key).state is RunState.COMPLETED
-        assert world.ledger.run(key).output_text == "x"
-        assert sorted(world.registry.effects.values()) == [1, 1, 1]
-        return requests > position
-
-    at_each(main, more_than=10)
 
 
 async def test_agent_node_returns_the_answer_of_its_run() -> None:
@@ -377,3 +281,128 @@ async def test_outputs_of_a_map_over_the_limit_are_a_typed_error() -> None:
     async with at_work(world.worker()):
         await end_of(world, key)
     assert present(world.ledger.run(key).failure).reason == "OUTPUT_TOO_LARGE"
+
+
+# Undo of workflow runs: on request, and when a node fails with on_error undo.
+
+
+WITH_INVERSES = {
+    "write": tool(),
+    "unwrite": tool(),
+    "gated": replace(tool("APPROVE"), digest="ab" * 32),
+    "fails": tool(),
+    "look": tool(effect="READ_ONLY"),
+}
+NODES: dict[str, Any] = {
+    "first": {"kind": "tool", "tool": "write", "arguments": {"n": 1}},
+    "each": {
+        "kind": "map",
+        "items": [2, 3],
+        "do": {"kind": "tool", "tool": "write", "arguments": {"n": "${item}"}},
+        "after": ["first"],
+    },
+    "agent": {"kind": "agent", "task": "Write.", "after": ["each"]},
+    "look": {"kind": "tool", "tool": "look", "after": ["agent"]},
+}
+FAILING = {
+    **NODES,
+    "last": {"kind": "tool", "tool": "fails", "after": ["look"], "on_error": "undo"},
+    "other": {"kind": "human", "question": "Well?"},
+}
+
+
+def new_world() -> World:
+    world = World(dict(WITH_INVERSES), [calls('write {"n":4}'), says("Written.")])
+    inverse = Inverse(tool_name="unwrite", arguments_json=b'{"n":0}', summary="Take it back")
+    world.registry.results = {
+        "write": CallResult(content_json=b'"done"', inverse=inverse),
+        "fails": CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR"),
+    }
+    return world
+
+
+def undone(world: World) -> list[int]:
+    """Return what the calls that were undone had written, in the order in which they were undone."""
+    made = {call.call_id: call for key in world.ledger.tables.runs for call in world.ledger.calls(key)}
+    inverses = [call for call in made.values() if call.undoes_call_id and call.state is CallState.SUCCEEDED]
+    inverses.sort(key=lambda call: call.end_time or 0.0)
+    return [json.loads(made[call.undoes_call_id].arguments_json)["n"] for call in inverses]
+
+
+async def test_undo_of_a_run_undoes_the_runs_below_it_in_reverse_order() -> None:
+    world = new_world()
+    key = start(world, NODES)
+    async with at_work(world.worker()):
+        await end_of(world, key)
+        asked = Undo(run_id=key.run_id, user_id=UserId(USER))
+        conversation_id = world.ledger.run(key).conversation_id
+        undoing = world.ledger.submit("undo", conversation_id=conversation_id, undo=asked)
+        await end_of(world, undoing)
+    assert world.ledger.run(key).state is RunState.COMPLETED
+    assert undone(world) in ([4, 3, 2, 1], [4, 2, 3, 1])
+    assert "4 of 4 calls with effects were undone" in world.ledger.run(undoing).output_text
+
+
+async def test_failed_node_with_on_error_undo_undoes_all_effects_before_the_run_fails() -> None:
+    world = new_world()
+    key = start(world, FAILING)
+    async with at_work(world.worker()):
+        await end_of(world, key)
+    run = world.ledger.run(key)
+    assert run.state is RunState.FAILED
+    assert present(run.failure).message == "Node last: broken"
+    assert undone(world) in ([4, 3, 2, 1], [4, 2, 3, 1])
+    assert all(call.settled for call in world.ledger.calls(key))
+
+
+class Crash(BaseException):
+    """The process is killed."""
+
+
+@pytest.mark.parametrize("position", range(0, 60, 3))
+async def test_undo_continues_after_a_crash_and_undoes_nothing_twice(position: int) -> None:
+    world, count = new_world(), 0
+    key = start(world, {"first": NODES["first"], "last": {**FAILING["last"], "after": ["first"]}})
+
+    async def crash(request: str, carried_out: bool) -> None:
+        nonlocal count
+        count += request != "ClaimRuns"
+        if request != "ClaimRuns" and count - 1 == position:
+            raise Crash
+
+    world.ledger.fault = crash
+    while world.ledger.run(key).state not in ENDED:
+        with suppress(Crash):
+            await world.drive()
+    assert world.ledger.run(key).state is RunState.FAILED
+    assert undone(world) == [1]
+
+
+async def test_undo_child_is_not_itself_undone() -> None:
+    world = new_world()
+    key = start(world, {"first": NODES["first"], "last": {**FAILING["last"], "after": ["first"]}})
+    async with at_work(world.worker()):
+        await end_of(world, key)
+        asked = Undo(run_id=key.run_id, user_id=UserId(USER))
+        conversation_id = world.ledger.run(key).conversation_id
+        undoing = world.ledger.submit("undo", conversation_id=conversation_id, undo=asked)
+        await end_of(world, undoing)
+    assert undone(world) == [1]
+    assert "was already undone" in world.ledger.run(undoing).output_text
+
+
+async def test_running_calls_end_before_the_effects_are_undone() -> None:
+    nodes: dict[str, Any] = {
+        "fails": {"kind": "tool", "tool": "write", "arguments": {"n": "${input.missing}"}, "on_error": "undo"},
+        "beside": {"kind": "tool", "tool": "write", "arguments": {"n": 5}},
+        "pause": {"kind": "wait", "seconds": 5},
+    }
+    nodes["fails"]["after"] = ["pause"]
+    world = World(dict(WITH_INVERSES), [], seconds=30.0)
+    world.registry.results = new_world().registry.results
+    key = start(world, nodes)
+    async with at_work(world.worker()):
+        await end_of(world, key)
+    assert present(world.ledger.run(key).failure).reason == "EXPRESSION_FAILED"
+    assert undone(world) == [5]
+    assert sum(world.registry.effects.values()) == 2

@@ -157,7 +157,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
 
 
 def _without(off: Collection[Feature]) -> bytes:
-    """Return an encoded Run to append to another: its options switch off what is off in the store."""
+    """Return an encoded Run to append to another. Its options turn off features that are off in the store."""
     options = run_pb2.RunOptions(without_background=Feature.BACKGROUND in off)
     if Feature.DELEGATION in off:
         options.limits.agent_depth_max = 0

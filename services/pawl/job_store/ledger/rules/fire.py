@@ -145,7 +145,7 @@ def outcome_of_cancel(
 
 
 def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str, feature: Feature) -> Start:
-    """Create the run, or return the outcome REFUSED, or SKIPPED if `feature` or one that the run needs is off.
+    """Create the run. Return SKIPPED if `feature` or another feature the run needs is off, and REFUSED on other errors.
 
     Raises:
         RequestIdReused: The request id was used with a different payload. This does not count as a refusal.

@@ -123,7 +123,7 @@ def _wake_waiting(unit: UnitOfWork, key: RunKey) -> None:
 
 
 def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
-    """Mark notices as passed to the model in a step of `run`; return the run.
+    """Record that a step of `run` passed these notices to the model; return the run.
 
     Everyone who started or steered these jobs counts as having steered the run.
     """

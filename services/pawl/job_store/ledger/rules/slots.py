@@ -34,7 +34,7 @@ class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreSlots(Protocol):
-    """The limits of all stores: the usual ones, and those of the stores that have others."""
+    """The default limits, and the limits of stores that have their own."""
 
     @property
     def usual(self) -> SlotLimits: ...
@@ -61,7 +61,7 @@ class DueRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """The due runs of one store, in the order in which they are served, its limits, and its used slots.
+    """The due runs of one store in serving order, with its limits and used slots.
 
     `used_by_user` may omit users without due runs. Background slots are separate and not per user.
     """

@@ -69,7 +69,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     `undoes` is the run that the new run undoes: writers may undo their own runs even after sharing has ended. With
     `only_repeat`, for example because the agent is missing, only a repeated request succeeds.
 
-    Features in `off` are switched off in the store. Undo is possible nevertheless.
+    Features in `off` are switched off in the store. Undo is still possible.
     """
 
     conversation_id: ConversationId

@@ -197,7 +197,7 @@ def _page(message: str, url: str) -> _Form:
     try:
         host = read_target(url).host
     except EgressRefused as refused:
-        raise UnanswerableQuestion(f"it wants the user to open a page, but {refused}") from None
+        raise UnanswerableQuestion(f"it asks the user to open a page, but {refused}") from None
     text = f"{message}\nOpen this page of {host} yourself, if you trust it: {url}\nIs it done?"
     if len(text) > QUESTION_CHARACTERS_MAX - _PROBLEM_CHARACTERS_MAX - 100:
         raise UnanswerableQuestion("the URL of its page is too long")

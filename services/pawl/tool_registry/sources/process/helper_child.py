@@ -41,9 +41,9 @@ def _read(requests: BinaryIO) -> bytes:
 
 
 def _answer(request: bytes) -> bytes:
-    """Return the CPU time that was used, and the function's value or exception.
+    """Return the CPU time used, and the function's value or exception.
 
-    The signal that is sent when the CPU time is exceeded is not caught, so it ends the process.
+    The signal sent when the CPU limit is exceeded is not caught, so it ends the process.
     """
     function, arguments, cpu_seconds = pickle.loads(request)  # noqa: S301  # from the registry that started it
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)

@@ -240,7 +240,7 @@ class PostgresWorkerRepository:
         return bool(await self._database.fetch(sql.WITHDRAW, call.store_id, call.call_id, token))
 
     async def abandon(self, call: CallKey, token: str, worker: WorkerKey) -> None:
-        """Close a call that may have been written as held by a worker but was not sent."""
+        """Close a call that may have been assigned to a worker but was not sent to it."""
         await self._database.fetch(sql.ABANDON, call.store_id, call.call_id, token, worker.worker_id)
 
     async def cancel(self, call: CallKey, token: str) -> bool:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 
+import asyncpg
 import pytest
 
+from pawl.client import AsyncClient
 from pawl.event.v1 import run_pb2, schedule_pb2
 from pawl.event.v1.trigger_pb2 import MailboxSource, TriggerDefinition
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.suite import Suite
 from tests import mail_server
 from tests.poll import until
-from tests.system.background.world import running
-from tests.system.talk import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.long
 
 STARTED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED
 SKIPPED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_SKIPPED
+PATIENCE_SECONDS = 240.0
 
 
 def mail(sender: str, subject: str) -> str:
@@ -27,9 +31,15 @@ def mail(sender: str, subject: str) -> str:
 async def test_email_in_dovecot_starts_a_run() -> None:
     async with mail_server.dovecot() as port:
         await mail_server.add(port, mail("ann@example.com", "before"))
-        with tempfile.TemporaryDirectory(prefix="pawl-mailbox-") as folder:
-            secrets = {"PAWL_MAILBOX_PASSWORDS_FILE": {"local": {"mail": mail_server.PASSWORD}}}
-            async with running(Path(folder), reach=(port,), files=secrets) as world, world.client("local") as pawl:
+        # Not pytest's folder, which PostgreSQL's account cannot read if the tests run as root.
+        with tempfile.TemporaryDirectory(prefix="pawl-mailbox-") as name:
+            folder = Path(name)
+            egress, passwords = folder / "egress.json", folder / "passwords.json"
+            egress.write_text(json.dumps({"*": {"private": [f"127.0.0.1:{port}"]}}))
+            passwords.write_text(json.dumps({"local": {"mail": mail_server.PASSWORD}}))
+            environment = {"PAWL_EGRESS_FILE": str(egress), "PAWL_MAILBOX_PASSWORDS_FILE": str(passwords)}
+            options = SuiteOptions(data=folder / "data", environment=environment)
+            async with Suite(options) as suite, AsyncClient(data=options.data) as pawl:
                 source = MailboxSource(
                     host="127.0.0.1",
                     port=port,
@@ -42,7 +52,11 @@ async def test_email_in_dovecot_starts_a_run() -> None:
                 await pawl.create_trigger(TriggerDefinition(name="mails", text="what is 6 * 7?", mailbox=source))
 
                 async def is_read() -> bool:
-                    return bool(await world.database("SELECT FROM job_store.triggers WHERE uid_validity > 0"))
+                    connection = await asyncpg.connect(suite.database_url)
+                    try:
+                        return bool(await connection.fetch("SELECT FROM job_store.triggers WHERE uid_validity > 0"))
+                    finally:
+                        await connection.close()
 
                 await until(is_read, patience_seconds=PATIENCE_SECONDS)
                 await mail_server.add(port, mail("ann@example.com", "one"), mail("bob@evil.example", "two"))
