@@ -54,6 +54,7 @@ PARTS: Final = tuple(
         Part(("P15",), "bench.series"),
         Part(("P16",), "bench.gateway"),
         Part(("P17",), "bench.rounds"),
+        Part(("P18",), "bench.flows"),
     )
     if importlib.util.find_spec(part.module)
 )

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, Self
 
 from bench import environments
 from bench.database import connect
+from bench.tools import EFFECTS_VARIABLE
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.chassis.rpc.client import open_channel
@@ -85,6 +86,7 @@ class Pawl:
             service_environment=_SPLIT if is_split else {},
             stages=stages,
             scripted_model=False,
+            tool_environment=(EFFECTS_VARIABLE,),
             environment={
                 "OPENAI_BASE_URL": model_url,
                 "OPENAI_API_KEY": "none",

@@ -28,8 +28,8 @@ OF_FLOWS = (
     Mutant(
         name="maps_leave_items_out",
         module="pawl.agent_loop.workflows.drafting",
-        text="items[first : first + CHUNK_ITEMS]",
-        instead="items[first + 1 : first + CHUNK_ITEMS]",
+        text="items[indexes.start : indexes.stop]",
+        instead="items[indexes.start + 1 : indexes.stop]",
         checker="batches_process_each_item_once",
         seed=4,
     ),

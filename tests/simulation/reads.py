@@ -458,7 +458,7 @@ def _without_content(situation: Situation) -> Situation:
 
 
 def _claimed(row: RunRow) -> Claimed:
-    return Claimed(store_id=row.store_id, run_id=row.run_id, epoch=row.epoch)
+    return Claimed(store_id=row.store_id, run_id=row.run_id, epoch=row.epoch, in_background=row.in_background)
 
 
 def _asks(row: CallRow, wanted: PendingFilter) -> bool:

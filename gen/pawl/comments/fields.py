@@ -482,6 +482,7 @@ COMMENTS: dict[str, str] = {
     'pawl.notify.v1.ConfirmChannelRequest.channel_id': 'Channel ID.',
     'pawl.notify.v1.ConfirmChannelRequest.code': 'The eight-digit code that was sent to its address.',
     'pawl.notify.v1.CreateChannelRequest.channel': 'The channel.',
+    'pawl.notify.v1.CreateChannelRequest.created_before': 'With `validate_only`: number of channels that the caller will create before this one.',
     'pawl.notify.v1.CreateChannelRequest.validate_only': 'Validate and return the result without saving it.',
     'pawl.notify.v1.DeleteChannelRequest.channel_id': 'Channel ID.',
     'pawl.notify.v1.GetChannelRequest.channel_id': 'Channel ID.',

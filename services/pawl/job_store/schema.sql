@@ -158,8 +158,7 @@ CREATE TABLE runs (
     -- Background runs have slots of their own.
     in_background boolean NOT NULL DEFAULT false,
     -- An open job keeps its last iterations only: the number of rounds whose calls were removed, the event up to which
-    -- its log was trimmed, and the position of the next trim. `trimmed_seq` is for ended runs. A `mark_round` of 2^31 - 1
-    -- means that the run's program has a cursor, so that its worker needs only its open calls.
+    -- its log was trimmed, and the position of the next trim. `trimmed_seq` is for ended runs.
     trimmed_rounds integer NOT NULL DEFAULT 0,
     trimmed_log_seq bigint NOT NULL DEFAULT 0,
     mark_round integer NOT NULL DEFAULT 0,
@@ -173,6 +172,7 @@ CREATE TABLE runs (
     root_conversation_id text COLLATE "C" NOT NULL DEFAULT '',
     agents_above text COLLATE "C" NOT NULL DEFAULT '',
     series_grant bytea,
+    program smallint NOT NULL DEFAULT 0,  -- 1 for a workflow, 2 for a goal
     -- The run whose token budget also counts this run's tokens (empty for none), and what its whole tree has used.
     budget_run_id text COLLATE "C" NOT NULL DEFAULT '',
     shared_tokens_used bigint NOT NULL DEFAULT 0,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pawl.agent.v1 import session_pb2, types_pb2
 from tests.rpc.agent_loop.conftest import ME
-
-if TYPE_CHECKING:
-    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+from tests.rpc.stubs import AgentServiceAsyncStub
 
 ACCEPTED = types_pb2.RECEIPT_STATUS_ACCEPTED
 REFUSED = types_pb2.RECEIPT_STATUS_REFUSED

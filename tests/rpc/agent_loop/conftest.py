@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -32,15 +32,15 @@ from tests.fakes.registry import FakeChecker
 from tests.fakes.session_agent import FakeLive
 from tests.keys import authenticator
 from tests.rpc.agent_loop.ledger import PlayedLedger
-
-if TYPE_CHECKING:
-    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
-    from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceAsyncStub
-    from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceAsyncStub
-    from pawl.agent.v1.goal_pb2_grpc import GoalServiceAsyncStub
-    from pawl.agent.v1.jobs_pb2_grpc import JobServiceAsyncStub
-    from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
-    from pawl.agent.v1.workflow_pb2_grpc import WorkflowServiceAsyncStub
+from tests.rpc.stubs import (
+    AgentRegistryServiceAsyncStub,
+    AgentServiceAsyncStub,
+    ConversationServiceAsyncStub,
+    GoalServiceAsyncStub,
+    JobServiceAsyncStub,
+    OperatorServiceAsyncStub,
+    WorkflowServiceAsyncStub,
+)
 
 KEYS = [
     ApiKey(key="key-of-me-0123456789", store_id="local", user_id="me", roles=["member"]),

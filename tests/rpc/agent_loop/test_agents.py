@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import date, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pawl.agent.v1 import agent_pb2, jobs_pb2, whoami_pb2
 from pawl.agent.v1 import agents_pb2 as pb
@@ -14,11 +14,7 @@ from tests.fakes.loop_world import MemoryAgents
 from tests.rpc.agent_loop.asking import failure, reason
 from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OPERATOR, OTHER_USERS
 from tests.rpc.agent_loop.ledger import PlayedLedger
-
-if TYPE_CHECKING:
-    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
-    from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceAsyncStub
-    from pawl.agent.v1.jobs_pb2_grpc import JobServiceAsyncStub
+from tests.rpc.stubs import AgentRegistryServiceAsyncStub, AgentServiceAsyncStub, JobServiceAsyncStub
 
 
 def clerk(name: str = "clerk", **fields: Any) -> pb.UpdateAgentRequest:
@@ -61,23 +57,6 @@ async def test_agent_run_names_its_agent(
     assert (kept.agent.version, list(kept.options.tool_names)) == (1, ["look"])
     message = agent_pb2.SendMessageRequest(conversation_id=run.conversation_id, text="And?", agent="clerk")
     assert (await stub.SendMessage(message, metadata=ME)).run.agent.version == 2
-
-
-async def test_deleted_agent_starts_no_runs_but_existing_runs_continue(
-    agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
-) -> None:
-    await agents.UpdateAgent(clerk(), metadata=ADMIN)
-    run = (await stub.StartRun(start(request_id="r1"), metadata=ME)).run
-    await agents.DeleteAgent(pb.DeleteAgentRequest(name="clerk"), metadata=ADMIN)
-    assert await reason(stub.StartRun(start(request_id="r2"), metadata=ME)) == "AGENT_NOT_FOUND"
-    message = agent_pb2.SendMessageRequest(conversation_id=run.conversation_id, text="And?", agent="clerk")
-    assert await reason(stub.SendMessage(message, metadata=ME)) == "AGENT_NOT_FOUND"
-    again = (await stub.StartRun(start(request_id="r1"), metadata=ME)).run
-    assert again.run_id == run.run_id, "a repeated request returns the same response"
-    assert await reason(stub.StartRun(start(request_id="r1", agent=""), metadata=ME)) == "REQUEST_ID_REUSED"
-    versions = await agents.ListAgentVersions(pb.ListAgentVersionsRequest(name="clerk"), metadata=ME)
-    assert [agent.version for agent in versions.agents] == [1]
-    assert await reason(agents.DeleteAgent(pb.DeleteAgentRequest(name="clerk"), metadata=ADMIN)) == "AGENT_NOT_FOUND"
 
 
 async def test_agent_is_not_found_by_users_without_access(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +18,7 @@ from pawl.job.v1 import ledger_pb2
 from tests.rpc.agent_loop.asking import ANSWER, APPROVE, DIGEST, EDIT, REJECT, decide, failure, reason
 from tests.rpc.agent_loop.conftest import ADMIN, APPROVER, BOSS, DELEGATE, ME, OPERATOR
 from tests.rpc.agent_loop.ledger import YOU, PlayedLedger
-
-if TYPE_CHECKING:
-    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+from tests.rpc.stubs import AgentServiceAsyncStub, OperatorServiceAsyncStub
 
 
 async def ask(stub: AgentServiceAsyncStub, metadata: Any) -> pb.WhoAmIResponse:
@@ -122,9 +120,6 @@ async def test_delegate_cannot_decide(
         cancel = agent_pb2.CancelRunRequest(run_id="run_1")
         assert (await stub.CancelRun(cancel, metadata=metadata)).run.state == run_pb2.RUN_STATE_CANCELLING
 
-
-if TYPE_CHECKING:
-    from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
 
 QUARANTINED = run_pb2.ATTENTION_REASON_QUARANTINED
 UNKNOWN_OUTCOME = run_pb2.ATTENTION_REASON_UNKNOWN_OUTCOME

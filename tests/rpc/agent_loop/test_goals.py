@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,9 +22,7 @@ from tests.fakes.registry import FakeChecker
 from tests.rpc.agent_loop.asking import check_refusals, reason
 from tests.rpc.agent_loop.conftest import ME, OTHER_USERS
 from tests.rpc.agent_loop.ledger import PlayedLedger
-
-if TYPE_CHECKING:
-    from pawl.agent.v1.goal_pb2_grpc import GoalServiceAsyncStub
+from tests.rpc.stubs import GoalServiceAsyncStub
 
 BY_TOOL = goal_pb2.GoalCriterion(tool_name="look", arguments_json=b'{"n": 1}', expression="size(value.broken) == 0")
 

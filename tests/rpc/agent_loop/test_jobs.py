@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,11 +17,7 @@ from tests.fakes.registry import FakeChecker
 from tests.rpc.agent_loop.asking import reason
 from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME
 from tests.rpc.agent_loop.ledger import YOU, PlayedLedger
-
-if TYPE_CHECKING:
-    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
-    from pawl.agent.v1.jobs_pb2_grpc import JobServiceAsyncStub
-    from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
+from tests.rpc.stubs import AgentServiceAsyncStub, JobServiceAsyncStub, OperatorServiceAsyncStub
 
 SERIES = run_pb2.Job(tool_name="probe", arguments_json=b"{}", interval_seconds=60, iterations_max=5)
 

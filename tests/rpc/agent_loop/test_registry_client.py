@@ -30,8 +30,6 @@ from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 from pawl.values import (
     CallState,
     DecisionKind,
-    Disposition,
-    EffectClass,
     Execution,
     ExecutionContext,
     Outcome,
@@ -173,13 +171,6 @@ async def test_tools_have_their_versions_and_fallbacks(registry: RegistryClient,
     assert dict(service.asked[0].pinned_versions) == {"write": 2}
     assert service.asked[0].context.run_id == "r"
     assert list(service.asked[0].context.user_roles) == ["member"]
-
-
-async def test_verdict_decides_how_a_call_continues(registry: RegistryClient) -> None:
-    proposed = ProposedCall(call_id=CallId("call_1"), tool_name="write", tool_version=2, arguments_json=b"{}")
-    (known,) = await registry.check(CONTEXT, [proposed], ["write"])
-    assert (known.disposition, known.context) == (Disposition.RUN, ExecutionContext.BACKEND)
-    assert (known.effect_class, known.resource_keys) == (EffectClass.IDEMPOTENT, ("a",))
 
 
 async def test_run_tools_are_sent_with_their_calls(registry: RegistryClient, service: FakeService) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -22,10 +22,7 @@ from tests.poll import until
 from tests.rpc.agent_loop.asking import ANSWER, DIGEST, EDIT, decide, failure, reason
 from tests.rpc.agent_loop.conftest import APPROVER, ME
 from tests.rpc.agent_loop.ledger import PlayedLedger
-
-if TYPE_CHECKING:
-    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
-
+from tests.rpc.stubs import AgentServiceAsyncStub
 
 pytestmark = pytest.mark.usefixtures("run")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -19,9 +19,7 @@ from tests.rpc.agent_loop.asking import failure, own_tool, reason
 from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
 from tests.rpc.agent_loop.conftest import APPROVER
 from tests.rpc.agent_loop.ledger import PlayedLedger
-
-if TYPE_CHECKING:
-    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+from tests.rpc.stubs import AgentServiceAsyncStub
 
 LATE = types_pb2.RECEIPT_STATUS_LATE
 UNKNOWN = types_pb2.RECEIPT_STATUS_UNKNOWN
@@ -34,14 +32,6 @@ async def client(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> Client:
     client = Client(stub)
     await client.hello()
     return client
-
-
-async def test_session_starts_with_a_welcome_frame(stub: AgentServiceAsyncStub) -> None:
-    client = Client(stub)
-    await client.send(hello=session_pb2.Hello(client_id="cli_a"))
-    first = await client.stream.read()
-    assert first.welcome == session_pb2.Welcome(client_id="cli_a", offer_lease_seconds=30.0, silence_max_seconds=45.0)
-    assert (await client.stream.read()).receipt == types_pb2.Receipt(frame_id="f1", status=ACCEPTED)
 
 
 async def test_first_frame_must_be_a_valid_hello(stub: AgentServiceAsyncStub) -> None:
@@ -274,14 +264,6 @@ class TestSilence:
         await client.hello()
         assert await reason(client.end()) == "DEADLINE_EXCEEDED"
         assert await reason(Client(stub).end()) == "DEADLINE_EXCEEDED", "also before its hello"
-
-    async def test_client_with_heartbeats_stays_connected(self, stub: AgentServiceAsyncStub) -> None:
-        client = Client(stub)
-        await client.hello()
-        for _ in range(10):
-            await client.heartbeat()
-            await client.next("heartbeat")
-        assert (await client.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
 
 
 async def test_clients_second_stream_ends_the_first(stub: AgentServiceAsyncStub) -> None:

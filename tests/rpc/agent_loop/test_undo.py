@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import pytest
 
-from pawl.agent.v1 import undo_pb2
+from pawl.agent.v1 import agent_pb2, undo_pb2
+from pawl.agent.v1.conversation_pb2 import ImportConversationRequest
+from pawl.client.history import history
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.rpc.agent_loop.asking import reason
 from tests.rpc.agent_loop.conftest import ADMIN, ME, OFFICE
 from tests.rpc.agent_loop.ledger import PlayedLedger
-
-if TYPE_CHECKING:
-    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+from tests.rpc.stubs import AgentServiceAsyncStub, ConversationServiceAsyncStub
 
 RUN = undo_pb2.UndoRunRequest(run_id="run_1")
 
@@ -86,22 +85,16 @@ async def test_admin_undo_through_a_delegate_records_both(stub: AgentServiceAsyn
     assert ledger.people(undoing.run_id) == ("office",)
 
 
-async def test_admin_undo_runs_with_the_roles_of_the_original_user(
+async def test_undo_has_the_roles_and_required_approvals_of_the_original_run(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """Otherwise inverse calls of role-restricted tools would fail, and tools that the user may not call would run."""
-    ledger.put_run("run_1", options=run_pb2.Run(user_roles=["finance", "member"]).SerializeToString())
+    asked = run_pb2.RunOptions(approvals_required=3)
+    original = run_pb2.Run(user_roles=["finance", "member"], options=asked)
+    ledger.put_run("run_1", options=original.SerializeToString())
     undoing = (await stub.UndoRun(RUN, metadata=ADMIN)).run
-
     assert (undoing.user_id, list(undoing.user_roles)) == ("me", ["finance", "member"])
-
-
-async def test_undo_needs_as_many_approvals_as_the_original_run(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    options = run_pb2.RunOptions(approvals_required=3)
-    ledger.put_run("run_1", options=run_pb2.Run(options=options).SerializeToString())
-    assert (await stub.UndoRun(RUN, metadata=ME)).run.options.approvals_required == 3
+    assert undoing.options.approvals_required == 3
 
 
 async def test_single_call_can_be_undone(stub: AgentServiceAsyncStub) -> None:
@@ -110,3 +103,22 @@ async def test_single_call_can_be_undone(stub: AgentServiceAsyncStub) -> None:
     request.call_id = "call_1"
     undoing = (await stub.UndoCall(request, metadata=ME)).run
     assert undoing.undo == run_pb2.Undo(run_id="run_1", call_id="call_1", user_id="me")
+
+
+async def test_imported_run_cannot_be_undone(
+    stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = history(
+        [
+            {"role": "user", "content": "How warm is it?"},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "12"},
+        ]
+    )
+    request = ImportConversationRequest(messages=messages)
+    made = (await conversations.ImportConversation(request, metadata=ME)).conversation
+    listing = agent_pb2.ListMessagesRequest(conversation_id=made.conversation_id)
+    run_id = (await stub.ListMessages(listing, metadata=ME)).messages[0].run_id
+    (shown,) = (await stub.PreviewUndo(undo_pb2.PreviewUndoRequest(run_id=run_id), metadata=ME)).calls
+    assert (shown.state, "elsewhere" in shown.reason) == (undo_pb2.UNDO_STATE_CANNOT_BE_UNDONE, True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -25,10 +25,7 @@ from tests.rpc.agent_loop.client import Client
 from tests.rpc.agent_loop.conftest import ME
 from tests.rpc.agent_loop.ledger import ME as CALLER
 from tests.rpc.agent_loop.ledger import PlayedLedger
-
-if TYPE_CHECKING:
-    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
-
+from tests.rpc.stubs import AgentServiceAsyncStub
 
 pytestmark = pytest.mark.usefixtures("run")
 
@@ -73,29 +70,16 @@ async def test_watching_without_nats_is_slower_but_complete(
     assert await watching == log(ledger)
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [(2, 3), (0, 1), (0, 1), (3, 4), (1, 2), (6, 7), (4, 5), (4, 5), (7, 8), (5, 6), (11, 12)],
+        [(4, 8), (1, 6), (0, 3), (0, 3), (9, 12), (2, 10)],
+    ],
+    ids=["single events", "several at once"],
+)
 async def test_reordered_and_duplicate_live_events_are_corrected(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
-) -> None:
-    held: list[event_pb2.RunEvent] = []
-    publish = live.publish
-
-    async def shuffle(*events: event_pb2.RunEvent) -> None:
-        held.extend(events)
-        if len(held) == 4:
-            for each in [held[2], held[0], held[0], held[3], held[1]]:
-                await publish(each)
-            held.clear()
-
-    watching = asyncio.create_task(watch(stub))
-    await until(lambda: live.subscriber_count and ledger.reads)
-    live.publish = shuffle  # type: ignore[method-assign]
-    await ledger.append(count=11)
-    await ledger.finish()
-    assert await watching == log(ledger)
-
-
-async def test_live_events_that_arrive_together_may_overlap(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive, parts: list[tuple[int, int]]
 ) -> None:
     held: list[event_pb2.RunEvent] = []
     publish = live.publish
@@ -108,7 +92,7 @@ async def test_live_events_that_arrive_together_may_overlap(
     live.publish = hold  # type: ignore[method-assign]
     await ledger.append(count=11)
     await ledger.finish()
-    for first, end in [(4, 8), (1, 6), (0, 3), (0, 3), (9, 12), (2, 10)]:
+    for first, end in parts:
         await publish(*held[first:end])
     assert await watching == log(ledger)
 

@@ -92,12 +92,3 @@ async def test_deadline_cancels_the_handler_before_the_client_times_out(serve: S
             servicer.cancelled.clear()
             await until(lambda kind=kind: is_cancelled(kind))  # type: ignore[misc]  # A busy machine may take longer.
             await servicer.cancelled.wait()
-
-
-async def test_disconnected_client_ends_the_generator_of_its_stream(serve: Serve, servicer: EchoServicer) -> None:
-    async with echoing(serve()) as stub:
-        flood = stub.generate(StringValue(value="flood"))
-        await flood.read()
-        await servicer.entered.wait()
-        flood.cancel()  # During a write: resources of the generator are released immediately
-        await servicer.generator_closed.wait()

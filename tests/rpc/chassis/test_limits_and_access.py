@@ -224,14 +224,16 @@ async def test_each_call_logs_one_line_without_its_content(serve: Serve, capfd: 
 
 ACME = StoreId("acme")
 
-ANN, BOB, SERVICE_OF_CALLERS = "key-of-ann-0123456789", "key-of-bob-0123456789", "key-of-service-01234"
+ANN, BOB = "key-of-ann-0123456789", "key-of-bob-0123456789"
+SERVICE_OF_CALLERS, GATEWAY = "key-of-service-01234", "key-of-gateway-01234"
 NEXT = "next-key-of-service-01234"
 
 
 class Known(KeyAuthenticator):
     def __init__(self) -> None:
         self.users = {key: self.of(user, "member") for key, user in ((ANN, "ann"), (BOB, "bob"))}
-        self.peers = {digest_of(SERVICE_OF_CALLERS): service_principal("agent-loop")}
+        names = {SERVICE_OF_CALLERS: "agent-loop", GATEWAY: "gateway"}
+        self.peers = {digest_of(key): service_principal(name) for key, name in names.items()}
         super().__init__(keys=self._by_digest, services=lambda: self.peers)
 
     def of(self, user: str, *roles: str) -> Credential:

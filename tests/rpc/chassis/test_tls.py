@@ -30,8 +30,7 @@ from tests.certificates import Files
 from tests.fakes.manual_clock import ManualClock
 from tests.poll import until
 from tests.rpc.chassis.echo import EchoServicer, EchoStub, Serve
-from tests.rpc.chassis.test_limits_and_access import SERVICE_KEY, USER_KEY, keys
-from tests.rpc.chassis.test_relays import ANN, GATEWAY_KEY, Known
+from tests.rpc.chassis.test_limits_and_access import ANN, GATEWAY, SERVICE_KEY, USER_KEY, Known, bearer, keys
 
 LOOPBACK = "127.0.0.1:0"
 
@@ -110,9 +109,8 @@ async def test_gateway_relays_calls_of_users_without_a_certificate(
 ) -> None:
     async with serving(authenticator=Known()) as server:
         shown = tls.of_client(tmp_path / "job-store-authority.pem", clock)
-        async with open_channel(server.address, relay_key=lambda: GATEWAY_KEY, tls=shown) as channel:
-            metadata = (("authorization", f"Bearer {ANN}"),)
-            assert await EchoStub(channel).call("generate", "who", metadata=metadata) == ["first", "user/acme/ann"]
+        async with open_channel(server.address, relay_key=lambda: GATEWAY, tls=shown) as channel:
+            assert await EchoStub(channel).call("generate", "who", metadata=bearer(ANN)) == ["first", "user/acme/ann"]
 
 
 async def test_service_port_requires_a_certificate_from_the_authority(

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -32,9 +32,7 @@ from pawl.server.rpc.server import RpcServer
 from tests import databases
 from tests.fakes.session_agent import OpenAuthenticator
 from tests.rpc.job_store.user import Owner, User
-
-if TYPE_CHECKING:
-    from pawl.job.v1.ledger_pb2_grpc import LedgerServiceAsyncStub
+from tests.rpc.stubs import LedgerServiceAsyncStub
 
 QUEUE_MAX = 5
 CRASHES_MAX = 3

@@ -1,11 +1,11 @@
-"""Versions of agents over gRPC, with a real database."""
+"""Versions of agents and workflows over gRPC, with a real database."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -13,16 +13,16 @@ import pytest
 from pawl.chassis.identity.auth import user_principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.rpc.status import from_rpc_error
-from pawl.event.v1 import agent_pb2, run_pb2, waiting_pb2
+from pawl.event.v1 import agent_pb2, run_pb2, waiting_pb2, workflow_pb2
 from pawl.job.v1 import agents_pb2 as pb
+from pawl.job.v1 import workflows_pb2
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
+from pawl.job.v1.workflows_pb2_grpc import WorkflowLedgerServiceStub
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.ledger.store.upkeep import PostgresUsage
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import User, forwarded
-
-if TYPE_CHECKING:
-    from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceAsyncStub
+from tests.rpc.stubs import AgentLedgerServiceAsyncStub, WorkflowLedgerServiceAsyncStub
 
 
 @pytest.fixture
@@ -230,3 +230,74 @@ async def test_runs_waiting_for_a_budget_check_it_again_when_it_changes(replica:
     assert not await user.claim(), "nothing has changed"
     await agents.PutAgent(budget(2))
     assert [run.run_id for run in await user.claim(runs_max=2)] == [waiting.run_id]
+
+
+@pytest.fixture
+def workflows(replica: Replica) -> WorkflowLedgerServiceAsyncStub:
+    return WorkflowLedgerServiceStub(replica.channel)
+
+
+def put_workflow(
+    name: str = "triage", definition: bytes = b"{}", *uses: str, **fields: Any
+) -> workflows_pb2.PutWorkflowRequest:
+    validate_only = fields.pop("validate_only", False)
+    workflow = workflow_pb2.WorkflowVersion(name=name, definition_json=definition, **fields)
+    return workflows_pb2.PutWorkflowRequest(
+        store_id="acme", user_id="ann", credential_id="key_1", workflow=workflow, uses=uses, validate_only=validate_only
+    )
+
+
+def named(name: str = "triage", version: int = 0, store: str = "acme") -> workflows_pb2.GetWorkflowRequest:
+    return workflows_pb2.GetWorkflowRequest(store_id=store, name=name, version=version)
+
+
+DELETE = workflows_pb2.DeleteWorkflowRequest(store_id="acme", user_id="ann", credential_id="key_1", name="triage")
+
+
+async def test_workflow_versions_are_kept_and_never_changed(
+    replica: Replica, workflows: WorkflowLedgerServiceAsyncStub
+) -> None:
+    assert (await workflows.PutWorkflow(put_workflow(validate_only=True))).created
+    assert await reason(workflows.GetWorkflow(named())) == "WORKFLOW_NOT_FOUND", "a check stores nothing"
+    first = await workflows.PutWorkflow(put_workflow(description="Sort it."))
+    assert (first.created, first.workflow.version, first.workflow.create_user_id) == (True, 1, "ann")
+    same = await workflows.PutWorkflow(put_workflow(description="Sort it."))
+    assert (same.created, same.workflow) == (False, first.workflow)
+    assert (await workflows.PutWorkflow(put_workflow(definition=b'{"a":1}'))).workflow.version == 2
+    assert (await workflows.GetWorkflow(named(version=1))).workflow == first.workflow
+    for missing in (named(version=3), named(version=2**32 - 1), named("other"), named(store="elsewhere")):
+        assert await reason(workflows.GetWorkflow(missing)) == "WORKFLOW_NOT_FOUND"
+    await workflows.DeleteWorkflow(DELETE)
+    assert await reason(workflows.DeleteWorkflow(DELETE)) == "WORKFLOW_NOT_FOUND"
+    assert await reason(workflows.GetWorkflow(named())) == "WORKFLOW_NOT_FOUND"
+    assert (await workflows.GetWorkflow(named(version=2))).workflow.version == 2
+    assert (await workflows.PutWorkflow(put_workflow())).workflow.version == 3, (
+        "a new one continues the version numbers"
+    )
+    assert (await workflows.GetWorkflow(named())).workflow.version == 3
+
+
+async def test_workflows_and_agents_with_the_same_name_are_independent(
+    replica: Replica, workflows: WorkflowLedgerServiceAsyncStub
+) -> None:
+    await workflows.PutWorkflow(put_workflow("clerk"))
+    agents = AgentLedgerServiceStub(replica.channel)
+    asked = pb.GetAgentRequest(store_id="acme", name="clerk")
+    assert await reason(agents.GetAgent(asked)) == "AGENT_NOT_FOUND"
+    assert not (await agents.ListAgents(pb.ListAgentsRequest(store_id="acme"))).agents
+    clerk = agent_pb2.AgentDefinition(name="clerk")
+    put_agent = pb.PutAgentRequest(store_id="acme", user_id="ann", definition=clerk)
+    assert (await agents.PutAgent(put_agent)).agent.version == 1
+    await workflows.DeleteWorkflow(workflows_pb2.DeleteWorkflowRequest(store_id="acme", user_id="ann", name="clerk"))
+    assert (await agents.GetAgent(asked)).agent.version == 1
+
+
+async def test_workflows_are_listed_by_name_without_definitions(
+    replica: Replica, workflows: WorkflowLedgerServiceAsyncStub
+) -> None:
+    for name in ("c", "a", "b"):
+        await workflows.PutWorkflow(put_workflow(name))
+    first = await ask(replica, "ListWorkflows", page_size=2)
+    rest = await ask(replica, "ListWorkflows", page_token=first.next_page_token)
+    found = [(each.name, each.definition_json) for each in (*first.workflows, *rest.workflows)]
+    assert found == [("a", b""), ("b", b""), ("c", b"")]

@@ -81,16 +81,6 @@ async def test_conversation_key_is_per_user_and_stored_as_a_hash(user: User, dat
     assert "ticket 42" not in str(await database.fetch("SELECT * FROM job_store.conversations"))
 
 
-async def test_conversations_are_listed_by_latest_activity(user: User) -> None:
-    await User(user.stub, user_id="bob").submit(conversation_id="bobs")
-    for number in range(5):
-        await user.submit(conversation_id=f"c{number}")
-    await user.submit(conversation_id="c1")
-    assert await listed(user) == ["c1", "c4", "c3", "c2", "c0"]
-    await update(user, "c0", title="not now")
-    assert await listed(user) == ["c1", "c4", "c3", "c2", "c0"]
-
-
 async def test_archived_conversations_are_listed_separately(user: User) -> None:
     for number in range(4):
         await user.submit(conversation_id=f"c{number}")

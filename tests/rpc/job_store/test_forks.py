@@ -110,19 +110,6 @@ async def test_fork_shares_messages_and_leaves_past_runs_in_the_original(user: U
     assert [message.conversation_id for message in given.messages] == ["c1"] * 3
 
 
-async def test_summary_applies_only_to_later_forks(user: User) -> None:
-    for number in range(2):
-        await ended_run(user, "c1", f"q{number}", f"a{number}")
-    owner = await user.start("q2", conversation_id="c1")
-    await owner.commit(
-        messages=[model_message("short", role=message_pb2.ROLE_SUMMARY, summarised_to_number=3), model_message("a2")]
-    )
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    before, behind = await fork(user, "c1", 4), await fork(user, "c1")
-    assert [m.text for m in (await loaded(user, before.conversation_id)).messages] == ["q0", "a0", "q1", "a1"]
-    assert [m.text for m in (await loaded(user, behind.conversation_id)).messages] == ["a1", "q2", "short", "a2"]
-
-
 async def test_search_finds_forks_that_show_a_message(user: User, database: Database) -> None:
     await ended_run(user, "c1", "where is the invoice", "in the cellar")
     await ended_run(user, "c1", "and the lamp", "in the attic")

@@ -257,14 +257,6 @@ async def test_every_cut_page_and_trim_returns_single_events(user: User, databas
             assert events == whole[max(after_seq, trimmed) :]
 
 
-async def test_commit_is_one_row_unless_it_is_large(user: User, database: Database) -> None:
-    owner = await user.start()
-    await owner.commit(events=[output(1)] * 20)
-    assert await bounds(database, owner) == [(1, 2), (3, 3), (4, 23)]
-    await owner.commit(events=[output(ROW_BYTES_MAX // 3)] * 5)
-    assert (await bounds(database, owner))[3:] == [(24, 25), (26, 27), (28, 28)]
-
-
 class Stream(JetStreamLifecycle):
     def __init__(self) -> None:
         self.sent: list[Lifecycle] = []

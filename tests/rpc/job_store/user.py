@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
@@ -24,9 +24,7 @@ from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.rpc.client import translated, translating
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-
-if TYPE_CHECKING:
-    from pawl.job.v1.ledger_pb2_grpc import LedgerServiceAsyncStub
+from tests.rpc.stubs import LedgerServiceAsyncStub
 
 DIGEST = "ab" * 32
 _numbers = itertools.count(1)

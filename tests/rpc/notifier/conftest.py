@@ -7,7 +7,6 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest.mock import create_autospec
 
 import grpc
@@ -41,12 +40,8 @@ from pawl.server.rpc.server import RpcServer
 from tests import databases
 from tests.fakes.session_agent import OpenAuthenticator
 from tests.rpc.notifier.desk import Desk
+from tests.rpc.stubs import ChannelServiceAsyncStub, NotifyServiceAsyncStub, PreferenceServiceAsyncStub
 from tests.web_server import Names, Reply, WebServer, web_server
-
-if TYPE_CHECKING:
-    from pawl.notify.v1.channel_pb2_grpc import ChannelServiceAsyncStub
-    from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
-    from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceAsyncStub
 
 HEARTBEAT_SECONDS = 0.2
 SENDER = "pawl@example.com"
@@ -133,8 +128,14 @@ def gone_keys() -> set[str]:
 
 @pytest.fixture
 async def notifier(
-    database: Database, egress: GuardedEgress, mail_server: SmtpServer | None, gone_keys: set[str]
+    database: Database,
+    egress: GuardedEgress,
+    mail_server: SmtpServer | None,
+    gone_keys: set[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Notifier]:
+    # Tests write to the store directly, which wakes no loop.
+    monkeypatch.setattr("pawl.notifier.deliveries.deliveries._SWEEP_SECONDS", 0.02)
     notifier = wired(database, egress, mail_server, gone_keys)
     running = [asyncio.create_task(each.run()) for each in (notifier.subscriptions, notifier.deliveries)]
     yield notifier

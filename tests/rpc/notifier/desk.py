@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2
 from pawl.server.db.database import Database
 from tests.poll import until
+from tests.rpc.stubs import ChannelServiceAsyncStub, NotifyServiceAsyncStub
 from tests.web_server import WebServer
-
-if TYPE_CHECKING:
-    from pawl.notify.v1.channel_pb2_grpc import ChannelServiceAsyncStub
-    from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
 
 DELIVERED, DEAD, WAITING, SKIPPED = (
     pb.CHANNEL_DELIVERY_STATE_DELIVERED,

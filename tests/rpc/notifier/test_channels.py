@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -18,11 +18,8 @@ from pawl.server.db.database import Database
 from tests.poll import until
 from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB, DEAD, DELIVERED, SKIPPED, URL, WAITING, Desk, created
 from tests.rpc.notifier.test_inbox import reason_of
+from tests.rpc.stubs import ChannelServiceAsyncStub, PreferenceServiceAsyncStub
 from tests.web_server import WebServer
-
-if TYPE_CHECKING:
-    from pawl.notify.v1.channel_pb2_grpc import ChannelServiceAsyncStub
-    from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceAsyncStub
 
 
 async def test_channel_is_created_changed_and_deleted(channels: ChannelServiceAsyncStub) -> None:
@@ -63,9 +60,11 @@ async def test_invalid_channel_is_rejected(channels: ChannelServiceAsyncStub) ->
     for url in urls:
         change = pb.UpdateChannelRequest(channel_id=channel.channel_id, url=url)
         assert await reason_of(channels.UpdateChannel(change, metadata=ANN)) == "INVALID_FIELD", url
-    for _ in range(9):
-        request = pb.CreateChannelRequest(channel=pb.Channel(url=URL), validate_only=True)
+    for more in range(9):
+        request = pb.CreateChannelRequest(channel=pb.Channel(url=URL), validate_only=True, created_before=8 - more)
         assert not (await channels.CreateChannel(request, metadata=ANN)).secret
+        request.created_before += 1
+        assert await reason_of(channels.CreateChannel(request, metadata=ANN)) == "INVALID_FIELD"
         await created(channels)
     assert await reason_of(created(channels)) == "INVALID_FIELD", "a user has at most ten"
     assert await reason_of(channels.CreateChannel(request, metadata=ANN)) == "INVALID_FIELD"

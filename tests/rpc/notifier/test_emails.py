@@ -7,7 +7,7 @@ import email
 import email.policy
 import re
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,9 +22,7 @@ from tests.mail_server import Postbox, mail_server
 from tests.poll import until
 from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB, DEAD, DELIVERED, SKIPPED, WAITING, Desk, created
 from tests.rpc.notifier.test_inbox import reason_of
-
-if TYPE_CHECKING:
-    from pawl.notify.v1.channel_pb2_grpc import ChannelServiceAsyncStub
+from tests.rpc.stubs import ChannelServiceAsyncStub
 
 Drafts = Callable[..., Draft]
 ADDRESS = "mailto:ann@example.org"

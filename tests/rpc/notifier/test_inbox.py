@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -23,9 +23,7 @@ from pawl.notify.v1 import notify_pb2
 from pawl.server.db.database import Database
 from pawl.server.db.erasures import ErasurePart
 from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB
-
-if TYPE_CHECKING:
-    from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
+from tests.rpc.stubs import NotifyServiceAsyncStub
 
 
 async def listed(

@@ -14,9 +14,19 @@ from pawl.chassis.rpc.client import open_channel
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import tool_pb2, worker_pb2
 from pawl.tool.v1.worker_pb2_grpc import WorkerServiceStub
+from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from tests.poll import PATIENCE_SECONDS
 from tests.rpc.tool_registry.registry import Registry
+from tests.rpc.tool_registry.world import execute
 
+
+class LastingOptions(WorkerOptions):
+    """Leases that outlast every test, unless it ends one. The loss is then confirmed soon."""
+
+    silence_seconds = 0.5
+
+
+OPTIONS = LastingOptions(lease_seconds=60.0, poll_seconds=0.1)
 Request = worker_pb2.AttachWorkerRequest
 Status = worker_pb2.ResultStatus
 Purpose = worker_pb2.InvocationPurpose
@@ -62,17 +72,24 @@ class AttachedWorker:
         assert isinstance(await self.next(), worker_pb2.WorkerHeartbeatAnswer)
 
     async def answer(self, invocation: worker_pb2.Invocation, value: Any = "done", **outcome: Any) -> int:
+        """Send a result and return the status of its receipt, skipping cancels."""
         outcome = outcome or {"content_json": json.dumps(value).encode()}
         await self.send(
             result=worker_pb2.WorkerResult(call_id=invocation.call_id, lease_epoch=invocation.lease_epoch, **outcome)
         )
-        receipt = await self.next()
+        while isinstance(receipt := await self.next(), worker_pb2.InvocationCancel):
+            pass
         assert isinstance(receipt, worker_pb2.ResultReceipt), receipt
         assert (receipt.call_id, receipt.lease_epoch) == (invocation.call_id, invocation.lease_epoch)
         return receipt.status
 
     def vanish(self) -> None:
         self.call.cancel()
+
+    async def lose(self, database_url: str) -> None:
+        """Cut the connection of the worker w1 and end its lease."""
+        self.vanish()
+        await execute(database_url, "DELETE FROM tool_registry.workers WHERE worker_id = 'w1'")
 
     async def ended(self) -> grpc.StatusCode:
         async with asyncio.timeout(PATIENCE_SECONDS):

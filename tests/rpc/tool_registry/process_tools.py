@@ -70,7 +70,7 @@ def seconds_left(context: ToolContext) -> float:
     category=Category.SAFE,
     effect=EffectClass.IDEMPOTENT,
     timeout_seconds=60,
-    heartbeat_seconds=3.0,
+    heartbeat_seconds=0.3,
     process=ProcessLimits(),
 )
 def get_stuck() -> None:

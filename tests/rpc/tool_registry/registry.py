@@ -9,7 +9,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 import pytest
@@ -17,7 +17,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallKey, ConversationId, IdSource, RunKey, StoreId, UserId
-from pawl.chassis.process.clock import SystemClock
+from pawl.chassis.process.clock import Clock, SystemClock
 from pawl.chassis.rpc.client import open_channel
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import run_pb2
@@ -53,17 +53,17 @@ from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from pawl.tool_registry.wiring import Limits, Ports, ToolRegistry, wire
 from pawl.tools import Tool
 from tests.keys import authenticator
-
-if TYPE_CHECKING:
-    from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
-    from pawl.tool.v1.completion_pb2_grpc import CompletionServiceAsyncStub
-    from pawl.tool.v1.document_pb2_grpc import DocumentServiceAsyncStub
-    from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceAsyncStub
-    from pawl.tool.v1.file_pb2_grpc import FileServiceAsyncStub
-    from pawl.tool.v1.memory_pb2_grpc import MemoryServiceAsyncStub
-    from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
-    from pawl.tool.v1.source_pb2_grpc import SourceServiceAsyncStub
-    from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
+from tests.rpc.stubs import (
+    AuditServiceAsyncStub,
+    CompletionServiceAsyncStub,
+    DocumentServiceAsyncStub,
+    ExecutionServiceAsyncStub,
+    FileServiceAsyncStub,
+    MemoryServiceAsyncStub,
+    RuleServiceAsyncStub,
+    SourceServiceAsyncStub,
+    ToolServiceAsyncStub,
+)
 
 RUN, APPROVE, OFFER, ASK, REFUSE = (
     execution_pb2.DISPOSITION_RUN,
@@ -339,10 +339,11 @@ async def running(
     store_calls_per_minute: int = 0,
     file_limits: FileLimits = _FILE_LIMITS,
     wrap_journal: Callable[[PostgresExecutionJournal], Any] = lambda journal: journal,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Registry]:
     """Run a registry with these tools. Several registries on one database are replicas."""
     options = options or ExecutorOptions(grace_seconds=drain_seconds, renew_seconds=0.2)
-    clock, stop, metrics = SystemClock(), asyncio.Event(), Metrics(f"registry_{name}")
+    clock, stop, metrics = clock or SystemClock(), asyncio.Event(), Metrics(f"registry_{name}")
     instance_id = (ids := IdSource(clock)).new(name)
     async with (
         Database(database_url, application_name="test", connections_max=8) as database,
@@ -397,7 +398,7 @@ async def running(
 
 def _journal(database: Database, instance_id: str, options: ExecutorOptions) -> PostgresExecutionJournal:
     journal = PostgresExecutionJournal(database, instance_id=instance_id, lease_seconds=options.lease_seconds)
-    journal.watch.lease_seconds = min(options.lease_seconds, 1.0)
+    journal.watch.lease_seconds = min(options.lease_seconds, 0.6)
     return journal
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pawl.chassis.process.clock import SystemClock
 from pawl.tool.v1 import execution_pb2
 from pawl.tool_registry.execution.executor import ExecutorOptions
 from pawl.tools import QuestionDeclined, Tool, ToolContext, tool
@@ -94,11 +94,20 @@ async def test_question_ends_the_stream_and_its_answer_resumes_the_call(
     assert shop.started == (1 if effect is EffectClass.AT_MOST_ONCE else 3)
 
 
-async def test_timeout_pauses_while_a_question_is_open(registry: Registry, shop: Shop) -> None:
-    await registry.run("order_at_most_once")
-    await asyncio.sleep(5.1)
-    await registry.run("order_at_most_once", answers=answers("red"))
-    assert outcome(await registry.run("order_at_most_once", answers=answers("red", "large"))) == "SUCCEEDED"
+class MovedClock(SystemClock):
+    ahead_seconds = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead_seconds
+
+
+async def test_timeout_pauses_while_a_question_is_open(database_url: str, tmp_path: Path, shop: Shop) -> None:
+    clock, options = MovedClock(), ExecutorOptions(lease_seconds=60.0)
+    async with running(database_url, tmp_path, shop.tools(), clock=clock, options=options) as registry:
+        await registry.run("order_at_most_once")
+        clock.ahead_seconds = 10.0
+        await registry.run("order_at_most_once", answers=answers("red"))
+        assert outcome(await registry.run("order_at_most_once", answers=answers("red", "large"))) == "SUCCEEDED"
 
 
 async def test_answer_reaches_the_replica_that_runs_the_call(

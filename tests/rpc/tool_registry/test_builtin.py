@@ -1,13 +1,10 @@
-"""The built-in tools over gRPC: time, tasks, mail, stored results (TOOL-7, LOOP-8, LOOP-9)."""
+"""The built-in tools over gRPC: time, tasks, stored results (TOOL-7, LOOP-8, LOOP-9)."""
 
 from __future__ import annotations
 
 import asyncio
-import email
-import email.policy
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,6 @@ from pawl.job.v1 import ledger_pb2
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceServicer, add_LedgerServiceServicer_to_server
 from pawl.server.db.database import Database
 from pawl.server.egress.client import GuardedEgress
-from pawl.server.egress.mail import read_smtp_url
 from pawl.server.egress.policy import read_rules
 from pawl.server.process.metrics import Metrics
 from pawl.server.rpc.server import RpcServer
@@ -31,21 +27,16 @@ from pawl.tool_registry.builtin.clock import clock_tools
 from pawl.tool_registry.builtin.files.folders import FileFolders
 from pawl.tool_registry.builtin.files.rules import FileLimits
 from pawl.tool_registry.builtin.files.tools import file_tools
-from pawl.tool_registry.builtin.mail.tools import Mailer, OutboxFolder, SmtpMailer, mail_tools
 from pawl.tool_registry.builtin.planning.store import PostgresPlanRepository
 from pawl.tool_registry.builtin.planning.tools import planning_tools
 from pawl.tool_registry.builtin.stored_results import result_tools
 from pawl.tool_registry.builtin.web.tools import PAGE_BYTES_MAX, web_tools
-from pawl.tool_registry.documents.store import PostgresDocumentRepository
 from pawl.tool_registry.ledger import LedgerReads
 from pawl.tool_registry.sources.process.helpers import Helpers
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.session_agent import OpenAuthenticator
-from tests.mail_server import Postbox, mail_server
-from tests.rpc.tool_registry.registry import ANN, Registry, content, context, outcome, refusal, running
+from tests.rpc.tool_registry.registry import ANN, Registry, content, context, outcome, running
 from tests.web_server import Reply, WebServer, pages, web_server
-
-LETTER = {"to": ["ann@example.com"], "subject": "Lunch på fredag?", "body": "At noon.\nBring cake."}
 
 
 @pytest.fixture
@@ -68,21 +59,6 @@ async def test_time_is_returned_in_the_requested_zone(database_url: str, tmp_pat
             failed = await registry.run("get_current_time", {"timezone": text}, call="c")
             assert outcome(failed) == "FAILED TOOL_ERROR"
             assert hint in content(failed)["error"]
-
-
-@pytest.fixture
-async def postbox() -> AsyncIterator[tuple[Postbox, str]]:
-    async with mail_server() as (postbox, port):
-        yield postbox, f"smtp://127.0.0.1:{port}"
-
-
-@asynccontextmanager
-async def mailing(database_url: str, folder: Path, mailer: Mailer, clock: ManualClock) -> AsyncIterator[Registry]:
-    async with Database(database_url, application_name="test") as database:
-        ledger: Any = None  # Only answers need it.
-        tools = mail_tools(mailer, PostgresDocumentRepository(database), ledger, clock, sender="pawl@example.org")
-        async with running(database_url, folder, tools) as registry:
-            yield registry
 
 
 class Ledger(LedgerServiceServicer):
@@ -176,102 +152,15 @@ async def test_projects_and_parents_are_found_by_id_or_title_with_suggestions(pl
     assert content(await planning.run("add_subtask", named, call="v"))["parent"]["title"] == "Party 0"
 
 
-async def test_edited_email_is_sent_once_after_approval(
-    database_url: str, tmp_path: Path, clock: ManualClock, postbox: tuple[Postbox, str]
-) -> None:
-    """HITL-2, HITL-3: send_email is sensitive and AT_MOST_ONCE, so a repeated call does not send it again."""
-    box, url = postbox
-    many = [f"{name}@example.com" for name in ("ann", "bo", "cy", "nobody")]
-    async with mailing(database_url, tmp_path, SmtpMailer(read_smtp_url(url)), clock) as registry:
-        written = await registry.check("send_email", LETTER | {"to": many, "cc": [*many, "ed@example.com"]})
-        assert written.approval_cause == "category SENSITIVE, bulk of 5"
-        assert written.preview.startswith(f"To: {', '.join(many)}\nCc: ann@example.com, bo@example.com,")
-        answered = f"<{'x' * 80}@mail.example.com>"
-        edited = LETTER | {"to": many[:1], "cc": many[1:], "in_reply_to": answered}
-        again = await registry.check("send_email", edited)
-        assert again.approval_cause == "category SENSITIVE, bulk of 4"
-        assert again.preview.endswith("Subject: Lunch på fredag?\n\nAt noon.\nBring cake.")
-        assert await refusal(registry.run("send_email", edited, approved_digest=written.digest)) == "APPROVAL_REQUIRED"
-        for _ in range(2):
-            sent = content(await registry.run("send_email", edited, approved_digest=again.digest))
-            assert (sent["sent"], sent["refused"]) == (True, ["nobody@example.com"])
-        (envelope,) = box.envelopes
-        assert envelope.rcpt_tos == many[:3]
-        (message,) = box.messages()
-        assert (message["To"], message["Cc"], message["From"]) == (many[0], ", ".join(many[1:]), "pawl@example.org")
-        assert (message["Subject"], message["Message-ID"]) == ("Lunch på fredag?", sent["message_id"])
-        assert message.get_content().splitlines() == ["At noon.", "Bring cake."]
-        sent_bytes = box.envelopes[0].content
-        assert isinstance(sent_bytes, bytes)
-        for header in (
-            f"In-Reply-To: {answered}",
-            f"References: {answered}",
-            "Auto-Submitted: auto-replied",
-        ):
-            assert f"\r\n{header}\r\n".encode() in sent_bytes
-        refused = await registry.run_approved("send_email", LETTER | {"to": [many[3]]}, call="refused")
-        assert "nobody@example.com (550)" in content(refused)["error"]
-        changes: list[dict[str, Any]] = [
-            {"to": ["ann@example.com\r\nBcc: eve@example.com"]},
-            {"to": ["ann@example.com, eve@example.com"]},
-            {"to": ["Ann <ann@example.com>"]},
-            {"to": ["ann@localhost"]},
-            {"to": ["a@b@example.com>"]},
-            {"subject": "Hi\r\nBcc: eve@example.com"},
-            {"subject": "Hi\x0bthere"},
-            {"subject": "=?utf-8?q?=0D=0ABcc:_eve@example.com?="},
-            {"to": ["=?utf-8?q?a?=@example.com"]},
-            {"cc": ["eve@exa mple.com"]},
-        ]
-        for number, change in enumerate(changes):
-            hostile = await registry.run_approved("send_email", LETTER | change, call=f"c{number}")
-            assert outcome(hostile) == "FAILED TOOL_ERROR", change
-    assert len(box.envelopes) == 1
-
-
-async def test_email_fails_clearly_without_a_mail_server(database_url: str, tmp_path: Path, clock: ManualClock) -> None:
-    async with mailing(database_url, tmp_path, SmtpMailer(read_smtp_url("smtp://127.0.0.1:9")), clock) as registry:
-        failed = await registry.run_approved("send_email", LETTER, call="b")
-        assert content(failed) == {"error": "the mail server cannot be reached; nothing was sent"}
-    async with mailing(database_url, tmp_path, OutboxFolder(tmp_path / "outbox"), clock) as registry:
-        put = content(await registry.run_approved("send_email", LETTER, call="c1"))
-    assert (put["sent"], put["outbox"], "PAWL_SMTP_URL" in put["note"]) == (False, "acme/c1.eml", True)
-    (path,) = (path for path in (tmp_path / "outbox").rglob("*") if path.is_file())
-    assert (path, path.stat().st_mode & 0o777) == (tmp_path / "outbox/acme/c1.eml", 0o600)
-    assert email.message_from_bytes(path.read_bytes(), policy=email.policy.default)["Subject"] == "Lunch på fredag?"
-
-
-def test_mail_server_is_parsed_from_its_url() -> None:
-    server = read_smtp_url("smtps://us%40er:p%2Fw@mail.example.com")
-    assert (server.host, server.port, server.username, server.password) == ("mail.example.com", 465, "us@er", "p/w")
-    assert (server.use_tls, server.start_tls) == (True, False)
-    assert read_smtp_url("smtp+starttls://h").start_tls is True
-    assert read_smtp_url("smtp://h:2525").port == 2525
-    for url in ("http://x", "smtp://", "smtp:x", "smtp://host/path", "host:25"):
-        with pytest.raises(ValueError, match="must be smtp://") as error:
-            read_smtp_url(url)
-        assert url not in str(error.value).replace("smtp://,", "")
-
-
 @pytest.fixture
-async def replicas(database_url: str, tmp_path: Path) -> AsyncIterator[list[Registry]]:
+async def files(database_url: str, tmp_path: Path) -> AsyncIterator[Registry]:
     limits = FileLimits(file_bytes_max=1 << 20, store_bytes_max=1 << 24)
-    async with AsyncExitStack() as stack:
-        yield [
-            await stack.enter_async_context(
-                running(
-                    database_url,
-                    tmp_path,
-                    file_tools(FileFolders(tmp_path / "files", limits, SystemClock().now)),
-                    name=name,
-                )
-            )
-            for name in "ab"
-        ]
+    tools = file_tools(FileFolders(tmp_path / "files", limits, SystemClock().now))
+    async with running(database_url, tmp_path, tools) as registry:
+        yield registry
 
 
-async def test_file_calls_are_serialized_by_path_and_moves_by_both_paths(replicas: list[Registry]) -> None:
-    registry = replicas[0]
+async def test_file_calls_are_serialized_by_path_and_moves_by_both_paths(files: Registry) -> None:
     for name, arguments, keys in [
         ("write_file", {"path": "a/b", "content": ""}, ["file:a/b"]),
         ("edit_file", {"path": "a/b", "old_text": "x", "new_text": "y"}, ["file:a/b"]),
@@ -279,14 +168,13 @@ async def test_file_calls_are_serialized_by_path_and_moves_by_both_paths(replica
         ("delete_file", {"path": "a/b"}, ["file:a/b"]),
         ("read_file", {"path": "a/b"}, []),
     ]:
-        assert list((await registry.check(name, arguments)).resource_keys) == keys
+        assert list((await files.check(name, arguments)).resource_keys) == keys
 
 
-async def test_deleting_needs_approval_and_shows_its_targets(replicas: list[Registry]) -> None:
+async def test_deleting_needs_approval_and_shows_its_targets(files: Registry) -> None:
     """HITL-2: writing a file needs no approval."""
-    registry = replicas[0]
-    assert (await registry.check("write_file", {"path": "a", "content": "x"})).approval_cause == ""
-    verdict = await registry.check("delete_file", {"path": "a"})
+    assert (await files.check("write_file", {"path": "a", "content": "x"})).approval_cause == ""
+    verdict = await files.check("delete_file", {"path": "a"})
     assert (verdict.approval_cause, verdict.preview) == ("category DESTRUCTIVE", "Delete the file or empty folder 'a'")
 
 

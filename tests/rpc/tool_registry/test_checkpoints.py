@@ -24,15 +24,13 @@ from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from pawl.tool_registry.execution.store.checkpoints import PostgresCheckpoints
 from pawl.tool_registry.execution.store.erasures import PostgresErasures
 from pawl.tool_registry.rules.journal import Writer
-from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from pawl.tools import Category, EffectClass, ToolContext, tool
 from tests.keys import ENVIRONMENT, SERVICE_KEY
 from tests.poll import until
+from tests.rpc.tool_registry import world
+from tests.rpc.tool_registry.attached import OPTIONS, attached, definition
 from tests.rpc.tool_registry.attached import EffectClass as WireEffect
-from tests.rpc.tool_registry.attached import attached, definition
 from tests.rpc.tool_registry.registry import content, context, outcome, running
-from tests.rpc.tool_registry.test_worker_loss import answer, invocation
-from tests.rpc.tool_registry.world import is_gone
 from tests.service import command
 from tests.web_server import Reply, pages, web_server
 
@@ -119,7 +117,7 @@ async def test_killed_registry_leaves_no_tool_processes(database_url: str, tmp_p
         with pytest.raises(grpc.aio.AioRpcError):
             await asked
 
-        await until(lambda: all(is_gone(pid) for pid in started))
+        await until(lambda: all(world.is_gone(pid) for pid in started))
 
 
 async def test_process_allows_each_store_the_hosts_in_its_egress_file(
@@ -135,68 +133,41 @@ async def test_process_allows_each_store_the_hosts_in_its_egress_file(
         assert server.connections == 1
 
 
-BRIEF = WorkerOptions(lease_seconds=4.0, poll_seconds=0.1)
-
 STEPS = '''
-import asyncio
+import time
 from pathlib import Path
 from pawl.tools import Category, EffectClass, ProcessLimits, ToolContext, tool
 
-def step(path: str, number: int) -> None:
-    with Path(path).open("a") as file:
-        file.write(f"{number}\\n")
-
-async def _steps(path: str, context: ToolContext) -> int:
-    first = 0 if context.last_checkpoint is None else context.last_checkpoint["next"]
-    for number in range(first, 6):
-        step(path, number)
-        await context.checkpoint({"next": number + 1})
+@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, timeout_seconds=60, process=ProcessLimits())
+def count(path: str, context: ToolContext) -> int:
+    """Count, and hang at 2 the first time."""
+    for number in range(context.last_checkpoint or 0, 6):
+        with Path(path).open("a") as file:
+            file.write(f"{number}\\n")
+        context.checkpoint(number + 1)
         while number == 2:
-            await asyncio.sleep(0.02)
+            time.sleep(0.02)
     return context.attempt
-
-@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, timeout_seconds=60)
-async def count_here(path: str, context: ToolContext) -> int:
-    """Count, in the registry."""
-    return await _steps(path, context)
-
-@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, timeout_seconds=60, process=ProcessLimits())
-async def count_apart(path: str, context: ToolContext) -> int:
-    """Count, in a process of its own."""
-    return await _steps(path, context)
 '''
 
 
-@pytest.mark.parametrize(
-    ("name", "end"),
-    [
-        ("count_here", signal.SIGTERM),
-        ("count_apart", signal.SIGKILL),
-    ],
-)
-async def test_tool_resumes_from_its_checkpoint_after_a_registry_crash(
-    database_url: str, tmp_path: Path, name: str, end: signal.Signals
-) -> None:
-    """The registry crashes, or stops without waiting for the call."""
+async def test_tool_resumes_from_its_checkpoint_after_a_registry_crash(database_url: str, tmp_path: Path) -> None:
     (tmp_path / "slow_tools.py").write_text(STEPS)
     steps = tmp_path / "steps"
 
     async with process(database_url, tmp_path, "a") as (first, address):
-        asked = asyncio.ensure_future(execute(address, name, path=str(steps)))
-        # By then the checkpoint of the third step is stored, or the step is repeated.
-        await until(lambda: steps.exists() and len(steps.read_text().split()) >= 3)
+        asked = asyncio.ensure_future(execute(address, "count", path=str(steps)))
         async with Database(database_url, application_name="test") as database:
 
             async def is_kept() -> bool:
-                found = await database.fetchval("SELECT content FROM tool_registry.checkpoints")
-                return bool(found == b'{"next":3}')
+                return bool(await database.fetchval("SELECT content FROM tool_registry.checkpoints") == b"3")
 
             await until(is_kept)
-        first.send_signal(end)
+        first.kill()
         with pytest.raises(grpc.aio.AioRpcError):
             await asked
     async with process(database_url, tmp_path, "b") as (_, address):
-        result = await execute(address, name, path=str(steps), earlier_attempts=1)
+        result = await execute(address, "count", path=str(steps), earlier_attempts=1)
     assert content(result) == 2
     assert steps.read_text().split() == ["0", "1", "2", "3", "4", "5"], "each step once"
 
@@ -274,7 +245,7 @@ async def test_invalid_checkpoint_is_rejected_and_secrets_are_not_stored(databas
 
 async def test_worker_resumes_from_a_lost_workers_checkpoint(database_url: str, tmp_path: Path) -> None:
     tool = definition(effect=WireEffect.EFFECT_CLASS_IDEMPOTENT)
-    async with running(database_url, tmp_path, worker_options=BRIEF) as registry, attached(registry, tool) as first:
+    async with running(database_url, tmp_path, worker_options=OPTIONS) as registry, attached(registry, tool) as first:
         asked = asyncio.ensure_future(registry.run("charge"))
         call = await first.invocation()
         assert not call.last_checkpoint_json
@@ -290,11 +261,12 @@ async def test_worker_resumes_from_a_lost_workers_checkpoint(database_url: str, 
         for bad in (b"", b"{", b'"\\u0000"', b"[" * 40 + b"]" * 40, b'"' + b"x" * 16_384 + b'"'):
             assert not await keep(bad), bad[:9]
         assert await keep(b'{"at": 1}')
+        await world.execute(database_url, "UPDATE tool_registry.worker_calls SET is_lost = true")
         async with attached(registry, tool, worker="w2") as second:
-            found = await invocation(second)
+            found = await second.invocation()
             assert found.last_checkpoint_json == b'{"at":1}'
             assert not await keep(b'{"at": 0}'), "it no longer holds the call"
-            await answer(second, found)
+            await second.answer(found)
         assert outcome(await asked) == "SUCCEEDED"
     # Checkpoints of calls that the ledger no longer knows are deleted with their run.
     async with record(database_url) as (database, _):

@@ -14,6 +14,7 @@ import pytest
 from pawl.server.db.database import Database
 from pawl.tool.v1 import completion_pb2 as pb
 from pawl.tool.v1 import execution_pb2
+from pawl.tool_registry.execution import completions
 from pawl.tools import (
     Awaited,
     Category,
@@ -85,7 +86,10 @@ def press() -> Press:
 
 
 @pytest.fixture
-async def registry(database_url: str, tmp_path: Path, press: Press) -> AsyncIterator[Registry]:
+async def registry(
+    database_url: str, tmp_path: Path, press: Press, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Registry]:
+    monkeypatch.setattr(completions, "_POLL_SECONDS", 0.05)
     async with running(database_url, tmp_path, press.tools(), secrets=SECRETS) as registry:
         yield registry
 

@@ -40,7 +40,7 @@ def silent(effect: EffectClass) -> Tool[..., Any]:
         category=Category.SAFE,
         effect=effect,
         timeout_seconds=60,
-        heartbeat_seconds=1.0,
+        heartbeat_seconds=0.6,
         reconcile=reconcile if is_reconcilable else None,
     )
     async def work(context: ToolContext) -> Any:
@@ -76,7 +76,7 @@ class StuckFunction:
             category=Category.SAFE,
             effect=effect,
             timeout_seconds=600,
-            heartbeat_seconds=1.0,
+            heartbeat_seconds=0.3,
         )
         def work(context: ToolContext) -> int:
             """Hang until released."""
@@ -135,12 +135,12 @@ async def test_silent_tool_in_its_own_process_is_killed(database_url: str, tmp_p
 
 
 async def test_progress_and_open_questions_count_as_heartbeats(database_url: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"category": Category.SAFE, "timeout_seconds": 60, "heartbeat_seconds": 3.0}
+    options: dict[str, Any] = {"category": Category.SAFE, "timeout_seconds": 60, "heartbeat_seconds": 1.5}
 
     @tool(name="tell", effect=EffectClass.IDEMPOTENT, **options)
     def tell(context: ToolContext) -> str:
         """Report progress for longer than the heartbeat timeout."""
-        for _ in range(60):
+        for _ in range(30):
             context.progress(message="on it")
             context.wait_cancelled(0.06)
         return "told" if not context.cancelled else "lost"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import email
+import email.policy
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -15,15 +18,23 @@ from pawl.chassis.labels import MAIL_ID, MAIL_THREAD
 from pawl.mailbox.mail import read_mail
 from pawl.server.db.database import Database
 from pawl.server.egress.mail import read_smtp_url
-from pawl.tool_registry.builtin.mail.tools import ATTACHMENTS_BYTES_MAX, RECIPIENTS_MAX, SmtpMailer, mail_tools
+from pawl.tool_registry.builtin.mail.tools import (
+    ATTACHMENTS_BYTES_MAX,
+    RECIPIENTS_MAX,
+    Mailer,
+    OutboxFolder,
+    SmtpMailer,
+    mail_tools,
+)
 from pawl.tool_registry.builtin.people import LISTED_MAX, people_tools
 from pawl.tool_registry.documents.rules import STORE_OWNER
 from pawl.tool_registry.documents.store import PostgresDocumentRepository
 from tests.fakes.manual_clock import ManualClock
 from tests.mail_server import Postbox, mail_server, text_of
-from tests.rpc.tool_registry.registry import Ledger, Registry, content, context, running
+from tests.rpc.tool_registry.registry import Ledger, Registry, content, context, outcome, refusal, running
 
 LETTER = {"to": ["ann@example.com"], "subject": "Report", "body": "The report is attached."}
+LUNCH = {"to": ["ann@example.com"], "subject": "Lunch på fredag?", "body": "At noon.\nBring cake."}
 ANN = UserId("ann")
 
 
@@ -58,15 +69,23 @@ class Office:
         )
 
 
+@asynccontextmanager
+async def opened(
+    database_url: str, folder: Path, mailer: Mailer, clock: ManualClock, postbox: Postbox
+) -> AsyncIterator[Office]:
+    async with Database(database_url, application_name="test") as database:
+        documents, ledger = PostgresDocumentRepository(database), Ledger()
+        mail = mail_tools(mailer, documents, ledger, clock, sender="pawl@example.org")
+        async with running(database_url, folder, [*mail, *people_tools(documents)]) as registry:
+            yield Office(registry, documents, ledger, postbox)
+
+
 @pytest.fixture
 async def office(database_url: str, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Office]:
-    async with mail_server() as (postbox, port), Database(database_url, application_name="test") as database:
-        documents = PostgresDocumentRepository(database)
+    async with mail_server() as (postbox, port):
         mailer = SmtpMailer(read_smtp_url(f"smtp://127.0.0.1:{port}"))
-        ledger = Ledger()
-        mail = mail_tools(mailer, documents, ledger, clock, sender="pawl@example.org")
-        async with running(database_url, tmp_path, [*mail, *people_tools(documents)]) as registry:
-            yield Office(registry, documents, ledger, postbox)
+        async with opened(database_url, tmp_path, mailer, clock, postbox) as office:
+            yield office
 
 
 async def test_html_and_attached_documents_arrive_unchanged(office: Office) -> None:
@@ -220,3 +239,79 @@ async def test_long_address_book_is_cut_with_a_note(office: Office) -> None:
     assert (len(found["people"]), found["note"]) == (LISTED_MAX, "5 more match: use more words in query")
     await office.put("people.csv", "name,email\n" + "x" * 10_001, STORE_OWNER)
     assert "has a line with more than 10000 characters" in (await office.people())["error"]
+
+
+async def test_edited_email_is_sent_once_after_approval(office: Office) -> None:
+    """HITL-2, HITL-3: send_email is sensitive and AT_MOST_ONCE, so a repeated call does not send it again."""
+    box, registry = office.postbox, office.registry
+    many = [f"{name}@example.com" for name in ("ann", "bo", "cy", "nobody")]
+    written = await registry.check("send_email", LUNCH | {"to": many, "cc": [*many, "ed@example.com"]})
+    assert written.approval_cause == "category SENSITIVE, bulk of 5"
+    assert written.preview.startswith(f"To: {', '.join(many)}\nCc: ann@example.com, bo@example.com,")
+    answered = f"<{'x' * 80}@mail.example.com>"
+    edited = LUNCH | {"to": many[:1], "cc": many[1:], "in_reply_to": answered}
+    again = await registry.check("send_email", edited)
+    assert again.approval_cause == "category SENSITIVE, bulk of 4"
+    assert again.preview.endswith("Subject: Lunch på fredag?\n\nAt noon.\nBring cake.")
+    assert await refusal(registry.run("send_email", edited, approved_digest=written.digest)) == "APPROVAL_REQUIRED"
+    for _ in range(2):
+        sent = content(await registry.run("send_email", edited, approved_digest=again.digest))
+        assert (sent["sent"], sent["refused"]) == (True, ["nobody@example.com"])
+    (envelope,) = box.envelopes
+    assert envelope.rcpt_tos == many[:3]
+    (message,) = box.messages()
+    assert (message["To"], message["Cc"], message["From"]) == (many[0], ", ".join(many[1:]), "pawl@example.org")
+    assert (message["Subject"], message["Message-ID"]) == ("Lunch på fredag?", sent["message_id"])
+    assert message.get_content().splitlines() == ["At noon.", "Bring cake."]
+    sent_bytes = box.envelopes[0].content
+    assert isinstance(sent_bytes, bytes)
+    for header in (
+        f"In-Reply-To: {answered}",
+        f"References: {answered}",
+        "Auto-Submitted: auto-replied",
+    ):
+        assert f"\r\n{header}\r\n".encode() in sent_bytes
+    refused = await registry.run_approved("send_email", LUNCH | {"to": [many[3]]}, call="refused")
+    assert "nobody@example.com (550)" in content(refused)["error"]
+    changes: list[dict[str, Any]] = [
+        {"to": ["ann@example.com\r\nBcc: eve@example.com"]},
+        {"to": ["ann@example.com, eve@example.com"]},
+        {"to": ["Ann <ann@example.com>"]},
+        {"to": ["ann@localhost"]},
+        {"to": ["a@b@example.com>"]},
+        {"subject": "Hi\r\nBcc: eve@example.com"},
+        {"subject": "Hi\x0bthere"},
+        {"subject": "=?utf-8?q?=0D=0ABcc:_eve@example.com?="},
+        {"to": ["=?utf-8?q?a?=@example.com"]},
+        {"cc": ["eve@exa mple.com"]},
+    ]
+    for number, change in enumerate(changes):
+        hostile = await registry.run_approved("send_email", LUNCH | change, call=f"c{number}")
+        assert outcome(hostile) == "FAILED TOOL_ERROR", change
+    assert len(box.envelopes) == 1
+
+
+async def test_email_fails_clearly_without_a_mail_server(database_url: str, tmp_path: Path, clock: ManualClock) -> None:
+    async with opened(
+        database_url, tmp_path, SmtpMailer(read_smtp_url("smtp://127.0.0.1:9")), clock, Postbox()
+    ) as office:
+        failed = await office.registry.run_approved("send_email", LUNCH, call="b")
+        assert content(failed) == {"error": "the mail server cannot be reached; nothing was sent"}
+    async with opened(database_url, tmp_path, OutboxFolder(tmp_path / "outbox"), clock, Postbox()) as office:
+        put = content(await office.registry.run_approved("send_email", LUNCH, call="c1"))
+    assert (put["sent"], put["outbox"], "PAWL_SMTP_URL" in put["note"]) == (False, "acme/c1.eml", True)
+    (path,) = (path for path in (tmp_path / "outbox").rglob("*") if path.is_file())
+    assert (path, path.stat().st_mode & 0o777) == (tmp_path / "outbox/acme/c1.eml", 0o600)
+    assert email.message_from_bytes(path.read_bytes(), policy=email.policy.default)["Subject"] == "Lunch på fredag?"
+
+
+def test_mail_server_is_parsed_from_its_url() -> None:
+    server = read_smtp_url("smtps://us%40er:p%2Fw@mail.example.com")
+    assert (server.host, server.port, server.username, server.password) == ("mail.example.com", 465, "us@er", "p/w")
+    assert (server.use_tls, server.start_tls) == (True, False)
+    assert read_smtp_url("smtp+starttls://h").start_tls is True
+    assert read_smtp_url("smtp://h:2525").port == 2525
+    for url in ("http://x", "smtp://", "smtp:x", "smtp://host/path", "host:25"):
+        with pytest.raises(ValueError, match="must be smtp://") as error:
+            read_smtp_url(url)
+        assert url not in str(error.value).replace("smtp://,", "")

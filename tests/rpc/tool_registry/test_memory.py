@@ -16,7 +16,7 @@ from pawl.tool.v1 import memory_pb2 as pb
 from pawl.tool_registry.memory import store as postgres_memories
 from pawl.tool_registry.memory.store import PostgresMemoryRepository
 from pawl.tool_registry.memory.tools import memory_tools
-from tests.rpc.tool_registry.registry import Registry, content, context, outcome, refusal, running
+from tests.rpc.tool_registry.registry import Registry, all_pages, content, context, outcome, refusal, running
 
 
 class Host:
@@ -43,15 +43,8 @@ class Host:
     async def listed(
         self, agent: str = "", *, store: str = "acme", user: str = "ann", size: int = 0
     ) -> list[pb.Memory]:
-        found: list[pb.Memory] = []
-        token = ""
-        while True:
-            request = pb.ListMemoriesRequest(agent_name=agent, page_size=size, page_token=token)
-            page = await self.registry.memories[store, user].ListMemories(request)
-            found += page.memories
-            token = page.next_page_token
-            if not token:
-                return found
+        request = pb.ListMemoriesRequest(agent_name=agent, page_size=size)
+        return await all_pages(self.registry.memories[store, user].ListMemories, request, "memories")
 
     async def erase(self, *, store: str = "acme", user: str = "ann", **what: str) -> int:
         request = pb.EraseMemoriesRequest(**what)

@@ -15,13 +15,17 @@ from pawl.tool.v1 import audit_pb2, execution_pb2, tool_pb2, worker_pb2
 from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository
 from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from tests.poll import until
-from tests.rpc.tool_registry.attached import AttachedWorker, EffectClass, Purpose, Status, attached, definition
+from tests.rpc.tool_registry.attached import (
+    OPTIONS,
+    AttachedWorker,
+    EffectClass,
+    Purpose,
+    Status,
+    attached,
+    definition,
+)
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 from tests.rpc.tool_registry.world import digest_of
-
-# Long enough for the steps of a test, and short enough to wait for its expiry.
-BRIEF = WorkerOptions(lease_seconds=4.0, poll_seconds=0.1)
-LASTING = WorkerOptions(lease_seconds=60.0, poll_seconds=0.1)
 
 IDEMPOTENT = definition(effect=EffectClass.EFFECT_CLASS_IDEMPOTENT)
 RECONCILABLE = definition(effect=EffectClass.EFFECT_CLASS_RECONCILABLE)
@@ -32,21 +36,15 @@ UNKNOWN = "UNKNOWN OUTCOME_UNKNOWN"
 
 @pytest.fixture
 async def registry(database_url: str, tmp_path: Path) -> Any:
-    async with running(database_url, tmp_path, worker_options=BRIEF) as registry:
-        yield registry
-
-
-@pytest.fixture
-async def registry_without_expiry(database_url: str, tmp_path: Path) -> Any:
-    async with running(database_url, tmp_path, worker_options=LASTING) as registry:
+    async with running(database_url, tmp_path, worker_options=OPTIONS) as registry:
         yield registry
 
 
 @pytest.fixture
 async def replicas(database_url: str, tmp_path: Path) -> Any:
     async with (
-        running(database_url, tmp_path, worker_options=LASTING) as here,
-        running(database_url, tmp_path, name="b", worker_options=LASTING) as there,
+        running(database_url, tmp_path, worker_options=OPTIONS) as here,
+        running(database_url, tmp_path, name="b", worker_options=OPTIONS) as there,
     ):
         yield here, there
 
@@ -58,72 +56,37 @@ async def start_call(
     return asked, await worker.invocation()
 
 
-async def invocation(worker: AttachedWorker) -> worker_pb2.Invocation:
-    """Wait for the next call while sending heartbeats."""
-    found: asyncio.Future[Any] = asyncio.ensure_future(_invocation(worker))
-    while not found.done():
-        await worker.send(heartbeat=worker_pb2.WorkerHeartbeat())
-        await asyncio.wait({found}, timeout=BRIEF.lease_seconds / 5)
-    call: worker_pb2.Invocation = found.result()
-    return call
-
-
-async def _invocation(worker: AttachedWorker) -> worker_pb2.Invocation:
-    while not isinstance(frame := await worker.next(), worker_pb2.Invocation):
-        assert isinstance(frame, worker_pb2.WorkerHeartbeatAnswer)
-    return frame
-
-
-async def answer(worker: AttachedWorker, call: worker_pb2.Invocation, **outcome: Any) -> int:
-    """Send a result and return the status of its receipt, skipping responses to heartbeats."""
-    result = worker_pb2.WorkerResult(call_id=call.call_id, lease_epoch=call.lease_epoch)
-    result.MergeFrom(worker_pb2.WorkerResult(**outcome or {"content_json": b'"done"'}))
-    await worker.send(result=result)
-    while not isinstance(frame := await worker.next(), worker_pb2.ResultReceipt):
-        assert isinstance(frame, worker_pb2.WorkerHeartbeatAnswer | worker_pb2.InvocationCancel)
-    return frame.status
-
-
-async def test_lost_at_most_once_call_has_an_unknown_outcome(registry: Registry) -> None:
+async def test_lost_at_most_once_call_has_an_unknown_outcome(registry: Registry, database_url: str) -> None:
     async with attached(registry, AT_MOST_ONCE) as first, attached(registry, AT_MOST_ONCE, worker="w2") as second:
         asked, _ = await start_call(registry, first)
-        first.vanish()
-        while not asked.done():
-            await second.beat()
-            await asyncio.wait({asked}, timeout=BRIEF.lease_seconds / 5)
+        await first.lose(database_url)
         assert outcome(await asked) == UNKNOWN
         await second.send(drain=worker_pb2.WorkerDrain())
         assert await second.ended() is grpc.StatusCode.OK  # The worker got no call
     assert outcome(await registry.run("charge")) == UNKNOWN
 
 
-async def test_reconnected_worker_keeps_its_call(registry_without_expiry: Registry) -> None:
-    async with attached(registry_without_expiry, AT_MOST_ONCE) as first:
-        asked, call = await start_call(registry_without_expiry, first)
-        first.vanish()
-    async with attached(registry_without_expiry, AT_MOST_ONCE, held={call.call_id: call.lease_epoch}) as back:
-        assert await answer(back, call) == Status.RESULT_STATUS_ACCEPTED
-        assert outcome(await asked) == "SUCCEEDED"
-        assert await answer(back, call) == Status.RESULT_STATUS_ACCEPTED
-
-
-async def test_worker_has_one_stream(registry_without_expiry: Registry) -> None:
-    async with attached(registry_without_expiry) as first, attached(registry_without_expiry) as second:
-        assert await first.ended() is grpc.StatusCode.CANCELLED
-        await second.beat()
-
-
-async def test_result_after_the_call_was_reassigned_is_late(registry: Registry) -> None:
-    async with attached(registry, IDEMPOTENT) as first:
+async def test_reconnected_worker_keeps_its_call(registry: Registry) -> None:
+    async with attached(registry, AT_MOST_ONCE) as first:
         asked, call = await start_call(registry, first)
         first.vanish()
+    async with attached(registry, AT_MOST_ONCE, held={call.call_id: call.lease_epoch}) as back:
+        assert await back.answer(call) == Status.RESULT_STATUS_ACCEPTED
+        assert outcome(await asked) == "SUCCEEDED"
+        assert await back.answer(call) == Status.RESULT_STATUS_ACCEPTED
+
+
+async def test_result_after_the_call_was_reassigned_is_late(registry: Registry, database_url: str) -> None:
+    async with attached(registry, IDEMPOTENT) as first:
+        asked, call = await start_call(registry, first)
+        await first.lose(database_url)
         async with attached(registry, IDEMPOTENT, worker="w2") as second:
-            again = await invocation(second)
+            again = await second.invocation()
             async with attached(registry, IDEMPOTENT, held={call.call_id: call.lease_epoch}) as back:
                 cancel = worker_pb2.InvocationCancel(call_id=call.call_id, lease_epoch=call.lease_epoch)
                 assert await back.next() == cancel
-                assert await answer(back, call, content_json=b'"late"') == Status.RESULT_STATUS_LATE
-                assert await answer(second, again) == Status.RESULT_STATUS_ACCEPTED
+                assert await back.answer(call, content_json=b'"late"') == Status.RESULT_STATUS_LATE
+                assert await second.answer(again) == Status.RESULT_STATUS_ACCEPTED
                 assert content(await asked) == "done"
 
 
@@ -151,7 +114,7 @@ async def test_worker_returns_its_result_to_another_replica(replicas: tuple[Regi
         asked, call = await start_call(here, first)
         async with attached(there, held={call.call_id: call.lease_epoch}) as second:
             assert await first.ended() is grpc.StatusCode.CANCELLED
-            assert await answer(second, call) == Status.RESULT_STATUS_ACCEPTED
+            assert await second.answer(call) == Status.RESULT_STATUS_ACCEPTED
             assert outcome(await asked) == "SUCCEEDED"
 
 
@@ -162,11 +125,11 @@ async def test_each_waiting_call_goes_to_one_replica(replicas: tuple[Registry, R
         await nobody.ended()
     asked = [asyncio.ensure_future(here.run("charge", call=f"call{number}")) for number in range(20)]
     async with attached(here, calls_max=10) as one, attached(there, worker="w2", calls_max=10) as two:
-        calls = [await invocation(worker) for worker in (one, two) for _ in range(10)]
+        calls = [await worker.invocation() for worker in (one, two) for _ in range(10)]
         assert sorted(call.call_id for call in calls) == sorted(f"call{number}" for number in range(20))
         for worker, handed in ((one, calls[:10]), (two, calls[10:])):
             for call in handed:
-                assert await answer(worker, call) == Status.RESULT_STATUS_ACCEPTED
+                assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
         assert [outcome(await call) for call in asked] == ["SUCCEEDED"] * 20
 
 
@@ -177,28 +140,28 @@ async def test_call_continues_on_its_worker_when_its_registry_stops(
 ) -> None:
     """The worker answers before another registry gets the call, after that, or never."""
     async with (
-        running(database_url, tmp_path, name="b", worker_options=BRIEF) as there,
+        running(database_url, tmp_path, name="b", worker_options=OPTIONS) as there,
         attached(there, tool, worker="other") as other,
         attached(there, tool) as worker,
     ):
-        async with running(database_url, tmp_path, drain_seconds=0, worker_options=BRIEF) as here:
+        async with running(database_url, tmp_path, drain_seconds=0, worker_options=OPTIONS) as here:
             await other.send(drain=worker_pb2.WorkerDrain())
             asked, call = await start_call(here, worker)
         await asyncio.wait({asked})
         if when == "before":
-            assert await answer(worker, call) == Status.RESULT_STATUS_ACCEPTED
+            assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
         if when == "never":
-            worker.vanish()
+            await worker.lose(database_url)
         again = asyncio.ensure_future(there.run("charge"))
         if when == "after":
             await until(lambda: there.executor.running_count == 1)
-            assert await answer(worker, call) == Status.RESULT_STATUS_ACCEPTED
+            assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
         if when == "never" and tool is RECONCILABLE:
             async with attached(there, tool, worker="asked") as asked_worker:
-                question = await invocation(asked_worker)
+                question = await asked_worker.invocation()
                 assert question.purpose == Purpose.INVOCATION_PURPOSE_RECONCILE
                 assert question.lease_epoch > call.lease_epoch
-                await answer(asked_worker, question)
+                await asked_worker.answer(question)
         assert outcome(await again) == (UNKNOWN if when == "never" and tool is AT_MOST_ONCE else "SUCCEEDED")
 
 
@@ -212,40 +175,42 @@ async def test_call_continues_on_its_worker_when_its_registry_stops(
     ],
 )
 async def test_lost_call_is_repeated_or_reconciled_at_another_worker(
-    registry: Registry, tool: tool_pb2.ToolDefinition, finding: dict[str, Any] | None, expected: str
+    registry: Registry,
+    database_url: str,
+    tool: tool_pb2.ToolDefinition,
+    finding: dict[str, Any] | None,
+    expected: str,
 ) -> None:
     async with attached(registry, tool) as first:
         asked, call = await start_call(registry, first)
-        first.vanish()
+        await first.lose(database_url)
         async with attached(registry, tool, worker="w2") as second:
             if finding is not None:
-                question = await invocation(second)
+                question = await second.invocation()
                 assert (question.purpose, question.call_id) == (Purpose.INVOCATION_PURPOSE_RECONCILE, call.call_id)
-                await answer(second, question, **finding)
+                await second.answer(question, **finding)
             if finding is None or "did_not_happen" in finding:
-                again = await invocation(second)
+                again = await second.invocation()
                 assert (again.call_id, again.arguments_json) == (call.call_id, call.arguments_json)
                 assert again.lease_epoch > call.lease_epoch
                 assert (again.purpose, call.attempt, again.attempt) == (Purpose.INVOCATION_PURPOSE_RUN, 1, 2)
-                assert await answer(second, again) == Status.RESULT_STATUS_ACCEPTED
+                assert await second.answer(again) == Status.RESULT_STATUS_ACCEPTED
             assert outcome(await asked) == expected
 
 
-async def test_result_after_the_call_was_abandoned_is_audited_once(
-    registry_without_expiry: Registry, database_url: str
-) -> None:
+async def test_result_after_the_call_was_abandoned_is_audited_once(registry: Registry, database_url: str) -> None:
     """The call is lost when a new process attaches under the worker's name, before any lease expires."""
-    async with attached(registry_without_expiry, AT_MOST_ONCE) as first:
-        asked, call = await start_call(registry_without_expiry, first)
+    async with attached(registry, AT_MOST_ONCE) as first:
+        asked, call = await start_call(registry, first)
         first.vanish()
-    async with attached(registry_without_expiry, AT_MOST_ONCE) as back:
+    async with attached(registry, AT_MOST_ONCE) as back:
         assert outcome(await asked) == UNKNOWN
         for _ in range(2):
-            assert await answer(back, call, content_json=b'  "late"') == Status.RESULT_STATUS_LATE
+            assert await back.answer(call, content_json=b'  "late"') == Status.RESULT_STATUS_LATE
         request = audit_pb2.ListAuditRequest(kind=audit_pb2.AUDIT_KIND_RETURNED)
 
         async def entries() -> list[audit_pb2.AuditEntry]:
-            return list((await registry_without_expiry.auditors["acme", "olga"].ListAudit(request)).entries)
+            return list((await registry.auditors["acme", "olga"].ListAudit(request)).entries)
 
         async def are_there() -> bool:
             return len(await entries()) == 2
@@ -280,22 +245,22 @@ async def test_calls_progress_and_cancels_cross_replicas(
 
 
 async def test_call_of_a_live_worker_survives_a_broken_database(
-    registry_without_expiry: Registry, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with attached(registry_without_expiry, AT_MOST_ONCE) as worker:
+    async with attached(registry, AT_MOST_ONCE) as worker:
         for name in ("add", "find", "settle", "finish", "claim"):
             for is_done in (False, True) if name != "claim" else (False,):
                 with monkeypatch.context() as patch:
                     faults = break_statement(patch, name, is_done=is_done)
-                    asked, call = await start_call(registry_without_expiry, worker, f"{name}_{is_done}")
+                    asked, call = await start_call(registry, worker, f"{name}_{is_done}")
                     assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
                     assert outcome(await asked) == "SUCCEEDED", (name, is_done)
                     assert len(faults) < 2
 
 
-async def test_finished_call_leaves_no_records(database_url: str, registry_without_expiry: Registry) -> None:
-    async with attached(registry_without_expiry) as worker:
-        asked = asyncio.ensure_future(registry_without_expiry.run("charge", {"amount": 7}))
+async def test_finished_call_leaves_no_records(database_url: str, registry: Registry) -> None:
+    async with attached(registry) as worker:
+        asked = asyncio.ensure_future(registry.run("charge", {"amount": 7}))
         await worker.answer(await worker.invocation())
         await asked
     async with Database(database_url, application_name="test") as database:
@@ -308,26 +273,26 @@ async def test_finished_call_leaves_no_records(database_url: str, registry_witho
 
 
 async def test_call_survives_a_lost_response_to_its_claim(
-    registry_without_expiry: Registry, database_url: str, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the worker would count as busy with a call that it never received."""
     async with (
         Database(database_url, application_name="test") as database,
-        attached(registry_without_expiry, AT_MOST_ONCE) as worker,
+        attached(registry, AT_MOST_ONCE) as worker,
     ):
 
         async def is_waiting() -> bool:
             return bool(await database.fetchval("SELECT 1 FROM tool_registry.worker_calls WHERE state = 'WAITING'"))
 
-        asked, call = await start_call(registry_without_expiry, worker)
-        following = asyncio.ensure_future(registry_without_expiry.run("charge", call="call_2"))
+        asked, call = await start_call(registry, worker)
+        following = asyncio.ensure_future(registry.run("charge", call="call_2"))
         await until(is_waiting)
         faults = break_statement(monkeypatch, "claim", is_done=True, times=1)
         assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
         assert outcome(await asked) == "SUCCEEDED"
-        later = await invocation(worker)
+        later = await worker.invocation()
         assert (later.call_id, faults) == ("call_2", [])
-        assert await answer(worker, later) == Status.RESULT_STATUS_ACCEPTED
+        assert await worker.answer(later) == Status.RESULT_STATUS_ACCEPTED
         assert outcome(await following) == "SUCCEEDED"
 
 
@@ -341,5 +306,5 @@ async def test_call_with_a_permanently_broken_record_has_an_unknown_outcome(
     ):
         asked, call = await start_call(registry, worker)
         break_statement(monkeypatch, "find", is_done=False, times=1000)
-        assert await answer(worker, call) == Status.RESULT_STATUS_ACCEPTED
+        assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
         assert outcome(await asked) == UNKNOWN

@@ -178,9 +178,10 @@ def test_a_repeated_turn_ignores_other_users_notices_and_answers(others: list[Me
     assert history_sent[-1]["role"] == "user"
     assert ("another user" in str(history_sent[-1]["content"])) is is_quoted
     assert sum("wombat" in str(message["content"]) for message in history_sent) == 1
-    assert agent_program.follows(mine, 0.0) == PinTools()
+    assert agent_program.AgentProgram().follows(mine, 0.0) == PinTools()
     theirs = state(user("hi"), assistant("Hello."), of_another(NOTICE))
-    assert isinstance(agent_program.follows(replace(theirs, run=turn), 0.0), Finish), "there is nothing to answer"
+    ended = agent_program.AgentProgram().follows(replace(theirs, run=turn), 0.0)
+    assert isinstance(ended, Finish), "there is nothing to answer"
 
 
 LINES = st.text() | st.sampled_from("\r\x0b\x85\u2028")

@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pawl.agent_loop.loop.rules import progress
+from pawl.agent_loop.loop.rules.fact import ToolProgress
 from pawl.agent_loop.loop.rules.loop_state import JobCursor
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import Job, JobProgress
 from pawl.chassis import job_reports
+from pawl.chassis.ids import CallId
 from pawl.errors import InvalidField
 from pawl.values import JobReports, Progress, RunState
 from tests.fakes.model import calls
@@ -111,6 +113,16 @@ def test_percentages_are_not_reported_again_after_a_restart_that_goes_back() -> 
 def test_other_policies_report_no_progress(reports: JobReports) -> None:
     what = job(reports=reports, report_percents=(1,))
     assert progress.report_time(what, JobCursor(), at(1010, 0.9), 1000, 1010) is None
+
+
+@given(st.lists(st.tuples(st.none() | st.floats(0, 1), st.booleans()), max_size=30))
+def test_only_new_ground_counts_as_progress(reported: list[tuple[float | None, bool]]) -> None:
+    cursor, furthest = JobCursor(), 0.0
+    for fraction, has_checkpoint in reported:
+        report = ToolProgress(call_id=CallId("c"), tool_name="t", fraction=fraction, has_checkpoint=has_checkpoint)
+        after = progress.advanced(cursor, report)
+        assert (after.advances > cursor.advances) == (has_checkpoint or (fraction or 0.0) > furthest)
+        cursor, furthest = after, max(furthest, fraction or 0.0)
 
 
 def test_the_end_is_expected_from_the_progress_or_else_the_estimate() -> None:

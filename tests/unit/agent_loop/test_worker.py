@@ -136,6 +136,33 @@ async def test_a_run_claimed_by_another_worker_is_dropped_at_renewal() -> None:
         assert world.meter.left == ["lost"]
 
 
+async def test_a_run_claimed_during_a_renewal_is_not_dropped() -> None:
+    """The renewal was sent after the claim but executed before it, so its response lacks the run."""
+    world = World(VERDICTS, [long(), long()])
+    world.ledger.submit("hello")
+    overlaps, renewed, claimed = False, asyncio.Event(), asyncio.Event()
+
+    async def overlap(name: str, done: bool) -> None:
+        if overlaps and name == "ClaimRuns" and not done:
+            await renewed.wait()
+        elif overlaps and name == "ClaimRuns":
+            claimed.set()
+        elif overlaps and name == "RenewLeases" and done:
+            renewed.set()
+            await claimed.wait()
+            await asyncio.sleep(0.1)
+
+    world.ledger.fault = overlap
+    async with at_work(world.worker()):
+        while not world.model.streaming:
+            await asyncio.sleep(0.1)
+        overlaps = True
+        key = world.ledger.submit("hello again")
+        await end_of(world, key)
+    assert claimed.is_set()
+    assert "lost" not in world.meter.left
+
+
 async def test_a_claim_with_a_lost_response_is_driven_anyway() -> None:
     world = World(VERDICTS, [])
     key = world.ledger.submit("hello")

@@ -22,10 +22,11 @@ from pawl.cli.declared.applying import ApplyError
 from pawl.cli.declared.kinds import KINDS, references
 from pawl.cli.declared.rules import Action, Key, Owner
 from pawl.cli.failure import CommandError
-from pawl.errors import AgentNotFound, Conflict, DependencyUnavailable
+from pawl.errors import AgentNotFound, Conflict, DependencyUnavailable, InvalidField
 from pawl.event.v1.agent_pb2 import AgentDefinition, AgentVersion
 from pawl.event.v1.schedule_pb2 import Schedule, ScheduleDefinition
 from pawl.event.v1.workflow_pb2 import WorkflowFault, WorkflowVersion
+from pawl.notify.v1 import channel_pb2
 from pawl.tool.v1 import rule_pb2, source_pb2
 
 TYPES = {kind: each.definition for kind, each in KINDS.items()}
@@ -44,6 +45,7 @@ class Store:
         self.agents: dict[str, AgentDefinition] = {}
         self.schedules: dict[str, ScheduleDefinition] = {}
         self.flows: dict[str, bytes] = {}
+        self.channels: list[channel_pb2.Channel] = []
         self.owners: dict[Key, declaration_pb2.Declaration] = {}
         self.writes_left = 10**6
         self.writes: list[str] = []
@@ -53,6 +55,8 @@ class Store:
 
     async def again(self, method: Any, request: Any) -> Any:
         return await method(request)
+
+    once = again
 
     async def pages(self, method: Any, request: Any) -> Any:
         yield await method(request)
@@ -123,6 +127,17 @@ class Store:
     async def DeleteSchedule(self, request: Any) -> Any:
         self._write(f"-schedule {request.name}")
         del self.schedules[request.name]
+
+    async def ListChannels(self, request: Any) -> Any:
+        return channel_pb2.ListChannelsResponse(channels=self.channels)
+
+    async def CreateChannel(self, request: Any) -> Any:
+        if len(self.channels) + request.created_before >= 2:
+            raise InvalidField("a user can have at most 2 channels: delete one", field="channel")
+        if not request.validate_only:
+            self._write(f"channel {request.channel.name}")
+            self.channels.append(request.channel)
+        return channel_pb2.CreateChannelResponse(channel=request.channel)
 
     async def ListDeclarations(self, request: Any) -> Any:
         return declaration_pb2.ListDeclarationsResponse(declarations=self.owners.values())
@@ -264,6 +279,15 @@ async def test_nothing_changes_if_any_file_is_invalid(tmp_path: Path) -> None:
         f"{tmp_path}/schedules/typo.yaml:3: agent: there is no agent 'clark' (AGENT_NOT_FOUND)",
     ]
     assert refused.value.may_pass, "another set may create these agents"
+    assert not store.writes
+
+
+async def test_new_channels_are_counted_together(tmp_path: Path) -> None:
+    store = Store()
+    store.channels.append(channel_pb2.Channel(name="old", url="https://example.com/"))
+    two = {f"channels/{name}.yaml": f"name: {name}\nurl: https://example.com/\n" for name in ("one", "two")}
+    with pytest.raises(ApplyError, match=r"two\.yaml.*at most 2 channels"):
+        await applied(store, written(tmp_path, two))
     assert not store.writes
 
 

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pawl.chassis.ids import CallId, RunId, RunKey, StoreId
 from pawl.errors import DependencyUnavailable, IllegalTransition, InboxChanged, InvalidField, LeaseLost
@@ -70,6 +72,24 @@ def test_a_run_is_quarantined_after_its_third_worker_has_died(world: World, run_
     assert sweep(world, run_id) == 0
     with pytest.raises(LeaseLost):
         world.commit(run_id, epoch, state=RunState.COMPLETED)
+
+
+@given(st.lists(st.booleans(), max_size=12))
+def test_progress_resets_the_count_of_crashes_in_a_row(progresses: list[bool]) -> None:
+    """Each worker dies, some after their job has progressed."""
+    world = World()
+    run_id = world.start_run()
+    in_a_row = 0
+    for has_progressed in progresses:
+        world.commit(run_id, has_progressed=has_progressed)
+        in_a_row = 1 if has_progressed else in_a_row + 1
+        crash(world, run_id)
+        assert sweep(world, run_id) == (in_a_row == CRASHES_MAX)
+        if in_a_row == CRASHES_MAX:
+            assert world.run(run_id).is_quarantined
+            return
+        world.claim(run_id, f"w{world.number()}")
+        assert world.run(run_id).crashes == in_a_row
 
 
 def test_a_redrive_by_an_operator_is_recorded_in_the_log(world: World, run_id: str) -> None:

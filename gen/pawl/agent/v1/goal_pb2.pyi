@@ -288,7 +288,7 @@ class RaiseGoalResponse(_message.Message):
     GOAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def goal(self) -> Global___GoalStatus:
-        """The goal. The response to a repeated request may have the limits from before the first request."""
+        """The goal. A repeated request returns the current limits: the first request raises them within moments, once."""
 
     def __init__(
         self,

@@ -91,7 +91,9 @@ class CallUndo(_message.Message):
     UNDO_CALL_ID_FIELD_NUMBER: _builtins.int
     UNDO_RUN_ID_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """Call ID. Empty if this entry represents all deleted calls of a long series (Run.trimmed_rounds)."""
+    """Call ID. Empty if this entry represents all deleted calls of a long series (Run.trimmed_rounds), or the run whose
+    results a rerun reuses: the undo of a rerun does not undo that run's effects, and `reason` names it.
+    """
     tool_name: _builtins.str
     """Tool name."""
     state: Global___UndoState.ValueType

@@ -221,32 +221,36 @@ class MapChunk(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     ITEMS_JSON_FIELD_NUMBER: _builtins.int
-    SCOPE_JSON_FIELD_NUMBER: _builtins.int
+    SCOPE_STATE_FIELD_NUMBER: _builtins.int
     FAILURES_MAX_FIELD_NUMBER: _builtins.int
+    CONCURRENCY_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """Path of the map node."""
     first_index: _builtins.int
     """Index of the first item in the map's list, starting at 0."""
     items_json: _builtins.bytes
     """The items as a JSON array, at most 50. Runs in lists and events omit them."""
-    scope_json: _builtins.bytes
-    """Values from the map's run that the expressions of its node use, as a JSON object: `nodes` with the
-    outputs, errors and states by name. Runs in lists and events omit them.
+    scope_state: _builtins.bytes
+    """Opaque state of the nodes of the map's run that its expressions use; their values stay in the calls of that run.
+    Runs in lists and events omit it.
     """
     failures_max: _builtins.int
     """Number of its items that may fail."""
+    concurrency: _builtins.int
+    """Number of its items that may be open at the same time."""
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
         first_index: _builtins.int = ...,
         items_json: _builtins.bytes = ...,
-        scope_json: _builtins.bytes = ...,
+        scope_state: _builtins.bytes = ...,
         failures_max: _builtins.int = ...,
+        concurrency: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures_max", b"failures_max", "first_index", b"first_index", "items_json", b"items_json", "node", b"node", "scope_json", b"scope_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrency", b"concurrency", "failures_max", b"failures_max", "first_index", b"first_index", "items_json", b"items_json", "node", b"node", "scope_state", b"scope_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -263,7 +267,7 @@ class NodeError(_message.Message):
     reason: _builtins.str
     """Machine-readable reason: that of its call (TOOL_ERROR, REJECTED, EXPIRED, NOT_ALLOWED, INVALID_ARGUMENTS,
     OUTCOME_UNKNOWN, AGENT_FAILED and so on), or EXPRESSION_FAILED, REPEAT_LIMIT, MAP_NOT_A_LIST,
-    MAP_TOO_LARGE, OUTPUT_TOO_LARGE, NODE_TIMEOUT, WORKFLOW_NOT_FOUND. More values may be added.
+    MAP_TOO_LARGE, MAP_FAILED, OUTPUT_TOO_LARGE, NODE_TIMEOUT, WORKFLOW_NOT_FOUND. More values may be added.
     """
     message: _builtins.str
     """Human-readable message."""

@@ -547,6 +547,7 @@ class ClaimedRun(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     LOADED_FIELD_NUMBER: _builtins.int
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    IN_BACKGROUND_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     run_id: _builtins.str
@@ -555,6 +556,8 @@ class ClaimedRun(_message.Message):
     """The worker's epoch, required in every commit."""
     conversation_id: _builtins.str
     """After a claim: the conversation ID, by which the worker finds the history that it has kept."""
+    in_background: _builtins.bool
+    """Whether it is a job, workflow or goal, or was started by one."""
     @_builtins.property
     def loaded(self) -> Global___LoadRunResponse:
         """After a claim: the result of LoadRun, if it fits into one part and few runs were claimed. Only for a run that
@@ -569,10 +572,11 @@ class ClaimedRun(_message.Message):
         epoch: _builtins.int = ...,
         loaded: Global___LoadRunResponse | None = ...,
         conversation_id: _builtins.str = ...,
+        in_background: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["loaded", b"loaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "epoch", b"epoch", "loaded", b"loaded", "run_id", b"run_id", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "epoch", b"epoch", "in_background", b"in_background", "loaded", b"loaded", "run_id", b"run_id", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -974,6 +978,7 @@ class CommitRunRequest(_message.Message):
     ASKS_TITLE_FIELD_NUMBER: _builtins.int
     ENTERED_NOTICES_FIELD_NUMBER: _builtins.int
     TELLS_ITERATION_FIELD_NUMBER: _builtins.int
+    HAS_PROGRESSED_FIELD_NUMBER: _builtins.int
     MISSED_ITERATIONS_FIELD_NUMBER: _builtins.int
     JOB_PROGRESS_FIELD_NUMBER: _builtins.int
     GOAL_LIMITS_FIELD_NUMBER: _builtins.int
@@ -1019,6 +1024,10 @@ class CommitRunRequest(_message.Message):
     tells_iteration: _builtins.int
     """For a job: iteration or progress to report with this step, numbered as in Notice.occasion; 0 means none. The
     end is always reported.
+    """
+    has_progressed: _builtins.bool
+    """The open call of a job is further than ever before. Like a settled call, this resets the count of workers that
+    died in a row with the run.
     """
     missed_iterations: _builtins.int
     """With `output_text`: Run.missed_iterations."""
@@ -1122,6 +1131,7 @@ class CommitRunRequest(_message.Message):
         asks_title: _builtins.bool = ...,
         entered_notices: _abc.Iterable[Global___EnteredNotice] | None = ...,
         tells_iteration: _builtins.int = ...,
+        has_progressed: _builtins.bool = ...,
         missed_iterations: _builtins.int = ...,
         job_progress: _run_pb2.JobProgress | None = ...,
         goal_limits: _goal_pb2.Goal | None = ...,
@@ -1131,7 +1141,7 @@ class CommitRunRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "goal_limits", b"goal_limits", "job_progress", b"job_progress", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "events_taken", b"events_taken", "failure", b"failure", "goal_limits", b"goal_limits", "job_progress", b"job_progress", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "events_taken", b"events_taken", "failure", b"failure", "goal_limits", b"goal_limits", "has_progressed", b"has_progressed", "job_progress", b"job_progress", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active_seconds: _TypeAlias = _typing.Literal["active_seconds"]  # noqa: Y015
     _WhichOneofArgType__active_seconds: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds"]  # noqa: Y015

@@ -281,10 +281,15 @@ class CreateChannelRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CHANNEL_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
+    CREATED_BEFORE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Optional idempotency key."""
     validate_only: _builtins.bool
     """Validate and return the result without saving it."""
+    created_before: _builtins.int
+    """With `validate_only`: number of channels that the caller will create before this one. They count towards
+    the user's limit.
+    """
     @_builtins.property
     def channel(self) -> Global___Channel:
         """The channel."""
@@ -295,10 +300,11 @@ class CreateChannelRequest(_message.Message):
         request_id: _builtins.str = ...,
         channel: Global___Channel | None = ...,
         validate_only: _builtins.bool = ...,
+        created_before: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "created_before", b"created_before", "request_id", b"request_id", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1200,19 +1200,23 @@ class ExecutionProgress(_message.Message):
 
     FRACTION_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    HAS_CHECKPOINT_FIELD_NUMBER: _builtins.int
     fraction: _builtins.float
     """Fraction completed, 0 to 1; absent if unknown."""
     message: _builtins.str
     """Human-readable message, at most 1 KiB."""
+    has_checkpoint: _builtins.bool
+    """Whether the tool has stored a checkpoint since the last progress. The other fields repeat the last progress."""
     def __init__(
         self,
         *,
         fraction: _builtins.float | None = ...,
         message: _builtins.str = ...,
+        has_checkpoint: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fraction", b"_fraction", "fraction", b"fraction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fraction", b"_fraction", "fraction", b"fraction", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fraction", b"_fraction", "fraction", b"fraction", "has_checkpoint", b"has_checkpoint", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fraction: _TypeAlias = _typing.Literal["fraction"]  # noqa: Y015
     _WhichOneofArgType__fraction: _TypeAlias = _typing.Literal["_fraction", b"_fraction"]  # noqa: Y015

@@ -16,27 +16,74 @@ from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import Decision, EnterSteers, Fail, Finish, PinTools, Propose, ReadCalls, Wait
 from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent, RaiseGoal, ToolProgress
 from pawl.agent_loop.loop.rules.message import Message, Role
+from pawl.agent_loop.loop.rules.program import Program
 from pawl.agent_loop.loop.rules.run import Delegation, Goal, ResponseFormat, RunOptions, ToolChoice
 from pawl.agent_loop.loop.rules.state import State
-from pawl.chassis.ids import CallId
 from pawl.values import RunState
 
 
-def follows(state: State, now: float) -> Decision:
-    run, goal, cursor = state.run, _goal(state), rules.cursor_of(state)
-    if not (run.round or run.tools or state.tools_pinned):
-        return PinTools()
-    if cursor.met:
-        return Finish(state=RunState.COMPLETED)
-    if failure := rules.limit_reached(goal, cursor, now):
-        return Fail(failure=failure)
-    if state.open_calls:
-        return Wait(until=goal.deadline_time)
-    if state.loop.steers:
-        return EnterSteers()
-    number = len(cursor.attempts) + 1
-    attempt = rules.step_of(state, number, Step.ATTEMPT)
-    return _next_attempt(state, goal, cursor, now) if attempt is None else _judgement(state, goal, attempt, now)
+class GoalProgram(Program):
+    def follows(self, state: State, now: float) -> Decision:
+        run, goal, cursor = state.run, _goal(state), rules.cursor_of(state)
+        if not (run.round or run.tools or state.tools_pinned):
+            return PinTools()
+        if cursor.met:
+            return Finish(state=RunState.COMPLETED)
+        if failure := rules.limit_reached(goal, cursor, now):
+            return Fail(failure=failure)
+        if state.open_calls:
+            return Wait(until=goal.deadline_time)
+        if state.loop.steers:
+            return EnterSteers()
+        number = len(cursor.attempts) + 1
+        attempt = rules.step_of(state, number, Step.ATTEMPT)
+        return _next_attempt(state, goal, cursor, now) if attempt is None else _judgement(state, goal, attempt, now)
+
+    def commanded(self, state: State, command: Command, now: float) -> State:  # the ledger checked it
+        return rules.raised(state, _goal(state), command.kind) if isinstance(command.kind, RaiseGoal) else state
+
+    def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:
+        """Record judgements. Report the progress of a judgement as progress of the call that judged."""
+        after = rules.recorded(after, _goal(after))
+        progress = after.run.job_progress
+        if progress is None or progress == base.run.job_progress:
+            return after, ()
+        judged = (call for call in after.calls.values() if call.end_time == progress.time)
+        events = (
+            ToolProgress(
+                call_id=call.call_id, tool_name=call.tool_name, fraction=progress.fraction, message=progress.message
+            )
+            for call in sorted(judged, key=lambda call: (call.round, call.index))[-1:]
+        )
+        return after, tuple(events)
+
+    def child(self, state: State, call: Call, delegation: Delegation) -> Delegation:
+        """Give an attempt the agent's tools, and a judge no tools and a response format."""
+        goal, options = _goal(state), delegation.options
+        if call.index != Step.ATTEMPT and goal.criterion.judge is None:
+            # The criterion's tool is a workflow.
+            return delegation
+        if call.index != Step.ATTEMPT:
+            options = replace(
+                options,
+                instructions="\n\n".join(filter(None, (options.instructions, judging.INSTRUCTIONS))),
+                tool_names=(),
+                without_tools=True,
+                tool_choice=ToolChoice(),
+                response_format=ResponseFormat(name="judgement", schema_json=judging.SCHEMA_JSON),
+            )
+            return replace(delegation, options=options)
+        return replace(delegation, options=_of_attempt(state.run.options, goal, options), waits_for_jobs=True)
+
+    def concluded(self, state: State, *, continues: bool) -> State:
+        """Add the report to the conversation, unless the run continues."""
+        cursor = rules.cursor_of(state)
+        if continues or cursor.reported:
+            return state
+        report = texts.report(state, _goal(state), cursor)
+        run, loop = replace(state.run, output_text=report), replace(state.loop, cursor=replace(cursor, reported=True))
+        message = Message(role=Role.ASSISTANT, run_id=run.run_id, text=report)
+        return replace(state, run=run, loop=loop).with_message(message)
 
 
 def _next_attempt(state: State, goal: Goal, cursor: GoalCursor, now: float) -> Decision:
@@ -61,62 +108,6 @@ def _judgement(state: State, goal: Goal, attempt: Call, now: float) -> Decision:
     return Propose(calls=(rules.judgement(state, goal, attempt, shown, now),))
 
 
-def proposes(state: State, call_id: CallId, now: float) -> bool:
-    following = follows(state, now)
-    return isinstance(following, Propose) and any(call.call_id == call_id for call in following.calls)
-
-
-def commanded(state: State, command: Command, now: float) -> State:  # noqa: ARG001  # the ledger has checked the time
-    return rules.raised(state, _goal(state), command.kind) if isinstance(command.kind, RaiseGoal) else state
-
-
-def reported(base: State, after: State) -> State:  # noqa: ARG001  # the cursor tells what is recorded
-    return rules.recorded(after, _goal(after))
-
-
-def told(base: State, after: State) -> tuple[OwnerEvent, ...]:
-    """Report the progress of a judgement as progress of the call that judged."""
-    progress = after.run.job_progress
-    if progress is None or progress == base.run.job_progress:
-        return ()
-    judged = max((call for call in after.calls.values() if call.end_time == progress.time), key=_position, default=None)
-    if judged is None:
-        return ()
-    told = ToolProgress(
-        call_id=judged.call_id, tool_name=judged.tool_name, fraction=progress.fraction, message=progress.message
-    )
-    return (told,)
-
-
-def child(state: State, call: Call, delegation: Delegation) -> Delegation:
-    """Give an attempt the agent's tools, and a judge no tools and a response format."""
-    goal, options = _goal(state), delegation.options
-    if call.index != Step.ATTEMPT and goal.criterion.judge is None:
-        # The criterion's tool is a workflow.
-        return delegation
-    if call.index != Step.ATTEMPT:
-        options = replace(
-            options,
-            instructions="\n\n".join(filter(None, (options.instructions, judging.INSTRUCTIONS))),
-            tool_names=(),
-            without_tools=True,
-            tool_choice=ToolChoice(),
-            response_format=ResponseFormat(name="judgement", schema_json=judging.SCHEMA_JSON),
-        )
-        return replace(delegation, options=options)
-    return replace(delegation, options=_of_attempt(state.run.options, goal, options), waits_for_jobs=True)
-
-
-def concluded(state: State, *, continues: bool) -> State:
-    """Add the report to the conversation, unless the run continues."""
-    cursor = rules.cursor_of(state)
-    if continues or cursor.reported:
-        return state
-    report = texts.report(state, _goal(state), cursor)
-    run, loop = replace(state.run, output_text=report), replace(state.loop, cursor=replace(cursor, reported=True))
-    return replace(state, run=run, loop=loop).with_message(Message(role=Role.ASSISTANT, run_id=run.run_id, text=report))
-
-
 def _of_attempt(own: RunOptions, goal: Goal, options: RunOptions) -> RunOptions:
     """Return an attempt's options with only the tools that the goal allows it."""
     wanted = goal.attempts_by.tool_names or own.tool_names
@@ -127,10 +118,6 @@ def _of_attempt(own: RunOptions, goal: Goal, options: RunOptions) -> RunOptions:
 
 def _lacks_tokens(state: State) -> bool:
     return budget.left(state) == 0
-
-
-def _position(call: Call) -> tuple[int, int]:
-    return call.round, call.index
 
 
 def _goal(state: State) -> Goal:

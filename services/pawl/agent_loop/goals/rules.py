@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from enum import IntEnum
-from typing import Annotated, Any, Final
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import RUN_AGENT
 from pawl.agent_loop.goals import judging, texts
+from pawl.agent_loop.goals.asking import ATTEMPTS_MAX
 from pawl.agent_loop.goals.cursor import Attempt, GoalCursor, Tried
 from pawl.agent_loop.goals.judging import Evidence, Judgement
 from pawl.agent_loop.loop.rules.call import Call
@@ -24,18 +25,13 @@ from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
 from pawl.agent_loop.loop.rules.run import (
     FailureClass,
     Goal,
-    GoalAgent,
-    GoalCriterion,
-    GoalJudge,
     JobProgress,
     RunFailure,
 )
 from pawl.agent_loop.loop.rules.state import State
-from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId, RunId
 from pawl.values import CallState
 
-ATTEMPTS_MAX: Final = 100
 # The goal fails after this many attempts in a row without progress.
 STALLED_MAX: Final = 3
 # Number of recent attempts that the next attempt's task describes in detail.
@@ -55,50 +51,6 @@ class Step(IntEnum):
     JUDGEMENT = 2
     JUDGED_AGAIN = 3
     CHECK_LATER = 4
-
-
-class _Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a call of START_GOAL."""
-
-    aim: str
-    check_tool: str = ""
-    check_arguments: dict[str, Any] = {}
-    check_expression: str = ""
-    rubric: str = ""
-    tool_names: tuple[str, ...] = ()
-    attempts_max: Annotated[int, msgspec.Meta(ge=1, le=ATTEMPTS_MAX)] = 10
-    wait_minutes: float = 0.0
-    deadline_minutes: float = 0.0
-
-
-def asked(arguments_json: bytes, now: float) -> Goal:
-    """Return the goal that a model starts.
-
-    Raises:
-        ValueError: the arguments are invalid; the message gives the reason.
-    """
-    try:
-        given = msgspec.json.decode(arguments_json, type=_Asked)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{error}.") from None
-    if not given.aim.strip() or bool(given.check_tool) is bool(given.rubric):
-        raise ValueError("A goal needs an `aim`, and either `check_tool` or `rubric` to tell whether it is met.")
-    if given.check_expression:
-        judging.check_expression(given.check_expression)
-    criterion = GoalCriterion(
-        tool_name=given.check_tool,
-        arguments_json=strict_json.dumps_canonical(given.check_arguments) if given.check_arguments else b"",
-        expression=given.check_expression,
-        judge=GoalJudge(rubric=given.rubric) if given.rubric else None,
-    )
-    return Goal(
-        aim=strict_json.storable(given.aim),
-        attempts_by=GoalAgent(tool_names=given.tool_names),
-        criterion=criterion,
-        attempts_max=given.attempts_max,
-        deadline_time=now + given.deadline_minutes * 60 if given.deadline_minutes else None,
-        wait_seconds=given.wait_minutes * 60,
-    )
 
 
 def cursor_of(state: State) -> GoalCursor:

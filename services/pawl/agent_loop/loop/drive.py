@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from enum import StrEnum
 from typing import Final, TypeVar, assert_never
 
@@ -97,6 +98,8 @@ class Drive:
         # Usage of discarded model calls that the ledger does not know about yet.
         self._discarded_usage = Usage()
         self._clock_offset = 0.0
+        # Adding this to a database time of the last plan gives a time of the monotonic clock.
+        self._from_database = 0.0
         self._active_from = 0.0
         self._plan_again_at = 0.0
         self._base: State
@@ -137,6 +140,16 @@ class Drive:
             await self._tasks.cancel_all()
 
     async def _turn(self) -> DriveEnd | None:
+        async with self._slot():
+            rest = await self._advance()
+        return None if rest is None else await self._rest(rest)
+
+    def _slot(self) -> AbstractAsyncContextManager[object]:
+        """Return what to hold during a step. Background runs share a few slots, so that they do not delay others."""
+        return self._dependencies.background_steps.held() if self.claim.in_background else nullcontext()
+
+    async def _advance(self) -> Wait | Park | Finish | DriveEnd | None:
+        """Commit what has happened, and start the work that follows. Return what to do next; None to plan again."""
         self._signal.clear()
         if self._handing_over:
             return await self._release()
@@ -146,8 +159,7 @@ class Drive:
         if await self._commit_part():
             return None
         if self._only_output_can_be_there():
-            await self._show_output()
-            return None
+            return await self._show_output()
         taken = self._fitting_facts()
         now, started = self._now(), self._dependencies.clock.monotonic()
         plan = planning.plan(self._planning_base(taken), self._facts_with_seqs(taken), now)
@@ -170,7 +182,8 @@ class Drive:
                 self._shown = Shown()
             if work is not early:
                 self._tasks.start_work(work, replace(plan.state, shared_tokens_max=self._base.shared_tokens_max))
-        return await self._rest(plan.rest, started - now)
+        self._from_database = started - now
+        return plan.rest
 
     def _early_model_call(self, plan: Plan) -> StartModel | None:
         """Return the model call that may start while the step that announces it is being written, or None.
@@ -184,19 +197,21 @@ class Drive:
         calls = (work for work in plan.work if isinstance(work, StartModel) and not work.delay_seconds)
         return next(calls, None)
 
-    async def _rest(self, rest: Wait | Park | Finish, from_database: float) -> DriveEnd | None:
-        """Wait, park or finish. Adding `from_database` to a database time gives a time of the monotonic clock."""
+    async def _rest(self, rest: Wait | Park | Finish | DriveEnd) -> DriveEnd | None:
+        """Wait, park or finish."""
         match rest:
+            case DriveEnd():
+                return rest
             case Finish():
                 return DriveEnd.ENDED
             case Park():
                 if rest.wake_time is not None:
-                    self._dependencies.run_due_at(rest.wake_time + from_database)
+                    self._dependencies.run_due_at(rest.wake_time + self._from_database)
                 return DriveEnd.PARKED
             case Wait():
                 if self._base.run.state in ENDED:
                     return DriveEnd.ENDED
-                self._plan_again_at = math.inf if rest.until is None else rest.until + from_database
+                self._plan_again_at = math.inf if rest.until is None else rest.until + self._from_database
                 await self._wait(self._plan_again_at)
                 return None
             case _:
@@ -207,12 +222,12 @@ class Drive:
         is_quiet = not self._facts and not self._base.commands and MODEL in self._tasks.under_way
         return is_quiet and self._dependencies.clock.monotonic() < self._plan_again_at
 
-    async def _show_output(self) -> None:
-        if self._outbox:
-            after = self._counting_output(replace(self._base, active_seconds=self._active_seconds()))
-            await self._commit(step.between(self._base, after, self._outbox), after)
-        else:
-            await self._wait(self._plan_again_at)
+    async def _show_output(self) -> Wait | None:
+        if not self._outbox:
+            return Wait(until=self._plan_again_at - self._from_database)
+        after = self._counting_output(replace(self._base, active_seconds=self._active_seconds()))
+        await self._commit(step.between(self._base, after, self._outbox), after)
+        return None
 
     async def _commit_part(self) -> bool:
         """If the inbox is too large for one step, commit part of it and return True; otherwise return False."""
@@ -361,7 +376,7 @@ class Drive:
         if self._base.run.is_job:
             self._facts += progress
         self._facts += self._tasks.facts()
-        self._outbox += progress
+        self._outbox += (each for each in progress if each.message or each.fraction is not None)
         self._outbox += self._tasks.output(at_once=at_once or bool(self._facts))
 
     async def _cancel_model(self, failure: RunFailure | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from msgspec.structs import replace
@@ -101,7 +101,7 @@ class WorkerLedgerClient:
             LeaseLost, RunNotFound: the run does not belong to this worker.
         """
         known = self._histories.of(claim.key)
-        request = pb.LoadRunRequest(**_CLAIM.fields(claim), known=known.prefix if known else None)
+        request = pb.LoadRunRequest(**_fence(claim), known=known.prefix if known else None)
         response = pb.LoadRunResponse()
         with translating():
             async for part in self._stub.LoadRun(request, timeout=_PARTS_SECONDS_MAX):
@@ -127,7 +127,7 @@ class WorkerLedgerClient:
         Raises:
             LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
         """
-        request = pb.ReportCrashRequest(**_CLAIM.fields(claim))
+        request = pb.ReportCrashRequest(**_fence(claim))
         response = await translated(self._stub.ReportCrash(request))
         return response.quarantined
 
@@ -138,7 +138,7 @@ class WorkerLedgerClient:
             LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
             InboxChanged, IllegalTransition: nothing was written; reload and plan again.
         """
-        request = pb.CommitRunRequest(**_CLAIM.fields(claim), commit_id=commit_id, **_STEP.fields(step))
+        request = pb.CommitRunRequest(**_fence(claim), commit_id=commit_id, **_STEP.fields(step))
         return await translated(self._stub.CommitRun(request))
 
     async def read_inbox(self, claim: Claim, state: State) -> State:
@@ -180,6 +180,11 @@ async def calls_of_run(
         request.page_token = page.next_page_token
         if not page.next_page_token:
             return calls
+
+
+def _fence(claim: Claim) -> dict[str, Any]:
+    """Return the fields of a request by which the ledger recognises an outdated claim."""
+    return {"store_id": claim.key.store_id, "run_id": claim.key.run_id, "epoch": claim.epoch}
 
 
 def _came_along(run: pb.ClaimedRun) -> Loaded | None:

@@ -33,6 +33,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     key: RunKey
     epoch: int
+    in_background: bool = False
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):

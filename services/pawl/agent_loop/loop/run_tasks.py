@@ -55,7 +55,7 @@ from pawl.agent_loop.loop.rules.planning import Work
 from pawl.agent_loop.loop.rules.run import PinnedAgent, PinnedTool, Run, limit_failure
 from pawl.agent_loop.loop.rules.state import MODEL, READ, START, State, check_of, stop_of
 from pawl.agent_loop.loop.rules.tool import TOOLS_MAX, ProposedCall, Resolved, Tool, Verdict
-from pawl.agent_loop.loop.tasks import Tasks
+from pawl.agent_loop.loop.tasks import Slots, Tasks
 from pawl.agent_loop.loop.tool_calls import ToolCalls
 from pawl.agent_loop.model.request import ModelPort
 from pawl.agent_loop.undo import planning as undo_planning
@@ -99,6 +99,8 @@ class WorkerDependencies:
     makes_titles: bool = False
     # Minimum number of users who must approve a gated call, including in runs that started under a lower setting.
     approvals_required: int = 1
+    # Held by background runs during a step.
+    background_steps: Slots = field(default_factory=Slots)
     quotas: AgentQuotas = field(default_factory=AgentQuotas)
     # Returns whether a principal's API key is no longer valid.
     credential_is_gone: Callable[[Principal], bool] = lambda _: False
@@ -390,10 +392,8 @@ class RunTasks(Tasks):
     async def _execute(self, call_id: CallId, state: State) -> Fact:
         call = state.calls[call_id]
 
-        def on_progress(progress: Progress) -> None:
-            self._progress[call_id] = ToolProgress(
-                call_id=call_id, tool_name=call.tool_name, fraction=progress.fraction, message=progress.message
-            )
+        def on_progress(latest: Progress) -> None:
+            self._progress[call_id] = ToolProgress.of(call, latest, self._progress.get(call_id))
             self._signal.set()
 
         unknowns, answers = state.loop.unknowns_resolved.get(call_id, 0), state.loop.answers.get(call_id, ())

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final
 
 from pawl.agent_loop.loop.rules.fact import Fact
+
+# More steps at the same time delay other runs more, fewer cost more CPU time each, because commits share less.
+_STEPS_MAX: Final = 4
+_STEP_SECONDS_MAX: Final = 2.0
 
 
 class Tasks:
@@ -64,3 +69,30 @@ class Tasks:
             if fact is not None:
                 self._facts.append(fact)
         self._on_end.set()
+
+
+class Slots:
+    """Limits how many tasks make a step at the same time, first come, first served.
+
+    A step that takes longer than two seconds, for example in an outage, no longer counts, so it cannot block others.
+    """
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(_STEPS_MAX)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Hold a slot. Safe to cancel."""
+        await self._free.acquire()
+        releases = [self._free.release]
+
+        def release() -> None:
+            while releases:
+                releases.pop()()
+
+        timer = asyncio.get_running_loop().call_later(_STEP_SECONDS_MAX, release)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            release()

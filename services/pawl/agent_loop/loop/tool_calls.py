@@ -84,12 +84,12 @@ class ToolCalls:
     ) -> dict[CallId, Verdict]:
         """Return verdicts on calls.
 
-        All are refusals if the registry fails, or if the API key of a background run is no longer valid. With
+        All are refusals if the registry fails, or if the API key of a background or child run is no longer valid. With
         `may_read`, verdicts can contain the results of read-only calls.
         """
         if not calls:
             return {}
-        if self._run.times_itself and self._credential_is_gone(_principal(self._run)):
+        if (self._run.times_itself or self._run.above) and self._credential_is_gone(_principal(self._run)):
             return {call.call_id: _refusal(call.call_id, "PERMISSION_DENIED", _KEY_GONE) for call in calls}
         reads = self._reads if may_read else None
         whole = [self._with_own_tool(call) for call in calls]

@@ -170,6 +170,7 @@ OWN_TOOL: Final = WIRE.struct(
 )
 
 
+WIRE.struct(ToolProgress, event_pb2.ToolProgress, Exceptions(of_struct=("has_checkpoint",)))
 EVENT: Final = WIRE.one_of(
     event_pb2.RunEvent,
     "kind",

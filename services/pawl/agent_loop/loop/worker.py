@@ -68,7 +68,8 @@ class WorkerLimits:
 class _Held:
     drive: Drive
     task: asyncio.Task[str]
-    claimed_at: float
+    # A renewal that was sent earlier may have been executed before the claim.
+    answered_at: float
     confirmed_until: float
 
 
@@ -289,7 +290,7 @@ class Worker:
         for claim, held in list(self._held.items()):
             if claim in confirmed:
                 held.confirmed_until = started + self._limits.lease_seconds
-            elif held.claimed_at < started:
+            elif held.answered_at < started:
                 self._drop(claim, held, "lease.lost")
         for claim in renewal.held:
             # This worker holds the run but does not drive it: the claim's response was lost, or its drive ended without
@@ -310,7 +311,10 @@ class Worker:
         task = asyncio.get_running_loop().create_task(self._drive(drive, loaded), name=f"drive {claim.key.run_id}")
         task.add_done_callback(lambda ended: self._remove(claim, ended))
         self._held[claim] = _Held(
-            drive=drive, task=task, claimed_at=started, confirmed_until=started + self._limits.lease_seconds
+            drive=drive,
+            task=task,
+            answered_at=self._clock.monotonic(),
+            confirmed_until=started + self._limits.lease_seconds,
         )
         self._meter.runs_held(len(self._held))
 

@@ -18,12 +18,12 @@ from pawl.agent_loop.loop.rules.run import FailureClass, PinnedTool, Run, RunFai
 from pawl.agent_loop.loop.tool_calls import ToolCalls
 from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.rules import UndoSource
-from pawl.chassis.ids import CallId, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.chassis.rpc.client import translated
 from pawl.chassis.rpc.retry import Retry
 from pawl.errors import CallNotFound, RunNotEnded, RunNotFound, ToolNotFound
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
-from pawl.values import ENDED
+from pawl.values import ENDED, CallState
 
 _READS_AT_ONCE_MAX: Final = 16
 # How often and how long to wait for the runs below to end.
@@ -37,7 +37,8 @@ async def sources(
     """Return a run's calls, each with the calls that tried to undo it, without result contents.
 
     The calls of a workflow or goal run include those of the runs below it. All rounds of a job that are no longer
-    stored share one source, which has their count. Unless `open_may_be_left`, all runs below must have ended.
+    stored share one source, which has their count. A rerun's calls do not include those whose results it reuses; a
+    source names their run. Unless `open_may_be_left`, all runs below must have ended.
 
     Raises:
         RunNotFound: the user does not have this run.
@@ -68,6 +69,18 @@ async def sources(
     # The calls of a run below replace the call that the run carried out.
     own = (call for call in calls if call.child_run_id not in below)
     found = tuple(await asyncio.gather(*map(source, own)))
+    if run.workflow.rerun_of_run_id:
+        reused = Call(
+            store_id=store_id,
+            conversation_id=ConversationId(run.conversation_id),
+            run_id=run_id,
+            call_id=CallId(""),
+            round=0,
+            index=0,
+            tool_name=run.workflow.name,
+            state=CallState.SUCCEEDED,
+        )
+        found = (*found, UndoSource(call=reused, reused_run_id=RunId(run.workflow.rerun_of_run_id)))
     if not (trimmed and calls):
         return found
     # Put this source first, so that the undo reaches it last.

@@ -9,78 +9,58 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import budget
-from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import (
     CallModel,
     Decision,
     EnterSteers,
+    Fail,
     Finish,
     PlanUndo,
     Propose,
     ReadCalls,
     Wait,
 )
-from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent
 from pawl.agent_loop.loop.rules.message import Message, Role
-from pawl.agent_loop.loop.rules.run import Delegation
+from pawl.agent_loop.loop.rules.program import Program
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.rules import PlannedUndo, UndoPlan
-from pawl.chassis.ids import CallId
 from pawl.values import RunState
 
 
-def follows(state: State, now: float) -> Decision:
-    planned = _plan(state)
-    if planned is None:
-        return PlanUndo()
-    if state.loop.model_call is not None or state.open_calls:
-        return Wait(until=None)
-    if state.loop.steers:
-        # The remaining steps do not run, because the user has intervened.
-        return EnterSteers()
-    if not planned.reported:
-        step = undo.following(planned, state.calls)
-        return Finish(state=RunState.COMPLETED) if step is None else _inverse(step, state, now)
-    last = state.last_message
-    if last is not None and last.role is Role.ASSISTANT:
-        return Finish(state=RunState.COMPLETED)
-    if budget.is_used_up(state):
-        return budget.exhausted(state, now)
-    return CallModel(round=state.run.round + 1, without_tools=True)
+class UndoProgram(Program):
+    def follows(self, state: State, now: float) -> Decision:
+        planned = _plan(state)
+        if planned is None:
+            return PlanUndo()
+        if state.loop.model_call is not None or state.open_calls:
+            return Wait(until=None)
+        if state.loop.steers:
+            # The remaining steps do not run, because the user has intervened.
+            return EnterSteers()
+        if not planned.reported:
+            step = undo.following(planned, state.calls)
+            if step is not None:
+                return _inverse(step, state, now)
+            failure = undo.failure(planned, state.run, state.calls)
+            return Finish(state=RunState.COMPLETED) if failure is None else Fail(failure=failure)
+        last = state.last_message
+        if last is not None and last.role is Role.ASSISTANT:
+            return Finish(state=RunState.COMPLETED)
+        if budget.is_used_up(state):
+            return budget.exhausted(state, now)
+        return CallModel(round=state.run.round + 1, without_tools=True)
 
-
-def proposes(state: State, call_id: CallId, now: float) -> bool:
-    following = follows(state, now)
-    return isinstance(following, Propose) and any(call.call_id == call_id for call in following.calls)
-
-
-def commanded(state: State, command: Command, now: float) -> State:  # noqa: ARG001  # no command is for an undo
-    return state
-
-
-def concluded(state: State, *, continues: bool) -> State:
-    """Add the report to the conversation, in its own round if the run continues."""
-    planned = _plan(state)
-    if planned is not None and planned.reported:
-        return state
-    report = undo.report(planned, state.run, state.calls)
-    planned = replace(planned or undo.UndoPlan(), reported=True)
-    run = replace(state.run, output_text=report, round=state.run.round + continues)
-    state = replace(state, run=run, loop=replace(state.loop, cursor=planned))
-    return state.with_message(Message(role=Role.ASSISTANT, run_id=run.run_id, text=report))
-
-
-def reported(base: State, after: State) -> State:  # noqa: ARG001  # the calls are all that it needs
-    return after
-
-
-def told(base: State, after: State) -> tuple[OwnerEvent, ...]:  # noqa: ARG001  # the calls' events report it
-    return ()
-
-
-def child(state: State, call: Call, delegation: Delegation) -> Delegation:  # noqa: ARG001  # it sets no limits
-    return delegation
+    def concluded(self, state: State, *, continues: bool) -> State:
+        """Add the report to the conversation, in its own round if the run continues."""
+        planned = _plan(state)
+        if planned is not None and planned.reported:
+            return state
+        report = undo.report(planned, state.run, state.calls)
+        planned = replace(planned or undo.UndoPlan(), reported=True)
+        run = replace(state.run, output_text=report, round=state.run.round + continues)
+        state = replace(state, run=run, loop=replace(state.loop, cursor=planned))
+        return state.with_message(Message(role=Role.ASSISTANT, run_id=run.run_id, text=report))
 
 
 def _plan(state: State) -> UndoPlan | None:

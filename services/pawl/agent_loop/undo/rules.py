@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules.call import Call, Inverse
-from pawl.agent_loop.loop.rules.run import Run
+from pawl.agent_loop.loop.rules.run import FailureClass, Run, RunFailure
 from pawl.agent_loop.loop.rules.settle import NOT_STOPPED
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId, RunId
@@ -61,6 +61,8 @@ class UndoSource(msgspec.Struct, frozen=True, kw_only=True):
     # If positive, the source represents this many first rounds of a job, which are no longer stored; `call` is a
     # sample.
     trimmed_rounds: int = 0
+    # If set, the source represents the effects of another run, whose nodes this run reuses; `call` is a sample.
+    reused_run_id: RunId = RunId("")
 
 
 class PlannedUndo(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +104,9 @@ def in_order(sources: Iterable[UndoSource], call_id: CallId = CallId("")) -> tup
 def outcome_of(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
     """Return a call's outcome in the undo run `undo_run_id`; without it, the expected outcome of an undo now."""
     call, inverse = source.call, inverse_of(source.call)
+    if source.reused_run_id:
+        reason = f"It reuses results of run {source.reused_run_id}: undo that run to undo their effects."
+        return CallUndo(call_id=CallId(""), tool_name=call.tool_name, state=UndoState.NOTHING_TO_UNDO, reason=reason)
     if source.trimmed_rounds:
         reason = f"The first {source.trimmed_rounds} iterations are no longer stored."
         state = UndoState.CANNOT_BE_UNDONE
@@ -176,6 +181,16 @@ def report(planned: UndoPlan | None, run: Run, calls: Mapping[CallId, Call]) -> 
     if len(found) > _REPORT_LINES_MAX:
         lines.append(f"- and {len(found) - _REPORT_LINES_MAX} more")
     return "\n".join(lines)
+
+
+def failure(planned: UndoPlan, run: Run, calls: Mapping[CallId, Call]) -> RunFailure | None:
+    """Return the failure of an undo that has run all its steps; None if all of them have succeeded."""
+    found = [_outcome(step, run, calls) for step in planned.steps]
+    failed = [each for each in found if each.state is not UndoState.UNDONE]
+    if not failed:
+        return None
+    message = f"{len(failed)} of {len(found)} calls could not be undone: {failed[0].tool_name}: {failed[0].reason}"
+    return RunFailure(failure_class=FailureClass.TOOL, reason="UNDO_INCOMPLETE", message=message)
 
 
 def request_text(run_id: RunId, call_id: CallId = CallId("")) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 from msgspec.structs import replace
 
@@ -23,12 +21,12 @@ from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.rules import UNDO_RUN
 from pawl.agent_loop.workflows import cursor as cursors
-from pawl.agent_loop.workflows.definition import AgentNode
-from pawl.agent_loop.workflows.drafting import RUN_ITEMS, RUN_WORKFLOW, RunItems, RunWorkflow
+from pawl.agent_loop.workflows import drafting, edges
+from pawl.agent_loop.workflows.definition import INPUT_BYTES_MAX, AgentNode
+from pawl.agent_loop.workflows.drafting import RUN_ITEMS, RUN_WORKFLOW, RunWorkflow
+from pawl.agent_loop.workflows.nodes import cursor_of
 from pawl.chassis import strict_json
 from pawl.chassis.ids import RunId
-
-_INPUT_BYTES_MAX: Final = 256 * 1024
 
 
 class NotStarted(Exception):
@@ -54,15 +52,19 @@ def delegation(state: State, call: Call, run_id: RunId) -> Delegation:
     Raises:
         NotStarted
     """
-    run = state.run
+    run, pinned, undoes = state.run, None, None
     if call.tool_name == UNDO_RUN:
-        return _undo(state, call, run_id)
-    if call.tool_name == RUN_ITEMS:
-        pinned, depth = _items(run.workflow, call), run.depth
+        if run.workflow is None:
+            raise NotStarted("INVALID_ARGUMENTS", "Only a workflow can undo its effects.")
+        text, undoes = undo.request_text(run.run_id), Undo(run_id=run.run_id, user_id=run.user_id)
+    elif call.tool_name == RUN_ITEMS:
+        pinned = _items(state, call)
         text = f"[Workflow {pinned.name}: items of {pinned.chunk.node if pinned.chunk else ''}]"
     else:
-        pinned, depth = _workflow(state, call), run.depth + 1
+        pinned = _workflow(state, call)
         text = f"[Workflow {pinned.name}, version {pinned.version}]"
+    # Parts of this workflow run are at its depth.
+    depth = run.depth + (pinned is not None and pinned.chunk is None)
     if depth > run.options.limits.agent_depth_max:
         raise NotStarted("NOT_ALLOWED", "Too many workflows and agents have started each other.")
     return Delegation(
@@ -70,11 +72,12 @@ def delegation(state: State, call: Call, run_id: RunId) -> Delegation:
         run_id=run_id,
         text=text,
         options=_options(state),
-        agent=run.agent,
+        agent=run.agent if undoes is None else None,
         above=run.chain,
         depth=depth,
         user_roles=run.user_roles,
         workflow=pinned,
+        undo=undoes,
     )
 
 
@@ -95,32 +98,20 @@ def of_agent(state: State, call: Call, child: Delegation) -> Delegation:
     return replace(child, options=options, waits_for_jobs=node.jobs == "wait")
 
 
-def _undo(state: State, call: Call, run_id: RunId) -> Delegation:
-    run = state.run
-    if run.workflow is None:
-        raise NotStarted("INVALID_ARGUMENTS", "Only a workflow can undo its effects.")
-    return Delegation(
-        call_id=call.call_id,
-        run_id=run_id,
-        text=undo.request_text(run.run_id),
-        options=_options(state),
-        above=run.chain,
-        depth=run.depth,
-        user_roles=run.user_roles,
-        undo=Undo(run_id=run.run_id, user_id=run.user_id),
-    )
-
-
-def _items(pinned: PinnedWorkflow | None, call: Call) -> PinnedWorkflow:
-    if pinned is None:
+def _items(state: State, call: Call) -> PinnedWorkflow:
+    pinned, found = state.run.workflow, cursors.parsed(call.call_id)
+    if pinned is None or found is None or state.graph is None:
         raise NotStarted("INVALID_ARGUMENTS", "Only a workflow can process items of a map.")
-    arguments = msgspec.json.decode(call.arguments_json, type=RunItems)
+    arguments, steps = drafting.items_of(call), state.graph.steps
+    names = edges.references(steps[found[0]].node)
+    used = {step.number for step in steps if step.path.partition(".")[0] in names}
     chunk = MapChunk(
         node=arguments.node,
         first_index=arguments.first_index,
         items_json=bytes(arguments.items),
-        scope_json=bytes(arguments.nodes),
+        scope_state=msgspec.json.encode(cursor_of(state).reused(used, state.run.run_id)),
         failures_max=arguments.failures_max,
+        concurrency=arguments.concurrency,
     )
     return PinnedWorkflow(name=pinned.name, version=pinned.version, input_json=pinned.input_json, chunk=chunk)
 
@@ -130,8 +121,8 @@ def _workflow(state: State, call: Call) -> PinnedWorkflow:
     if asked is None or read is None or not read.workflow_version:
         name = "" if asked is None else asked.workflow
         raise NotStarted("WORKFLOW_NOT_FOUND", f"There is no workflow {name[:64]}, or not that version of it.")
-    if len(bytes(asked.input)) > _INPUT_BYTES_MAX:
-        message = f"The input is {len(bytes(asked.input))} bytes; at most {_INPUT_BYTES_MAX} are allowed."
+    if len(bytes(asked.input)) > INPUT_BYTES_MAX:
+        message = f"The input is {len(bytes(asked.input))} bytes; at most {INPUT_BYTES_MAX} are allowed."
         raise NotStarted("INVALID_ARGUMENTS", message)
     return PinnedWorkflow(name=asked.workflow, version=read.workflow_version, input_json=bytes(asked.input))
 

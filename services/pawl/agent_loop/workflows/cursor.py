@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -20,8 +20,13 @@ from pawl.agent_loop.loop.rules.call import Call
 from pawl.chassis.ids import CallId, RunId
 from pawl.values import CallState
 
-# The message of an error without a call is truncated to this length.
+# The message of an error without a call is truncated to this length, and omitted once all messages exceed the limit.
 MESSAGE_CHARACTERS_MAX: Final = 120
+_MESSAGES_CHARACTERS_MAX: Final = 2400
+_OMITTED: Final = "..."
+_REASON_CHARACTERS_MAX: Final = 64
+# Most items of a map that one child run processes.
+CHUNK_ITEMS_MAX: Final = 50
 CANCELLED: Final = "CANCELLED"
 NODE_TIMEOUT: Final = "NODE_TIMEOUT"
 
@@ -31,52 +36,34 @@ _CALL_ID: Final = re.compile(r"node_([0-9a-f]{24})_(\d+)_(\d+)_(\d+)_(\d+)", re.
 class NodeState(StrEnum):
     """A node that is not in the cursor has not started. RETRYING waits for the start of its next call."""
 
-    RUNNING = "R"
-    RETRYING = "T"
-    SUCCEEDED = "S"
-    FAILED = "F"
-    SKIPPED = "K"
-    CANCELLED = "C"
+    RUNNING = "RUNNING"
+    RETRYING = "RETRYING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"
+    CANCELLED = "CANCELLED"
 
 
 ENDED: Final = frozenset({NodeState.SUCCEEDED, NodeState.FAILED, NodeState.SKIPPED, NodeState.CANCELLED})
 
 
 class NodeKey(NamedTuple):
-    """Identifies a call of a node. `chunk` counts the chunks of a map."""
+    """Identifies a call of a node. `chunk` is a chunk of a map, counted from 0."""
 
     iteration: int
     attempt: int
     chunk: int
 
 
-_NAMES: Final = {
-    "state": "s",
-    "iteration": "i",
-    "attempt": "a",
-    "start_ms": "b",
-    "end_ms": "e",
-    "due_ms": "d",
-    "reason": "r",
-    "message": "m",
-    "stop": "x",
-    "value": "v",
-    "items": "n",
-    "chunks": "c",
-    "failed_items": "f",
-    "event": "p",
-    "origin": "o",
-}
-
-
-class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=_NAMES):
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node that has started or ended. Times are milliseconds since the start of the run.
 
     `start_ms` is the start of the current attempt, and `due_ms` is when a RETRYING or waiting node continues. A RUNNING
     node with an `end_ms` has ended its call, with `reason` if it failed; the program then decides what follows. `stop`
     is why the node is being stopped. `value` is the output of a condition, or true if a person's answer is the default.
-    A map has processed `chunks` chunks of its `items`; `failed_items` items have failed. `event` is the number of the
-    event that ended a wait. `origin` is the position, counted from 1, of the run with the node's calls in
+    A map has started `chunks` chunks of its `items`, and `open_chunks` are open. `failed_items` items have failed, and
+    at most `tolerate` may fail; `chunk` is the one with which the map failed. `event` is the number of the event that
+    ended a wait. `origin` is the position, counted from 1, of the run with the node's calls in
     `WorkflowCursor.origins`; 0 if it is this run.
     """
 
@@ -93,14 +80,17 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     value: bool | None = None
     # None unless the node is a map.
     items: int | None = None
+    tolerate: int = 0
     chunks: int = 0
+    open_chunks: tuple[int, ...] = ()
     failed_items: int = 0
+    chunk: int = 0
     event: int = 0
     origin: int = 0
 
     @property
     def key(self) -> NodeKey:
-        return NodeKey(self.iteration, self.attempt, self.chunks)
+        return NodeKey(self.iteration, self.attempt, self.chunk)
 
     @property
     def is_open(self) -> bool:
@@ -128,10 +118,29 @@ class WorkflowCursor(
     is_undone: bool = False
 
     def with_nodes(self, changed: Mapping[int, NodeRecord]) -> WorkflowCursor:
-        return replace(self, nodes={**self.nodes, **changed}) if changed else self
+        if not changed:
+            return self
+        nodes = {**self.nodes, **changed}
+        if any(record.message for record in changed.values()):
+            left = _MESSAGES_CHARACTERS_MAX - sum(len(record.message) for record in nodes.values())
+            for number in changed if left < 0 else ():
+                if nodes[number].message:
+                    nodes[number] = replace(nodes[number], message=_OMITTED)
+        return replace(self, nodes=nodes)
 
     def milliseconds(self, time: float) -> int:
         return round((time - self.start_time) * 1000)
+
+    def reused(self, numbers: Collection[int], run_id: RunId) -> WorkflowCursor:
+        """Return the initial cursor of a run that reuses these nodes of the run `run_id`."""
+        records = {number: record for number, record in self.nodes.items() if number in numbers}
+        used = sorted({record.origin for record in records.values()} | {0})
+        # Times count from the start of a run.
+        nodes = {
+            number: replace(record, origin=used.index(record.origin) + 1, start_ms=0, end_ms=0)
+            for number, record in records.items()
+        }
+        return WorkflowCursor(nodes=nodes, origins=tuple((run_id, *self.origins)[origin] for origin in used))
 
     def run_id(self, record: NodeRecord, own: RunId) -> RunId:
         """Return the run that has the calls of a node."""
@@ -177,6 +186,8 @@ def recorded(cursor: WorkflowCursor, run_id: RunId, calls: Iterable[Call]) -> Wo
 
 
 def _with_call(cursor: WorkflowCursor, known: NodeRecord | None, key: NodeKey, call: Call) -> NodeRecord | None:
+    if known is not None and known.items is not None:
+        return known if known.state in ENDED else _with_chunk(known, key.chunk, call)
     if known is not None and (known.key > key or known.state in ENDED):
         return known
     if known is None or known.state is NodeState.RETRYING or known.key < key:
@@ -189,11 +200,28 @@ def _with_call(cursor: WorkflowCursor, known: NodeRecord | None, key: NodeKey, c
     if not call.settled or known.end_ms is not None:
         return known
     end_ms = cursor.milliseconds(call.end_time or cursor.start_time)
+    return replace(known, end_ms=end_ms, reason="" if call.state is CallState.SUCCEEDED else reason_of(call))
+
+
+def _with_chunk(known: NodeRecord, number: int, call: Call) -> NodeRecord:
+    """Return a map's state with the call of a chunk. Once it has a reason to fail, it starts no more chunks."""
+    if number >= known.chunks:
+        opened = (*known.open_chunks, *range(known.chunks, number + 1))
+        known = replace(known, chunks=number + 1, open_chunks=opened)
+    if not call.settled or number not in known.open_chunks:
+        return known
+    known = replace(known, open_chunks=tuple(each for each in known.open_chunks if each != number))
+    if known.reason:
+        return known
     if call.state is not CallState.SUCCEEDED:
-        return replace(known, end_ms=end_ms, reason=reason_of(call))
-    if known.items is None:
-        return replace(known, end_ms=end_ms)
-    return replace(known, chunks=known.chunks + 1, failed_items=known.failed_items + _failed_items(call))
+        return replace(known, reason=reason_of(call), chunk=number)
+    found = ChunkOutput() if call.result is None else msgspec.json.decode(call.result.content_json, type=ChunkOutput)
+    known = replace(known, failed_items=known.failed_items + found.failed)
+    if known.failed_items <= known.tolerate:
+        return known
+    # Chunks that were open at the same time had the same number of failures left.
+    message = f"{known.failed_items} items failed, and at most {known.tolerate} may fail."
+    return replace(known, reason=found.reason or "MAP_FAILED", message=message, chunk=number)
 
 
 def _with_undo(failure: tuple[str, str] | None, call: Call) -> tuple[str, str] | None:
@@ -206,19 +234,26 @@ def _with_undo(failure: tuple[str, str] | None, call: Call) -> tuple[str, str] |
 def reason_of(call: Call) -> str:
     """Return why a call did not succeed."""
     if call.state is CallState.FAILED and call.result is not None and call.result.error_reason:
-        return call.result.error_reason
+        return call.result.error_reason[:_REASON_CHARACTERS_MAX]
     return call.state.name
 
 
 class ChunkOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The output of a run that processes items of a map. A failed item's output is null."""
+    """The output of a run that processes items of a map. A failed item's output is null; `reason` is one of theirs."""
 
-    outputs: list[msgspec.Raw]
+    outputs: list[msgspec.Raw] = []
     failed: int = 0
+    reason: str = ""
 
 
-def _failed_items(call: Call) -> int:
-    return 0 if call.result is None else msgspec.json.decode(call.result.content_json, type=ChunkOutput).failed
+def chunk_count(items: int) -> int:
+    return -(-items // CHUNK_ITEMS_MAX)
+
+
+def chunk_items(items: int, number: int) -> range:
+    """Return the indexes of a chunk's items. Chunks have about the same size."""
+    count = chunk_count(items)
+    return range(number * items // count, (number + 1) * items // count)
 
 
 @lru_cache(maxsize=1024)

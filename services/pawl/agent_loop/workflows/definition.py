@@ -14,18 +14,28 @@ from msgspec import UNSET, Meta, UnsetType, field
 from pawl.chassis.ids import DEFAULT_AGENT
 
 BYTES_MAX: Final = 256 * 1024
+# Limit for the input of a run.
+INPUT_BYTES_MAX: Final = 256 * 1024
 NODES_MAX: Final = 200
 DEPTH_MAX: Final = 8
 ITEMS_MAX: Final = 100_000
 YEAR_SECONDS: Final = 365 * 86_400
 
-Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
-ToolName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
-NodeName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
-EventName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+_NAME: Final = "a letter followed by up to 63 letters, digits, _ and -"
+_NODE_NAME: Final = "a lower-case letter followed by up to 39 lower-case letters, digits and _"
+
+Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$", description=_NAME)]
+ToolName: TypeAlias = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="1 to 64 letters, digits, _, - and .")
+]
+NodeName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,39}$", description=_NODE_NAME)]
+EventName: TypeAlias = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$", description="1 to 128 letters, digits, _, -, . and :")
+]
 Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64_000)]
 Seconds: TypeAlias = Annotated[int, Meta(ge=1, le=YEAR_SECONDS)] | Annotated[float, Meta(ge=0.1, le=YEAR_SECONDS)]
 Concurrency: TypeAlias = Annotated[int, Meta(ge=1, le=50)]
+Percentage: TypeAlias = Annotated[str, Meta(pattern=r"^(100|[0-9]{1,2})%$", description="a percentage such as 10%")]
 Quorum: TypeAlias = Literal["all", "any"] | Annotated[int, Meta(ge=1, le=NODES_MAX)]
 
 
@@ -136,7 +146,7 @@ class MapNode(TimedNode, frozen=True, kw_only=True, tag="map"):
     as_: NodeName = field(name="as", default="item")
     concurrency: Concurrency = 8
     # Failures that do not fail the map: a number, or a percentage of the items.
-    tolerate: Annotated[int, Meta(ge=0, le=ITEMS_MAX)] | Annotated[str, Meta(pattern=r"^(100|[0-9]{1,2})%$")] = 0
+    tolerate: Annotated[int, Meta(ge=0, le=ITEMS_MAX)] | Percentage = 0
     do: ToolNode | AgentNode | HumanNode | WorkflowNode
 
 

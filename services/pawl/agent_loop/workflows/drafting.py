@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -19,12 +19,11 @@ from pawl.agent_loop.workflows.cursor import NodeKey, NodeRecord
 from pawl.agent_loop.workflows.definition import (
     AgentNode,
     HumanNode,
-    MapNode,
     ToolNode,
     WorkflowNode,
 )
-from pawl.agent_loop.workflows.graph import CHUNK_ITEMS, Step
-from pawl.agent_loop.workflows.values import Values, outer_names
+from pawl.agent_loop.workflows.graph import Step
+from pawl.agent_loop.workflows.values import Values
 from pawl.chassis import strict_json
 from pawl.chassis.ids import DEFAULT_AGENT, UserId
 from pawl.values import CallState, Category, EffectClass, ExecutionContext, Question, QuestionKind
@@ -46,13 +45,25 @@ class RunWorkflow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunItems(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a call that processes items of a map. `nodes` are the values that the map's expressions use."""
+    """The arguments of a call that processes items of a map. See `MapChunk`."""
 
     node: str
     first_index: int
     items: msgspec.Raw
-    nodes: msgspec.Raw
     failures_max: int
+    concurrency: int
+
+
+class Chunk(NamedTuple):
+    """The number of a map's chunk, and how many of its items may fail and be open at the same time."""
+
+    number: int
+    failures_max: int
+    concurrency: int
+
+
+def items_of(call: Call) -> RunItems:
+    return msgspec.json.decode(call.arguments_json, type=RunItems)
 
 
 def key_of(record: NodeRecord | None) -> NodeKey:
@@ -61,7 +72,7 @@ def key_of(record: NodeRecord | None) -> NodeKey:
 
 
 def of_node(values: Values, step: Step, record: NodeRecord | None, run: Run, now: float) -> Call:
-    """Return the next call of a node.
+    """Return the next call of a node other than a map.
 
     Raises:
         CallsNeeded: calls must be read first.
@@ -79,8 +90,6 @@ def of_node(values: Values, step: Step, record: NodeRecord | None, run: Run, now
             given = _object(values.rendered(node.input, step), "input")
             arguments = {"workflow": node.workflow, "version": node.version, "input": given}
             fields = _delegated(RUN_WORKFLOW, arguments)
-        case MapNode():
-            fields = _delegated(RUN_ITEMS, _chunk(values, step, node, record))
         case HumanNode():
             fields = _human(values, step, node, run, now)
         case _:
@@ -93,6 +102,20 @@ def of_node(values: Values, step: Step, record: NodeRecord | None, run: Run, now
             digest=digest, preview=fields["approval"], cause="workflow", approvals_required=people
         )
     return _call(run, now, call_id=call_id, **fields)
+
+
+def of_chunk(step: Step, items: list[Any], chunk: Chunk, run: Run, now: float) -> Call:
+    """Return the call that processes a chunk of a map's items."""
+    indexes = cursors.chunk_items(len(items), chunk.number)
+    arguments = {
+        "node": step.path,
+        "first_index": indexes.start,
+        "items": items[indexes.start : indexes.stop],
+        "failures_max": chunk.failures_max,
+        "concurrency": chunk.concurrency,
+    }
+    call_id = cursors.call_id(run.run_id, step.number, NodeKey(1, 1, chunk.number))
+    return _call(run, now, call_id=call_id, **_delegated(RUN_ITEMS, arguments))
 
 
 def of_event(run: Run, number: int, name: str, payload_json: bytes, now: float) -> Call:
@@ -117,12 +140,6 @@ def of_undo(run: Run, now: float) -> Call:
     """Return the call whose child run undoes the effects of this run."""
     fields = _delegated(UNDO_RUN, {"run_id": run.run_id})
     return _call(run, now, call_id=cursors.undo_call_id(run.run_id), **fields)
-
-
-def tolerated(node: MapNode, items: int) -> int:
-    """Return how many of a map's items may fail."""
-    limit = node.tolerate
-    return items * int(limit.removesuffix("%")) // 100 if isinstance(limit, str) else limit
 
 
 def _call(run: Run, now: float, **fields: Any) -> Call:
@@ -158,19 +175,6 @@ def _agent_arguments(values: Values, step: Step, node: AgentNode) -> dict[str, A
     if node.tools:
         arguments["tool_names"] = list(node.tools)
     return arguments
-
-
-def _chunk(values: Values, step: Step, node: MapNode, record: NodeRecord | None) -> dict[str, Any]:
-    items = values.rendered(node.items, step)
-    done, failed_items = (0, 0) if record is None else (record.chunks, record.failed_items)
-    first = done * CHUNK_ITEMS
-    return {
-        "node": step.path,
-        "first_index": first,
-        "items": items[first : first + CHUNK_ITEMS],
-        "nodes": values.nodes(outer_names(node)),
-        "failures_max": tolerated(node, len(items)) - failed_items,
-    }
 
 
 def _human(values: Values, step: Step, node: HumanNode, run: Run, now: float) -> dict[str, Any]:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import TopologicalSorter
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from pawl.agent_loop.workflows import expressions
-from pawl.agent_loop.workflows.definition import (
-    AnyNode,
-    ConditionNode,
-    GoTo,
-    WorkflowDefinition,
-    below,
-    templates,
-)
+from pawl.agent_loop.workflows.definition import AnyNode, ConditionNode, GoTo, WorkflowDefinition, below, templates
 
-EdgeKind: TypeAlias = Literal["after", "then", "else", "go_to", "reference"]
-# The kind that remains if two nodes have several edges.
-_PRECEDENCE: Final[dict[EdgeKind, int]] = {"go_to": 0, "then": 1, "else": 2, "after": 3, "reference": 4}
+EdgeKind: TypeAlias = Literal["go_to", "then", "else", "after", "reference"]
+# The first kind remains if two nodes have several edges: those of `then`, `else` and `go_to` may be inactive when the
+# others are active.
+_PRECEDENCE: Final[tuple[EdgeKind, ...]] = ("go_to", "then", "else", "after", "reference")
 
 
 class Edge(NamedTuple):
@@ -30,11 +25,12 @@ class Edge(NamedTuple):
 class Incoming(NamedTuple):
     """How a node starts: when its join over `control` allows it, and all sources in `others` have ended.
 
-    `others` are references. If a node has only references, they are its control edges instead.
+    `control` has the kinds of edges by their source. `others` are references. If a node has only references, they are
+    its control edges instead.
     """
 
-    control: tuple[Edge, ...]
-    others: tuple[Edge, ...]
+    control: Mapping[str, EdgeKind]
+    others: tuple[str, ...]
 
 
 def references(node: AnyNode) -> frozenset[str]:
@@ -43,60 +39,63 @@ def references(node: AnyNode) -> frozenset[str]:
     return found.union(*(references(each) for each in below(node).values()))
 
 
-def edges(definition: WorkflowDefinition) -> tuple[Edge, ...]:
-    """Return the edges, at most one from one node to another. Nodes that do not exist have no edges.
-
-    The edges of `then`, `else` and `go_to` come before `after` and references, because they may be inactive when the
-    others are active.
-    """
-    found: dict[tuple[str, str], EdgeKind] = {}
-    for source, target, kind in sorted(_all_edges(definition), key=lambda edge: _PRECEDENCE[edge.kind]):
-        if source in definition.nodes and target in definition.nodes:
-            found.setdefault((source, target), kind)
-    return tuple(Edge(source, target, kind) for (source, target), kind in sorted(found.items()))
-
-
 def incoming(definition: WorkflowDefinition) -> dict[str, Incoming]:
-    """Return how each node starts. A node without edges starts immediately."""
-    found: dict[str, list[Edge]] = {name: [] for name in definition.nodes}
-    for edge in edges(definition):
-        found[edge.target].append(edge)
-    return {name: _incoming(tuple(each)) for name, each in found.items()}
+    """Return the edges to each node, sorted by source, at most one from one node to another.
+
+    A node without edges starts immediately. Nodes that do not exist have no edges.
+    """
+    by_kind: dict[EdgeKind, list[tuple[str, str]]] = {kind: [] for kind in _PRECEDENCE}
+    for name, node in definition.nodes.items():
+        for kind, source, target in _edges(name, node):
+            by_kind[kind].append((source, target))
+    found: dict[str, dict[str, EdgeKind]] = {name: {} for name in definition.nodes}
+    for kind, pairs in by_kind.items():
+        for source, target in pairs:
+            if source in found and target in found:
+                found[target].setdefault(source, kind)
+    return {name: _incoming(dict(sorted(each.items()))) for name, each in found.items()}
 
 
-def order(definition: WorkflowDefinition) -> tuple[str, ...]:
-    """Return the nodes in topological order, then by name. Nodes on a cycle and behind it are left out."""
-    found = edges(definition)
-    open_count = dict.fromkeys(definition.nodes, 0)
-    after: dict[str, list[str]] = {name: [] for name in definition.nodes}
-    for edge in found:
-        open_count[edge.target] += 1
-        after[edge.source].append(edge.target)
-    ready = sorted(name for name, count in open_count.items() if not count)
-    ordered = []
+def order(found: Mapping[str, Incoming]) -> tuple[str, ...]:
+    """Return the nodes in topological order, then by name.
+
+    Raises:
+        graphlib.CycleError: the second argument is a cycle, from source to target.
+    """
+    sorter = TopologicalSorter({name: (*each.control, *each.others) for name, each in found.items()})
+    sorter.prepare()
+    ordered: list[str] = []
+    ready = sorted(sorter.get_ready())
     while ready:
-        name = heapq.heappop(ready)
-        ordered.append(name)
-        for target in after[name]:
-            open_count[target] -= 1
-            if not open_count[target]:
-                heapq.heappush(ready, target)
+        ordered.append(heapq.heappop(ready))
+        sorter.done(ordered[-1])
+        for name in sorter.get_ready():
+            heapq.heappush(ready, name)
     return tuple(ordered)
 
 
-def _all_edges(definition: WorkflowDefinition) -> Iterator[Edge]:
-    for name, node in definition.nodes.items():
-        yield from (Edge(source, name, "after") for source in node.after)
-        yield from (Edge(source, name, "reference") for source in references(node))
-        if isinstance(node.on_error, GoTo):
-            yield Edge(name, node.on_error.go_to, "go_to")
-        if isinstance(node, ConditionNode):
-            yield from (Edge(name, target, "then") for target in node.then)
-            yield from (Edge(name, target, "else") for target in node.else_)
+def edges(found: Mapping[str, Incoming]) -> list[Edge]:
+    """Return all edges, sorted by source and target."""
+    control = (Edge(source, target, kind) for target, each in found.items() for source, kind in each.control.items())
+    others = (Edge(source, target, "reference") for target, each in found.items() for source in each.others)
+    return sorted([*control, *others])
 
 
-def _incoming(found: tuple[Edge, ...]) -> Incoming:
-    control = tuple(edge for edge in found if edge.kind != "reference")
-    if not control:
-        return Incoming(found, ())
-    return Incoming(control, tuple(edge for edge in found if edge.kind == "reference"))
+def _edges(name: str, node: AnyNode) -> Iterator[tuple[EdgeKind, str, str]]:
+    """Yield the kind, source and target of each edge that a node defines."""
+    yield from (("after", source, name) for source in node.after)
+    yield from (("reference", source, name) for source in references(node))
+    if isinstance(node.on_error, GoTo):
+        yield "go_to", name, node.on_error.go_to
+    if isinstance(node, ConditionNode):
+        yield from (("then", name, target) for target in node.then)
+        yield from (("else", name, target) for target in node.else_)
+
+
+def _incoming(found: dict[str, EdgeKind]) -> Incoming:
+    control = {source: kind for source, kind in found.items() if kind != "reference"}
+    return (
+        Incoming(control, tuple(source for source in found if source not in control))
+        if control
+        else Incoming(found, ())
+    )

@@ -15,10 +15,10 @@ from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows import graph as graphs
 from pawl.agent_loop.workflows.cursor import NodeKey, NodeRecord, NodeState, WorkflowCursor
 from pawl.agent_loop.workflows.definition import CallNode, MapNode, WaitNode
-from pawl.agent_loop.workflows.graph import CHUNK_ITEMS, Graph, Step
+from pawl.agent_loop.workflows.graph import Graph, Step
 from pawl.agent_loop.workflows.values import Values
 from pawl.chassis import strict_json
-from pawl.chassis.ids import CallId
+from pawl.chassis.ids import CallId, RunId
 from pawl.chassis.rpc.translate import timestamp
 from pawl.event.v1 import call_pb2
 from pawl.event.v1 import workflow_pb2 as pb
@@ -67,8 +67,7 @@ class Execution:
         if record.event:
             return [self._values.call_id(step, record)]
         if isinstance(step.node, MapNode):
-            chunks = record.chunks + (record.state is not NodeState.SUCCEEDED)
-            keys = [NodeKey(record.iteration, record.attempt, chunk) for chunk in range(chunks)]
+            keys = [NodeKey(record.iteration, record.attempt, chunk) for chunk in range(record.chunks)]
         elif isinstance(step.node, CallNode):
             keys = [NodeKey(record.iteration, attempt, 0) for attempt in range(1, record.attempt + 1)]
         else:
@@ -79,7 +78,18 @@ class Execution:
     @property
     def last_calls(self) -> set[CallId]:
         """The calls that `tree` shows: the last call of each node, or the one before the next attempt."""
-        return {call_id for step in self._graph.steps for call_id in self.calls_of(step)[-2:]}
+        found = {call_id for step in self._graph.steps for call_id in self.calls_of(step)[-2:]}
+        return found.union(*(self._open_chunks(step) for step in self._graph.steps))
+
+    def open_runs(self, path: str) -> list[RunId]:
+        """Return the open child runs of a map."""
+        step = self._graph.step(path)
+        calls = () if step is None else (self._calls.get(call_id) for call_id in self._open_chunks(step))
+        return [call.child_run_id for call in calls if call is not None and call.child_run_id]
+
+    def _open_chunks(self, step: Step) -> list[CallId]:
+        record, call_ids = self._cursor.nodes.get(step.number), self.calls_of(step)
+        return [call_ids[chunk] for chunk in record.open_chunks] if record is not None and call_ids else []
 
     def tree(self) -> list[pb.NodeExecution]:
         """Return all nodes without attempts, inputs and outputs."""
@@ -178,15 +188,15 @@ class Execution:
 
 def _map_fields(record: NodeRecord) -> dict[str, int]:
     items = record.items or 0
-    done = min(items, record.chunks * CHUNK_ITEMS)
-    running = min(items - done, CHUNK_ITEMS) if record.is_open else 0
+    running = sum(len(cursors.chunk_items(items, chunk)) for chunk in record.open_chunks)
+    done = sum(len(cursors.chunk_items(items, chunk)) for chunk in range(record.chunks)) - running
     return {"items": items, "running": running, "succeeded": done - record.failed_items, "failed": record.failed_items}
 
 
 def _chunk(call: Call, number: int, items: int) -> pb.MapChunkExecution:
-    first = number * CHUNK_ITEMS
+    indexes = cursors.chunk_items(items, number)
     return pb.MapChunkExecution(
-        run_id=call.child_run_id, first_index=first, items=min(items - first, CHUNK_ITEMS), state=_state_of(call)
+        run_id=call.child_run_id, first_index=indexes.start, items=len(indexes), state=_state_of(call)
     )
 
 

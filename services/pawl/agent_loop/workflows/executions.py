@@ -158,7 +158,7 @@ class Executions:
         else:
             execution.add_calls(await self._calls(caller, execution.last_calls))
             nodes = execution.tree()
-            await self._count_items(caller, nodes)
+            await self._count_items(caller, execution, nodes)
             if found.graph.mapping is None:
                 edges = [WorkflowEdge(**edge._asdict()) for edge in edges_of(found.graph.definition)]
         shown = run_pb2.Run()
@@ -201,12 +201,12 @@ class Executions:
         """Return those of the calls that exist, without results over the size."""
         return await self._ledger.get_calls(caller, call_ids, result_bytes_max=result_bytes_max) if call_ids else []
 
-    async def _count_items(self, caller: Principal, nodes: Iterable[NodeExecution]) -> None:
+    async def _count_items(self, caller: Principal, execution: Execution, nodes: Iterable[NodeExecution]) -> None:
         """Count the items that have succeeded in the open child runs of maps."""
         for node in nodes:
-            await self._count_items(caller, node.nodes)
-            if node.map.running and node.child_run_id:
-                child = await self._ledger.get_run(caller, RunId(node.child_run_id))
+            await self._count_items(caller, execution, node.nodes)
+            for run_id in execution.open_runs(node.path) if node.map.running else ():
+                child = await self._ledger.get_run(caller, run_id)
                 counts = {each.state: each.count for each in child.call_counts}
                 done = min(node.map.running, counts.get(call_pb2.CALL_STATE_SUCCEEDED, 0))
                 node.map.succeeded, node.map.running = node.map.succeeded + done, node.map.running - done

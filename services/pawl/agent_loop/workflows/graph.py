@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows.cursor import (
     CANCELLED,
     ENDED,
@@ -33,8 +34,6 @@ from pawl.agent_loop.workflows.definition import (
 )
 from pawl.agent_loop.workflows.edges import EdgeKind, incoming, order
 
-# Items of a map that one child run processes.
-CHUNK_ITEMS: Final = 50
 _RETRY_SECONDS_MAX: Final = 3600.0
 # Errors after which a node is not retried.
 _FINAL: Final = frozenset(
@@ -44,8 +43,8 @@ _FINAL: Final = frozenset(
         *("AGENT_CANCELLED", "BUDGET_EXHAUSTED"),
     }
 )
-# Why a parallel node stops its open branches: enough have succeeded, or too few still can.
-_DECIDED: Final = "DECIDED"
+# Why a parallel node or a map stops its open calls: they no longer change whether it succeeds.
+DECIDED: Final = "DECIDED"
 # Kinds of nodes without a call.
 _WITHOUT_CALL: Final = (ConditionNode, OutputNode, ParallelNode, WaitNode)
 
@@ -71,11 +70,10 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
 
     definition: WorkflowDefinition
     steps: tuple[Step, ...]
+    concurrency: int
     mapping: MapNode | None = None
-
-    @property
-    def concurrency(self) -> int:
-        return self.definition.concurrency if self.mapping is None else self.mapping.concurrency
+    # The graph that contains the map.
+    outer: Graph | None = None
 
     def step(self, path: str) -> Step | None:
         return next((step for step in self.steps if step.path == path), None)
@@ -83,27 +81,28 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
 
 def of_definition(definition: WorkflowDefinition) -> Graph:
     steps: list[Step] = []
-    for name in order(definition):
+    found = incoming(definition)
+    for name in order(found):
         _add_branches(steps, _add(steps, name, definition.nodes[name], None))
     numbers = {step.path: step.number for step in steps}
-    for name, edges in incoming(definition).items():
+    for name, edges in found.items():
         number = numbers[name]
         steps[number] = replace(
             steps[number],
-            control=tuple((numbers[edge.source], edge.kind) for edge in edges.control),
-            others=tuple(numbers[edge.source] for edge in edges.others),
+            control=tuple((numbers[source], kind) for source, kind in edges.control.items()),
+            others=tuple(numbers[source] for source in edges.others),
         )
-    return Graph(definition=definition, steps=tuple(steps))
+    return Graph(definition=definition, steps=tuple(steps), concurrency=definition.concurrency)
 
 
-def of_items(graph: Graph, path: str, first_index: int, count: int) -> Graph:
-    """Return the graph of `count` items of the map at `path`, starting at `first_index`."""
+def of_items(graph: Graph, path: str, indexes: range, concurrency: int) -> Graph:
+    """Return the graph of some items of the map at `path`."""
     found = graph.step(path)
     if found is None or not isinstance(found.node, MapNode):
         raise ValueError(f"{path} is not a map")
     node = found.node.do
-    steps = (Step(number=n, path=f"{path}[{first_index + n}]", node=node, item=first_index + n) for n in range(count))
-    return Graph(definition=graph.definition, steps=tuple(steps), mapping=found.node)
+    steps = tuple(Step(number=n, path=f"{path}[{i}]", node=node, item=i) for n, i in enumerate(indexes))
+    return Graph(definition=graph.definition, steps=steps, concurrency=concurrency, mapping=found.node, outer=graph)
 
 
 def _add(steps: list[Step], path: str, node: AnyNode, parent: int | None) -> int:
@@ -142,18 +141,15 @@ def ready(graph: Graph, cursor: WorkflowCursor, checking: Collection[int], now_m
     return tuple(found)
 
 
-def next_chunks(graph: Graph, cursor: WorkflowCursor, with_calls: Collection[int]) -> tuple[Step, ...]:
-    """Return the maps that start a run for their next items now, because no run of theirs is open."""
+def open_maps(graph: Graph, cursor: WorkflowCursor) -> tuple[Step, ...]:
+    """Return the maps that have items left to start."""
     return tuple(
         step
         for step in graph.steps
         if (record := cursor.nodes.get(step.number)) is not None
         and record.state is NodeState.RUNNING
         and not record.stop
-        and record.end_ms is None
-        and record.items is not None
-        and record.chunks * CHUNK_ITEMS < record.items
-        and step.number not in with_calls
+        and record.chunks < cursors.chunk_count(record.items or 0)
     )
 
 
@@ -203,7 +199,7 @@ def after_call(step: Step, record: NodeRecord, *, until: bool | None) -> NodeRec
         return NodeRecord(state=NodeState.RETRYING, iteration=following, start_ms=record.start_ms, due_ms=end_ms)
     if record.stop == CANCELLED:
         return replace(record, state=NodeState.CANCELLED, reason="", stop="")
-    if record.stop and record.reason not in {"OUTCOME_UNKNOWN", "NOT_STOPPED"}:
+    if record.stop == NODE_TIMEOUT and record.reason not in {"OUTCOME_UNKNOWN", "NOT_STOPPED"}:
         record = replace(record, reason=record.stop, message="The node exceeded its timeout.")
     if record.reason == "EXPIRED" and isinstance(node, HumanNode) and node.default is not UNSET:
         return replace(record, state=NodeState.SUCCEEDED, value=True, reason="", stop="")
@@ -312,7 +308,7 @@ def _parallel(graph: Graph, cursor: WorkflowCursor, step: Step, record: NodeReco
     needed = _count(step.node.require, len(branches)) if isinstance(step.node, ParallelNode) else 0
     if not record.stop and (succeeded >= needed or succeeded + open_count < needed):
         # Stop the other branches. The outcome depends only on the branches.
-        record = replace(record, stop=_DECIDED) if open_count else record
+        record = replace(record, stop=DECIDED) if open_count else record
     if open_count:
         return record
     if succeeded >= needed:

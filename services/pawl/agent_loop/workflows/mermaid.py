@@ -14,7 +14,7 @@ from pawl.agent_loop.workflows.definition import (
     WorkflowDefinition,
     WorkflowNode,
 )
-from pawl.agent_loop.workflows.edges import EdgeKind, edges, order
+from pawl.agent_loop.workflows.edges import EdgeKind, edges, incoming, order
 
 _SHAPES: Final = {
     "condition": ("{", "}"),
@@ -38,11 +38,12 @@ def flowchart(definition: WorkflowDefinition) -> str:
     Names of nodes, tools and so on contain no character that Mermaid would interpret.
     """
     lines = ["flowchart TD"]
+    found = incoming(definition)
     # Names such as `end` are keywords of Mermaid.
-    ids = {name: f"n{number}" for number, name in enumerate(order(definition))}
+    ids = {name: f"n{number}" for number, name in enumerate(order(found))}
     for name, node_id in ids.items():
         lines += _node(definition.nodes[name], name, node_id, "  ")
-    lines += [f"  {ids[edge.source]} {_ARROWS[edge.kind]} {ids[edge.target]}" for edge in edges(definition)]
+    lines += [f"  {ids[edge.source]} {_ARROWS[edge.kind]} {ids[edge.target]}" for edge in edges(found)]
     return "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -31,6 +31,9 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId
 from pawl.errors import InvalidJson
 
+# Most child runs of a map that are open at the same time.
+_CHUNKS_OPEN_MAX: Final = 4
+
 
 def cursor_of(state: State) -> WorkflowCursor:
     cursor, pinned = state.loop.cursor, state.run.workflow
@@ -39,6 +42,12 @@ def cursor_of(state: State) -> WorkflowCursor:
     if pinned is not None and pinned.start_state:
         return msgspec.json.decode(pinned.start_state, type=WorkflowCursor)
     return WorkflowCursor()
+
+
+def _tolerated(node: MapNode, items: int) -> int:
+    """Return how many of a map's items may fail."""
+    limit = node.tolerate
+    return items * int(limit.removesuffix("%")) // 100 if isinstance(limit, str) else limit
 
 
 class Nodes:
@@ -82,9 +91,8 @@ class Nodes:
         record, node = self._cursor.nodes.get(step.number), step.node
         if record is None or record.state is not NodeState.RUNNING:
             return record
-        if isinstance(node, MapNode) and record.end_ms is None and record.items is not None:
-            is_done = record.chunks * graph.CHUNK_ITEMS >= record.items
-            return replace(record, state=NodeState.SUCCEEDED, end_ms=self._now_ms, stop="") if is_done else record
+        if record.items is not None:
+            return self._with_chunks(step, record, record.items)
         if isinstance(node, WaitNode):
             return self._with_event(step, record)
         if record.end_ms is None:
@@ -122,6 +130,15 @@ class Nodes:
             return graph.failed(after, after.end_ms or self._now_ms, "EXPRESSION_FAILED", str(error))
         return after
 
+    def _with_chunks(self, step: Step, record: NodeRecord, items: int) -> NodeRecord:
+        """Return the state of a map after its chunks have ended. A failed map stops its other chunks first."""
+        if record.open_chunks:
+            return replace(record, stop=graph.DECIDED) if record.reason and not record.stop else record
+        if record.reason:
+            return graph.after_call(step, replace(record, end_ms=self._now_ms), until=None)
+        is_done = record.chunks == cursors.chunk_count(items)
+        return replace(record, state=NodeState.SUCCEEDED, end_ms=self._now_ms, stop="") if is_done else record
+
     def _with_event(self, step: Step, record: NodeRecord) -> NodeRecord:
         wanted = {step.node.event, event_of_token(step.path)} if isinstance(step.node, WaitNode) else set()
         event = next((event for event in self._cursor.events if event[0] in wanted), None)
@@ -140,8 +157,8 @@ class Nodes:
             return False
         # If the cursor has changed, nodes that were about to start may no longer be allowed to.
         before, self._drafts, self._added = self._cursor, [], []
-        chunks = graph.next_chunks(self._graph, self._cursor, self._with_calls)
-        for step in (*chunks, *graph.ready(self._graph, self._cursor, self._checking, self._now_ms)):
+        maps = graph.open_maps(self._graph, self._cursor)
+        for step in (*maps, *graph.ready(self._graph, self._cursor, self._checking, self._now_ms)):
             record = self._cursor.nodes.get(step.number)
             try:
                 self._start_node(step, record)
@@ -172,6 +189,8 @@ class Nodes:
                 self._put(step, replace(started, due_ms=self._due_ms(step, node)))
             case MapNode() if record is None:
                 self._start_map(step, node, started)
+            case MapNode():
+                self._start_chunks(step, node, self._cursor.nodes[step.number])
             case _:
                 self._added.append(drafting.of_node(values, step, record, self._state.run, self._now))
 
@@ -183,8 +202,25 @@ class Nodes:
         if len(items) > ITEMS_MAX:
             message = f"items has {len(items)} entries; at most {ITEMS_MAX} are allowed."
             return self._put(step, graph.failed(started, self._now_ms, "MAP_TOO_LARGE", message))
-        self._put(step, replace(started, items=len(items)))
+        self._put(step, replace(started, items=len(items), tolerate=_tolerated(node, len(items))))
         return None
+
+    def _start_chunks(self, step: Step, node: MapNode, record: NodeRecord) -> None:
+        """Start runs for the next items of a map. Its open runs divide its concurrency among them."""
+        total = cursors.chunk_count(record.items or 0)
+        share = -(-node.concurrency // min(_CHUNKS_OPEN_MAX, total, node.concurrency))
+        free = node.concurrency - sum(
+            drafting.items_of(call).concurrency
+            for call in self._state.open_calls
+            if (found := cursors.parsed(call.call_id)) is not None and found[0] == step.number
+        )
+        items = self._values().rendered(node.items, step) if free > 0 else []
+        for number in range(record.chunks, total):
+            if free <= 0:
+                return
+            chunk = drafting.Chunk(number, record.tolerate - record.failed_items, min(share, free))
+            self._added.append(drafting.of_chunk(step, items, chunk, self._state.run, self._now))
+            free -= share
 
     def conclude(self) -> None:
         """Set the output of a run that processes items of a map, once all of them have ended."""
@@ -198,8 +234,9 @@ class Nodes:
             self._needed |= needed.call_ids
             return
         records = (self._cursor.nodes[step.number] for step in self._graph.steps)
-        failures = sum(record.state is NodeState.FAILED for record in records)
-        output_json = msgspec.json.encode({"failed": failures, "outputs": outputs})
+        reasons = [record.reason for record in records if record.state is NodeState.FAILED]
+        found = {"failed": len(reasons), "outputs": outputs, "reason": reasons[-1] if reasons else ""}
+        output_json = msgspec.json.encode(found)
         if is_too_large(output_json):
             message = f"The outputs of {len(outputs)} items are {len(output_json)} bytes."
             self._cursor = replace(self._cursor, failure=("OUTPUT_TOO_LARGE", message))

@@ -17,13 +17,6 @@ from pawl.tools.rules.schema import did_you_mean
 
 FAULTS_MAX: Final = 100
 _ANY_TEXTS: Final = ("${true}", "X")
-_PATTERNS: Final = {
-    "^[a-z]": "a lower-case letter followed by up to 39 lower-case letters, digits and _",
-    "^[A-Za-z][": "a letter followed by up to 63 letters, digits, _ and -",
-    "^[A-Za-z0-9_.-]": "1 to 64 letters, digits, _, - and .",
-    "^[A-Za-z0-9_.:-]": "1 to 128 letters, digits, _, -, . and :",
-    "^(100": "a percentage such as 10%",
-}
 
 
 class DefinitionError(ValueError):
@@ -61,15 +54,17 @@ def read(document: Any) -> WorkflowDefinition:
     faults: list[DefinitionFault] = []
     if isinstance(document, dict):
         document = {name: value for name, value in document.items() if name != "$schema"}
-    usable, rest = _usable(WorkflowDefinition, document, "", faults), None
-    if usable is not UNSET:
-        nodes = document["nodes"]
+    try:
+        definition = msgspec.convert(document, WorkflowDefinition)
+    except msgspec.ValidationError:
+        usable = _usable(WorkflowDefinition, document, "", faults)
+        if usable is UNSET:
+            raise DefinitionError(faults) from None
         definition = msgspec.convert(usable, WorkflowDefinition)
-        faults += validation.faults(definition, names=frozenset(nodes))
-        if not faults:
-            return definition
-        rest = definition if sum(1 for _ in walk(definition)) <= NODES_MAX else None
-    raise DefinitionError(faults, rest)
+    faults += validation.faults(definition, names=frozenset(document["nodes"]))
+    if not faults:
+        return definition
+    raise DefinitionError(faults, definition if sum(1 for _ in walk(definition)) <= NODES_MAX else None)
 
 
 def _usable(kind: Any, value: Any, path: str, faults: list[DefinitionFault]) -> Any:
@@ -163,8 +158,7 @@ def _wanted_option(option: Any) -> tuple[str, ...]:
         needed = [each.encode_name for each in msgspec.structs.fields(bare) if each.required]
         return ("a node" if issubclass(bare, Node) else f"an object with {' and '.join(needed)}",)
     kinds = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "an object"}
-    text = _PATTERNS[next(start for start in _PATTERNS if limits.pattern.startswith(start))] if limits.pattern else ""
-    text = text or kinds.get(get_origin(bare) or bare, "a list")
+    text = limits.description or kinds.get(get_origin(bare) or bare, "a list")
     if limits.ge is not None:
         text += f" from {limits.ge} to {limits.le}"
     if limits.min_length and limits.max_length:

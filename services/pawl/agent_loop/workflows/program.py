@@ -25,6 +25,7 @@ from pawl.agent_loop.loop.rules.decision import (
     Wait,
 )
 from pawl.agent_loop.loop.rules.fact import Command, Event, OwnerEvent, Pause
+from pawl.agent_loop.loop.rules.program import Program
 from pawl.agent_loop.loop.rules.run import Delegation, FailureClass, RunFailure
 from pawl.agent_loop.loop.rules.state import READ, State, stop_of
 from pawl.agent_loop.workflows import children, drafting, graph
@@ -40,52 +41,41 @@ from pawl.values import CallState, RunState, WaitKind
 _STOPPED: Final = "The node was stopped before this call ended."
 
 
-def follows(state: State, now: float) -> Decision:
-    found = state.graph
-    if found is None:
-        return ReadProgram()
-    return _Moment(state, found, now).decision()
+class WorkflowProgram(Program):
+    def follows(self, state: State, now: float) -> Decision:
+        found = state.graph
+        if found is None:
+            return ReadProgram()
+        return _Moment(state, found, now).decision()
 
+    def proposes(self, state: State, call_id: CallId, now: float) -> bool:
+        return state.graph is not None and _Moment(state, state.graph, now).proposes(call_id)
 
-def proposes(state: State, call_id: CallId, now: float) -> bool:
-    return state.graph is not None and _Moment(state, state.graph, now).proposes(call_id)
+    def commanded(self, state: State, command: Command, now: float) -> State:
+        """Pause or resume the run, or keep an event for the nodes that wait for it."""
+        cursor = cursor_of(state)
+        match command.kind:
+            case Pause() as pause:
+                return _with_cursor(state, replace(cursor, is_paused=not pause.resumes))
+            case Event() as event:
+                number = cursor.events_received + 1
+                # The ledger limits the number of events that no node has taken.
+                events = (*cursor.events, (event.name, number))
+                cursor = replace(cursor, events=events, events_received=number)
+                call = drafting.of_event(state.run, number, event.name, event.payload_json, now)
+                return _with_cursor(state.with_calls([call]), cursor)
+            case _:
+                return state
 
+    def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:
+        """Record the calls that have changed."""
+        changed = [call for call_id, call in after.calls.items() if base.calls.get(call_id) is not call]
+        cursor = cursor_of(after)
+        recorded = cursors.recorded(cursor, after.run.run_id, changed)
+        return (after if recorded is cursor else _with_cursor(after, recorded)), ()
 
-def reported(base: State, after: State) -> State:
-    """Record the calls that have changed."""
-    changed = [call for call_id, call in after.calls.items() if base.calls.get(call_id) is not call]
-    cursor = cursor_of(after)
-    recorded = cursors.recorded(cursor, after.run.run_id, changed)
-    return after if recorded is cursor else _with_cursor(after, recorded)
-
-
-def told(base: State, after: State) -> tuple[OwnerEvent, ...]:  # noqa: ARG001  # the calls' events report it
-    return ()
-
-
-def child(state: State, call: Call, delegation: Delegation) -> Delegation:
-    return children.of_agent(state, call, delegation)
-
-
-def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # the output is set when its node ends
-    return state
-
-
-def commanded(state: State, command: Command, now: float) -> State:
-    """Pause or resume the run, or keep an event for the nodes that wait for it."""
-    cursor = cursor_of(state)
-    match command.kind:
-        case Pause() as pause:
-            return _with_cursor(state, replace(cursor, is_paused=not pause.resumes))
-        case Event() as event:
-            number = cursor.events_received + 1
-            # The ledger limits the number of events that no node has taken.
-            events = (*cursor.events, (event.name, number))
-            cursor = replace(cursor, events=events, events_received=number)
-            call = drafting.of_event(state.run, number, event.name, event.payload_json, now)
-            return _with_cursor(state.with_calls([call]), cursor)
-        case _:
-            return state
+    def child(self, state: State, call: Call, delegation: Delegation) -> Delegation:
+        return children.of_agent(state, call, delegation)
 
 
 def _with_cursor(state: State, cursor: WorkflowCursor) -> State:

@@ -58,7 +58,9 @@ class Graphs:
         chunk = pinned.chunk
         if chunk is None:
             return found
-        return graph.of_items(found, chunk.node, chunk.first_index, len(msgspec.json.decode(chunk.items_json)))
+        count = len(msgspec.json.decode(chunk.items_json))
+        indexes = range(chunk.first_index, chunk.first_index + count)
+        return graph.of_items(found, chunk.node, indexes, chunk.concurrency)
 
     async def version(self, store_id: StoreId, name: str, version: int) -> int:
         """Return the number of a version, or of the newest for 0; 0 if there is none."""

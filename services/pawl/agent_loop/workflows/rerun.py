@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from msgspec.structs import replace
-
 from pawl.agent_loop.workflows.cursor import NodeState, WorkflowCursor
 from pawl.agent_loop.workflows.definition import OutputNode
 from pawl.agent_loop.workflows.graph import Graph
@@ -42,13 +40,12 @@ def rerun(graph: Graph, cursor: WorkflowCursor, run_id: RunId, number: int) -> R
             (opened if step.branches else again).add(step.number)
     again |= opened
     outputs = {step.number for step in graph.steps if isinstance(step.node, OutputNode)}
-    # The new run's first origin is the old run; times count from the start of a run.
     kept = {
-        node: replace(record, origin=record.origin + 1, start_ms=0, end_ms=0)
+        node
         for node, record in cursor.nodes.items()
         if node not in again and not (node in outputs and record.state is NodeState.SUCCEEDED)
     }
-    return Rerun(WorkflowCursor(nodes=kept, origins=(run_id, *cursor.origins)), frozenset(again))
+    return Rerun(cursor.reused(kept, run_id), frozenset(again))
 
 
 def _parents(graph: Graph, number: int) -> set[int]:

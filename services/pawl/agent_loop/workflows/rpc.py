@@ -16,7 +16,7 @@ from pawl.agent_loop.workflows import mermaid
 from pawl.agent_loop.workflows.executions import Executions
 from pawl.agent_loop.workflows.reading import Graphs
 from pawl.agent_loop.workflows.schema import SCHEMA_JSON
-from pawl.agent_loop.workflows.starting import Reused, WorkflowStarting
+from pawl.agent_loop.workflows.starting import WorkflowStarting
 from pawl.agent_loop.workflows.versions import WorkflowLedger, Workflows
 from pawl.chassis.identity.auth import require_decider, require_user
 from pawl.chassis.ids import RequestId, check_id
@@ -85,7 +85,8 @@ class WorkflowServicer:
             labels={key: value for key, value in found.run.labels.items() if not key.startswith(RESERVED)},
             total_tokens_max=found.run.options.limits.total_tokens_max,
         )
-        reused = Reused(rerun_of_run_id=run_id, rerun_node=request.node, start_state=msgspec.json.encode(rerun.start))
+        state = msgspec.json.encode(rerun.start)
+        reused = {"rerun_of_run_id": run_id, "rerun_node": request.node, "start_state": state}
         response.run.CopyFrom(await self._starting.start(caller, asked, reused))
         return response
 

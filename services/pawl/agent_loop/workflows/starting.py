@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -15,28 +16,16 @@ from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules.options import AskedOptions, RunDefaults, complete
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow
+from pawl.agent_loop.workflows.definition import INPUT_BYTES_MAX
 from pawl.agent_loop.workflows.versions import Workflows
 from pawl.chassis import strict_json
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import ConversationId, RunId, check_id
+from pawl.chassis.ids import ConversationId, check_id
 from pawl.chassis.labels import check_labels
 from pawl.errors import InvalidArguments, PawlError, WorkflowNotFound
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.values import MessagePolicy
-
-INPUT_BYTES_MAX: Final = 256 * 1024
-
-
-class Reused(msgspec.Struct, frozen=True, kw_only=True):
-    """The run whose finished nodes a new run reuses, and the state with which it starts."""
-
-    rerun_of_run_id: RunId = RunId("")
-    rerun_node: str = ""
-    start_state: bytes = b""
-
-
-NOTHING_REUSED: Final = Reused()
 
 
 class WorkflowStarting:
@@ -51,9 +40,9 @@ class WorkflowStarting:
         self._defaults = defaults
 
     async def start(
-        self, caller: Principal, request: StartWorkflowRequest, reused: Reused = NOTHING_REUSED
+        self, caller: Principal, request: StartWorkflowRequest, reused: Mapping[str, Any] = {}
     ) -> run_pb2.Run:
-        """Create a run. It is durable when this returns. Idempotent by request id.
+        """Create a run. It is durable when this returns. Idempotent by request id. `reused` are fields of its workflow.
 
         Raises:
             WorkflowNotFound: also if the workflow was deleted.
@@ -65,7 +54,7 @@ class WorkflowStarting:
         return (await unless_refused(message, refusal, lambda: self._ledger.submit_message(message))).run
 
     async def submission(
-        self, caller: Principal, request: StartWorkflowRequest, reused: Reused = NOTHING_REUSED
+        self, caller: Principal, request: StartWorkflowRequest, reused: Mapping[str, Any] = {}
     ) -> tuple[pb.SubmitMessageRequest, PawlError | None]:
         """Return the ledger's request to start a run, and the error that refuses a new one; None if it is valid.
 
@@ -81,7 +70,7 @@ class WorkflowStarting:
             reports_to_conversation_id=ConversationId(
                 check_id(request.reports_to_conversation_id, "reports_to_conversation_id", optional=True)
             ),
-            **msgspec.structs.asdict(reused),
+            **reused,
         )
         labels = check_labels(request.labels)
         limits = {"total_tokens_max": request.total_tokens_max} if request.total_tokens_max else {}

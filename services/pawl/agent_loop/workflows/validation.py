@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from graphlib import CycleError
 from typing import Any, Final
 
 from msgspec import UNSET
@@ -27,7 +28,7 @@ from pawl.agent_loop.workflows.definition import (
     templates,
     walk,
 )
-from pawl.agent_loop.workflows.edges import Edge, edges, incoming, order
+from pawl.agent_loop.workflows.edges import Incoming, incoming, order
 from pawl.agent_loop.workflows.expressions import DefinitionFault, Names, near
 from pawl.tools.rules.schema import near_matches
 
@@ -63,7 +64,8 @@ def faults(definition: WorkflowDefinition, *, names: frozenset[str]) -> list[Def
         return [DefinitionFault("nodes", f"{len(nodes)} nodes, over the limit of {NODES_MAX}", _SPLIT)]
     if count > EXPRESSIONS_MAX:
         return [DefinitionFault("nodes", f"{count} expressions, over the limit of {EXPRESSIONS_MAX}", _SPLIT)]
-    found = [*_of_whole(definition, names), *_cycles(definition), *_joins(definition), *_sides(definition)]
+    edges = incoming(definition)
+    found = [*_of_whole(definition, names), *_cycles(edges), *_joins(edges, definition), *_sides(edges)]
     scope: dict[str, frozenset[str] | None] = {"input": _inputs(definition), "nodes": names, "run": _RUN}
     if definition.waits:
         scope["tokens"] = definition.waits
@@ -118,12 +120,14 @@ def _targets(node: Node, names: frozenset[str], path: str) -> Iterator[Definitio
     if isinstance(node.on_error, GoTo):
         lists["on_error.go_to"] = (node.on_error.go_to,)
     for field, targets in lists.items():
+        seen = set[str]()
         for index, name in enumerate(targets):
             where = f"{path}.{field}" if field == "on_error.go_to" else f"{path}.{field}[{index}]"
             if name not in names:
                 yield DefinitionFault(where, f"there is no node {name!r}", near(name, names - {path.partition(".")[2]}))
-            if name in targets[:index]:
+            if name in seen:
                 yield DefinitionFault(where, f"{name!r} is listed twice")
+            seen.add(name)
     if isinstance(node, ConditionNode):
         yield from _of_condition(node, path)
 
@@ -225,65 +229,49 @@ def _inputs(definition: WorkflowDefinition) -> frozenset[str] | None:
     return None if is_open or not isinstance(properties, dict) else frozenset(properties)
 
 
-def _joins(definition: WorkflowDefinition) -> Iterator[DefinitionFault]:
-    for name, found in incoming(definition).items():
+def _joins(found: Mapping[str, Incoming], definition: WorkflowDefinition) -> Iterator[DefinitionFault]:
+    for name, edges in found.items():
         join = definition.nodes[name].join
-        if join == "any" and not found.control:
+        if join == "any" and not edges.control:
             yield DefinitionFault(f"nodes.{name}.join", "has no effect, because no node comes before", "set after")
-        if isinstance(join, int) and join > len(found.control):
-            message = f"can never be met: the node has {len(found.control)} edges that count, got {join}"
+        if isinstance(join, int) and join > len(edges.control):
+            message = f"can never be met: the node has {len(edges.control)} edges that count, got {join}"
             yield DefinitionFault(f"nodes.{name}.join", message, "after, then, else and go_to count")
 
 
-def _sides(definition: WorkflowDefinition) -> Iterator[DefinitionFault]:
+def _sides(found: Mapping[str, Incoming]) -> Iterator[DefinitionFault]:
     """Find nodes on one side of a condition that read nodes which run only on the other side."""
-    found = edges(definition)
-    sides: dict[tuple[str, str], set[str]] = {}
-    for edge in found:
-        if edge.kind in {"then", "else"}:
-            sides.setdefault((edge.source, edge.kind), set()).add(edge.target)
-    for name, incoming_edges in incoming(definition).items():
-        taken = [edge for edge in incoming_edges.control if edge.kind in {"then", "else"}]
-        if len(taken) != 1 or len(incoming_edges.control) != 1:
-            continue
-        other = sides.get((taken[0].source, "else" if taken[0].kind == "then" else "then"), set())
-        for edge in incoming_edges.others:
-            if edge.source in other and _only_edge(found, edge.source):
+    # The condition and side of each node with no other edge that counts.
+    sides = {
+        name: edge
+        for name, edges in found.items()
+        if len(edges.control) == 1 and (edge := next(iter(edges.control.items())))[1] in {"then", "else"}
+    }
+    for name, (condition, side) in sides.items():
+        for source in found[name].others:
+            if source in sides and sides[source] == (condition, "else" if side == "then" else "then"):
                 yield DefinitionFault(
                     f"nodes.{name}",
-                    f"reads nodes.{edge.source}, which never runs when this node does",
-                    f"take {name} out of {taken[0].kind} of {taken[0].source}, or add after: [{edge.source}]",
+                    f"reads nodes.{source}, which never runs when this node does",
+                    f"take {name} out of {side} of {condition}, or add after: [{source}]",
                 )
 
 
-def _only_edge(found: tuple[Edge, ...], target: str) -> bool:
-    return sum(edge.target == target and edge.kind != "reference" for edge in found) == 1
+def _cycles(found: Mapping[str, Incoming]) -> Iterator[DefinitionFault]:
+    """Report cycles of nodes that have no node in common."""
+    while True:
+        try:
+            order(found)
+        except CycleError as error:
+            cycle = error.args[1][:-1]
+            first = cycle.index(min(cycle))
+            shown = [*cycle[first:], *cycle[: first + 1]]
+            yield DefinitionFault(f"nodes.{shown[0]}", f"needs itself: {' -> '.join(shown)}", "use repeat for a loop")
+            found = {name: _without(edges, cycle) for name, edges in found.items() if name not in cycle}
+        else:
+            return
 
 
-def _cycles(definition: WorkflowDefinition) -> Iterator[DefinitionFault]:
-    """Report each cycle of nodes."""
-    ordered = frozenset(order(definition))
-    after: dict[str, set[str]] = {name: set() for name in definition.nodes if name not in ordered}
-    for edge in edges(definition):
-        if edge.source in after and edge.target in after:
-            after[edge.source].add(edge.target)
-    reported: set[str] = set()
-    for name in sorted(after):
-        cycle = [] if name in reported else _path_back(name, after)
-        if cycle:
-            reported.update(cycle)
-            shown = " -> ".join([*cycle, name])
-            yield DefinitionFault(f"nodes.{name}", f"needs itself: {shown}", "use repeat for a loop")
-
-
-def _path_back(start: str, after: dict[str, set[str]]) -> list[str]:
-    """Return a shortest path from a node back to itself; empty if it is on no cycle."""
-    paths, seen = [[start]], set()
-    for path in paths:
-        for target in sorted(after[path[-1]]):
-            if target == start:
-                return path
-            if target not in seen:
-                seen.add(target)
-                paths.append([*path, target])
-    return []
+def _without(edges: Incoming, names: Collection[str]) -> Incoming:
+    control = {source: kind for source, kind in edges.control.items() if source not in names}
+    return Incoming(control, tuple(source for source in edges.others if source not in names))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import output
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.expression import ExpressionError
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
 from pawl.agent_loop.workflows import cursor as cursors
-from pawl.agent_loop.workflows import definition as definitions
-from pawl.agent_loop.workflows import edges, expressions
+from pawl.agent_loop.workflows import expressions
 from pawl.agent_loop.workflows.cursor import NodeKey, NodeRecord, NodeState, WorkflowCursor
 from pawl.agent_loop.workflows.definition import (
     AgentNode,
@@ -33,14 +33,6 @@ from pawl.chassis.ids import CallId, RunId
 
 # Limit for a value: of an expression, of a map's items, and of the run's output.
 BYTES_MAX: Final = expressions.RESULT_BYTES_MAX
-STATE_NAMES: Final = {
-    NodeState.RUNNING: "RUNNING",
-    NodeState.RETRYING: "RUNNING",
-    NodeState.SUCCEEDED: "SUCCEEDED",
-    NodeState.FAILED: "FAILED",
-    NodeState.SKIPPED: "SKIPPED",
-    NodeState.CANCELLED: "CANCELLED",
-}
 # 1 January 10000, in seconds since 1970.
 _TIME_MAX: Final = 253_402_300_800
 _TOKEN_BYTES: Final = 16
@@ -55,15 +47,40 @@ class CallsNeeded(Exception):
         self.call_ids = call_ids
 
 
+def _all(value: Callable[[Step], Any], steps: Iterable[Step]) -> list[tuple[Step, Any]]:
+    """Return the value of each step.
+
+    Raises:
+        CallsNeeded: with the calls of all steps.
+    """
+    found, needed = [], frozenset[CallId]()
+    for step in steps:
+        try:
+            found.append((step, value(step)))
+        except CallsNeeded as error:
+            needed |= error.call_ids
+    if needed:
+        raise CallsNeeded(needed)
+    return found
+
+
 class Values:
     """Evaluates the templates of one run's nodes. `calls` are the calls that are known so far."""
 
     def __init__(self, run: Run, pinned: PinnedWorkflow, graph: Graph, cursor: WorkflowCursor) -> None:
         self._run, self._pinned, self._graph, self._cursor = run, pinned, graph, cursor
         self._calls: tuple[Mapping[CallId, Call], ...] = ()
+        # The values of the run that the items belong to.
+        self._outer: Values | None = None
+        if pinned.chunk is not None and graph.outer is not None and pinned.chunk.scope_state:
+            outer = _cursor(pinned.chunk.scope_state)
+            its_run = replace(run, run_id=outer.origins[0], output_json=b"")
+            self._outer = Values(its_run, replace(pinned, chunk=None), graph.outer, outer)
 
     def with_calls(self, *calls: Mapping[CallId, Call]) -> Values:
         self._calls = calls
+        if self._outer is not None:
+            self._outer.with_calls(*calls)
         return self
 
     def rendered(self, template: Any, step: Step, extra: Mapping[str, Any] = {}) -> Any:
@@ -87,8 +104,10 @@ class Values:
         match step.node:
             case ConditionNode():
                 return record.value
+            case OutputNode() if self._run.output_json:
+                return msgspec.json.decode(self._run.output_json)
             case OutputNode():
-                return msgspec.json.decode(self._run.output_json or b"null")
+                return self.rendered(step.node.value, step)
             case WaitNode():
                 return self.content(step, record) if record.event else None
             case ParallelNode():
@@ -96,7 +115,7 @@ class Values:
             case HumanNode() if record.value:
                 return self.rendered(step.node.default, step)
             case MapNode():
-                return msgspec.json.decode(self.items_json(step))
+                return _decoded(self.items_json(step))
             case _:
                 return value_of(step.node, self.content(step, record))
 
@@ -107,7 +126,7 @@ class Values:
             CallsNeeded
         """
         call = self._call(self.call_id(step, record))
-        return msgspec.json.decode(call.result.content_json if call.result is not None else b"null")
+        return _decoded(call.result.content_json if call.result is not None else b"null")
 
     def items_json(self, step: Step) -> bytes:
         """Return the output of a map as JSON.
@@ -150,28 +169,14 @@ class Values:
         Raises:
             CallsNeeded, ExpressionError
         """
-        if self._pinned.chunk is not None:
-            known = _decoded(self._pinned.chunk.scope_json or b"{}")
-            return {name: known[name] for name in names if name in known}
-        found, needed = {}, frozenset[CallId]()
-        for step in self._graph.steps:
-            if step.path not in names:
-                continue
-            try:
-                found[step.path] = {
-                    "output": self.output(step),
-                    "error": self.error(step),
-                    "state": self._state_name(step),
-                }
-            except CallsNeeded as error:
-                needed |= error.call_ids
-        if needed:
-            raise CallsNeeded(needed)
-        return found
+        if self._outer is not None:
+            return self._outer.nodes(names)
+        steps = [step for step in self._graph.steps if step.path in names]
+        return {step.path: found for step, found in _all(self._node, steps)}
 
-    def _state_name(self, step: Step) -> str:
-        record = self._cursor.nodes.get(step.number)
-        return "PENDING" if record is None else STATE_NAMES[record.state]
+    def _node(self, step: Step) -> dict[str, Any]:
+        state = state_name(self._cursor.nodes.get(step.number))
+        return {"output": self.output(step), "error": self.error(step), "state": state}
 
     def _scope(self, step: Step, names: frozenset[str]) -> dict[str, Any]:
         run = self._run
@@ -188,19 +193,10 @@ class Values:
         return scope
 
     def _branches(self, step: Step) -> dict[str, Any]:
-        found, needed = {}, frozenset[CallId]()
-        for number in step.branches:
-            branch = self._graph.steps[number]
-            record = self._cursor.nodes.get(number)
-            if record is None or record.state is not NodeState.SUCCEEDED:
-                continue
-            try:
-                found[branch.path.rpartition(".")[2]] = self.output(branch)
-            except CallsNeeded as error:
-                needed |= error.call_ids
-        if needed:
-            raise CallsNeeded(needed)
-        return found
+        nodes = self._cursor.nodes
+        ended = (number for number in step.branches if number in nodes and nodes[number].state is NodeState.SUCCEEDED)
+        found = _all(self.output, [self._graph.steps[number] for number in ended])
+        return {branch.path.rpartition(".")[2]: output for branch, output in found}
 
     def _call(self, call_id: CallId) -> Call:
         return self._known([call_id])[0]
@@ -211,6 +207,13 @@ class Values:
         if needed:
             raise CallsNeeded(needed)
         return [found[call_id] for call_id in call_ids]
+
+
+def state_name(record: NodeRecord | None) -> str:
+    """Return the value of `nodes.NAME.state`."""
+    if record is None:
+        return "PENDING"
+    return NodeState.RUNNING.value if record.is_open else record.state.value
 
 
 def value_of(node: AnyNode, content: Any) -> Any:
@@ -237,6 +240,11 @@ def _json_of(answer: str) -> Any:
 
 
 @lru_cache(maxsize=32)
+def _cursor(data: bytes) -> WorkflowCursor:
+    return msgspec.json.decode(data, type=WorkflowCursor)
+
+
+@lru_cache(maxsize=32)
 def _decoded(data: bytes) -> Any:
     # Callers do not change the value.
     return msgspec.json.decode(data)
@@ -257,11 +265,6 @@ def time_of(value: Any) -> float:
     if found is None or found.tzinfo is None:
         raise ExpressionError("until must be a time in RFC 3339 with a zone, or in seconds since 1970")
     return found.timestamp()
-
-
-def outer_names(node: AnyNode) -> frozenset[str]:
-    """Return the nodes whose values the items of a map use."""
-    return frozenset().union(*(edges.references(each) for each in definitions.below(node).values()))
 
 
 def wait_token(key: bytes, run_id: RunId, node: str) -> str:

@@ -29,6 +29,8 @@ from pawl.tools.rules.schema import did_you_mean
 
 # Maximum number of faults that an error lists. With `validate_only`, a response lists all of them.
 FAULTS_SHOWN_MAX: Final = 20
+# Maximum number of fixed versions that a workflow and the workflows below it start.
+_FIXED_MAX: Final = 200
 # Source of the tools that start workflows.
 _AS_TOOL: Final = "workflow"
 
@@ -96,7 +98,8 @@ class Workflows:
             version = _version(definition)
             if version.as_tool:
                 await self._registry.put_workflow_tool(caller.store_id, version, validate_only=True)
-            saved = await self._ledger.put(caller, version, _uses(definition, tools), validate_only=validate_only)
+            uses = await self._uses(caller, definition, tools)
+            saved = await self._ledger.put(caller, version, uses, validate_only=validate_only)
             if not validate_only:
                 await self._registry.put_workflow_tool(caller.store_id, version, validate_only=False)
         except DefinitionError as error:
@@ -193,6 +196,30 @@ class Workflows:
             except InvalidSchema as error:
                 yield DefinitionFault(path, error.message)
 
+    async def _uses(
+        self, caller: Principal, definition: WorkflowDefinition, tools: Mapping[str, OfferedTool]
+    ) -> list[str]:
+        """Return the workflows whose newest version a run starts, also from the fixed versions that it starts.
+
+        Raises:
+            WorkflowNotFound
+            InvalidWorkflow: the definition starts too many fixed versions.
+        """
+        found, fixed, waiting = set[str](), set[tuple[str, int]](), [definition]
+        while waiting:
+            for _, node in definitions.walk(waiting.pop()):
+                if isinstance(node, ToolNode) and node.tool in tools and tools[node.tool].source == _AS_TOOL:
+                    found.add(node.tool)
+                elif isinstance(node, WorkflowNode) and not node.version:
+                    found.add(node.workflow)
+                elif isinstance(node, WorkflowNode) and (node.workflow, node.version) not in fixed:
+                    fixed.add((node.workflow, node.version))
+                    read = await self.get(caller, node.workflow, node.version)
+                    waiting.append(definitions.decode(read.definition_json))
+            if len(fixed) > _FIXED_MAX:
+                raise InvalidWorkflow(f"nodes: the workflow starts more than {_FIXED_MAX} fixed versions of workflows")
+        return sorted(found)
+
     async def _workflow_faults(
         self, caller: Principal, node: WorkflowNode, path: str
     ) -> AsyncIterator[DefinitionFault]:
@@ -224,13 +251,6 @@ def _version(definition: WorkflowDefinition) -> WorkflowVersion:
         as_tool=definition.as_tool,
         node_count=sum(1 for _ in definitions.walk(definition)),
     )
-
-
-def _uses(definition: WorkflowDefinition, tools: Mapping[str, OfferedTool]) -> list[str]:
-    """Return the workflows that the definition's nodes start, directly or as a tool."""
-    nodes = [node for _, node in definitions.walk(definition)]
-    as_tools = {node.tool for node in nodes if isinstance(node, ToolNode) and tools[node.tool].source == _AS_TOOL}
-    return sorted(as_tools | {node.workflow for node in nodes if isinstance(node, WorkflowNode)})
 
 
 def _tools(node: AnyNode) -> Iterator[tuple[str, str]]:

@@ -149,7 +149,10 @@ async def _validated(
         needs = references(key, asked.definition) & later - {key}
         definition = without(key, asked.definition, needs)
         try:
-            saved = await wanted.kinds[key.kind].save(target, definition, exists=exists, validate_only=True)
+            new_before = sum(each.kind == key.kind and each not in current for each in valid)
+            saved = await wanted.kinds[key.kind].save(
+                target, definition, exists=exists, validate_only=True, new_before=new_before
+            )
         except PawlError as error:
             problems[asked.problem(_text(error), error.metadata.get("field", ""))] = _may_pass(error)
         except Faulty as error:

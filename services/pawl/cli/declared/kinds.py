@@ -54,7 +54,11 @@ class Kind(Protocol):
 
     async def current(self, target: AsyncClient) -> Mapping[str, State]: ...
 
-    async def save(self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool) -> Saved: ...
+    async def save(
+        self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool, new_before: int = 0
+    ) -> Saved:
+        """Save a resource. With `validate_only`, `new_before` others of this kind will be created before it."""
+        ...
 
     async def delete(self, target: AsyncClient, name: str) -> None: ...
 
@@ -69,7 +73,9 @@ class _Agents:
         found = await items(target, agents_pb2.ListAgentsRequest(drafts=self._drafts))
         return {agent.definition.name: _of_agent(agent) for agent in found if agent.version}
 
-    async def save(self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool) -> Saved:
+    async def save(
+        self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool, new_before: int = 0
+    ) -> Saved:
         request = agents_pb2.UpdateDraftRequest if self._drafts else agents_pb2.UpdateAgentRequest
         saved = await ask(target, request(definition=asked, validate_only=validate_only))
         notes = tuple(f"{pattern} {NO_TOOL}" for pattern in saved.unmatched)
@@ -101,7 +107,9 @@ class Workflows:
         found = [await ask(target, workflow_pb2.GetWorkflowRequest(name=name)) for name in names]
         return {each.workflow.name: _of_workflow(each.workflow) for each in found}
 
-    async def save(self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool) -> Saved:
+    async def save(
+        self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool, new_before: int = 0
+    ) -> Saved:
         """Save a workflow.
 
         Raises:
@@ -134,7 +142,9 @@ class _Starters:
         found = await items(target, getattr(self._requests, f"List{self._name}sRequest")())
         return {each.definition.name: State(each.definition) for each in found}
 
-    async def save(self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool) -> Saved:
+    async def save(
+        self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool, new_before: int = 0
+    ) -> Saved:
         verb = "Update" if exists else "Create"
         saved = await ask(target, self._request(verb, definition=asked, validate_only=validate_only))
         resource = getattr(saved, self._name.lower())
@@ -151,7 +161,9 @@ class _Sources:
         found = await items(target, source_pb2.ListSourcesRequest())
         return {each.config.name: State(each.config) for each in found}
 
-    async def save(self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool) -> Saved:
+    async def save(
+        self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool, new_before: int = 0
+    ) -> Saved:
         request = source_pb2.AddSourceRequest(config=asked, replace=exists, validate_only=validate_only)
         saved = await ask(target, request)
         notes = tuple(f"{tool.name} is left out: {tool.reason}" for tool in saved.left_out)
@@ -177,7 +189,9 @@ class _Rules:
         named = await self._named(target)
         return {name: State(_terms(rules[0]), is_partial=len(rules) > 1) for name, rules in named.items()}
 
-    async def save(self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool) -> Saved:
+    async def save(
+        self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool, new_before: int = 0
+    ) -> Saved:
         if validate_only:
             request = rule_pb2.CreateRuleRequest(rule=asked, validate_only=True)
             return Saved(State(_terms((await ask(target, request)).rule)))
@@ -207,7 +221,9 @@ class _Channels:
     async def current(self, target: AsyncClient) -> Mapping[str, State]:
         return {name: State(_settings(each)) for name, each in (await self._named(target)).items() if name}
 
-    async def save(self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool) -> Saved:
+    async def save(
+        self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool, new_before: int = 0
+    ) -> Saved:
         saved: Any
         if exists:
             is_email = asked.url.startswith("mailto:")
@@ -221,7 +237,10 @@ class _Channels:
             )
             saved = await ask(target, request)
         else:
-            saved = await ask(target, channel_pb2.CreateChannelRequest(channel=asked, validate_only=validate_only))
+            saved = await ask(
+                target,
+                channel_pb2.CreateChannelRequest(channel=asked, validate_only=validate_only, created_before=new_before),
+            )
         is_new_address = asked.url.startswith("mailto:") and not saved.channel.HasField("confirm_time")
         notes = (f"{asked.url} must be confirmed with `pawl notify confirm`",) if is_new_address else ()
         return Saved(State(_settings(saved.channel)), notes=notes, secret=getattr(saved, "secret", ""))

@@ -43,6 +43,7 @@ class Claimed:
     store_id: StoreId
     run_id: RunId
     epoch: int
+    in_background: bool = False
     is_quiet: bool = False
     conversation_id: ConversationId = ConversationId("")
     last_number: int = 0

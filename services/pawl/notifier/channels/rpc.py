@@ -74,6 +74,7 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
             request_hash=hashlib.sha256(terms.encode()).digest(),
             code=self._own(channel_id),
             validate_only=request.validate_only,
+            created_before=request.created_before if request.validate_only else 0,
         )
         self._on_due()
         is_new = kept.channel_id == channel_id and not request.validate_only

@@ -209,10 +209,12 @@ class PostgresChannels(DatabaseAdapter):
         request_hash: bytes,
         code: OwnDelivery,
         validate_only: bool = False,
+        created_before: int = 0,
     ) -> Channel:
         """Create a channel, or return the one that an earlier copy of the request created.
 
-        A code is sent to a new e-mail address. With `validate_only`, nothing is created or sent.
+        A code is sent to a new e-mail address. With `validate_only`, nothing is created or sent; `created_before` more
+        channels count towards the limit.
 
         Raises:
             RequestIdReused: The request id was already used for another channel.
@@ -226,7 +228,7 @@ class PostgresChannels(DatabaseAdapter):
                     if row["request_hash"] != request_hash:
                         raise RequestIdReused
                     return channel_of(row)
-            if len(rows) >= CHANNELS_MAX:
+            if len(rows) + created_before >= CHANNELS_MAX:
                 raise InvalidField(f"a user can have at most {CHANNELS_MAX} channels: delete one", field="channel")
             if validate_only:
                 return channel

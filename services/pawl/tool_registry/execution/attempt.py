@@ -333,7 +333,7 @@ class Attempt:
                 "another execution of this call has started, or its conversation was erased; this one must stop"
             )
         self._has_saved = True
-        self._execution.note_heartbeat()
+        self._execution.note_checkpoint()
 
     @property
     def completion_terms(self) -> CompletionTerms:

@@ -9,6 +9,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from pawl.tool_registry.execution.dialogue import Dialogue
 from pawl.tool_registry.policy.call import Job
 from pawl.tool_registry.rules.execution import ExecutionResult, input_required
@@ -49,6 +51,8 @@ class Execution:
         self.started = loop.time()
         # Number of progress reports and checkpoints that the tool has sent so far.
         self.heartbeats = 0
+        # Number of checkpoints that the tool has stored so far.
+        self._checkpoints = 0
         self.dialogue = Dialogue(job.answers)
         self._lock = threading.Lock()
         # Progress that is in transit from another thread.
@@ -74,6 +78,12 @@ class Execution:
         """Count a progress report or checkpoint from the tool. Thread-safe."""
         self.heartbeats += 1
 
+    def note_checkpoint(self) -> None:
+        """Publish that the tool has stored a checkpoint."""
+        self.note_heartbeat()
+        self._checkpoints += 1
+        self._announce()
+
     def report(self, progress: Progress) -> None:
         """Publish progress. Thread-safe. Only the newest report is kept, so a tool cannot flood the event loop."""
         self.note_heartbeat()
@@ -86,6 +96,9 @@ class Execution:
     def _show(self) -> None:
         with self._lock:
             self._progress, self._unseen = self._unseen, None
+        self._announce()
+
+    def _announce(self) -> None:
         if not self._news.done():
             self._news.set_result(None)
 
@@ -104,12 +117,13 @@ class Execution:
             self.ended.exception()  # Mark the exception as retrieved, in case there are no callers.
 
     async def watch(self) -> AsyncGenerator[Progress | ExecutionResult, None]:
-        """Yield progress at most ten times per second, then the result or the tool's question.
+        """Yield progress and checkpoints at most ten times per second, then the result or the tool's question.
 
         Raises:
             PawlError: There is no result, for a reason unrelated to the tool.
         """
         self.listeners += 1
+        checkpoints = self._checkpoints
         try:
             while not self.ended.done():
                 if self.job.effect.is_journaled and self.dialogue.question is not None:
@@ -118,8 +132,9 @@ class Execution:
                 await wait_any(self.ended, self._news, self.dialogue.asked)
                 if self._news.done():
                     self._news = asyncio.get_running_loop().create_future()
-                    if self._progress is not None:
-                        yield self._progress
+                    has_checkpoint, checkpoints = self._checkpoints > checkpoints, self._checkpoints
+                    if self._progress is not None or has_checkpoint:
+                        yield replace(self._progress or Progress(), has_checkpoint=has_checkpoint)
                     await asyncio.wait({self.ended}, timeout=PROGRESS_INTERVAL_SECONDS)
             yield self.ended.result()
         finally:

@@ -16,7 +16,6 @@ from tests.rpc.agent_loop.model.model_http import (
     STOP,
     Exchange,
     answer,
-    answered,
     collect,
     failed,
     problem,
@@ -62,38 +61,6 @@ async def test_connection_is_reused_after_its_response_was_read_completely() -> 
                 assert server.connections == 1, response
 
 
-async def test_broken_connection_is_not_reused() -> None:
-    for response in (
-        with_length(EVENTS, b"Connection: close\r\n"),
-        b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % len(EVENTS) + EVENTS,
-    ):
-        async with serving(sends(response)) as (server, model):
-            for number in (1, 2, 3):
-                assert await collect(model) == ANSWER, response
-                assert server.connections == number, response
-            await until(lambda server=server: server.left == 3)  # type: ignore[misc]
-
-
-async def test_body_may_end_when_the_connection_closes() -> None:
-    assert await answered(sends(OK + b"\r\n" + EVENTS[:60], EVENTS[60:], then=Exchange.close)) == ANSWER
-
-
-async def test_connection_closed_by_the_server_is_not_reused() -> None:
-    """The request is sent once, on a new connection, and the call succeeds."""
-
-    async def script(exchange: Exchange) -> None:
-        await answer(exchange)
-        exchange.writer.close()
-
-    async with serving(script) as (server, model):
-        for number in range(1, 4):
-            assert await collect(model) == ANSWER
-            await until(lambda: server.left == number)  # noqa: B023
-            for _ in range(10):  # The client notices as soon as its event loop reads.
-                await asyncio.sleep(0)
-            assert (server.connections, len(server.exchanges)) == (number, number)
-
-
 async def test_request_that_the_server_may_have_read_is_not_resent() -> None:
     """Model calls are not idempotent, and a server that closes without a response may have started to generate."""
     scripts = iter([answer, Exchange.close])
@@ -128,14 +95,6 @@ async def test_unreadable_response_is_a_server_error() -> None:
         (with_length(gzip.compress(EVENTS[:60]), GZIP), "STREAM_TRUNCATED"),
     ):
         assert (await failed(sends(response, then=Exchange.close))).reason == expected, response
-
-
-async def test_concurrent_calls_use_separate_connections_and_reuse_them() -> None:
-    async with serving(answer) as (server, model):
-        for _ in range(2):
-            assert await asyncio.gather(*(collect(model) for _ in range(200))) == [ANSWER] * 200
-        assert server.connections <= 200
-    await until(lambda: server.left == server.connections)
 
 
 async def test_calls_above_the_connection_limit_wait(monkeypatch: pytest.MonkeyPatch) -> None:

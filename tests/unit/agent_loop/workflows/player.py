@@ -42,7 +42,7 @@ from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows import definition as definitions
 from pawl.agent_loop.workflows import graph, parsing
 from pawl.agent_loop.workflows.cursor import NodeState, WorkflowCursor
-from pawl.agent_loop.workflows.values import STATE_NAMES
+from pawl.agent_loop.workflows.values import state_name
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId, StoreId, UserId
 from pawl.values import ENDED, CallState, DecisionKind, EffectClass, Outcome, RunState
 from tests.fakes.registry import tool
@@ -85,7 +85,7 @@ class Player:
     @property
     def states(self) -> dict[str, str]:
         records = {step.path: self.cursor.nodes.get(step.number) for step in self.graph.steps}
-        return {path: "PENDING" if each is None else STATE_NAMES[each.state] for path, each in records.items()}
+        return {path: state_name(record) for path, record in records.items()}
 
     @property
     def open(self) -> set[str]:
@@ -126,6 +126,13 @@ class Player:
                     failure=None if ok else RunFailure(failure_class=FailureClass.TOOL, reason=reason, message="no"),
                 )
                 self._send(AgentEnded(call_id=call.call_id, run=child))
+
+    def end_chunk(self, number: int, **output: Any) -> None:
+        """End the call of a chunk of the only map."""
+        call = next(each for each in self.state.open_calls if each.call_id.endswith(f"_1_1_{number}"))
+        child = replace(self.state.run, state=RunState.COMPLETED, output_json=json.dumps(output).encode())
+        self._send(AgentEnded(call_id=call.call_id, run=child))
+        self.settle()
 
     def settle(self) -> None:
         """Plan, commit and work until only `end` can change anything."""

@@ -174,23 +174,23 @@ def test_node_shows_the_attempts_of_its_current_iteration() -> None:
 def test_map_counts_its_items_and_lists_its_chunks() -> None:
     step = GRAPH.step("each")
     assert step is not None
-    done = {"outputs": [1] * 50, "failed": 2}
+    done = {"outputs": [1] * 40, "failed": 2}
     found = execution(
-        {"each": record(NodeState.RUNNING, items=120, chunks=1, failed_items=2, **OPEN)},
+        {"each": record(NodeState.RUNNING, items=120, chunks=2, open_chunks=(1,), failed_items=2, **OPEN)},
         call("each", CallState.SUCCEEDED, done, child="run_a"),
         call("each", CallState.DELEGATED, chunk=1, child="run_b"),
     )
     shown = nodes(found)["each"].map
-    assert (shown.items, shown.succeeded, shown.failed, shown.running) == (120, 48, 2, 50)
+    assert (shown.items, shown.succeeded, shown.failed, shown.running) == (120, 38, 2, 40)
     chunks = found.node(step).map.chunks
     assert [(each.run_id, each.first_index, each.items, each.state) for each in chunks] == [
-        ("run_a", 0, 50, pb.NODE_STATE_SUCCEEDED),
-        ("run_b", 50, 50, pb.NODE_STATE_RUNNING),
+        ("run_a", 0, 40, pb.NODE_STATE_SUCCEEDED),
+        ("run_b", 40, 40, pb.NODE_STATE_RUNNING),
     ]
 
 
 def test_run_of_a_map_shows_one_node_for_each_item() -> None:
-    graph = graphs.of_items(GRAPH, "each", 50, 2)
+    graph = graphs.of_items(GRAPH, "each", range(50, 52), 1)
     chunk = MapChunk(node="each", first_index=50, items_json=b"[1, 2]")
     run = Run(
         store_id=StoreId("acme"),

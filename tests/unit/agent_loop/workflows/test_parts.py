@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run, RunOptions
 from pawl.agent_loop.loop.worker import WorkerLimits
 from pawl.agent_loop.workflows.cursor import WorkflowCursor
+from pawl.agent_loop.workflows.drafting import items_of
 from pawl.errors import QueueFull
 from pawl.job.v1 import ledger_pb2
 from pawl.values import ENDED, CallState, CommandOutcome, EffectClass, RunState, WaitKind
@@ -22,6 +24,7 @@ from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.model import calls, says
 from tests.fakes.registry import tool
 from tests.unit.agent_loop.scenario import at_work, end_of, present
+from tests.unit.agent_loop.workflows.player import Player
 from tests.unit.agent_loop.workflows.test_running import start
 
 VERDICTS = {"work": tool(), "look": tool(effect=EffectClass.READ_ONLY), "fails": tool(), "slow": tool()}
@@ -96,6 +99,61 @@ async def test_map_returns_the_outputs_in_the_order_of_the_list(count: int) -> N
     asked = [json.loads(call.arguments_json) for call in world.registry.checked if call.tool_name == "look"]
     assert sorted(asked, key=lambda each: each["i"]) == [{"n": 100 + i, "i": i, "x": 9} for i in range(count)]
     assert len(runs(world)) == 1 + -(-count // 50)
+
+
+def test_chunks_of_a_map_overlap_and_divide_its_concurrency() -> None:
+    each = {"kind": "map", "items": "${input.items}", "do": {"kind": "tool", "tool": "look"}, "concurrency": 5}
+    nodes = {"each": {**each, "tolerate": 3}, "answer": {"kind": "output", "value": "${nodes.each.output}"}}
+    player = Player({"name": "m", "nodes": nodes}, {"items": list(range(210))}, random.Random(1), crashes=0)
+
+    def chunks() -> list[tuple[int, int]]:
+        found = sorted((items_of(call) for call in player.state.open_calls), key=lambda each: each.first_index)
+        assert sum(chunk.concurrency for chunk in found) == 5
+        return [(chunk.first_index, chunk.concurrency) for chunk in found]
+
+    assert chunks() == [(0, 2), (42, 2), (84, 1)]
+    player.end_chunk(1, outputs=["b"], failed=2)
+    assert chunks() == [(0, 2), (84, 1), (126, 2)]
+    opened = {items_of(call).first_index: items_of(call).failures_max for call in player.state.open_calls}
+    assert opened == {0: 3, 84: 3, 126: 1}
+    for number, output in [(3, "d"), (2, "c")]:
+        player.end_chunk(number, outputs=[output])
+    player.end_chunk(4, outputs=["e"])
+    player.end_chunk(0, outputs=["a"])
+    assert json.loads(player.state.run.output_json) == ["a", "b", "c", "d", "e"]
+
+
+def test_map_fails_once_its_chunks_together_have_too_many_failures() -> None:
+    nodes = {"each": {"kind": "map", "items": "${input}", "do": {"kind": "tool", "tool": "look"}, "tolerate": 3}}
+    player = Player({"name": "m", "nodes": nodes}, list(range(210)), random.Random(1), crashes=0)
+    player.end_chunk(2, outputs=["c"], failed=2, reason="SLOW")
+    player.end_chunk(1, outputs=["b"], failed=2, reason="TOOL_ERROR")
+    assert player.state.run.state is RunState.FAILED
+    assert player.state.run.failure is not None
+    assert player.state.run.failure.reason == "TOOL_ERROR"
+    assert player.state.run.failure.message == "Node each: 4 items failed, and at most 3 may fail."
+
+
+async def test_runs_of_a_map_refer_to_the_values_that_they_use() -> None:
+    text = "x" * 20_000
+    do = {
+        "kind": "tool",
+        "tool": "look",
+        "arguments": {"text": "${nodes.first.output.text}", "all": "${nodes.all.output}"},
+    }
+    branches = {"a": {"kind": "tool", "tool": "look", "arguments": {"n": 1}}}
+    nodes = {
+        "first": {"kind": "tool", "tool": "work"},
+        "all": {"kind": "parallel", "branches": branches},
+        "each": {"kind": "map", "items": list(range(60)), "do": do, "concurrency": 50},
+    }
+    world = world_of(work={"text": text}, look="seen")
+    assert (await finished(world, nodes)).state is RunState.COMPLETED
+    given = [json.loads(call.arguments_json) for call in world.registry.checked if call.tool_name == "look"][1:]
+    assert given == [{"text": text, "all": {"a": "seen"}}] * 60
+    chunks = [run.workflow.chunk for run in runs(world) if run.workflow is not None and run.workflow.chunk is not None]
+    assert len(chunks) == 2
+    assert all(text.encode() not in chunk.scope_state and len(chunk.scope_state) < 500 for chunk in chunks)
 
 
 @pytest.mark.parametrize(

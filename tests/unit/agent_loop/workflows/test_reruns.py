@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import msgspec
@@ -12,14 +13,20 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.loop.rules import loop_state
 from pawl.agent_loop.loop.rules.call import CallResult
 from pawl.agent_loop.loop.rules.fact import Decide, Event
+from pawl.agent_loop.loop.rules.loop_state import LoopState
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow
+from pawl.agent_loop.undo import rules as undo
+from pawl.agent_loop.undo.planning import sources
+from pawl.agent_loop.undo.rules import UndoState
 from pawl.agent_loop.workflows import graph as graphs
 from pawl.agent_loop.workflows import parsing
 from pawl.agent_loop.workflows.cursor import NodeRecord, NodeState, WorkflowCursor
+from pawl.agent_loop.workflows.definition import NODES_MAX, YEAR_SECONDS
 from pawl.agent_loop.workflows.executions import Executions
-from pawl.agent_loop.workflows.graph import Graph
+from pawl.agent_loop.workflows.graph import Graph, failed
 from pawl.agent_loop.workflows.reading import Graphs
 from pawl.agent_loop.workflows.rerun import rerun
 from pawl.chassis.identity.auth import Principal
@@ -152,6 +159,10 @@ async def test_rerun_executes_only_what_did_not_succeed() -> None:
     assert {path for path, node in nodes.items() if node.reused} == {"fetch", "write", "both"}
     fetch = (await executions(made).get(CALLER, again.run_id, "fetch")).nodes[0]
     assert json.loads(fetch.output_json) == {"n": 7}, "it is read from the old run"
+    read = await sources(made.ledger.channel, CALLER.store_id, CALLER.user_id, again.run_id)
+    *_, reused = map(undo.outcome_of, read)
+    assert reused.state is UndoState.NOTHING_TO_UNDO
+    assert reused.reason == f"It reuses results of run {key.run_id}: undo that run to undo their effects."
 
 
 async def test_effects_of_nodes_that_run_again_are_listed() -> None:
@@ -361,3 +372,41 @@ def test_reused_nodes_depend_on_reused_nodes_only(states: dict[str, NodeState], 
 
 
 _REUSABLE = {NodeState.SUCCEEDED, NodeState.SKIPPED}
+
+
+def test_stored_cursor_is_bounded() -> None:
+    """200 nodes take less than 16 KiB, and 100 waiting events less than 8 KiB, with values of any size."""
+    chance = random.Random(1)
+
+    def word(length: int) -> str:
+        return "".join(chance.choices("abcdefghijklmnopqrstuvwxyz_", k=length))
+
+    cursor = WorkflowCursor(start_time=1_700_000_000.5)
+    for number in range(NODES_MAX):
+        record = NodeRecord(
+            state=NodeState.RUNNING,
+            iteration=chance.randrange(1, 1000),
+            attempt=chance.randrange(1, 20),
+            start_ms=chance.randrange(YEAR_SECONDS * 1000),
+            event=chance.randrange(100),
+        )
+        end_ms = chance.randrange(YEAR_SECONDS * 1000)
+        cursor = cursor.with_nodes({number: failed(record, end_ms, word(24), word(500))})
+    sizes = []
+    for events in ((), tuple((word(128), number) for number in range(100))):
+        state = LoopState(cursor=replace(cursor, events=events))
+        assert loop_state.read(loop_state.write(state)) == state
+        sizes.append(len(loop_state.write(state)))
+    assert sizes[0] < 16 * 1024
+    assert sizes[1] < 24 * 1024
+    assert cursor.nodes[0].message
+    assert cursor.nodes[NODES_MAX - 1].message == "..."
+
+
+def test_reruns_of_reruns_keep_only_the_runs_that_they_reuse() -> None:
+    cursor = WorkflowCursor(nodes={0: NodeRecord(state=NodeState.SUCCEEDED), 1: NodeRecord(state=NodeState.SUCCEEDED)})
+    first = cursor.reused({0}, RunId("run_1"))
+    for number in range(2, 50):
+        first = first.with_nodes({1: NodeRecord(state=NodeState.SUCCEEDED)}).reused({0, 1}, RunId(f"run_{number}"))
+    assert first.origins == ("run_49", "run_1")
+    assert [first.run_id(first.nodes[number], RunId("own")) for number in (0, 1)] == ["run_1", "run_49"]

@@ -254,6 +254,15 @@ async def test_tools_are_refused_once_the_key_of_the_run_is_revoked() -> None:
     assert present(run.failure).reason == "PERMISSION_DENIED"
 
 
+async def test_tools_of_agents_below_are_refused_once_the_key_is_revoked() -> None:
+    world = world_of(calls("look"), says("It was refused."), look=1)
+    world.dependencies = replace_fields(world.dependencies, credential_is_gone=lambda _: True)
+    await finished({"a": {"kind": "agent", "task": "Look."}}, world=world)
+    made = [call for key in world.ledger.tables.runs for call in world.ledger.calls(key)]
+    assert [present(call.result).error_reason for call in made if call.tool_name == "look"] == ["PERMISSION_DENIED"]
+    assert not world.registry.effects
+
+
 def test_no_call_continues_after_a_takeover_before_the_definition_is_read() -> None:
     """Otherwise an agent would start without the restrictions of its node."""
     nodes = {"a": {"kind": "agent", "agent": "writer", "task": "x", "tools": []}}
@@ -353,6 +362,24 @@ async def test_failed_node_with_on_error_undo_undoes_all_effects_before_the_run_
     assert present(run.failure).message == "Node last: broken"
     assert undone(world) in ([4, 3, 2, 1], [4, 2, 3, 1])
     assert all(call.settled for call in world.ledger.calls(key))
+
+
+async def test_undo_that_cannot_revert_a_call_fails_and_the_run_says_so() -> None:
+    world = new_world()
+    world.registry.results["unwrite"] = CallResult(
+        content_json=b'{"error":"It was changed."}', is_error=True, error_reason="TOOL_ERROR"
+    )
+    key = start(world, {"first": NODES["first"], "last": {**FAILING["last"], "after": ["first"]}})
+    async with at_work(world.worker()):
+        await end_of(world, key)
+    (undoing,) = (world.ledger.run(each) for each in world.ledger.tables.runs if world.ledger.run(each).undo)
+    assert undoing.state is RunState.FAILED
+    assert present(undoing.failure).reason == "UNDO_INCOMPLETE"
+    assert present(undoing.failure).message == "1 of 1 calls could not be undone: write: It was changed."
+    assert "0 of 1 calls with effects were undone" in undoing.output_text
+    assert f"Not everything was undone: run {undoing.run_id} ended with UNDO_INCOMPLETE." in (
+        present(world.ledger.run(key).failure).message
+    )
 
 
 class Crash(BaseException):

@@ -416,7 +416,7 @@ def _when(params: Mapping[str, Any]) -> Monitor | None:
     more = dict(written) if isinstance(written, Mapping) else {"cel": written}
     times = more.pop("times", FIRINGS_MAX)
     if isinstance(times, bool) or not isinstance(times, int) or not 1 <= times <= FIRINGS_MAX:
-        raise _Fault(f"{_WHEN}.times must be a whole number between 1 and {FIRINGS_MAX}.")
+        raise _Fault(f"times of {_WHEN} must be a whole number between 1 and {FIRINGS_MAX}.")
     limits = {f"{name} of {_WHEN}": more.pop(name) for name in ("pause", "for") & more.keys()}
     pause, hold = (
         _number(limits, f"{name} of {_WHEN}", least=0.0, most=_DURATION_MINUTES_MAX * 60) or 0.0

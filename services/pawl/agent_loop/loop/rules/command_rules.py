@@ -6,7 +6,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules import delegation, fact_rules, order, program, proposals, settle
+from pawl.agent_loop.loop.rules import delegation, fact_rules, order, programs, proposals, settle
 from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Decided
 from pawl.agent_loop.loop.rules.fact import (
     AgentEnded,
@@ -59,9 +59,9 @@ def apply_command(state: State, command: Command, now: float) -> State:
             return replace(state, loop=replace(state.loop, tokens_added=added, top_up_deadline_time=None))
         case RaiseGoal() as raised:
             state = apply_command(state, replace(command, kind=TopUp(tokens=raised.tokens)), now)
-            return program.of(state.run).commanded(state, command, now)
+            return programs.of(state.run).commanded(state, command, now)
         case Pause() | Event():
-            return program.of(state.run).commanded(state, command, now)
+            return programs.of(state.run).commanded(state, command, now)
         case Completed():
             return fact_rules.completed(state, command.kind.call_id)
         case AgentEnded() as ended:

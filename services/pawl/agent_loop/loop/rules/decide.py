@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pawl.agent_loop.loop.rules import budget, delegation, fact_rules, order, program, settle, step
+from pawl.agent_loop.loop.rules import budget, delegation, fact_rules, order, programs, settle, step
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import (
     CheckFallback,
@@ -64,7 +64,7 @@ def decide(state: State, now: float) -> Decision:
     failure = _limit_reached(state)
     if failure is not None:
         return Fail(failure=failure)
-    following = _without_running(program.of(state.run).follows(state, now), state)
+    following = _without_running(programs.of(state.run).follows(state, now), state)
     if not isinstance(following, Wait):
         return following
     if START in state.under_way:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.agents import rules as agents
 from pawl.agent_loop.agents.rules import RUN_AGENT, START_GOAL, AgentVersion
-from pawl.agent_loop.goals import rules as goals
+from pawl.agent_loop.goals import asking
 from pawl.agent_loop.loop.rules import budget, settle, text
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.checks import MESSAGE_BYTES_MAX
@@ -158,7 +158,7 @@ def _goal(state: State, call: Call, now: float) -> Goal:
     if run.depth + 1 >= run.options.limits.agent_depth_max:
         raise _Refused("NOT_ALLOWED", "This agent cannot start goals, because their attempts would be too deep.")
     try:
-        goal = goals.asked(call.arguments_json, now)
+        goal = asking.asked(call.arguments_json, now)
     except ValueError as error:
         raise _Refused("INVALID_ARGUMENTS", str(error)) from None
     wanted = tuple(filter(None, (goal.criterion.tool_name, *goal.attempts_by.tool_names)))

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import field
 
+from pawl import values
 from pawl.agent_loop.agents.rules import AgentVersion
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.background import RequestedTerms
@@ -134,12 +135,27 @@ class CallChecked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a running tool: an event and, in a job, also a fact. `fraction` is between 0 and 1."""
+    """Progress of a running tool: an event and, in a job, also a fact. `fraction` is between 0 and 1.
+
+    `has_checkpoint` means that the tool has stored a checkpoint since the last progress.
+    """
 
     call_id: CallId
     tool_name: str
     fraction: float | None = None
     message: str = ""
+    has_checkpoint: bool = False
+
+    @classmethod
+    def of(cls, call: Call, latest: values.Progress, unshown: ToolProgress | None) -> ToolProgress:
+        """Return a call's latest progress. It replaces `unshown`, which no step has reported yet."""
+        return cls(
+            call_id=call.call_id,
+            tool_name=call.tool_name,
+            fraction=latest.fraction,
+            message=latest.message,
+            has_checkpoint=latest.has_checkpoint or (unshown is not None and unshown.has_checkpoint),
+        )
 
 
 Fact: TypeAlias = (

@@ -10,7 +10,7 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules import answering, job_program, program, proposals, settle
+from pawl.agent_loop.loop.rules import answering, job_program, programs, proposals, settle
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.fact import (
     AgentRead,
@@ -182,7 +182,7 @@ def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[
 def _checked(state: State, fact: CallChecked, now: float) -> State:
     """Apply the verdict on a proposed call, unless the run is being stopped or the program no longer proposes it."""
     is_stopped = state.run.state is RunState.CANCELLING or state.loop.failure is not None
-    if is_stopped or not program.of(state.run).proposes(state, fact.call.call_id, now):
+    if is_stopped or not programs.of(state.run).proposes(state, fact.call.call_id, now):
         return state
     call = proposals.apply_verdict(fact.call, fact.verdict, state.run.options, now, state.run.series)
     if call.state is CallState.AWAITING_APPROVAL and state.run.grant is not None:

@@ -18,10 +18,10 @@ from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.decision import Decision, Fail, Finish, PinTools, Propose, TellProgress, Wait
 from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent, Pause, ToolProgress
 from pawl.agent_loop.loop.rules.loop_state import JobCursor
-from pawl.agent_loop.loop.rules.run import Delegation, FailureClass, Job, JobProgress, RunFailure
+from pawl.agent_loop.loop.rules.program import Program
+from pawl.agent_loop.loop.rules.run import FailureClass, Job, JobProgress, RunFailure
 from pawl.agent_loop.loop.rules.state import State
 from pawl.chassis import strict_json
-from pawl.chassis.ids import CallId
 from pawl.values import CallState, RunState, WaitKind
 
 # Maximum backoff for a job whose polls fail.
@@ -40,40 +40,76 @@ class _Success(msgspec.Struct, frozen=True):
     success: bool = True
 
 
-def follows(state: State, now: float) -> Decision:
-    run, job = state.run, state.run.job
-    if job is None:
-        raise RuntimeError("the run is not a job")
-    if not (run.round or run.tools or state.tools_pinned):
-        return PinTools()
-    cursor = _cursor(state)
-    paused = (WaitKind.PAUSED,) if cursor.is_paused else ()
-    if state.open_calls:
-        report_time = _progress_report_time(state, job, cursor, now)
-        is_due = report_time is not None and report_time <= now
-        return TellProgress() if is_due else Wait(until=report_time, waits=paused)
-    last = next((call for call in state.calls.values() if call.run_id == run.run_id and call.round == run.round), None)
-    is_over = last is not None and (not job.interval_seconds or last.state in _NOT_WANTED)
-    if last is not None and is_over and (last.state is not CallState.SUCCEEDED or _reports_failure(last)):
-        return Fail(failure=_failure(last))
-    if run.round >= job.iterations_max or monitor.is_over(job, cursor):
-        return Finish(state=RunState.COMPLETED)
-    due = due_time(job, last, _not_before(job, last, cursor))
-    if job.end_time is not None and (due > job.end_time or (paused and now >= job.end_time)):
-        return Finish(state=RunState.COMPLETED)
-    if paused:
-        return Wait(until=job.end_time, waits=paused)
-    return Wait(until=due) if due > now else Propose(calls=(jobs.draft(run, job, now),))
+class JobProgram(Program):
+    def follows(self, state: State, now: float) -> Decision:
+        run, job = state.run, state.run.job
+        if job is None:
+            raise RuntimeError("the run is not a job")
+        if not (run.round or run.tools or state.tools_pinned):
+            return PinTools()
+        cursor = _cursor(state)
+        paused = (WaitKind.PAUSED,) if cursor.is_paused else ()
+        if state.open_calls:
+            report_time = _progress_report_time(state, job, cursor, now)
+            is_due = report_time is not None and report_time <= now
+            return TellProgress() if is_due else Wait(until=report_time, waits=paused)
+        made = (call for call in state.calls.values() if call.run_id == run.run_id and call.round == run.round)
+        last = next(made, None)
+        is_over = last is not None and (not job.interval_seconds or last.state in _NOT_WANTED)
+        if last is not None and is_over and (last.state is not CallState.SUCCEEDED or _reports_failure(last)):
+            return Fail(failure=_failure(last))
+        if run.round >= job.iterations_max or monitor.is_over(job, cursor):
+            return Finish(state=RunState.COMPLETED)
+        due = due_time(job, last, _not_before(job, last, cursor))
+        if job.end_time is not None and (due > job.end_time or (paused and now >= job.end_time)):
+            return Finish(state=RunState.COMPLETED)
+        if paused:
+            return Wait(until=job.end_time, waits=paused)
+        return Wait(until=due) if due > now else Propose(calls=(jobs.draft(run, job, now),))
 
+    def commanded(self, state: State, command: Command, now: float) -> State:  # it has its own time
+        """Pause or resume the job. A paused job does not start iterations."""
+        return _paused(state, command.time, resumes=command.kind.resumes) if isinstance(command.kind, Pause) else state
 
-def proposes(state: State, call_id: CallId, now: float) -> bool:
-    following = follows(state, now)
-    return isinstance(following, Propose) and any(call.call_id == call_id for call in following.calls)
+    def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:
+        """Record the result of the iteration that a step settled, and whether to report it.
 
-
-def commanded(state: State, command: Command, now: float) -> State:  # noqa: ARG001  # the command has its time
-    """Pause or resume the job. A paused job does not start iterations."""
-    return _paused(state, command.time, resumes=command.kind.resumes) if isinstance(command.kind, Pause) else state
+        If a rule denies an iteration of a series, the job pauses and reports that. Its user can resume it once the rule
+        allows it.
+        """
+        job, cursor = after.run.job, _cursor(after)
+        if job is None:
+            return after, ()
+        settled = [
+            call
+            for call in after.calls.values()
+            if call.run_id == after.run.run_id
+            and call.settled
+            and not (call.call_id in base.calls and base.calls[call.call_id].settled)
+        ]
+        if not settled:
+            return after, ()
+        call = max(settled, key=lambda each: each.round)
+        outcome = jobs.result_text(call)
+        evaluated = monitor.evaluated(job, cursor, call, outcome)
+        denial = _denial(call) if job.interval_seconds else ""
+        seen, report_due = monitor.report_due(job, cursor, evaluated, call, outcome)
+        ends_digest = seen.digest_time != evaluated.digest_time
+        job_output = monitor.job_output(
+            job, cursor, evaluated, outcome, after.run.output_text, paused=denial, ends_digest=ends_digest
+        )
+        is_kept = not job.interval_seconds and call.state is not CallState.SUCCEEDED
+        seen = replace(seen, fraction_max=0.0)
+        run = replace(
+            after.run,
+            output_text=job_output,
+            missed_iterations=missed(job, call),
+            job_progress=after.run.job_progress if is_kept else None,
+        )
+        after = replace(after, run=run, loop=replace(after.loop, cursor=seen))
+        if denial:
+            after = _paused(after, call.end_time or 0.0, resumes=False)
+        return (replace(after, tells_iteration=call.round) if report_due or denial else after), ()
 
 
 def _paused(state: State, time: float, *, resumes: bool) -> State:
@@ -95,7 +131,9 @@ def progressed(state: State, report: ToolProgress, now: float) -> State:
         time=now,
         start_time=before.start_time if before is not None else call.start_time or now,
     )
-    return replace(state, run=replace(state.run, job_progress=latest))
+    cursor = progress.advanced(_cursor(state), report)
+    shown = latest if report.message or report.fraction is not None else before
+    return replace(state, run=replace(state.run, job_progress=shown), loop=replace(state.loop, cursor=cursor))
 
 
 def progress_told(state: State, now: float) -> State:
@@ -106,58 +144,6 @@ def progress_told(state: State, now: float) -> State:
     cursor = progress.reported(job, _cursor(state), run.job_progress, now)
     occasion = run.round + cursor.progress_reports
     return replace(state, loop=replace(state.loop, cursor=cursor), tells_iteration=occasion)
-
-
-def concluded(state: State, *, continues: bool) -> State:  # noqa: ARG001  # the last result is the report
-    return state
-
-
-def reported(base: State, after: State) -> State:
-    """Record the result of the iteration that a step settled, and whether to report it.
-
-    If a rule denies an iteration of a series, the job pauses and reports that. Its user can resume it once the rule
-    allows it.
-    """
-    job, cursor = after.run.job, _cursor(after)
-    if job is None:
-        return after
-    settled = [
-        call
-        for call in after.calls.values()
-        if call.run_id == after.run.run_id
-        and call.settled
-        and not (call.call_id in base.calls and base.calls[call.call_id].settled)
-    ]
-    if not settled:
-        return after
-    call = max(settled, key=lambda each: each.round)
-    outcome = jobs.result_text(call)
-    evaluated = monitor.evaluated(job, cursor, call, outcome)
-    denial = _denial(call) if job.interval_seconds else ""
-    seen, report_due = monitor.report_due(job, cursor, evaluated, call, outcome)
-    ends_digest = seen.digest_time != evaluated.digest_time
-    job_output = monitor.job_output(
-        job, cursor, evaluated, outcome, after.run.output_text, paused=denial, ends_digest=ends_digest
-    )
-    is_kept = not job.interval_seconds and call.state is not CallState.SUCCEEDED
-    run = replace(
-        after.run,
-        output_text=job_output,
-        missed_iterations=missed(job, call),
-        job_progress=after.run.job_progress if is_kept else None,
-    )
-    after = replace(after, run=run, loop=replace(after.loop, cursor=seen))
-    if denial:
-        after = _paused(after, call.end_time or 0.0, resumes=False)
-    return replace(after, tells_iteration=call.round) if report_due or denial else after
-
-
-def told(base: State, after: State) -> tuple[OwnerEvent, ...]:  # noqa: ARG001  # the calls' events report it
-    return ()
-
-
-def child(state: State, call: Call, delegation: Delegation) -> Delegation:  # noqa: ARG001  # it sets no limits
-    return delegation
 
 
 def _progress_report_time(state: State, job: Job, cursor: JobCursor, now: float) -> float | None:

@@ -1,10 +1,11 @@
 """The part of a run's state that is not in the ledger's rows, stored so that another worker can continue.
 
-Stored as JSON with each commit that changes it. Missing fields have their defaults.
+Stored as JSON with each commit that changes it, compressed if it is large. Missing fields have their defaults.
 """
 
 from __future__ import annotations
 
+import zlib
 from typing import Final
 
 import msgspec
@@ -100,6 +101,9 @@ class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     percent_told: int = 0
     progress_told_time: float = 0.0
     progress_reports: int = 0
+    # The largest fraction of the open call, and how often the job has progressed; see `progress.advanced`.
+    fraction_max: float = 0.0
+    advances: int = 0
 
 
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,15 +152,26 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     fallbacks_used: int = 0
 
 
+# A state up to this size is not compressed.
+_PLAIN_BYTES_MAX: Final = 4096
+# The first byte of compressed data. JSON never starts with it.
+_COMPRESSED: Final = b"x"
 _decoder: Final = msgspec.json.Decoder(LoopState)
-# Encodes a state for `read`.
-write: Final = msgspec.json.Encoder().encode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def write(state: LoopState) -> bytes:
+    """Encode a state for `read`."""
+    data = _encode(state)
+    return zlib.compress(data, level=1) if len(data) > _PLAIN_BYTES_MAX else data
 
 
 def read(data: bytes) -> LoopState:
     """Decode a state. Empty bytes give the state of a run that has not started.
 
     Raises:
-        msgspec.DecodeError: the bytes are not a valid state.
+        msgspec.DecodeError, zlib.error: the bytes are not a valid state.
     """
+    if data.startswith(_COMPRESSED):
+        data = zlib.decompress(data)
     return _decoder.decode(data) if data else LoopState()

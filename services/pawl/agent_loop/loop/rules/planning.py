@@ -9,7 +9,7 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.rules import answering, budget, delegation, fact_rules, job_program, jobs, program, step
+from pawl.agent_loop.loop.rules import answering, budget, delegation, fact_rules, job_program, jobs, programs, step
 from pawl.agent_loop.loop.rules.command_rules import apply_command
 from pawl.agent_loop.loop.rules.decide import IN_MOTION, decide, not_made
 from pawl.agent_loop.loop.rules.decision import (
@@ -96,9 +96,8 @@ def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
     """
     state, events = apply_all(base, facts, now)
     found = advance(state, events, now, written=base.run.state)
-    used = program.of(found.state.run)
-    after = used.reported(state, found.state)
-    return replace(found, state=after, events=(*found.events, *used.told(state, after)))
+    after, more = programs.of(found.state.run).reported(state, found.state)
+    return replace(found, state=after, events=(*found.events, *more))
 
 
 def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, list[OwnerEvent]]:
@@ -111,9 +110,8 @@ def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, li
     for fact in facts:
         state, produced = apply_fact(state, fact, now)
         events += produced
-    used = program.of(state.run)
-    after = used.reported(base, state)
-    return after, [*events, *used.told(base, after)]
+    after, more = programs.of(state.run).reported(base, state)
+    return after, [*events, *more]
 
 
 def apply_part(base: State, now: float, bytes_max: int) -> State | None:
@@ -180,7 +178,7 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
         case Decline():
             return fact_rules.answered(state, state.calls[decision.call_id], None), ()
         case EnterSteers():
-            return _enter_steers(program.of(state.run).concluded(state, continues=True)), ()
+            return _enter_steers(programs.of(state.run).concluded(state, continues=True)), ()
         case Fail():
             return replace(state, loop=replace(state.loop, failure=decision.failure)), ()
         case (
@@ -274,7 +272,7 @@ def _finish(state: State, decision: Finish) -> State:
         # The model call is dropped, but the output of an earlier attempt is kept.
         state = answering.with_partial(state, Shown())
     # Keep the user's new messages, although only the next run will answer them.
-    state = _enter_steers(program.of(state.run).concluded(state, continues=False))
+    state = _enter_steers(programs.of(state.run).concluded(state, continues=False))
     run = replace(state.run, state=decision.state, waits=(), failure=decision.failure, tokens_needed=0)
     return replace(state, run=run)
 
@@ -285,7 +283,7 @@ def _delegated(state: State, call_id: CallId, now: float) -> State:
     *others, created = started.delegations or (None,)
     if created is None or created.call_id != call_id:
         return started
-    return replace(started, delegations=(*others, program.of(state.run).child(state, call, created)))
+    return replace(started, delegations=(*others, programs.of(state.run).child(state, call, created)))
 
 
 def _running(state: State) -> State:

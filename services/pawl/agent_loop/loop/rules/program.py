@@ -1,29 +1,28 @@
-"""Defines the interface to a run's program, which is a model, a job, an undo, a goal or a workflow.
+"""Defines a run's program: a model, a job, an undo, a goal or a workflow.
 
 The loop treats all programs alike in checks, approvals, questions, executions, takeovers, cancellation, limits, the
-inbox and the log. A program is a module with the functions of `Program`. They are pure and cheap, and see only the
-state.
+inbox and the log.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
-from pawl.agent_loop.goals import program as goal_program
-from pawl.agent_loop.loop.rules import agent_program, job_program
 from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.decision import Decision
+from pawl.agent_loop.loop.rules.decision import Decision, Propose
 from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent
-from pawl.agent_loop.loop.rules.run import Delegation, Run
+from pawl.agent_loop.loop.rules.run import Delegation
 from pawl.agent_loop.loop.rules.state import State
-from pawl.agent_loop.undo import program as undo_program
-from pawl.agent_loop.workflows import program as workflow_program
 from pawl.chassis.ids import CallId
 
 
-class Program(Protocol):
-    """The program that drives a run. Its state is in the messages, the calls and `LoopState.cursor`."""
+class Program(ABC):
+    """The program that drives a run. Its state is in the messages, the calls and `LoopState.cursor`.
 
+    Methods are pure and cheap, and see only the state.
+    """
+
+    @abstractmethod
     def follows(self, state: State, now: float) -> Decision:
         """Return the program's next decision.
 
@@ -41,45 +40,31 @@ class Program(Protocol):
         * `budget.exhausted` instead of a model call that the budget does not allow,
         * Wait, if nothing can be done before something changes or the given time. Open work continues.
         """
-        ...
 
     def proposes(self, state: State, call_id: CallId, now: float) -> bool:
         """Return whether the program still proposes a call. The result of its check is then used."""
-        ...
+        following = self.follows(state, now)
+        return isinstance(following, Propose) and any(call.call_id == call_id for call in following.calls)
 
-    def commanded(self, state: State, command: Command, now: float) -> State:
+    def commanded(self, state: State, command: Command, now: float) -> State:  # no command by default
         """Apply a command that only the program understands (Pause, Event, RaiseGoal), or return the same state."""
-        ...
+        return state
 
-    def reported(self, base: State, after: State) -> State:
+    def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:  # no records
         """Return `after` with the program's records of the calls that are settled in it but not in `base`.
 
-        Called after facts are applied, with the ledger's state as `base`, and before `follows`. Called again after a
-        step is planned, with the state after the facts as `base`.
+        The second value has the events that report the records. Called after facts are applied, with the ledger's state
+        as `base`, and before `follows`. Called again after a step is planned, with the state after the facts as `base`.
         """
-        ...
+        return after, ()
 
-    def told(self, base: State, after: State) -> tuple[OwnerEvent, ...]:
-        """Return the events that report what `reported` has recorded. Called with the same states, after it."""
-        ...
-
-    def child(self, state: State, call: Call, delegation: Delegation) -> Delegation:
+    def child(self, state: State, call: Call, delegation: Delegation) -> Delegation:  # no restrictions
         """Return `delegation`, the child run to create for a call, with any restrictions of the program."""
-        ...
+        return delegation
 
-    def concluded(self, state: State, *, continues: bool) -> State:
+    def concluded(self, state: State, *, continues: bool) -> State:  # no report by default
         """Add the program's final report to the state before the run ends, however it ends.
 
         With `continues`, the run does not end yet, because it has received messages from the user. Idempotent.
         """
-        ...
-
-
-def of(run: Run) -> Program:
-    if run.workflow is not None:
-        return workflow_program
-    if run.job is not None:
-        return job_program
-    if run.goal is not None:
-        return goal_program
-    return agent_program if run.undo is None else undo_program
+        return state

@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from pawl.agent_loop.loop.rules.fact import ToolProgress
 from pawl.agent_loop.loop.rules.loop_state import JobCursor
 from pawl.agent_loop.loop.rules.monitor import has_passed
 from pawl.agent_loop.loop.rules.run import Job, JobProgress
@@ -44,6 +45,17 @@ def reported(job: Job, cursor: JobCursor, progress: JobProgress | None, now: flo
         progress_told_time=now,
         progress_reports=cursor.progress_reports + 1,
     )
+
+
+def advanced(cursor: JobCursor, report: ToolProgress) -> JobCursor:
+    """Count a report as progress if the call is further than ever before or has stored a checkpoint.
+
+    A call that starts again does not progress until it passes the point that it had reached.
+    """
+    fraction = report.fraction or 0.0
+    if not report.has_checkpoint and fraction <= cursor.fraction_max:
+        return cursor
+    return replace(cursor, fraction_max=max(cursor.fraction_max, fraction), advances=cursor.advances + 1)
 
 
 def expected_end(job: Job, progress: JobProgress | None) -> float | None:

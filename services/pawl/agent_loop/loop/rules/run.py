@@ -223,16 +223,18 @@ class Undo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MapChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive items of the map `node`, starting at `first_index`. `scope_json` holds what its expressions use.
+    """Consecutive items of the map `node`, starting at `first_index`.
 
-    Up to `failures_max` of them may fail.
+    Up to `failures_max` of them may fail, and up to `concurrency` may be open. `scope_state` is a cursor with the nodes
+    of the map's run that its expressions use.
     """
 
     node: str
     first_index: int
     items_json: bytes
-    scope_json: bytes = b""
+    scope_state: bytes = b""
     failures_max: int = 0
+    concurrency: int = 1
 
 
 class PinnedWorkflow(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.loop.rules import loop_state
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.fact import Command, OwnerEvent
+from pawl.agent_loop.loop.rules.loop_state import JobCursor
 from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.run import (
     Delegation,
@@ -75,6 +76,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     delegations: tuple[Delegation, ...] = ()
     entered_notices: tuple[Notice, ...] = ()
     tells_iteration: int = 0
+    # True if a job's open call has progressed.
+    has_progressed: bool = False
     # Number of events that nodes have taken, so that the run no longer keeps them.
     events_taken: int = 0
     # True if a model should write the conversation's title now that the run has answered.
@@ -143,6 +146,7 @@ def between(
         delegations=after.delegations,
         entered_notices=after.entered,
         events_taken=after.events_taken,
+        has_progressed=_advances(after) > _advances(base),
         tells_iteration=0 if new.state in ENDED else after.tells_iteration,
     )
 
@@ -167,6 +171,11 @@ def committed(after: State, last_seq: int, shared_tokens_left: int | None) -> St
 
 def with_shared_budget(state: State, left: int | None) -> State:
     return replace(state, shared_tokens_max=None if left is None else left + state.own_tokens)
+
+
+def _advances(state: State) -> int:
+    cursor = state.loop.cursor
+    return cursor.advances if isinstance(cursor, JobCursor) else 0
 
 
 def _output(run: Run) -> tuple[object, ...]:

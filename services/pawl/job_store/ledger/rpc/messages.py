@@ -110,7 +110,7 @@ _RUN: Final = _WIRE.struct(
             ),
             *("steer_bytes_waiting", "idle_receipts", "people", "steered_by", "update_time", "state_time"),
             *("imported", "own_tools", "agent_name", "reports_to", "in_background", "silent"),
-            *("trimmed_log_seq", "mark_round", "mark_seq", "grant", "root_conversation_id", "agents_above"),
+            *("trimmed_log_seq", "mark_round", "mark_seq", "grant", "program", "root_conversation_id", "agents_above"),
         ),
         of_message=(
             *("options", "tools", "usage", "failure", "output_text", "unstopped_call_ids", "user_roles", "undo"),
@@ -258,7 +258,7 @@ def _leave_out_inputs(workflow: workflow_pb2.PinnedWorkflow) -> None:
         workflow.ClearField("input_json")
     if workflow.HasField("chunk"):
         workflow.chunk.ClearField("items_json")
-        workflow.chunk.ClearField("scope_json")
+        workflow.chunk.ClearField("scope_state")
 
 
 def run_in(situation: Situation, waiting: Waiting | None, write: Callable[[RunRow], run_pb2.Run] = run) -> run_pb2.Run:

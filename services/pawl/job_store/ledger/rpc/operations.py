@@ -49,7 +49,7 @@ from pawl.job_store.ledger.rules.events import OwnerEvent
 from pawl.job_store.ledger.rules.inbox import NoteCompletion
 from pawl.job_store.ledger.rules.jobs import Entered
 from pawl.job_store.ledger.rules.offers import LeaseOffer
-from pawl.job_store.ledger.rules.rows import CURSOR_ROUND, LAST_ROUND
+from pawl.job_store.ledger.rules.states import Program
 from pawl.job_store.ledger.rules.submit import Submit
 from pawl.values import (
     CallState,
@@ -104,7 +104,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
     steer = ledger_pb2.Command(steer=ledger_pb2.SteerCommand(text=request.text))
     interrupt = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_SUPERSEDED))
     reports_to = check_id(request.workflow.reports_to_conversation_id, "conversation_id", optional=True)
-    mark_round = _mark_round(request)
+    program = _program(request)
     own = own_tools.of_request(request)
     store_id = check_id(request.store_id, "store_id")
     limits = limits_of(store_id)
@@ -134,9 +134,9 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
         off=limits.off,
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
-        mark_round=mark_round,
+        program=program,
         is_reported=bool(reports_to),
-        store_slots=limits.slots.background_per_store if mark_round else limits.slots.per_store,
+        store_slots=limits.slots.background_per_store if program else limits.slots.per_store,
         token_budget=tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
         token_ceiling=tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
         text_bytes=len(request.text.encode()),
@@ -189,8 +189,10 @@ def key_hash_of(
     )
 
 
-def _mark_round(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> int:
-    return CURSOR_ROUND if request.HasField("workflow") else LAST_ROUND if request.HasField("goal") else 0
+def _program(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> Program:
+    if request.HasField("workflow"):
+        return Program.WORKFLOW
+    return Program.GOAL if request.HasField("goal") else Program.DEFAULT
 
 
 def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
@@ -238,6 +240,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         ),
         tells_iteration=int32(request.tells_iteration, "tells_iteration"),
         events_taken=int32(request.events_taken, "events_taken"),
+        has_progressed=request.has_progressed,
         child_cancel=_CHILD_CANCEL,
     )
 
@@ -362,7 +365,7 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         token_budget=tokens(limits.total_tokens_max, "delegations.options.limits.total_tokens_max"),
         token_ceiling=tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),
         is_job=entry.HasField("job"),
-        mark_round=_mark_round(entry),
+        program=_program(entry),
         labels=labels.of_goal(is_goal=entry.HasField("goal")),
         is_silent=entry.job.reports == run_pb2.JOB_REPORTS_NONE,
     )

@@ -39,7 +39,7 @@ from pawl.job_store.ledger.rules.decisions import Decide, Decider
 from pawl.job_store.ledger.rules.events import CallChanged, OperatorActed, ToolProgressed, ToppedUp
 from pawl.job_store.ledger.rules.inbox import Refused, Replaced
 from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, RunRow
-from pawl.job_store.ledger.rules.states import OperatorAct
+from pawl.job_store.ledger.rules.states import OperatorAct, Program
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import TOKENS_MAX, CallState, CommandOutcome, DecisionRight, RunState, StopCause
 
@@ -106,7 +106,7 @@ class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An event for a run with a cursor. Only the run's owner reads it."""
+    """An event for a workflow run. Only the run's owner reads it."""
 
     name: ClassVar[str] = inbox.EVENT
 
@@ -246,7 +246,7 @@ class Send(Decider, frozen=True, kw_only=True):
         if isinstance(command, TopUp | RaiseGoal):
             return self._top_up(unit, run, incoming, command.tokens)
         if isinstance(command, Pause | Event):
-            if not (run.has_cursor or (run.reports_to and isinstance(command, Pause))):
+            if not (run.program is Program.WORKFLOW or (run.reports_to and isinstance(command, Pause))):
                 raise Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is not a job or workflow"))
             if isinstance(command, Event):
                 run = inbox.keep_event(run, self.inbox_limits)

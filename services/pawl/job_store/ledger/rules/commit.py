@@ -66,7 +66,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     `tokens_used` counts the tokens of the run's own model calls since the last commit. `asks_title` requests a title
     once the run has completed. `entered` lists the job notices in the step's messages. `tells_iteration` is the job
     iteration to report to the conversation; 0 if there is none. `events_taken` counts the events that nodes of a
-    workflow have taken. `child_cancel` is the opaque command for the child run of a call that the step cancels.
+    workflow have taken. `has_progressed` means that a job's open call is further than ever before. `child_cancel` is
+    the opaque command for the child run of a call that the step cancels.
     """
 
     run: RunKey
@@ -98,6 +99,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     entered: tuple[jobs.Entered, ...] = ()
     tells_iteration: int = 0
     events_taken: int = 0
+    has_progressed: bool = False
     child_cancel: bytes = b""
 
     @property
@@ -285,8 +287,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             run,
             steers_waiting=max(0, run.steers_waiting - len(steers) - self.events_taken),
             steer_bytes_waiting=max(0, run.steer_bytes_waiting - sum(steers)),
-            crashes=0 if self._settles() or self.lease is LeaseAction.PARK else run.crashes,
-            progress_time=now if self._settles() else run.progress_time,
+            crashes=0 if self._progresses() or self.lease is LeaseAction.PARK else run.crashes,
+            progress_time=now if self._progresses() else run.progress_time,
             # The cause of an accepted cancellation is final. The owner knows it only from the command.
             stop_cause=self.stop_cause if run.stop_cause is None else run.stop_cause,
             **{name: value for name, value in figures if value is not None},
@@ -304,9 +306,10 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             unit.put_run(top)
         return run if run.budget_run_id else top, top.shared_tokens_left
 
-    def _settles(self) -> bool:
-        """Return whether the step counts as progress, because it adds a message or settles a call."""
-        return bool(self.messages) or any(change.state.is_terminal for change in self.calls)
+    def _progresses(self) -> bool:
+        """Return whether the step adds a message or settles a call, or a job's open call has progressed."""
+        settles = any(change.state.is_terminal for change in self.calls)
+        return bool(self.messages) or settles or self.has_progressed
 
     def _with_state(self, run: RunRow, steps: list[EventBody], now: datetime) -> RunRow:
         """Return the run in its new open state, and add an event if anything has changed.

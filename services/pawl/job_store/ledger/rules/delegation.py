@@ -17,6 +17,7 @@ from pawl.errors import IllegalTransition
 from pawl.job_store.ledger.rules import jobs, stop, turn
 from pawl.job_store.ledger.rules.events import RunChanged
 from pawl.job_store.ledger.rules.rows import CallRow, ConversationKey, ConversationRow, RunRow
+from pawl.job_store.ledger.rules.states import Program
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.values import CallState, RunState, StopCause
 
@@ -28,7 +29,6 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 
     The run's agent is `agent_name`, and its conversation has the title `made_title`. A job (`is_job`) continues after
     the parent run ends and reports to the root conversation. If `is_silent`, it reports nothing, not even its end.
-    `mark_round` is CURSOR_ROUND or LAST_ROUND, or 0 if the run is neither a workflow nor a goal.
     """
 
     call_id: CallId
@@ -42,7 +42,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     is_job: bool = False
     is_silent: bool = False
     labels: Mapping[str, str] = {}
-    mark_round: int = 0
+    program: Program = Program.DEFAULT
 
 
 def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
@@ -88,7 +88,7 @@ def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
         in_background=parent.in_background or delegation.is_job,
         silent=delegation.is_silent,
         labels=delegation.labels,
-        mark_round=delegation.mark_round,
+        program=delegation.program,
     )
     above = (unit.runs.get(RunKey(parent.store_id, run_id)) for run_id in (parent.parent_run_id, *parent.agents_above))
     is_late = delegation.is_job and any(each and each.state is RunState.CANCELLING for each in above)

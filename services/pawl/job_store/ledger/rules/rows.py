@@ -31,7 +31,7 @@ from pawl.chassis.ids import (
 )
 from pawl.job_store.ledger.rules.approval import Actor, Decision, Grant
 from pawl.job_store.ledger.rules.background import NO_BACKGROUND, Background
-from pawl.job_store.ledger.rules.states import AttentionReason, Sharing
+from pawl.job_store.ledger.rules.states import AttentionReason, Program, Sharing
 from pawl.values import CallState, CommandOutcome, RunState, Series, StopCause
 
 
@@ -64,11 +64,8 @@ class RequestKey(msgspec.Struct, frozen=True, order=True, gc=False):
     request_id: RequestId
 
 
-# The `mark_round` of a run with a cursor. No round number is higher.
-CURSOR_ROUND: Final = 2**31 - 1
-# The `mark_round` of a run whose worker needs only the last round's calls.
-LAST_ROUND: Final = 2**31 - 2
-
+# No round number is higher.
+_NO_ROUND: Final = 2**31 - 1
 _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
 
 
@@ -280,6 +277,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
     mark_round: int = 0
     mark_seq: int = 0
     grant: Grant | None = None
+    program: Program = Program.DEFAULT
 
     @property
     def is_turn(self) -> bool:
@@ -287,16 +285,11 @@ class RunRow(Actor, frozen=True, kw_only=True):
         return self.generation > 0 and not self.reports_to
 
     @property
-    def has_cursor(self) -> bool:
-        """True if the run's program keeps its state in a cursor, so that its worker needs only its open calls."""
-        return self.mark_round == CURSOR_ROUND
-
-    @property
     def loaded_from_round(self) -> int:
         """The first round whose settled calls a worker loads. For jobs and goals, the last round."""
-        if self.has_cursor:
-            return CURSOR_ROUND
-        return self.round if self.reports_to or self.mark_round == LAST_ROUND else 0
+        if self.program is Program.WORKFLOW:
+            return _NO_ROUND
+        return self.round if self.reports_to or self.program is Program.GOAL else 0
 
     @property
     def jobs_conversation_id(self) -> ConversationId:

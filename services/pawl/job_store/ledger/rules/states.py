@@ -1,4 +1,4 @@
-"""Defines the enums that the ledger's decisions depend on. They have the same numbers as in `pawl.event.v1`."""
+"""Defines the enums that the ledger's decisions depend on. Those of `pawl.event.v1` have the same numbers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from enum import IntEnum
 class AttentionReason(IntEnum):
     UNKNOWN_OUTCOME = 1
     QUARANTINED = 2
+
+
+class Program(IntEnum):
+    """What drives a run: the model, a job's schedule or an undo (all DEFAULT), or one of the others."""
+
+    DEFAULT = 0
+    # Its worker needs only its open calls.
+    WORKFLOW = 1
+    # Its worker needs only the last round's calls.
+    GOAL = 2
 
 
 class OperatorAct(IntEnum):

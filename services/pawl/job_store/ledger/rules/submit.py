@@ -32,6 +32,7 @@ from pawl.job_store.ledger.rules.rows import (
     RunRow,
 )
 from pawl.job_store.ledger.rules.slots import QueueKey
+from pawl.job_store.ledger.rules.states import Program
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import Feature, MessagePolicy, RunState, StopCause
 
@@ -62,9 +63,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     At most `queue_max` runs can be queued in the conversation, and at most `store_queue_max` runs can wait for one of
     the store's `store_slots` slots.
 
-    `mark_round` is CURSOR_ROUND for a workflow and LAST_ROUND for a goal. These use a background slot: the limits are
-    then those of background runs. With `is_reported`, the run has a conversation of its own, and its end
-    is reported to the named conversation, like the end of a job.
+    Workflows and goals use a background slot: the limits are then those of background runs. With `is_reported`, the run
+    has a conversation of its own, and its end is reported to the named conversation, like the end of a job.
 
     `undoes` is the run that the new run undoes: writers may undo their own runs even after sharing has ended. With
     `only_repeat`, for example because the agent is missing, only a repeated request succeeds.
@@ -94,8 +94,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     own_tools: OwnTools | None = None
     new_conversation_id: ConversationId = ConversationId("")
     only_repeat: bool = False
+    program: Program = Program.DEFAULT
     off: Collection[Feature] = ()
-    mark_round: int = 0
     is_reported: bool = False
 
     @property
@@ -107,7 +107,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             keyed=(self._client_key,) if self.key_hash else (),
             runs=(RunKey(self.store_id, self.undoes),) if self.undoes else (),
             queues=(
-                (QueueKey(self.store_id, in_background=self.mark_round > 0), self.store_queue_max, self.store_slots),
+                (QueueKey(self.store_id, in_background=bool(self.program)), self.store_queue_max, self.store_slots),
             ),
         )
 
@@ -200,7 +200,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             case MessagePolicy.QUEUE:
                 return self._create(unit, conversation)
             case MessagePolicy.STEER:
-                if active.is_stopping or active.has_cursor:
+                if active.is_stopping or active.program is Program.WORKFLOW:
                     # A run that is being stopped would lose the message, and workflow runs read no messages.
                     return self._create(unit, conversation)
                 incoming = self._command(unit, active, inbox.STEER, self.steer)
@@ -236,14 +236,14 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         return replace(submitted, run=unit.runs.get(submitted.run.key) or submitted.run)
 
     def _create(self, unit: UnitOfWork, conversation: ConversationRow, *, first: bool = False) -> Submitted:
-        self.check_on(Feature.RUNS, *([Feature.BACKGROUND, Feature.DELEGATION] if self.mark_round else []))
+        self.check_on(Feature.RUNS, *([Feature.BACKGROUND, Feature.DELEGATION] if self.program else []))
         is_own = conversation.user_id == self.user_id
         # Half of the queue is reserved for the owner of the conversation. Other writers cannot jump the queue.
         first = first and is_own
         queue_max = self.queue_max if is_own else (self.queue_max + 1) // 2
         if len(conversation.queue) >= queue_max:
             raise QueueFull(f"{queue_max} messages are already waiting in this conversation: try again later")
-        self.check_queue(unit, in_background=self.mark_round > 0)
+        self.check_queue(unit, in_background=bool(self.program))
         budget = (self.token_budget, self.token_ceiling)
         run = turn.queued(conversation, RunId(unit.ids.new("run")), self.message, self.options, budget, now=unit.now)
         run = self.signed(run)
@@ -269,7 +269,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             TooManyJobs: The user has too many open jobs in the conversation.
             QueueFull: Too many background runs are waiting in the store.
         """
-        self.check_on(Feature.RUNS, Feature.BACKGROUND, *([Feature.DELEGATION] if self.mark_round else []))
+        self.check_on(Feature.RUNS, Feature.BACKGROUND, *([Feature.DELEGATION] if self.program else []))
         if conversation.background.open_jobs_of(self.user_id) >= jobs.OPEN_MAX:
             raise TooManyJobs
         self.check_queue(unit, in_background=True)
@@ -316,8 +316,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             people=self.people,
             agent_name=self.agent_name,
             labels=self.labels,
-            mark_round=self.mark_round,
-            in_background=self.mark_round > 0,
+            program=self.program,
+            in_background=bool(self.program),
         )
 
     def _command(self, unit: UnitOfWork, run: RunRow, name: str, payload: bytes) -> CommandRow:

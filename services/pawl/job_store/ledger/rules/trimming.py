@@ -29,7 +29,7 @@ def after_round(before: RunRow, run: RunRow, kept: int) -> tuple[RunRow, Trim | 
 
     `before` already covers all earlier rounds: a job starts a round only after the previous round has ended.
     """
-    if not run.reports_to or run.round == before.round or before.round - run.mark_round < kept:
+    if not run.reports_to or run.program or run.round == before.round or before.round - run.mark_round < kept:
         return run, None
     marked = replace(run, mark_round=before.round, mark_seq=before.last_seq)
     if not run.mark_round:

@@ -33,7 +33,8 @@ UPDATE job_store.runs AS r
 SET epoch = r.epoch + 1, worker_id = $3, claim_at = now() + $4, start_time = coalesce(r.start_time, now()),
     crashes = r.crashes + (r.worker_id IS NOT NULL)::integer
 FROM picked WHERE r.store_id = picked.store_id AND r.run_id = picked.run_id
-RETURNING r.store_id, r.run_id, r.epoch, r.last_commit IS NULL OR r.waits = '\\x07' AS is_quiet, r.conversation_id, (
+RETURNING r.store_id, r.run_id, r.epoch, r.in_background, r.last_commit IS NULL OR r.waits = '\\x07' AS is_quiet,
+    r.conversation_id, (
     SELECT coalesce(max(c.last_number), 0) FROM job_store.conversations AS c
     WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id
 ) AS last_number
@@ -61,7 +62,7 @@ WITH held AS MATERIALIZED (
 ), renewed AS (
     UPDATE job_store.runs AS r SET claim_at = now() + $2
     FROM held WHERE r.store_id = held.store_id AND r.run_id = held.run_id
-    RETURNING r.store_id, r.run_id, r.epoch, EXISTS (
+    RETURNING r.store_id, r.run_id, r.epoch, r.in_background, EXISTS (
         SELECT FROM job_store.commands AS c
         WHERE c.store_id = r.store_id AND c.run_id = r.run_id AND NOT c.consumed OFFSET 0
     ) AS has_commands
@@ -191,4 +192,4 @@ class PostgresLeases:
 
 
 def _claimed(record: Record) -> Claimed:
-    return Claimed(store_id=record["store_id"], run_id=record["run_id"], epoch=record["epoch"])
+    return Claimed(**{name: record[name] for name in ("store_id", "run_id", "epoch", "in_background")})
