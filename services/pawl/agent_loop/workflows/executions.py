@@ -23,6 +23,7 @@ from pawl.agent_loop.workflows.cursor import ENDED as ENDED_NODES
 from pawl.agent_loop.workflows.cursor import WorkflowCursor
 from pawl.agent_loop.workflows.definition import WaitNode
 from pawl.agent_loop.workflows.edges import edges as edges_of
+from pawl.agent_loop.workflows.edges import incoming
 from pawl.agent_loop.workflows.execution import Execution
 from pawl.agent_loop.workflows.graph import Graph, Step
 from pawl.agent_loop.workflows.reading import Graphs
@@ -160,7 +161,7 @@ class Executions:
             nodes = execution.tree()
             await self._count_items(caller, execution, nodes)
             if found.graph.mapping is None:
-                edges = [WorkflowEdge(**edge._asdict()) for edge in edges_of(found.graph.definition)]
+                edges = [WorkflowEdge(**edge._asdict()) for edge in edges_of(incoming(found.graph.definition))]
         shown = run_pb2.Run()
         shown.CopyFrom(found.run)
         for field in ("pending_calls", "active_calls"):
