@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallKey, CommandId, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
+from pawl.chassis.ids import CallId, CallKey, CommandId, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.chassis.labels import has_all
 from pawl.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
 from pawl.event.v1 import run_pb2
@@ -36,6 +36,7 @@ from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, Co
 from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
 from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.values import CallState, CommandOutcome, RunState, StopCause, WaitKind
+from tests.simulation.attention import crashes, page
 from tests.simulation.changes import MemoryChanges
 from tests.simulation.store import Database, continues, with_lease
 
@@ -96,7 +97,7 @@ class MemoryLeases:
         """Return the due runs of each store, starting after the store that was served last."""
         rows = self._database.tables.runs.values()
         due = [row for row in rows if row.claim_at is not None and row.claim_at <= time and not self._is_doomed(row)]
-        due.sort(key=lambda row: (not row.is_active, row.in_background, _crashes(row), row.claim_at, row.run_id))
+        due.sort(key=lambda row: (not row.is_active, row.in_background, crashes(row), row.claim_at, row.run_id))
         stores = sorted({row.store_id for row in due}, key=lambda store: (store <= self._last_store, store))
         active = [row for row in rows if row.is_active and not row.in_background]
         background = Counter(row.store_id for row in rows if row.is_active and row.in_background)
@@ -117,14 +118,14 @@ class MemoryLeases:
             user_id=row.user_id,
             is_active=row.is_active,
             is_background=row.in_background,
-            at_last_chance=self._is_last_chance(_crashes(row)),
+            at_last_chance=self._is_last_chance(crashes(row)),
         )
 
     def _is_last_chance(self, crashes: int) -> bool:
         return crashes + 1 >= self._crashes_max
 
     def _is_doomed(self, row: RunRow) -> bool:
-        return row.worker_id is not None and _crashes(row) >= self._crashes_max
+        return row.worker_id is not None and crashes(row) >= self._crashes_max
 
     def _check_slots(self, row: RunRow) -> None:
         """LOOP-14, checked immediately: a run gets a slot only if one is free."""
@@ -194,49 +195,6 @@ class MemoryLeases:
             if each.claim_at is not None and each.claim_at > now and each.claim_at != each.due_time:
                 schedules[each.key] = replace(each, claim_at=each.due_time if each.waiting_time is None else now)
         return len(late)
-
-
-class MemoryAttentionRepository:
-    """In-memory `ports.AttentionRepository`. Pages are limited by row count only."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def doomed(self, *, crashes_max: int, runs_max: int) -> tuple[RunKey, ...]:
-        await self._database.reach()
-        now = self._database.now()
-        doomed = [
-            (row.claim_at, row.key)
-            for row in self._database.tables.runs.values()
-            if row.worker_id is not None
-            and row.claim_at is not None
-            and row.claim_at <= now
-            and _crashes(row) >= crashes_max
-        ]
-        return tuple(key for _, key in sorted(doomed)[:runs_max])
-
-    async def listed(
-        self, store_id: StoreId, *, run_id: RunId, after: tuple[datetime, str] | None, rows_max: int
-    ) -> Page[RunView]:
-        await self._database.reach()
-        tables = self._database.tables
-        rows = [
-            ((row.attention.since_time, row.run_id), row)
-            for row in tables.runs.values()
-            if row.attention is not None and row.store_id == store_id and run_id in {"", row.run_id}
-        ]
-        if run_id and RunKey(store_id, run_id) not in tables.runs:
-            raise RunNotFound
-
-        def running(row: RunRow) -> list[CallRow]:
-            return [call for call in tables.calls_of(row.key) if call.state is CallState.RUNNING]
-
-        views = [
-            RunView(run=row, pending=tuple(call for call in running(row) if is_pending(row, call)))
-            for position, row in sorted(rows, key=lambda pair: pair[0])
-            if after is None or position > after
-        ]
-        return _page(views, rows_max)
 
 
 class MemoryReads(MemoryChanges):
@@ -346,6 +304,18 @@ class MemoryReads(MemoryChanges):
             raise CallNotFound
         return row
 
+    async def call_heads(
+        self, store_id: StoreId, call_ids: Sequence[CallId], user_id: UserId, *, result_bytes_max: int
+    ) -> list[tuple[CallRow, int]]:
+        await self._database.reach()
+        keys = (CallKey(store_id, call_id) for call_id in sorted(set(call_ids)))
+        rows = [row for key in keys if (row := self._tables.calls.get(key)) and user_id in {"", row.user_id}]
+        omitted = [size if (size := len(row.result or b"")) > result_bytes_max else 0 for row in rows]
+        return [
+            (replace(row, arguments=b"", spec=b"", result=None if size else row.result), size)
+            for row, size in zip(rows, omitted, strict=True)
+        ]
+
     def _is_running_or_stopped(self, job: RunRow, stopped_by: CommandId, cause: StopCause) -> bool:
         stop = self._tables.commands.get(CommandKey(job.store_id, job.run_id, stopped_by))
         if stop is not None and job.stop_cause is cause:
@@ -386,15 +356,15 @@ class MemoryReads(MemoryChanges):
         ]
         rows.sort(key=lambda row: (row.create_time, row.run_id), reverse=not wanted.oldest_first)
         positions: list[tuple[datetime, str]] = [(row.create_time, row.run_id) for row in rows]
-        page = _page(rows[positions.index(after) + 1 if after is not None else 0 :], rows_max)
-        return Page(rows=[_without_content(self._situation(row)) for row in page.rows], has_more=page.has_more)
+        shown = page(rows[positions.index(after) + 1 if after is not None else 0 :], rows_max)
+        return Page(rows=[_without_content(self._situation(row)) for row in shown.rows], has_more=shown.has_more)
 
     async def calls(
         self, key: RunKey, user_id: UserId, *, after: tuple[int, int, str] | None, rows_max: int
     ) -> Page[CallRow]:
         await self._database.reach()
         rows = self._tables.calls_of(self._run(key, user_id).key)
-        return _page([row for row in rows if after is None or (row.round, row.index, row.call_id) > after], rows_max)
+        return page([row for row in rows if after is None or (row.round, row.index, row.call_id) > after], rows_max)
 
     async def short_of_tokens(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
@@ -411,7 +381,7 @@ class MemoryReads(MemoryChanges):
             and not (wanted.states or wanted.tool_name)
             and (after is None or (row.create_time, row.run_id) > after)
         ]
-        return _page(sorted(rows, key=lambda row: (row.create_time, row.run_id)), rows_max)
+        return page(sorted(rows, key=lambda row: (row.create_time, row.run_id)), rows_max)
 
     async def pending(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
@@ -421,14 +391,14 @@ class MemoryReads(MemoryChanges):
             row
             for row in self._tables.calls.values()
             if row.store_id == store_id
-            and (row.user_id == wanted.user_id or (not wanted.user_id and row.state is CallState.AWAITING_APPROVAL))
+            and _asks(row, wanted)
             and (not wanted.states or row.state in wanted.states)
             and wanted.tool_name in {"", row.tool_name}
             and wanted.conversation_id in {"", row.conversation_id}
             and is_pending(self._tables.runs[RunKey(row.store_id, row.run_id)], row)
             and (after is None or (row.create_time, row.call_id) > after)
         ]
-        return _page(sorted(rows, key=lambda row: (row.create_time, row.call_id)), rows_max)
+        return page(sorted(rows, key=lambda row: (row.create_time, row.call_id)), rows_max)
 
     async def messages(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int
@@ -438,8 +408,8 @@ class MemoryReads(MemoryChanges):
         conversation = self._tables.conversations.get(key)
         if conversation is None or not (user_id == "" or conversation.is_shown_to(user_id)):
             raise ConversationNotFound
-        page = _page([row for row in self._tables.shown(key) if row.number > after], rows_max)
-        return MessagePage(rows=page.rows, has_more=page.has_more, user_id=conversation.user_id)
+        shown = page([row for row in self._tables.shown(key) if row.number > after], rows_max)
+        return MessagePage(rows=shown.rows, has_more=shown.has_more, user_id=conversation.user_id)
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
         await self._database.reach()
@@ -487,14 +457,11 @@ def _without_content(situation: Situation) -> Situation:
     return replace(situation, calls=calls, is_cut=len(calls) == OPEN_CALLS_MAX)
 
 
-def _page(rows: Sequence[R], rows_max: int) -> Page[R]:
-    return Page(rows=rows[:rows_max], has_more=len(rows) > rows_max)
-
-
-def _crashes(row: RunRow) -> int:
-    """Return how many workers died with this due run, including its current worker if it has one."""
-    return row.crashes + (row.worker_id is not None)
-
-
 def _claimed(row: RunRow) -> Claimed:
     return Claimed(store_id=row.store_id, run_id=row.run_id, epoch=row.epoch, in_background=row.in_background)
+
+
+def _asks(row: CallRow, wanted: PendingFilter) -> bool:
+    if not wanted.user_id:
+        return row.state is CallState.AWAITING_APPROVAL and not row.asked_user_id
+    return (row.asked_user_id or row.user_id) == wanted.user_id and (wanted.approves or row.asked_user_id != "")

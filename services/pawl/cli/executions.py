@@ -27,6 +27,7 @@ from pawl.event.v1.workflow_pb2 import (
     NODE_STATE_SUCCEEDED,
     NODE_STATE_WAITING,
     MapExecution,
+    NodeError,
     NodeExecution,
     NodeState,
 )
@@ -50,8 +51,25 @@ def execution_lines(execution: workflow_pb2.GetExecutionResponse, now: datetime 
     lines = [wording.clean(f"{run.workflow.name} version {run.workflow.version}: {state}  {run.run_id}")]
     lines += _tree(execution.nodes, "", now or datetime.now(UTC))
     if run.HasField("failure"):
-        lines += wording.quoted(f"{run.failure.reason}: ", run.failure.message)
+        reason = "" if run.failure.reason in run.failure.message else f"{run.failure.reason}: "
+        lines += wording.quoted(reason, run.failure.message)
     return lines + (wording.quoted("", run.output_text) if run.output_text else [])
+
+
+def node_lines(node: NodeExecution, now: datetime | None = None) -> list[str]:
+    """Return a node with its input, output and attempts."""
+    others = {"attempts", "nodes", "map"}
+    lines = wording.described(node, only=[field.name for field in node.DESCRIPTOR.fields if field.name not in others])
+    lines += _tree(node.nodes, "  ", now or datetime.now(UTC))
+    if node.HasField("map"):
+        lines.append(f"items: {_bar(node.map)}")
+        lines += [f"  from {chunk.first_index}: run {chunk.run_id}, {_state(chunk.state)}" for chunk in node.map.chunks]
+    for attempt in node.attempts:
+        run = f", run {attempt.child_run_id}" if attempt.child_run_id else ""
+        error = f", {_error_text(attempt.error)}" if attempt.HasField("error") else ""
+        times = f"{wording.time_text(attempt.start_time)} to {wording.time_text(attempt.end_time)}"
+        lines.append(f"attempt {attempt.attempt}: {_state(attempt.state)}, call {attempt.call_id}{run}, {times}{error}")
+    return lines
 
 
 def _tree(nodes: Sequence[NodeExecution], indent: str, now: datetime) -> list[str]:
@@ -74,14 +92,21 @@ def _name(node: NodeExecution, indent: str) -> str:
 
 
 def _facts(node: NodeExecution, now: datetime) -> list[str]:
-    state = wording.short_name(NodeState.DESCRIPTOR, node.state)
     attempt = f"attempt {node.attempt}" if node.attempt > 1 else ""
     iteration = f"iteration {node.iteration}" if node.iteration > 1 else ""
-    error = f"{node.error.reason}: {wording.one_line(node.error.message)}" if node.error.reason else ""
+    error = _error_text(node.error)
     bar = _bar(node.map) if node.HasField("map") else ""
     reused = "reused" if node.reused else ""
     child = node.child_run_id if node.state in {NODE_STATE_RUNNING, NODE_STATE_FAILED} else ""
-    return [state, bar, _duration(node, now), iteration, attempt, reused, error, child]
+    return [_state(node.state), bar, _duration(node, now), iteration, attempt, reused, error, child]
+
+
+def _state(state: NodeState.ValueType) -> str:
+    return wording.short_name(NodeState.DESCRIPTOR, state)
+
+
+def _error_text(error: NodeError) -> str:
+    return ": ".join(filter(None, (error.reason, wording.one_line(error.message))))
 
 
 def _bar(items: MapExecution) -> str:

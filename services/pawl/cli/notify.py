@@ -373,6 +373,6 @@ def _notification_lines(notification: notify_pb2.Notification) -> list[str]:
     title = wording.one_line(notification.title, 200)
     time = wording.time_text(notification.create_time)
     lines = [f"{mark} {notification.number:>4}  {time}  {notification.run_id or notification.channel_id}  {title}"]
-    if notification.kind == notify_pb2.NOTIFICATION_KIND_APPROVAL_NEEDED:
+    if notification.call_id:
         lines.append(f"         decide with: pawl approve {notification.run_id} {notification.call_id}")
     return lines

@@ -132,6 +132,7 @@ async def undo(
     *,
     call: Annotated[str, typer.Option(help="Undo only this call of the run.")] = "",
     preview: Annotated[bool, typer.Option("--preview", help="Only show what would be undone.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Print the id of the undo's run and exit.")] = False,
     yes: Yes = False,
 ) -> int:
     """Undo a run's effects, most recent first.
@@ -149,6 +150,9 @@ async def undo(
         return EXIT_UNSUCCESSFUL
     one = undo_pb2.UndoCallRequest(run_id=run_id, call_id=call)
     undoing = (await ask(target, one if call else undo_pb2.UndoRunRequest(run_id=run_id))).run.run_id
+    if detach:
+        say(console, undoing)
+        return 0
     code = await follow(target, console, undoing, 0)
     found = await items(target, undo_pb2.GetUndoReportRequest(run_id=undoing))
     _show_undos(console, found)

@@ -276,13 +276,18 @@ def top_up_hint(run: run_pb2.Run) -> str:
 def hint(call: call_pb2.Call, *, decides: bool = True) -> str:
     """Return the command that settles a pending call, or text that says who can settle it."""
     command = f"pawl approve {call.run_id} {call.call_id}"
+    if call.asked_user_id not in {"", call.user_id}:
+        answer = ' --answer "..."' if call.state == call_pb2.CALL_STATE_ASKED else ""
+        return f"waiting for {wording.clean(call.asked_user_id)}, who can use: {command}{answer}"
     if call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
         needed = call.approval.approvals_required
         if needed > 1:
             left = max(needed - len(call.approval.approvals), 1)
             whom = f"{left} other people" if left > 1 else "1 other person"
             return f"waiting for {whom} with the approver or admin role: {command}"
-        if not decides:
+        if call.HasField("asked_user_id") and not call.asked_user_id:
+            return f"waiting for a user with the approver or admin role: {command}"
+        if not (decides or call.asked_user_id):
             return "waiting for a user with the approver or admin role, who can use: pawl inbox --all-users"
     if call.state == call_pb2.CALL_STATE_ASKED:
         return f'answer with: {command} --answer "..."'

@@ -34,6 +34,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_TIME: "the time of its next step",
     run_pb2.WAIT_KIND_EVENT: "an event",
     run_pb2.WAIT_KIND_JOB: "its background jobs",
+    run_pb2.WAIT_KIND_PERSON: "another person",
     run_pb2.WAIT_KIND_PAUSED: "its user to resume it",
     run_pb2.WAIT_KIND_COMPLETION: "an external result for a call",
 }
@@ -257,7 +258,9 @@ def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
     else:
         if call.approval.preview:
             lines += [*quoted("", call.approval.preview), ""]
-        lines += json_block(call.arguments_json).splitlines()
+        # What a workflow asks a person is complete in its preview.
+        if call.context != call_pb2.EXECUTION_CONTEXT_HUMAN:
+            lines += json_block(call.arguments_json).splitlines()
         if call.approval.cause:
             lines += quoted("needs approval: ", call.approval.cause)
         lines += _approval_lines(call.approval)

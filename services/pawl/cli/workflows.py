@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -15,7 +15,7 @@ from pawl.cli.command import command, json_of, object_of, read_file, say
 from pawl.cli.contract import Columns, Json, Option, ask, json_line, listing, verb
 from pawl.cli.declared import files
 from pawl.cli.declared.kinds import Faulty, Workflows
-from pawl.cli.executions import execution_lines, follow_execution, hints
+from pawl.cli.executions import execution_lines, follow_execution, hints, node_lines
 from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient
 
@@ -115,7 +115,7 @@ async def show(
     if json:
         print(json_line(execution))
     elif node:
-        say(console, [line for each in execution.nodes for line in wording.described(each)])
+        say(console, [line for each in execution.nodes for line in node_lines(each)])
     else:
         say(console, execution_lines(execution))
         say(console, waiting.values())
@@ -186,13 +186,14 @@ def _payload(request: workflow_pb2.SendEventRequest, given: str) -> None:
     request.payload_json = text.encode()
 
 
+_PAYLOAD: Final = Option(path="payload_json", help="Payload as JSON; @FILE reads a file.", put=_payload)
 app.command("event")(
     verb(
         workflow_pb2.SendEventRequest(),
         {
             **_RUN,
             "event": "name",
-            "--payload": Option(path="payload_json", help="Payload as JSON; @FILE reads a file.", put=_payload),
+            "--payload": _PAYLOAD,
             "--id": "event_id",
         },
         "Send an event to a run, for its wait nodes with this event name.",
@@ -201,21 +202,22 @@ app.command("event")(
 )
 
 
-@app.command()
-@command()
-async def mermaid(
-    target: AsyncClient,
-    console: Console,
-    name: Annotated[str, typer.Argument(metavar="NAME|RUN", help="A workflow, or a run of one.", show_default=False)],
-) -> None:
-    """Print the flowchart of a workflow, or of a run with its states, in Mermaid's language."""
-    if name.startswith("run_"):
-        answer: Any = await target.workflow_run(name).execution()
-    else:
-        answer = await ask(target, workflow_pb2.GetWorkflowRequest(name=name))
-    say(console, wording.clean(answer.mermaid).rstrip("\n"))
-
-
+app.command("complete")(
+    verb(
+        workflow_pb2.SendEventRequest(),
+        {"token": "token", "--payload": _PAYLOAD},
+        "End the wait of a run's node by its token.",
+        "Sent.",
+    )
+)
+app.command("mermaid")(
+    verb(
+        workflow_pb2.GetWorkflowRequest(),
+        {**_NAME, "--version": "version"},
+        "Print the flowchart of a workflow in Mermaid's language.",
+        lambda answer, _: answer.mermaid.rstrip("\n"),
+    )
+)
 app.command("delete")(
     verb(
         workflow_pb2.DeleteWorkflowRequest(),

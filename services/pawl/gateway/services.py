@@ -56,6 +56,7 @@ PEERS: Final[Mapping[str, tuple[ModuleType, ...]]] = {
 UNSUBSCRIBE: Final = "pawl.notify.v1.ChannelService/UnsubscribeChannel"
 DELIVER_WEBHOOK: Final = "pawl.agent.v1.TriggerService/DeliverWebhook"
 COMPLETE_CALL: Final = "pawl.tool.v1.CompletionService/CompleteCall"
+SEND_EVENT: Final = "pawl.agent.v1.WorkflowService/SendEvent"
 WHO_AM_I: Final = "pawl.agent.v1.AgentService/WhoAmI"
 GET_RUN: Final = "pawl.agent.v1.AgentService/GetRun"
 WATCH_RUN: Final = "pawl.agent.v1.AgentService/WatchRun"

@@ -248,6 +248,7 @@ CREATE TABLE calls (
     state_time timestamptz NOT NULL,
     -- The series that an approval can grant, and the grant of the job, packed; null for none.
     series bytea,
+    asked_user_id text COLLATE "C",  -- who alone may decide: empty for approvers, null for the usual rules
     PRIMARY KEY (call_id, store_id)
 );
 CREATE INDEX calls_held ON calls (offer_client_id, store_id, run_id, call_id)
@@ -255,10 +256,11 @@ CREATE INDEX calls_held ON calls (offer_client_id, store_id, run_id, call_id)
 CREATE INDEX calls_held_until ON calls (offer_expire_time) WHERE state = 3 AND offer_client_id <> '';
 CREATE INDEX calls_of_run ON calls (run_id, store_id, round, batch_index, call_id);
 CREATE INDEX calls_open ON calls (run_id, store_id) WHERE state < 10;
-CREATE INDEX calls_pending ON calls (store_id, user_id, create_time, call_id)
+CREATE INDEX calls_pending ON calls (store_id, (coalesce(nullif(asked_user_id, ''), user_id)), create_time, call_id)
     WHERE state IN (2, 3, 4, 6) AND reserved_by = '';
 -- The store's approval inbox.
-CREATE INDEX calls_to_approve ON calls (store_id, create_time, call_id) WHERE state = 2 AND reserved_by = '';
+CREATE INDEX calls_to_approve ON calls (store_id, create_time, call_id)
+    WHERE state = 2 AND reserved_by = '' AND coalesce(asked_user_id, '') = '';
 
 CREATE TABLE commands (
     store_id text COLLATE "C" NOT NULL,

@@ -31,7 +31,7 @@ CREATE INDEX notifications_by_age ON notifications (insert_time);
 -- picks any index that starts with the store and reads everything of a user or store.
 CREATE UNIQUE INDEX notifications_by_id ON notifications (notification_id, store_id, user_id);
 CREATE INDEX notifications_needed ON notifications (store_id, run_id)
-    WHERE over_time IS NULL AND kind IN ('input_needed', 'attention_needed', 'approval_needed');
+    WHERE over_time IS NULL AND kind IN ('input_needed', 'attention_needed', 'approval_needed', 'decision_needed');
 CREATE INDEX notifications_of_conversation ON notifications (conversation_id, run_id, store_id);
 CREATE INDEX notifications_unpublished ON notifications (insert_time) WHERE publish_time IS NULL;
 CREATE INDEX notifications_unread ON notifications (store_id, user_id, number) WHERE read_time IS NULL;

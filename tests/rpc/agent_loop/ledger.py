@@ -136,6 +136,9 @@ class PlayedLedger(PublicLedger):
             for row in self._tables.runs.values()
         }
 
+    def token_key(self, run_id: str) -> bytes:
+        return messages.run_for_service(self._row(run_id)).workflow.token_key
+
     def people(self, run_id: str) -> tuple[str, ...]:
         return self._row(run_id).people
 

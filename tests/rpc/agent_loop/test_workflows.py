@@ -10,7 +10,9 @@ import pytest
 from pawl.agent.v1 import agent_pb2, agents_pb2, jobs_pb2
 from pawl.agent.v1 import workflow_pb2 as pb
 from pawl.agent_loop.agents.rules import OfferedTool
+from pawl.agent_loop.workflows.values import wait_token
 from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import RunId
 from pawl.event.v1 import agent_pb2 as agent_values
 from pawl.event.v1 import run_pb2, workflow_pb2
 from pawl.job.v1 import ledger_pb2
@@ -31,6 +33,9 @@ INPUT = {"properties": {"ticket": {"type": "string"}}, "required": ["ticket"]}
 
 def definition(name: str = "triage", **fields: Any) -> dict[str, Any]:
     return {"name": name, "input": INPUT, "nodes": {"fetch": LOOK}} | fields
+
+
+WAITS = {"fetch": LOOK, "late": {"kind": "wait", "event": "paid", "after": ["fetch"]}}
 
 
 def save(*, validate_only: bool = False, **fields: Any) -> pb.SaveWorkflowRequest:
@@ -277,9 +282,10 @@ async def test_repeated_start_returns_the_same_run_even_after_a_new_version(
 
 
 async def test_requests_about_runs_refuse_bad_input(
-    workflows: WorkflowServiceAsyncStub, api: Api, ledger: PlayedLedger, saved: None
+    workflows: WorkflowServiceAsyncStub, api: Api, ledger: PlayedLedger
 ) -> None:
     await ledger.add_run("chat")
+    await workflows.SaveWorkflow(save(nodes=WAITS), metadata=ADMIN)
     run_id = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id
     event: Any = {"run_id": run_id, "name": "paid"}
     await check_refusals(
@@ -313,6 +319,10 @@ async def test_requests_about_runs_refuse_bad_input(
             (pb.ResumeExecutionRequest(run_id=NO_ID), "INVALID_ID"),
             (pb.SendEventRequest(**event | {"run_id": "chat"}), "RUN_NOT_FOUND"),
             (pb.SendEventRequest(**event | {"name": CONTROL}), "INVALID_FIELD", "name"),
+            (pb.SendEventRequest(**event | {"name": "payed"}), "INVALID_FIELD", "name"),
+            (pb.SendEventRequest(**event, token="a.b.c"), "INVALID_FIELD", "token"),
+            (pb.SendEventRequest(token="a.b.c"), "COMPLETION_NOT_FOUND"),
+            (pb.SendEventRequest(token=f"{run_id}.late.{'0' * 32}"), "COMPLETION_NOT_FOUND"),
             (pb.SendEventRequest(**event, payload_json=b"{"), "INVALID_JSON"),
             (pb.SendEventRequest(**event, payload_json=b'"' + b"x" * 70_000 + b'"'), "TOO_LARGE"),
             (pb.SendEventRequest(**event, event_id=NO_ID), "INVALID_ID"),
@@ -356,9 +366,38 @@ async def test_execution_of_a_run_that_has_not_started_shows_its_nodes(
         ("fetch", "tool", workflow_pb2.NODE_STATE_PENDING)
     ]
     assert (found.run.run_id, list(found.current_nodes), found.failed_node, found.paused) == (run_id, [], "", False)
-    assert 'n0["fetch' in found.mermaid
     read = await workflows.GetWorkflow(pb.GetWorkflowRequest(name="triage"), metadata=ME)
     assert 'n0["fetch' in read.mermaid
+
+
+async def test_execution_has_the_edges_of_the_graph(workflows: WorkflowServiceAsyncStub) -> None:
+    await workflows.SaveWorkflow(save(nodes=WAITS), metadata=ADMIN)
+    run_id = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id
+    found = await workflows.GetExecution(pb.GetExecutionRequest(run_id=run_id), metadata=ME)
+    assert list(found.edges) == [workflow_pb2.WorkflowEdge(source="fetch", target="late", kind="after")]
+
+
+async def test_token_sends_one_event_for_its_node_and_reveals_no_run(
+    workflows: WorkflowServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    await workflows.SaveWorkflow(save(nodes=WAITS), metadata=ADMIN)
+    run = (await workflows.StartWorkflow(begin(), metadata=ME)).run
+    assert not run.workflow.token_key
+    for found in (run, (await stub.GetRun(agent_pb2.GetRunRequest(run_id=run.run_id), metadata=ME)).run):
+        assert not found.workflow.token_key
+    token = wait_token(ledger.token_key(run.run_id), RunId(run.run_id), "late")
+    sent = pb.SendEventRequest(token=token, payload_json=b"7")
+    for who in (OTHER_USERS[0], ME):
+        assert await workflows.SendEvent(sent, metadata=who) == pb.SendEventResponse()
+    assert [command.event.name for command in ledger.commands] == ["#late"]
+    other = pb.SendEventRequest(token=token, payload_json=b"8")
+    assert await reason(workflows.SendEvent(other, metadata=ME)) == "REQUEST_ID_REUSED"
+    await stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run.run_id), metadata=ME)
+    await workflows.SendEvent(sent, metadata=ME)
+    unused = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id
+    await stub.CancelRun(agent_pb2.CancelRunRequest(run_id=unused), metadata=ME)
+    late = pb.SendEventRequest(token=wait_token(ledger.token_key(unused), RunId(unused), "late"))
+    assert await reason(workflows.SendEvent(late, metadata=ME)) == "RUN_ENDED"
 
 
 async def test_schema_of_definitions_describes_all_kinds_of_nodes(workflows: WorkflowServiceAsyncStub) -> None:
@@ -390,8 +429,9 @@ async def test_workflow_that_reports_to_a_conversation_is_one_of_its_jobs(
 
 
 async def test_pauses_and_events_are_accepted_once(
-    workflows: WorkflowServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: PlayedLedger, saved: None
+    workflows: WorkflowServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
+    await workflows.SaveWorkflow(save(nodes=WAITS), metadata=ADMIN)
     run_id = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id
     pause = pb.PauseExecutionRequest(run_id=run_id, request_id="p")
     for _ in range(2):
@@ -403,6 +443,8 @@ async def test_pauses_and_events_are_accepted_once(
     sent = [command.WhichOneof("kind") for command in ledger.commands]
     assert sent == ["pause", "pause", "event"]
     assert ledger.commands[-1].event == ledger_pb2.EventCommand(name="paid", payload_json=b'{"n":1}')
+    error = await failure(workflows.SendEvent(pb.SendEventRequest(run_id=run_id, name="payed"), metadata=ME))
+    assert "it waits for paid" in error.message
     other = pb.SendEventRequest(run_id=run_id, name="paid", payload_json=b"2", event_id="e")
     assert await reason(workflows.SendEvent(other, metadata=ME)) == "REQUEST_ID_REUSED"
     await stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run_id), metadata=ME)

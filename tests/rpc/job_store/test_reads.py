@@ -15,7 +15,7 @@ from pawl.job.v1 import ledger_pb2 as pb
 from pawl.server.db.database import Database
 from tests.rpc.job_store.test_conversations import get, listed, update
 from tests.rpc.job_store.test_delegation import delegating
-from tests.rpc.job_store.user import Owner, User, result
+from tests.rpc.job_store.user import DIGEST, Owner, User, result
 
 
 async def with_calls(user: User, count: int, **fields: Any) -> Owner:
@@ -59,6 +59,40 @@ async def test_pending_calls_are_listed_oldest_first_in_pages(user: User) -> Non
         await owner.commit(calls=[owner.call(f"call_{number}", call_pb2.CALL_STATE_ASKED)])
     found = await user.pages("ListPendingCalls", "calls", page_size=2)
     assert [[call.call_id for call in page] for page in found] == [["call_0", "call_1"], ["call_2"]]
+
+
+async def test_pending_calls_are_listed_for_those_whom_they_ask(user: User) -> None:
+    asked: dict[str, str | None] = {"usual": None, "of_approvers": "", "of_ann": "ann", "of_kim": "kim"}
+    owner = await user.start()
+    for index, (call_id, who) in enumerate(asked.items()):
+        approval = call_pb2.ApprovalRequest(digest=DIGEST)
+        waits = owner.call(call_id, call_pb2.CALL_STATE_AWAITING_APPROVAL, index=index, approval=approval)
+        if who is not None:
+            waits.asked_user_id = who
+        await owner.commit(calls=[waits])
+    question = owner.call("question", call_pb2.CALL_STATE_ASKED, index=9, asked_user_id="kim")
+    question.question.question = "Well?"
+    await owner.commit(calls=[question])
+    kim, bob = (User(user.stub, user_id=name) for name in ("kim", "bob"))
+
+    async def listed(who: User, **fields: Any) -> list[str]:
+        return [call.call_id for call in (await who.ask("ListPendingCalls", **fields)).calls]
+
+    assert await listed(user) == ["usual", "of_ann"]
+    assert await listed(user, approves=True) == ["usual", "of_approvers", "of_ann"]
+    assert await listed(kim) == ["of_kim", "question"]
+    assert await listed(bob) == await listed(bob, approves=True) == []
+    assert await listed(bob, of_all_users=True) == ["usual", "of_approvers"]
+    shown = (await kim.ask("ListPendingCalls")).calls[1]
+    assert (shown.question.question, shown.conversation_id, shown.user_id) == ("Well?", "", "ann")
+    answer: Any = {"kind": call_pb2.DECISION_KIND_ANSWER, "answer": "yes"}
+    assert (await bob.decide(owner.run_id, "question", **answer)).reason == "RUN_NOT_FOUND"
+    assert (await user.decide(owner.run_id, "question", **answer)).reason == "PERMISSION_DENIED"
+    for outcome in (pb.COMMAND_OUTCOME_ACCEPTED, pb.COMMAND_OUTCOME_DUPLICATE):
+        taken = await kim.decide(owner.run_id, "question", command_id="kims", **answer)
+        assert (taken.outcome, taken.run.conversation_id) == (outcome, "")
+    assert await listed(kim) == ["of_kim"]
+    assert (await kim.cancel(owner.run_id)).reason == "RUN_NOT_FOUND"
 
 
 async def test_run_is_read_with_all_its_open_calls(user: User, owner: Owner) -> None:
@@ -130,6 +164,25 @@ async def test_log_page_is_limited_by_count_and_by_bytes(user: User, owner: Owne
         with pytest.raises(SeqBeyondEnd) as error:
             await user.events(owner.run_id, after_seq=after_seq)
         assert error.value.metadata["last_seq"] == "9"
+
+
+async def test_calls_are_read_together_without_large_fields(user: User, owner: Owner) -> None:
+    for number, size in enumerate((10, 5000)):
+        answer = result('"' + "x" * size + '"')
+        done = owner.call(f"call_{number}", call_pb2.CALL_STATE_FAILED, index=number, result=answer)
+        await owner.commit(calls=[done])
+    asked: Any = {"call_ids": ["call_1", "call_0", "absent"], "result_bytes_max": 4096}
+    found = (await user.ask("GetCalls", **asked)).calls
+    assert [(call.call_id, call.HasField("result"), call.result_omitted_bytes > 5000) for call in found] == [
+        ("call_0", True, False),
+        ("call_1", False, True),
+    ]
+    assert not any(call.arguments_json or call.proposed_arguments for call in found)
+    for stranger in (User(user.stub, user_id="eve"), User(user.stub, store_id="globex")):
+        assert not (await stranger.ask("GetCalls", **asked)).calls
+    for wrong in (["a"] * 401, ["no id"]):
+        with pytest.raises(PawlError):
+            await user.ask("GetCalls", call_ids=wrong)
 
 
 async def test_other_users_resources_look_exactly_like_missing_ones(user: User) -> None:

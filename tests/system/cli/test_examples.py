@@ -67,6 +67,32 @@ def test_an_agent_calls_a_workflow_as_a_tool(examples: CommandLine) -> None:
     assert "reports/water wheels.md" in examples.succeed("status", run_id) + examples.succeed("steps", run_id, "--full")
 
 
+def test_an_agent_calls_a_workflow_in_the_background_and_a_token_ends_its_wait(
+    examples: CommandLine, tmp_path: Path
+) -> None:
+    nodes = {
+        "link": {"kind": "tool", "tool": "write_file", "arguments": {"path": "link.txt", "content": "${tokens.paid}"}},
+        "paid": {"kind": "wait", "event": "paid", "after": ["link"]},
+        "total": {"kind": "tool", "tool": "calculate", "arguments": {"expression": "${nodes.paid.output.euros} * 2"}},
+        "answer": {"kind": "output", "value": "${nodes.total.output.result} euros"},
+    }
+    file = tmp_path / "order.json"
+    file.write_text(json.dumps({"name": "order", "description": "Order.", "as_tool": True, "nodes": nodes}))
+    examples.succeed("workflows", "save", str(file))
+    run_id = examples.succeed("run", "--detach", 'call order with {"_executeAsync": true}').strip()
+    assert "in the background, as the job" in examples.succeed("watch", run_id)
+    waits = examples.until(lambda jobs: "waiting\torder" in jobs, "jobs", "list")
+    link = folder(examples) / "link.txt"
+    examples.until(lambda _: link.exists(), "jobs", "list")
+    token, job_id = link.read_text(), waits.split()[0]
+    examples.succeed("workflows", "complete", token, "--payload", '{"euros": 21}')
+    examples.succeed("watch", job_id)
+    assert "42 euros" in examples.succeed("workflows", "show", token.partition(".")[0])
+    examples.succeed("workflows", "complete", token, "--payload", '{"euros": 21}')
+    code, _, error = examples.run("workflows", "complete", token, "--payload", "1")
+    assert (code != 0, "used" in error) == (True, True), error
+
+
 def test_a_nightly_digest_is_mailed_by_a_schedule(examples: CommandLine) -> None:
     examples.succeed("run", "add task Write the workflow page")
     fired = examples.succeed("schedules", "trigger", "nightly")

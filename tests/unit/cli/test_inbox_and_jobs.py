@@ -15,7 +15,7 @@ from pawl.agent.v1 import agent_pb2, jobs_pb2, steps_pb2, types_pb2, undo_pb2
 from pawl.agent.v1.workflow_pb2 import GetExecutionResponse
 from pawl.cli import wording
 from pawl.cli.command import LineReader
-from pawl.cli.executions import execution_lines
+from pawl.cli.executions import execution_lines, node_lines
 from pawl.cli.failure import CommandError
 from pawl.cli.inbox import Reviewer
 from pawl.cli.jobs import job_lines, paused_text, progress_text, put_reports
@@ -31,7 +31,9 @@ from pawl.event.v1.workflow_pb2 import (
     NODE_STATE_RUNNING,
     NODE_STATE_SKIPPED,
     NODE_STATE_SUCCEEDED,
+    MapChunkExecution,
     MapExecution,
+    NodeAttempt,
     NodeError,
     NodeExecution,
     PinnedWorkflow,
@@ -378,3 +380,33 @@ def test_the_failed_node_and_the_outcome_are_shown_as_plain_text() -> None:
     assert line.startswith("✗ fetch  tool       failed, 2.5 s, TOOL_ERROR: no ")
     assert "\x1b" not in line
     assert rest == ["NODE_FAILED: fetch failed:", "  | ✓ all is well"]
+
+
+def test_a_reason_that_the_message_contains_is_not_repeated() -> None:
+    failure = run_pb2.RunFailure(reason="EXPIRED", message="Node check: EXPIRED")
+    assert execution_lines(execution(failure=failure), NOW)[1:] == ["Node check: EXPIRED"]
+
+
+def test_a_node_is_shown_with_labels_and_the_names_of_states() -> None:
+    attempt = NodeAttempt(attempt=2, call_id="node_1", state=NODE_STATE_FAILED, error=NodeError(reason="TOOL_ERROR"))
+    attempt.start_time.FromJsonString("2026-01-01T00:00:00Z")
+    attempt.end_time.FromJsonString("2026-01-01T00:00:02Z")
+    chunk = MapChunkExecution(run_id="run_9", first_index=50, state=NODE_STATE_SUCCEEDED)
+    shown = node("each", "map", NODE_STATE_RUNNING, attempts=[attempt], output_json=b"[1]")
+    shown.map.MergeFrom(MapExecution(items=60, succeeded=60, chunks=[chunk]))
+    shown.nodes.append(node("each.a", "tool", NODE_STATE_PENDING))
+    lines = node_lines(shown, NOW)
+    assert lines[:3] == ["path: each", "kind: map", "state: running"]
+    assert lines[-4:] == [
+        "  └ · a  tool       pending",
+        "items: ━━━━━━━━━━━━━━━━━━━━ 60 of 60",
+        "  from 50: run run_9, succeeded",
+        "attempt 2: failed, call node_1, 2026-01-01 00:00:00Z to 2026-01-01 00:00:02Z, TOOL_ERROR",
+    ]
+
+
+def test_what_a_workflow_asks_is_shown_without_json() -> None:
+    asked = call_pb2.Call(context=call_pb2.EXECUTION_CONTEXT_HUMAN, arguments_json=b'{"question":"Pay?"}')
+    asked.approval.preview = "Pay?"
+    shown = "\n".join(wording.call_lines(asked, NOW))
+    assert ("Pay?" in shown, "{" in shown) == (True, False)

@@ -232,16 +232,42 @@ WAITS: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[st
 ]
 
 
+ASKED: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[str, ...]]] = [
+    (
+        (WaitKind.PERSON,),
+        [call_row("call", CallState.AWAITING_APPROVAL, asked_user_id="kim")],
+        WaitReason.APPROVAL,
+        "It is waiting for an approval of send_email by kim.",
+        ("kim",),
+    ),
+    (
+        (WaitKind.PERSON,),
+        [call_row("call", CallState.AWAITING_APPROVAL, asked_user_id="")],
+        WaitReason.APPROVAL,
+        "It is waiting for an approval of send_email.",
+        (),
+    ),
+    (
+        (WaitKind.PERSON,),
+        [call_row("call", CallState.ASKED, asked_user_id="kim")],
+        WaitReason.ANSWER,
+        "It is waiting for an answer from kim.",
+        ("kim",),
+    ),
+]
+
+
 def test_a_run_that_waits_for_people_names_them() -> None:
     due = NOW + timedelta(minutes=3)
-    for waits, calls, reason, sentence, user_ids in WAITS:
+    for waits, calls, reason, sentence, user_ids in (*WAITS, *ASKED):
         waiting = waiting_of(RunState.WAITING, *calls, waits=waits, claim_at=due)
         assert (waiting.reason, waiting.sentence, waiting.user_ids) == (reason, sentence, user_ids)
         since = NOW - timedelta(minutes=10 if calls else 5)
         assert (waiting.since_time, waiting.call_ids) == (since, ("call",) if calls else ()), sentence
         assert waiting.deadline_time == (day_end(NOW) if reason is WaitReason.AGENT_QUOTA else due)
         roles = {WaitReason.APPROVAL: ("admin", "approver"), WaitReason.AGENT_QUOTA: ("admin",)}
-        assert waiting.roles == roles.get(reason, ())
+        is_named = any(call.asked_user_id for call in calls)
+        assert waiting.roles == (() if is_named else roles.get(reason, ()))
 
 
 def test_a_run_whose_wait_has_ended_waits_for_a_worker() -> None:

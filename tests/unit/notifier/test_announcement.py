@@ -156,6 +156,29 @@ def test_an_escalated_request_notifies_all_approvers_and_the_user() -> None:
     assert shown(drafts[-1]).conversation_id == "conv_1"
 
 
+def test_a_call_that_asks_a_user_by_name_notifies_only_that_user() -> None:
+    question = asked()
+    question.call_changed.call.state = call_pb2.CALL_STATE_ASKED
+    question.call_changed.call.question.question = "Well?"
+    for change, title in ((asked(preview="Pay?"), "awaits your approval"), (question, "asks you a question")):
+        change.call_changed.call.asked_user_id = "kim"
+        (draft,) = drafts_of(change, APPROVERS)
+        assert (draft.inbox.user_id, draft.kind) == ("kim", NotificationKind.DECISION_NEEDED)
+        assert draft.title == f"ann's workflow {title}"
+        assert draft.body.partition("\n")[0] in {"Pay?", "Well?"}
+        assert (draft.call_id, shown(draft).conversation_id) == ("call_1", "")
+        settled = need_resolved_by(change)
+        assert settled is not None
+        assert settled.call_id == "call_1"
+        change.call_changed.call.asked_user_id = "ann"
+        assert drafts_of(change, APPROVERS) == [], "the change of the run notifies its user"
+    waits = of("waiting", waits=[run_pb2.WAIT_KIND_PERSON])
+    assert drafts_of(waits, APPROVERS) == []
+    approvers = asked()
+    approvers.call_changed.call.asked_user_id = ""
+    assert {draft.inbox.user_id for draft in drafts_of(approvers, APPROVERS)} == {"bob", "eve"}
+
+
 def test_state_changes_settle_user_requests_and_run_ends_settle_approvals() -> None:
     over = ResolvedNeed(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME)
     of_call = ResolvedNeed(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME, call_id=CallId("call_1"))

@@ -56,6 +56,7 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
   const state = call.state ?? "";
   const open = state === "CALL_STATE_AWAITING_APPROVAL" || state === "CALL_STATE_ASKED";
   const decision = call.approval?.decision;
+  const asked = call.askedUserId === who.value?.caller?.userId ? "" : call.askedUserId;
   const job = jobs.value[call.callId ?? ""];
   return (
     <div
@@ -80,8 +81,9 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
       </header>
       {progress && !call.endTime && <Done {...progress} />}
       {job && <Background job={job} />}
-      {state === "CALL_STATE_AWAITING_APPROVAL" && <Approval key={call.approval?.digest} call={call} />}
-      {state === "CALL_STATE_ASKED" && <Question call={call} />}
+      {open && asked && <p class="quiet">Only {visible(asked)} can decide on this.</p>}
+      {state === "CALL_STATE_AWAITING_APPROVAL" && !asked && <Approval key={call.approval?.digest} call={call} />}
+      {state === "CALL_STATE_ASKED" && !asked && <Question call={call} />}
       {decision && (
         <p class="quiet">
           {DECIDED[decision.kind ?? ""] ?? "decided"} by {visible(decision.userId ?? "")}

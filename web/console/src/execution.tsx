@@ -16,7 +16,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions } from "./actions";
 import { CallCard, Json } from "./cards";
-import { BRANCH, type Box, edgesOf, layOut, WIDTH } from "./graph";
+import { BRANCH, type Box, type Edge, edgesOf, layOut, WIDTH } from "./graph";
 import { parse } from "./json";
 import { type Column, paced, Table } from "./resource";
 import { Fact, State, tokens } from "./runs";
@@ -108,7 +108,7 @@ export function ExecutionPage({ runId }: { runId: string }): VNode {
       {pending.map((call) => (
         <CallCard key={call.callId} call={call} />
       ))}
-      <Graph runId={runId} nodes={nodes} mermaid={execution.mermaid ?? ""} chosen={chosen?.path} />
+      <Graph runId={runId} nodes={nodes} edges={edgesOf(execution.edges ?? [])} chosen={chosen?.path} />
       {chosen && <Node key={chosen.path} runId={runId} tree={chosen} rerun={isEnded(run) && !chunk} />}
       {run.outputText && (
         <>
@@ -147,10 +147,8 @@ function flat(node: NodeExecutionJson): NodeExecutionJson[] {
   return [node, ...(node.nodes ?? []).flatMap(flat)];
 }
 
-function Graph({ runId, nodes, mermaid, chosen }: { runId: string; nodes: NodeExecutionJson[]; mermaid: string; chosen: string | undefined }): VNode {
+function Graph({ runId, nodes, edges, chosen }: { runId: string; nodes: NodeExecutionJson[]; edges: Edge[]; chosen: string | undefined }): VNode {
   const sizes = nodes.map((node) => ({ path: node.path ?? "", branches: flat(node).length - 1 }));
-  // The run of a map's items has no edges: its flowchart is that of the whole workflow.
-  const edges = useMemo(() => edgesOf(mermaid).filter(({ from, to }) => sizes.some(({ path }) => path === from) && sizes.some(({ path }) => path === to)), [mermaid]);
   const { width, height, boxes, lines } = useMemo(() => layOut(sizes, edges), [JSON.stringify(sizes), JSON.stringify(edges)]);
   return (
     <div class="graph" tabIndex={0} role="region" aria-label="Nodes">

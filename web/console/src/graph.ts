@@ -1,10 +1,14 @@
 /** Layout of a workflow: nodes in columns by dependency, and the lines between them. */
 
+import type { WorkflowEdgeJson } from "@pawl/client";
+
 export interface Edge {
   from: string;
   to: string;
   label: string;
 }
+
+const LABELS: Record<string, string> = { then: "then", else: "else", go_to: "on error" };
 
 export interface Box {
   x: number;
@@ -30,20 +34,9 @@ const PASSES_MAX = 2000;
 /** Nodes in a column, if there are no edges: the items of a map. */
 const COLUMN = 10;
 
-const NODE = /^ {2}(?:subgraph )?(n\d+)[^"\w]*"([a-z][a-z0-9_]*)/;
-const EDGE = /^ {2}(n\d+) -\.?->(?:\|([a-z ]+)\|)? (n\d+)$/;
-
-/** Reads the edges from a flowchart of WorkflowService. */
-export function edgesOf(mermaid: string): Edge[] {
-  const names: Record<string, string> = {};
-  const edges: Edge[] = [];
-  for (const line of mermaid.split("\n")) {
-    const [, id, name] = NODE.exec(line) ?? [];
-    if (id && name) names[id] = name;
-    const [, from, label = "", to] = EDGE.exec(line) ?? [];
-    if (from && to) edges.push({ from: names[from] ?? "", to: names[to] ?? "", label });
-  }
-  return edges;
+/** Returns the edges of a run's graph with their labels. */
+export function edgesOf(edges: WorkflowEdgeJson[]): Edge[] {
+  return edges.map(({ source = "", target = "", kind = "" }) => ({ from: source, to: target, label: LABELS[kind] ?? "" }));
 }
 
 /** Places nodes, given in topological order with the number of their branches. */

@@ -17,6 +17,7 @@ const KINDS: NotificationKindJson[] = [
   "NOTIFICATION_KIND_APPROVAL_NEEDED",
   "NOTIFICATION_KIND_CHANNEL_DISABLED",
   "NOTIFICATION_KIND_JOB_ENDED",
+  "NOTIFICATION_KIND_DECISION_NEEDED",
 ];
 const UPDATE = "notify.v1.PreferenceService/UpdatePreferences";
 

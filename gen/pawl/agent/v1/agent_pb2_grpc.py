@@ -261,8 +261,8 @@ class AgentServiceServicer(object):
         roles, only in their own runs. For a call that needs several approvals, each approver must be a different
         user with a different credential. The user who started or steered the run, and the credential that
         started it, cannot approve such a call. The local key of `pawl up` is exempt: it represents everyone with
-        access to the machine. Only the user who started the run can answer its questions. A delegate key without
-        `decides_for_users` can do neither.
+        access to the machine. Only the user who started the run can answer its questions. A call with `asked_user_id`
+        is decided or answered only by whom it names. A delegate key without `decides_for_users` can do neither.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND

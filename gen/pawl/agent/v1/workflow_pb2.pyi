@@ -430,9 +430,7 @@ class GetExecutionRequest(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     node: _builtins.str
-    """Path of the only node to return, with its input and output in full (up to 1 MiB each); empty means all
-    nodes.
-    """
+    """Path of the only node to return, with its input, output and attempts; empty means all nodes, without them."""
     def __init__(
         self,
         *,
@@ -458,26 +456,26 @@ class GetExecutionResponse(_message.Message):
     CURRENT_NODES_FIELD_NUMBER: _builtins.int
     FAILED_NODE_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
-    MERMAID_FIELD_NUMBER: _builtins.int
+    EDGES_FIELD_NUMBER: _builtins.int
     failed_node: _builtins.str
     """Path of the node that failed the run; empty if none did."""
     paused: _builtins.bool
     """Whether the run is paused."""
-    mermaid: _builtins.str
-    """The workflow as a Mermaid flowchart, in which nodes have classes for their states. Empty if `node` is set."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run, without pending calls."""
 
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_workflow_pb2.NodeExecution]:
-        """Its nodes in the order in which they can run; for the run of a map's items, one per item. If their inputs and
-        outputs have more than 1 MiB in total, those of the first nodes are left out.
-        """
+        """Its nodes in the order in which they can run; for the run of a map's items, one per item."""
 
     @_builtins.property
     def current_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Paths of the nodes that are running or waiting, in the order in which they started."""
+
+    @_builtins.property
+    def edges(self) -> _containers.RepeatedCompositeFieldContainer[_workflow_pb2.WorkflowEdge]:
+        """The edges between the nodes. Empty for the run of a map's items, and if `node` is set."""
 
     def __init__(
         self,
@@ -487,11 +485,11 @@ class GetExecutionResponse(_message.Message):
         current_nodes: _abc.Iterable[_builtins.str] | None = ...,
         failed_node: _builtins.str = ...,
         paused: _builtins.bool = ...,
-        mermaid: _builtins.str = ...,
+        edges: _abc.Iterable[_workflow_pb2.WorkflowEdge] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["current_nodes", b"current_nodes", "failed_node", b"failed_node", "mermaid", b"mermaid", "nodes", b"nodes", "paused", b"paused", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current_nodes", b"current_nodes", "edges", b"edges", "failed_node", b"failed_node", "nodes", b"nodes", "paused", b"paused", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -687,14 +685,17 @@ class SendEventRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     PAYLOAD_JSON_FIELD_NUMBER: _builtins.int
     EVENT_ID_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Run ID."""
     name: _builtins.str
-    """Name of the event; matches ^[A-Za-z0-9_.:-]{1,128}$."""
+    """Name of the event, for which a node of the workflow waits."""
     payload_json: _builtins.bytes
     """Payload as JSON, at most 64 KiB; empty means null. It becomes the node's output."""
     event_id: _builtins.str
     """Idempotency key of the event, unique in the run. Without one, each request is a new event."""
+    token: _builtins.str
+    """Token of a `wait` node (the expression `tokens.NAME`), instead of the run, name and event ID."""
     def __init__(
         self,
         *,
@@ -702,10 +703,11 @@ class SendEventRequest(_message.Message):
         name: _builtins.str = ...,
         payload_json: _builtins.bytes = ...,
         event_id: _builtins.str = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_id", b"event_id", "name", b"name", "payload_json", b"payload_json", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_id", b"event_id", "name", b"name", "payload_json", b"payload_json", "run_id", b"run_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -720,7 +722,7 @@ class SendEventResponse(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> _run_pb2.Run:
-        """The run."""
+        """The run; absent with a token."""
 
     def __init__(
         self,

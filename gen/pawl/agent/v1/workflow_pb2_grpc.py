@@ -258,12 +258,19 @@ class WorkflowServiceServicer(object):
         """Sends an event to a workflow run, for its `wait` nodes with this event name. One event ends one wait. Events
         that arrive before their wait are kept, at most 100 per run. Idempotent by `event_id`.
 
+        With a `token`, it ends the wait of exactly one node, once. Any caller in the store who has the token may send
+        it, and sending the same payload again has no effect. The gateway offers this as
+        `POST /completions/{store}/{token}`, without a credential.
+
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
         - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
         - INVALID_ARGUMENT / INVALID_JSON
+        - INVALID_ARGUMENT / INVALID_FIELD: No node of the workflow waits for an event with this name.
         - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken.
-        - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID was already used with a different name or payload.
+        - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID or token was already used with a different name or payload.
+        - NOT_FOUND / COMPLETION_NOT_FOUND: No run in the store has this token.
+        - FAILED_PRECONDITION / CALL_NOT_PENDING: The token's node has ended without an event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

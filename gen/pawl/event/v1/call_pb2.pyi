@@ -702,6 +702,7 @@ class Call(_message.Message):
     CHILD_RUN_ID_FIELD_NUMBER: _builtins.int
     IMPORTED_FIELD_NUMBER: _builtins.int
     AGENT_NAME_FIELD_NUMBER: _builtins.int
+    ASKED_USER_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     conversation_id: _builtins.str
@@ -762,6 +763,10 @@ class Call(_message.Message):
     """
     agent_name: _builtins.str
     """The run's agent; empty for `default`."""
+    asked_user_id: _builtins.str
+    """The only user who may decide on it or answer it. If set but empty, only users with the approver or admin role
+    may. If absent, the rules of AgentService.Decide apply.
+    """
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Resource keys. Calls that share a key run one at a time, across all runs in the store."""
@@ -840,11 +845,14 @@ class Call(_message.Message):
         child_run_id: _builtins.str = ...,
         imported: _builtins.bool = ...,
         agent_name: _builtins.str = ...,
+        asked_user_id: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["approval", b"approval", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "offer", b"offer", "question", b"question", "result", b"result", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_asked_user_id", b"_asked_user_id", "approval", b"approval", "asked_user_id", b"asked_user_id", "create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "offer", b"offer", "question", b"question", "result", b"result", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_name", b"agent_name", "approval", b"approval", "arguments_json", b"arguments_json", "attempt", b"attempt", "call_id", b"call_id", "category", b"category", "child_run_id", b"child_run_id", "context", b"context", "conversation_id", b"conversation_id", "create_time", b"create_time", "deadline_time", b"deadline_time", "effect_class", b"effect_class", "end_time", b"end_time", "fallback_tool_name", b"fallback_tool_name", "imported", b"imported", "index", b"index", "offer", b"offer", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "proposed_arguments", b"proposed_arguments", "proposed_tool_name", b"proposed_tool_name", "provider_call_id", b"provider_call_id", "question", b"question", "resource_keys", b"resource_keys", "result", b"result", "result_omitted_bytes", b"result_omitted_bytes", "round", b"round", "rule_id", b"rule_id", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "store_id", b"store_id", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "undoes_call_id", b"undoes_call_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_asked_user_id", b"_asked_user_id", "agent_name", b"agent_name", "approval", b"approval", "arguments_json", b"arguments_json", "asked_user_id", b"asked_user_id", "attempt", b"attempt", "call_id", b"call_id", "category", b"category", "child_run_id", b"child_run_id", "context", b"context", "conversation_id", b"conversation_id", "create_time", b"create_time", "deadline_time", b"deadline_time", "effect_class", b"effect_class", "end_time", b"end_time", "fallback_tool_name", b"fallback_tool_name", "imported", b"imported", "index", b"index", "offer", b"offer", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "proposed_arguments", b"proposed_arguments", "proposed_tool_name", b"proposed_tool_name", "provider_call_id", b"provider_call_id", "question", b"question", "resource_keys", b"resource_keys", "result", b"result", "result_omitted_bytes", b"result_omitted_bytes", "round", b"round", "rule_id", b"rule_id", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "store_id", b"store_id", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "undoes_call_id", b"undoes_call_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__asked_user_id: _TypeAlias = _typing.Literal["asked_user_id"]  # noqa: Y015
+    _WhichOneofArgType__asked_user_id: _TypeAlias = _typing.Literal["_asked_user_id", b"_asked_user_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__asked_user_id) -> _WhichOneofReturnType__asked_user_id | None: ...
 
 Global___Call: _TypeAlias = Call  # noqa: Y015

@@ -120,6 +120,8 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     """A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
     WAIT_KIND_JOB: _WaitKind.ValueType  # 12
     """A child run is waiting for the jobs below it (Run.waits_for_jobs). Transient."""
+    WAIT_KIND_PERSON: _WaitKind.ValueType  # 13
+    """Another user must decide on a call or answer a question (Call.asked_user_id). Interrupted."""
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
     """Why a run is WAITING. A run can have several reasons to wait. Interrupted and transient as in RunState."""
@@ -158,6 +160,8 @@ WAIT_KIND_EVENT: WaitKind.ValueType  # 11
 """A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
 WAIT_KIND_JOB: WaitKind.ValueType  # 12
 """A child run is waiting for the jobs below it (Run.waits_for_jobs). Transient."""
+WAIT_KIND_PERSON: WaitKind.ValueType  # 13
+"""Another user must decide on a call or answer a question (Call.asked_user_id). Interrupted."""
 Global___WaitKind: _TypeAlias = WaitKind  # noqa: Y015
 
 class _FailureClass:

@@ -84,7 +84,7 @@ class WorkflowVersion(_message.Message):
     version: _builtins.int
     """Version number, starting at 1. It increases by one with each change, even after a deletion."""
     definition_json: _builtins.bytes
-    """The definition as canonical JSON, at most 256 KiB. docs/guides/workflows.md describes it, and
+    """The definition as JSON without defaults, in its written order, at most 256 KiB. docs/guides/workflows.md describes it, and
     GetWorkflowSchema returns its JSON Schema. Empty in lists.
     """
     description: _builtins.str
@@ -166,6 +166,7 @@ class PinnedWorkflow(_message.Message):
     RERUN_NODE_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     START_STATE_FIELD_NUMBER: _builtins.int
+    TOKEN_KEY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the workflow."""
     version: _builtins.int
@@ -184,6 +185,8 @@ class PinnedWorkflow(_message.Message):
     """For RerunFrom: the opaque initial state, with the finished nodes that the run reuses. Runs in lists and events
     omit it.
     """
+    token_key: _builtins.bytes
+    """Random key of the tokens with which the run's waits can be ended. Only for services."""
     @_builtins.property
     def chunk(self) -> Global___MapChunk:
         """For the child run of a map: the items that it processes. Absent for other runs."""
@@ -199,10 +202,11 @@ class PinnedWorkflow(_message.Message):
         rerun_node: _builtins.str = ...,
         chunk: Global___MapChunk | None = ...,
         start_state: _builtins.bytes = ...,
+        token_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "input_json", b"input_json", "name", b"name", "reports_to_conversation_id", b"reports_to_conversation_id", "rerun_node", b"rerun_node", "rerun_of_run_id", b"rerun_of_run_id", "start_state", b"start_state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "input_json", b"input_json", "name", b"name", "reports_to_conversation_id", b"reports_to_conversation_id", "rerun_node", b"rerun_node", "rerun_of_run_id", b"rerun_of_run_id", "start_state", b"start_state", "token_key", b"token_key", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -319,11 +323,11 @@ class NodeExecution(_message.Message):
     iteration: _builtins.int
     """Current or last iteration of `repeat`, starting at 1; 0 if it has not started."""
     input_json: _builtins.bytes
-    """Input of its last call as JSON; empty if it has not made one. In lists of nodes, left out if over 16 KiB."""
+    """Input of its last call as JSON; empty if it has not made one. Only if the request names the node."""
     output_json: _builtins.bytes
-    """Output as JSON; empty until it has succeeded. In lists of nodes, left out if over 16 KiB."""
+    """Output as JSON; empty until it has succeeded. Only if the request names the node, and at most 1 MiB."""
     output_omitted_bytes: _builtins.int
-    """Size in bytes of an output that was left out."""
+    """Size in bytes of an output that was left out: in lists of nodes, that of the result of its last call."""
     call_id: _builtins.str
     """Its last call; empty if it has not made one."""
     child_run_id: _builtins.str
@@ -388,6 +392,38 @@ class NodeExecution(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__item_index) -> _WhichOneofReturnType__item_index | None: ...
 
 Global___NodeExecution: _TypeAlias = NodeExecution  # noqa: Y015
+
+@_typing.final
+class WorkflowEdge(_message.Message):
+    """A dependency between two nodes of a workflow. Two nodes have at most one edge in each direction."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """Name of the node that comes first."""
+    target: _builtins.str
+    """Name of the node that follows it."""
+    kind: _builtins.str
+    """`then` or `else` of a condition, `go_to` of `on_error`, `after`, or `reference` if an expression of the target
+    names the source.
+    """
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        target: _builtins.str = ...,
+        kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "source", b"source", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkflowEdge: _TypeAlias = WorkflowEdge  # noqa: Y015
 
 @_typing.final
 class NodeAttempt(_message.Message):

@@ -2552,6 +2552,66 @@ class GetCallResponse(_message.Message):
 Global___GetCallResponse: _TypeAlias = GetCallResponse  # noqa: Y015
 
 @_typing.final
+class GetCallsRequest(_message.Message):
+    """Request for GetCalls."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    CALL_IDS_FIELD_NUMBER: _builtins.int
+    RESULT_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store ID."""
+    user_id: _builtins.str
+    """ID of the user, who must own the runs."""
+    result_bytes_max: _builtins.int
+    """Size in bytes of the largest result to return. Of others, only the size is returned."""
+    @_builtins.property
+    def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Call IDs, at most 400."""
+
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        call_ids: _abc.Iterable[_builtins.str] | None = ...,
+        result_bytes_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_ids", b"call_ids", "result_bytes_max", b"result_bytes_max", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCallsRequest: _TypeAlias = GetCallsRequest  # noqa: Y015
+
+@_typing.final
+class GetCallsResponse(_message.Message):
+    """Response from GetCalls."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
+        """The calls, by ID. They have neither arguments nor the fields that are opaque to the ledger."""
+
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[_call_pb2.Call] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCallsResponse: _TypeAlias = GetCallsResponse  # noqa: Y015
+
+@_typing.final
 class ListPendingCallsRequest(_message.Message):
     """Request for ListPendingCalls."""
 
@@ -2565,6 +2625,7 @@ class ListPendingCallsRequest(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     TOOL_NAME_FIELD_NUMBER: _builtins.int
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    APPROVES_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
@@ -2581,6 +2642,8 @@ class ListPendingCallsRequest(_message.Message):
     """List only calls of this tool, and no runs; empty means all."""
     conversation_id: _builtins.str
     """Only calls and runs in this conversation; empty means all. Not allowed with `of_all_users`."""
+    approves: _builtins.bool
+    """Whether the user has the approver or admin role, and so may decide on calls that only approvers may decide on."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_call_pb2.CallState.ValueType]:
         """List only calls in these states, and no runs; empty means all."""
@@ -2596,10 +2659,11 @@ class ListPendingCallsRequest(_message.Message):
         states: _abc.Iterable[_call_pb2.CallState.ValueType] | None = ...,
         tool_name: _builtins.str = ...,
         conversation_id: _builtins.str = ...,
+        approves: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "of_all_users", b"of_all_users", "page_size", b"page_size", "page_token", b"page_token", "states", b"states", "store_id", b"store_id", "tool_name", b"tool_name", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approves", b"approves", "conversation_id", b"conversation_id", "of_all_users", b"of_all_users", "page_size", b"page_size", "page_token", b"page_token", "states", b"states", "store_id", b"store_id", "tool_name", b"tool_name", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

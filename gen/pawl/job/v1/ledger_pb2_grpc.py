@@ -125,6 +125,11 @@ class LedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallResponse.FromString,
                 _registered_method=True)
+        self.GetCalls = channel.unary_unary(
+                '/pawl.job.v1.LedgerService/GetCalls',
+                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallsRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallsResponse.FromString,
+                _registered_method=True)
         self.ListPendingCalls = channel.unary_unary(
                 '/pawl.job.v1.LedgerService/ListPendingCalls',
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListPendingCallsRequest.SerializeToString,
@@ -378,6 +383,15 @@ class LedgerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCalls(self, request, context):
+        """Returns those of some calls that exist, without their arguments, questions and large results. Read-only.
+
+        Errors: only the common ones.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListPendingCalls(self, request, context):
         """Lists calls that are waiting for a user, or a store's gated calls; then runs that are waiting for tokens.
         Both are listed oldest first. Read-only.
@@ -538,6 +552,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.GetCall,
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallResponse.SerializeToString,
+            ),
+            'GetCalls': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCalls,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallsRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallsResponse.SerializeToString,
             ),
             'ListPendingCalls': grpc.unary_unary_rpc_method_handler(
                     servicer.ListPendingCalls,
@@ -1057,6 +1076,33 @@ class LedgerService(object):
             '/pawl.job.v1.LedgerService/GetCall',
             pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCalls(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.LedgerService/GetCalls',
+            pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallsRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_ledger__pb2.GetCallsResponse.FromString,
             options,
             channel_credentials,
             insecure,

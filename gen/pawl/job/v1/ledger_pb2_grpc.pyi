@@ -183,6 +183,11 @@ class LedgerServiceStub:
     Errors:
     - NOT_FOUND / CALL_NOT_FOUND
     """
+    GetCalls: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetCallsRequest, _ledger_pb2.GetCallsResponse]
+    """Returns those of some calls that exist, without their arguments, questions and large results. Read-only.
+
+    Errors: only the common ones.
+    """
     ListPendingCalls: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListPendingCallsRequest, _ledger_pb2.ListPendingCallsResponse]
     """Lists calls that are waiting for a user, or a store's gated calls; then runs that are waiting for tokens.
     Both are listed oldest first. Read-only.
@@ -377,6 +382,11 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
 
     Errors:
     - NOT_FOUND / CALL_NOT_FOUND
+    """
+    GetCalls: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetCallsRequest, _ledger_pb2.GetCallsResponse]  # type: ignore[assignment]
+    """Returns those of some calls that exist, without their arguments, questions and large results. Read-only.
+
+    Errors: only the common ones.
     """
     ListPendingCalls: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListPendingCallsRequest, _ledger_pb2.ListPendingCallsResponse]  # type: ignore[assignment]
     """Lists calls that are waiting for a user, or a store's gated calls; then runs that are waiting for tokens.
@@ -677,6 +687,17 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - NOT_FOUND / CALL_NOT_FOUND
+        """
+
+    @_abc_1.abstractmethod
+    def GetCalls(
+        self,
+        request: _ledger_pb2.GetCallsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.GetCallsResponse, _abc.Awaitable[_ledger_pb2.GetCallsResponse]]:
+        """Returns those of some calls that exist, without their arguments, questions and large results. Read-only.
+
+        Errors: only the common ones.
         """
 
     @_abc_1.abstractmethod

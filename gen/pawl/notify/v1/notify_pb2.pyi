@@ -56,6 +56,8 @@ class _NotificationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Noti
     """A job ended, but its conversation is waiting and cannot report it. `run_id` is the job, and `conversation_id`
     is the conversation.
     """
+    NOTIFICATION_KIND_DECISION_NEEDED: _NotificationKind.ValueType  # 10
+    """Another user's run asks this user by name (Call.asked_user_id)."""
 
 class NotificationKind(_NotificationKind, metaclass=_NotificationKindEnumTypeWrapper):
     """Kind of a notification."""
@@ -86,6 +88,8 @@ NOTIFICATION_KIND_JOB_ENDED: NotificationKind.ValueType  # 9
 """A job ended, but its conversation is waiting and cannot report it. `run_id` is the job, and `conversation_id`
 is the conversation.
 """
+NOTIFICATION_KIND_DECISION_NEEDED: NotificationKind.ValueType  # 10
+"""Another user's run asks this user by name (Call.asked_user_id)."""
 Global___NotificationKind: _TypeAlias = NotificationKind  # noqa: Y015
 
 @_typing.final
@@ -145,7 +149,7 @@ class Notification(_message.Message):
     run_id: _builtins.str
     """Run ID; empty with CHANNEL_DISABLED."""
     conversation_id: _builtins.str
-    """The run's conversation; empty with APPROVAL_NEEDED, because conversations are private."""
+    """The run's conversation; empty with APPROVAL_NEEDED and DECISION_NEEDED, because conversations are private."""
     event_id: _builtins.str
     """Event (RunEvent.event_id) that caused it. With CHANNEL_DISABLED, the delivery that caused it, or empty if a
     reader unsubscribed.
@@ -155,7 +159,7 @@ class Notification(_message.Message):
     body: _builtins.str
     """Details; may be empty. At most 2 KiB."""
     call_id: _builtins.str
-    """Call to decide on; only with APPROVAL_NEEDED."""
+    """Call to decide on; only with APPROVAL_NEEDED and DECISION_NEEDED."""
     channel_id: _builtins.str
     """Channel ID; only with CHANNEL_DISABLED."""
     @_builtins.property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from pawl.agent.v1 import agent_pb2
@@ -15,6 +16,7 @@ from pawl.event.v1.workflow_pb2 import WorkflowVersion
 
 # Polling interval for progress within a node.
 _POLL_SECONDS: Final = 1.0
+_WAIT_SECONDS: Final = 50.0
 
 
 class WorkflowRun:
@@ -25,7 +27,7 @@ class WorkflowRun:
         self.run_id = run_id
 
     async def execution(self, node: str = "") -> pb.GetExecutionResponse:
-        """Return the run and its nodes in their current states; with `node`, only that node, with its full output."""
+        """Return the run and its nodes in their current states; with `node`, that node with its input and output."""
         request = pb.GetExecutionRequest(run_id=self.run_id, node=node)
         return await self._target.again(self._target.workflows.GetExecution, request)
 
@@ -36,18 +38,22 @@ class WorkflowRun:
             yield execution
             if execution.run.HasField("end_time"):
                 return
-            request = agent_pb2.GetRunRequest(run_id=self.run_id, wait_seconds=_POLL_SECONDS)
-            request.after_seq = execution.run.last_seq
-            await self._target.agents.GetRun(request, timeout=DEADLINE_SECONDS)
+            await self._wait(_POLL_SECONDS, execution.run.last_seq)
 
     async def result(self) -> run_pb2.Run:
         """Wait until the run has ended, and return it with `output_json`, or with `failure` if it failed.
 
         Keeps waiting while the run is waiting for people, events or times.
         """
-        async for execution in self.follow():
-            run = execution.run
+        run = run_pb2.Run()
+        while not run.HasField("end_time"):
+            run = await self._wait(_WAIT_SECONDS, run.last_seq)
         return run
+
+    async def _wait(self, seconds: float, after_seq: int) -> run_pb2.Run:
+        request = agent_pb2.GetRunRequest(run_id=self.run_id, wait_seconds=seconds, after_seq=after_seq)
+        read = partial(self._target.agents.GetRun, timeout=DEADLINE_SECONDS + seconds)
+        return (await self._target.again(read, request)).run
 
     async def pause(self, *, request_id: str = "") -> run_pb2.Run:
         """Pause the run and return it. Running nodes finish, but none starts."""
@@ -137,6 +143,11 @@ class WorkflowVerbs(Target):
             request_id=request_id,
         )
         return WorkflowRun(self, (await self.once(self.workflows.StartWorkflow, request)).run.run_id)
+
+    async def complete_wait(self, token: str, payload: Any = None) -> None:
+        """End the wait of a workflow's node by its token, with a JSON payload. Safe to repeat."""
+        request = pb.SendEventRequest(token=token, payload_json=json.dumps(payload).encode())
+        await self.again(self.workflows.SendEvent, request)
 
     def workflow_run(self, run_id: str) -> WorkflowRun:
         """Return a handle for a workflow run. Sends no request."""

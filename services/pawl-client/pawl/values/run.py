@@ -48,6 +48,7 @@ class WaitKind(IntEnum):
     PROVIDER = 10
     EVENT = 11
     JOB = 12
+    PERSON = 13
 
 
 class StopCause(IntEnum):

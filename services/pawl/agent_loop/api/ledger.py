@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.options import AskedOptions
 from pawl.agent_loop.loop.rules.run import RunOptions
 from pawl.chassis.identity.auth import Principal, for_user
+from pawl.chassis.identity.roles import APPROVERS
 from pawl.chassis.ids import CallId, ConversationId, RequestId, RunId, StoreId
 from pawl.chassis.rpc.client import translated
 from pawl.errors import ConversationNotFound
@@ -27,6 +28,7 @@ from pawl.job.v1 import ledger_pb2_grpc
 from pawl.values import ENDED, CommandOutcome, RunState
 
 EVENTS_PER_PAGE = 256
+_CALLS_PER_READ: Final = 400
 _NOT_DUE: Final = ENDED | {RunState.RUNNING}
 
 
@@ -181,6 +183,17 @@ class PublicLedger:
         request = pb.GetCallRequest(**_user_fields(caller), call_id=call_id, for_approval=for_approval)
         return (await translated(self._stub.GetCall(request))).call
 
+    async def get_calls(
+        self, caller: Principal, call_ids: Collection[CallId], *, result_bytes_max: int
+    ) -> list[call_pb2.Call]:
+        """Return those of the user's calls that exist, without arguments, questions and results over a size."""
+        found, ids = list[call_pb2.Call](), sorted(call_ids)
+        for first in range(0, len(ids), _CALLS_PER_READ):
+            part = ids[first : first + _CALLS_PER_READ]
+            request = pb.GetCallsRequest(**_user_fields(caller), call_ids=part, result_bytes_max=result_bytes_max)
+            found += (await translated(self._stub.GetCalls(request))).calls
+        return found
+
     async def list_events(self, caller: Principal, run_id: RunId, after_seq: int) -> pb.ListEventsResponse:
         """Return one page of the log after `after_seq`.
 
@@ -250,4 +263,5 @@ class PublicLedger:
             InvalidPageToken
         """
         request.store_id, request.user_id = caller.store_id, caller.user_id
+        request.approves = not APPROVERS.isdisjoint(caller.roles)
         return await translated(self._stub.ListPendingCalls(request))

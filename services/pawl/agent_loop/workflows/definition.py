@@ -103,13 +103,20 @@ class AgentNode(CallNode, frozen=True, kw_only=True, tag="agent"):
     jobs: Literal["wait", "leave"] = "wait"
 
 
+class NamedUser(_Part, frozen=True, kw_only=True):
+    user: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
 class HumanNode(CallNode, frozen=True, kw_only=True, tag="human"):
-    """Asks a person. Its output is the answer, or true for an approval. A rejection fails the node."""
+    """Asks a person. Its output is the answer, or true for an approval. A rejection fails the node.
+
+    Only the people in `who` can answer: the run's user, a named user of the store, or its approvers.
+    """
 
     question: Text
     options: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=400)], ...], Meta(max_length=20)] = ()
     form: Literal["question", "approval"] = "question"
-    who: Literal["user", "approvers"] = "user"
+    who: Literal["user", "approvers"] | NamedUser = "user"
     deadline_seconds: Seconds | None = None
     # The output if nobody answers by the deadline; without it, the node fails with EXPIRED.
     default: Any | UnsetType = UNSET
@@ -186,6 +193,11 @@ class WorkflowDefinition(_Part, frozen=True, kw_only=True):
     nodes: Annotated[dict[NodeName, AnyNode], Meta(min_length=1)]
 
     @property
+    def waits(self) -> frozenset[str]:
+        """The nodes that wait for an event, without branches. They have tokens."""
+        return frozenset(name for name, node in self.nodes.items() if isinstance(node, WaitNode) and node.event)
+
+    @property
     def input_schema(self) -> dict[str, Any]:
         return {"type": "object", **self.input}
 
@@ -203,7 +215,7 @@ _TEMPLATES: Final[dict[type[Node], tuple[str, ...]]] = {
     OutputNode: ("value",),
 }
 _decode: Final = msgspec.json.Decoder(WorkflowDefinition).decode
-_encode: Final = msgspec.json.Encoder(order="sorted").encode
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def decode(data: bytes) -> WorkflowDefinition:
@@ -212,7 +224,7 @@ def decode(data: bytes) -> WorkflowDefinition:
 
 
 def encode(definition: WorkflowDefinition) -> bytes:
-    """Return the canonical JSON of a definition: keys are sorted, and defaults are left out."""
+    """Return the JSON of a definition, without defaults. Nodes and arguments keep their order."""
     return _encode(definition)
 
 

@@ -25,7 +25,7 @@ from pawl.agent_loop.workflows.definition import (
 from pawl.agent_loop.workflows.graph import Step
 from pawl.agent_loop.workflows.values import Values
 from pawl.chassis import strict_json
-from pawl.chassis.ids import DEFAULT_AGENT
+from pawl.chassis.ids import DEFAULT_AGENT, UserId
 from pawl.values import CallState, Category, EffectClass, ExecutionContext, Question, QuestionKind
 
 # Names of the calls that a child run carries out: no workflow has a dot in its name. Then those that people answer.
@@ -97,7 +97,7 @@ def of_node(values: Values, step: Step, record: NodeRecord | None, run: Run, now
     call_id = cursors.call_id(run.run_id, step.number, key_of(record))
     if "approval" in fields:
         digest = hashlib.sha256(call_id.encode() + fields["arguments_json"]).hexdigest()
-        people = max(1, run.options.approvals_required)
+        people = 1 if fields["asked_user_id"] else max(1, run.options.approvals_required)
         fields["approval"] = ApprovalRequest(
             digest=digest, preview=fields["approval"], cause="workflow", approvals_required=people
         )
@@ -179,16 +179,16 @@ def _agent_arguments(values: Values, step: Step, node: AgentNode) -> dict[str, A
 
 def _human(values: Values, step: Step, node: HumanNode, run: Run, now: float) -> dict[str, Any]:
     text, limits = _text(values.rendered(node.question, step)), run.options.limits
-    is_gated = node.form == "approval" or node.who == "approvers"
     own = node.deadline_seconds or 0.0
     fields: dict[str, Any] = {
-        "tool_name": APPROVAL if is_gated else ASK_USER,
+        "tool_name": APPROVAL if node.form == "approval" else ASK_USER,
+        "asked_user_id": _asked_user_id(node, run),
         "context": ExecutionContext.HUMAN,
         "category": Category.SAFE,
         "effect_class": EffectClass.READ_ONLY,
         "arguments_json": strict_json.dumps_canonical({"question": text, "options": list(node.options)}),
     }
-    if is_gated:
+    if node.form == "approval":
         seconds = own or limits.approval_expiry_seconds
         return fields | {"state": CallState.AWAITING_APPROVAL, "approval": text, "deadline_time": now + seconds}
     question = Question(
@@ -196,6 +196,16 @@ def _human(values: Values, step: Step, node: HumanNode, run: Run, now: float) ->
     )
     seconds = own or limits.answer_timeout_seconds
     return fields | {"state": CallState.ASKED, "question": question, "deadline_time": now + seconds}
+
+
+def _asked_user_id(node: HumanNode, run: Run) -> UserId:
+    match node.who:
+        case "user":
+            return run.user_id
+        case "approvers":
+            return UserId("")
+        case named:
+            return UserId(named.user)
 
 
 def _text(value: Any) -> str:

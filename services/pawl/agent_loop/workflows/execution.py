@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.expression import ExpressionError
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run
@@ -15,18 +16,13 @@ from pawl.agent_loop.workflows import graph as graphs
 from pawl.agent_loop.workflows.cursor import NodeKey, NodeRecord, NodeState, WorkflowCursor
 from pawl.agent_loop.workflows.definition import CallNode, MapNode, WaitNode
 from pawl.agent_loop.workflows.graph import Graph, Step
-from pawl.agent_loop.workflows.values import CallsNeeded, Values
+from pawl.agent_loop.workflows.values import Values
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId, RunId
 from pawl.chassis.rpc.translate import timestamp
+from pawl.event.v1 import call_pb2
 from pawl.event.v1 import workflow_pb2 as pb
 from pawl.values import ENDED, WITH_PEOPLE, CallState
-
-# A larger value is left out, unless the request names its node.
-SHOWN_BYTES_MAX: Final = 16 * 1024
-# Limit for all values of a tree, and for the output of a node that the request names.
-TREE_BYTES_MAX: Final = 1024 * 1024
-NODE_BYTES_MAX: Final = 1024 * 1024
 
 _STATES: Final = {
     NodeState.RUNNING: pb.NODE_STATE_RUNNING,
@@ -47,18 +43,20 @@ class Execution:
         pinned = run.workflow or PinnedWorkflow(name="", version=0)
         self._run, self._graph, self._cursor, self._chunk = run, graph, cursor, pinned.chunk
         self._calls: dict[CallId, Call] = {}
-        # The calls whose results may be shown.
+        self._omitted_bytes: dict[CallId, int] = {}
+        # The calls whose results have been read.
         self._whole: dict[CallId, Call] = {}
         self._values = Values(run, pinned, graph, cursor).with_calls(self._whole)
         started = [step.number for step in graph.steps if self._has_run(step)]
         started.sort(key=lambda number: (cursor.nodes[number].start_ms, number))
         self._positions = {number: position for position, number in enumerate(started, 1)}
 
-    def add_calls(self, calls: Iterable[Call], *, bytes_max: int | None = None) -> None:
-        """Add calls that were read. Results over `bytes_max` are not shown."""
-        for call in calls:
-            self._calls[call.call_id] = call
-            if bytes_max is None or call.result is None or len(call.result.content_json) <= bytes_max:
+    def add_calls(self, calls: Iterable[call_pb2.Call]) -> None:
+        """Add calls that were read. The results of some may have been left out."""
+        for message in calls:
+            call = self._calls[CallId(message.call_id)] = wire.CALL.read(message)
+            self._omitted_bytes[call.call_id] = message.result_omitted_bytes
+            if not message.result_omitted_bytes:
                 self._whole[call.call_id] = call
 
     def calls_of(self, step: Step) -> Sequence[CallId]:
@@ -94,46 +92,19 @@ class Execution:
         return [call_ids[chunk] for chunk in record.open_chunks] if record is not None and call_ids else []
 
     def tree(self) -> list[pb.NodeExecution]:
-        """Return all nodes without attempts. Values that are large, or in calls that were not added, are left out.
-
-        If the values together are too large, those of the first nodes are left out.
-        """
+        """Return all nodes without attempts, inputs and outputs."""
         made: dict[int, pb.NodeExecution] = {}
-        bytes_left = TREE_BYTES_MAX
         for step in reversed(self._graph.steps):
-            message = self._node(step)
+            message = made[step.number] = self._node(step)
             message.nodes.extend(made.pop(number) for number in step.branches)
-            try:
-                output = self._output(step)
-            except CallsNeeded:
-                output = b""
-            omitted_bytes = len(output) or self._left_out(step)
-            if output and len(output) <= min(SHOWN_BYTES_MAX, bytes_left):
-                message.output_json, omitted_bytes = output, 0
-                bytes_left -= len(output)
-            message.output_omitted_bytes = omitted_bytes
-            if len(message.input_json) > min(SHOWN_BYTES_MAX, bytes_left):
-                message.ClearField("input_json")
-            bytes_left -= len(message.input_json)
-            made[step.number] = message
+            if message.state == pb.NODE_STATE_SUCCEEDED:
+                message.output_omitted_bytes = self._result_bytes(self._last(step))
         return [made[step.number] for step in self._graph.steps if step.number in made]
 
     def node(self, step: Step) -> pb.NodeExecution:
-        """Return a node with its attempts and whole values.
-
-        Raises:
-            CallsNeeded: calls must be added first.
-        """
+        """Return a node with its attempts, without its input and output."""
         message = self._node(step)
-        for number in step.branches:
-            branch = message.nodes.add()
-            branch.CopyFrom(self._node(self._graph.steps[number]))
-            branch.ClearField("input_json")
-        output = self._output(step)
-        if len(output) <= NODE_BYTES_MAX:
-            message.output_json = output
-        else:
-            message.output_omitted_bytes = len(output)
+        message.nodes.extend(self._node(self._graph.steps[number]) for number in step.branches)
         calls = [self._calls[call_id] for call_id in self.calls_of(step) if call_id in self._calls]
         if isinstance(step.node, MapNode):
             message.map.chunks.extend(_chunk(call, number, message.map.items) for number, call in enumerate(calls))
@@ -141,6 +112,20 @@ class Execution:
             attempts = enumerate(calls, 1)
             message.attempts.extend(_attempt(call, message.iteration, attempt) for attempt, call in attempts)
         return message
+
+    def output(self, step: Step) -> bytes:
+        """Return the output of a node as JSON; empty until it has succeeded.
+
+        Raises:
+            CallsNeeded: calls must be added first.
+        """
+        record = self._cursor.nodes.get(step.number)
+        if record is None or record.state is not NodeState.SUCCEEDED:
+            return b""
+        try:
+            return strict_json.dumps_canonical(self._values.output(step))
+        except ExpressionError:
+            return b""
 
     @property
     def current(self) -> list[str]:
@@ -154,12 +139,6 @@ class Execution:
         failures_max = self._chunk.failures_max if self._chunk is not None else 0
         found = graphs.first_failure(self._graph, self._cursor, failures_max)
         return found.path if found is not None else ""
-
-    @property
-    def states(self) -> dict[str, str]:
-        """The names of the states of all nodes, by path."""
-        names = ((step.path, pb.NodeState.Name(self._state(step))) for step in self._graph.steps)
-        return {path: name.removeprefix("NODE_STATE_") for path, name in names}
 
     def _has_run(self, step: Step) -> bool:
         record = self._cursor.nodes.get(step.number)
@@ -193,8 +172,6 @@ class Execution:
             shown["map"] = _map_fields(record)
         if call is not None:
             shown |= {"call_id": call.call_id, "child_run_id": call.child_run_id}
-            # A map's call has only the items of one child run.
-            shown["input_json"] = b"" if record.items is not None else call.arguments_json
         if record.reason and record.state in {NodeState.FAILED, NodeState.RETRYING}:
             shown["error"] = {"reason": record.reason, "message": record.message or _error_text(call)}
         return pb.NodeExecution(**shown, reused=bool(record.origin))
@@ -203,19 +180,10 @@ class Execution:
         times = {"start_time": record.start_ms, "end_time": None if record.is_open else record.end_ms}
         return {name: timestamp(self._cursor.start_time + ms / 1000) for name, ms in times.items() if ms is not None}
 
-    def _output(self, step: Step) -> bytes:
-        record = self._cursor.nodes.get(step.number)
-        if record is None or record.state is not NodeState.SUCCEEDED:
-            return b""
-        try:
-            return strict_json.dumps_canonical(self._values.output(step))
-        except ExpressionError:
-            return b""
-
-    def _left_out(self, step: Step) -> int:
-        call = self._last(step)
-        is_shown = call is None or call.result is None or call.call_id in self._whole
-        return 0 if is_shown or call is None or call.result is None else len(call.result.content_json)
+    def _result_bytes(self, call: Call | None) -> int:
+        if call is None or call.result is None:
+            return 0
+        return self._omitted_bytes[call.call_id] or len(call.result.content_json)
 
 
 def _map_fields(record: NodeRecord) -> dict[str, int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable
+import hmac
+from collections.abc import AsyncIterator, Collection, Iterable
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -14,28 +15,42 @@ from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules import loop_state
-from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.rules import UndoSource, UndoState
 from pawl.agent_loop.workflows import cursor as cursors
-from pawl.agent_loop.workflows import mermaid
 from pawl.agent_loop.workflows import rerun as reruns
+from pawl.agent_loop.workflows.cursor import ENDED as ENDED_NODES
 from pawl.agent_loop.workflows.cursor import WorkflowCursor
-from pawl.agent_loop.workflows.execution import SHOWN_BYTES_MAX, Execution
+from pawl.agent_loop.workflows.definition import WaitNode
+from pawl.agent_loop.workflows.edges import edges as edges_of
+from pawl.agent_loop.workflows.edges import incoming
+from pawl.agent_loop.workflows.execution import Execution
 from pawl.agent_loop.workflows.graph import Graph, Step
 from pawl.agent_loop.workflows.reading import Graphs
 from pawl.agent_loop.workflows.rerun import Rerun
-from pawl.agent_loop.workflows.values import CallsNeeded
+from pawl.agent_loop.workflows.values import CallsNeeded, event_of_token, wait_token
 from pawl.chassis.identity.auth import Principal, for_user
-from pawl.chassis.ids import CallId, RunId
+from pawl.chassis.ids import CallId, RunId, UserId, check_id
 from pawl.chassis.rpc.client import translated
-from pawl.errors import CallNotFound, InvalidField, NodeNotFound, RunNotEnded, RunNotFound
+from pawl.errors import (
+    CallNotFound,
+    CallNotPending,
+    CompletionNotFound,
+    InvalidField,
+    InvalidId,
+    NodeNotFound,
+    RunNotEnded,
+    RunNotFound,
+)
 from pawl.event.v1 import call_pb2, run_pb2
-from pawl.event.v1.workflow_pb2 import NodeExecution
+from pawl.event.v1.workflow_pb2 import NodeExecution, WorkflowEdge
 from pawl.values import ENDED
 
-_READS_AT_ONCE_MAX: Final = 16
+# Limits for a result that is read with the tree, for its error, and for the output of one node.
+_SHOWN_BYTES_MAX: Final = 4 * 1024
+_OUTPUT_BYTES_MAX: Final = 1024 * 1024
 _CALLS_PER_PAGE: Final = 200
+_TOKEN_CHARACTERS_MAX: Final = 200
 # Limits of a preview: the effects that it lists, and the runs that it reads.
 _EFFECTS_MAX: Final = 1000
 _RUNS_MAX: Final = 200
@@ -67,8 +82,8 @@ class Executions:
         self._ledger = ledger
         self._graphs = graphs
 
-    async def run(self, caller: Principal, run_id: RunId) -> WorkflowRun:
-        """Return one of the caller's workflow runs.
+    async def named(self, caller: Principal, run_id: RunId) -> run_pb2.Run:
+        """Return one of the caller's workflow runs, without its nodes.
 
         Raises:
             RunNotFound: also if the run is not a workflow run.
@@ -76,6 +91,52 @@ class Executions:
         run = await self._ledger.get_run(caller, run_id)
         if not run.HasField("workflow"):
             raise RunNotFound("the run is not a workflow run")
+        return run
+
+    async def check_event(self, caller: Principal, run_id: RunId, name: str) -> None:
+        """Check that a node of a run waits for an event.
+
+        Raises:
+            RunNotFound: also if the run is not a workflow run.
+            InvalidField: no node waits for it.
+        """
+        run = await self.named(caller, run_id)
+        graph = await self._graphs.of(caller.store_id, wire.WORKFLOW.read(run.workflow))
+        names = sorted({step.node.event or "" for step in graph.steps if isinstance(step.node, WaitNode)} - {""})
+        if name not in names:
+            known = f"it waits for {', '.join(names)}" if names else "it waits for no events"
+            raise InvalidField(f"name: no node of the workflow waits for {name!r:.130}; {known}", field="name")
+
+    async def of_token(self, caller: Principal, token: str) -> tuple[Principal, RunId, str]:
+        """Return the user of the run in the caller's store that has this token, the run, and the token's event.
+
+        Raises:
+            CompletionNotFound: no run in the store has this token.
+            CallNotPending: the token's node has ended without an event.
+        """
+        run_id, _, rest = token[:_TOKEN_CHARACTERS_MAX].partition(".")
+        node = rest.partition(".")[0]
+        try:
+            run = (await self._ledger.get_run_as_service(caller, RunId(check_id(run_id, "token")))).run
+        except (InvalidId, RunNotFound):
+            raise CompletionNotFound from None
+        key = run.workflow.token_key
+        if not key or not hmac.compare_digest(token.encode(), wait_token(key, RunId(run_id), node).encode()):
+            raise CompletionNotFound
+        user = replace(caller, user_id=UserId(run.user_id))
+        found = await self.run(user, RunId(run_id))
+        record = found.cursor.nodes.get(found.step(node).number)
+        if record is not None and record.state in ENDED_NODES and not record.event:
+            raise CallNotPending(f"node {node} has ended without an event")
+        return user, RunId(run_id), event_of_token(node)
+
+    async def run(self, caller: Principal, run_id: RunId) -> WorkflowRun:
+        """Return one of the caller's workflow runs.
+
+        Raises:
+            RunNotFound: also if the run is not a workflow run.
+        """
+        run = await self.named(caller, run_id)
         pinned = wire.WORKFLOW.read(run.workflow)
         graph = await self._graphs.of(caller.store_id, pinned)
         read = await self._ledger.get_run_as_service(caller, run_id, with_loop_state=True)
@@ -86,21 +147,21 @@ class Executions:
         return WorkflowRun(run, graph, cursor)
 
     async def get(self, caller: Principal, run_id: RunId, node: str) -> pb.GetExecutionResponse:
-        """Return the nodes of a workflow run; with `node`, only this node, with its whole values.
+        """Return the nodes of a workflow run; with `node`, only this node, with its input and output.
 
         Raises:
             RunNotFound, NodeNotFound
         """
         found = await self.run(caller, run_id)
-        execution, chart = Execution(wire.RUN.read(found.run), found.graph, found.cursor), ""
+        execution, edges = Execution(wire.RUN.read(found.run), found.graph, found.cursor), list[WorkflowEdge]()
         if node:
             nodes = [await self._node(caller, execution, found.step(node))]
         else:
-            execution.add_calls(await self._calls(caller, execution.last_calls), bytes_max=SHOWN_BYTES_MAX)
+            execution.add_calls(await self._calls(caller, execution.last_calls))
             nodes = execution.tree()
             await self._count_items(caller, execution, nodes)
             if found.graph.mapping is None:
-                chart = mermaid.flowchart(found.graph.definition, execution.states)
+                edges = [WorkflowEdge(**edge._asdict()) for edge in edges_of(incoming(found.graph.definition))]
         shown = run_pb2.Run()
         shown.CopyFrom(found.run)
         for field in ("pending_calls", "active_calls"):
@@ -111,21 +172,35 @@ class Executions:
             current_nodes=execution.current,
             failed_node=execution.failed,
             paused=found.cursor.is_paused,
-            mermaid=chart,
+            edges=edges,
         )
 
     async def _node(self, caller: Principal, execution: Execution, step: Step) -> NodeExecution:
-        needed = frozenset(execution.calls_of(step))
-        # Each round reads the calls that the previous round lacked. The loop ends if none of them exist.
+        execution.add_calls(await self._calls(caller, execution.calls_of(step)))
+        message = execution.node(step)
+        # A map's call has only the items of one child run.
+        if message.call_id and not message.HasField("map"):
+            message.input_json = (await self._ledger.get_call(caller, CallId(message.call_id))).arguments_json
         while True:
-            read = await self._calls(caller, needed)
-            execution.add_calls(read)
             try:
-                return execution.node(step)
+                message.output_json = execution.output(step)
+                return message
             except CallsNeeded as error:
-                needed = error.call_ids
-                if not read:
+                sizes = await self._calls(caller, error.call_ids, result_bytes_max=0)
+                message.output_omitted_bytes = sum(call.result_omitted_bytes for call in sizes)
+                if message.output_omitted_bytes > _OUTPUT_BYTES_MAX:
+                    return message
+                read = await self._calls(caller, error.call_ids, result_bytes_max=_OUTPUT_BYTES_MAX)
+                if len(read) < len(error.call_ids):
                     raise CallNotFound from None
+                execution.add_calls(read)
+                message.output_omitted_bytes = 0
+
+    async def _calls(
+        self, caller: Principal, call_ids: Collection[CallId], *, result_bytes_max: int = _SHOWN_BYTES_MAX
+    ) -> list[call_pb2.Call]:
+        """Return those of the calls that exist, without results over the size."""
+        return await self._ledger.get_calls(caller, call_ids, result_bytes_max=result_bytes_max) if call_ids else []
 
     async def _count_items(self, caller: Principal, execution: Execution, nodes: Iterable[NodeExecution]) -> None:
         """Count the items that have succeeded in the open child runs of maps."""
@@ -136,20 +211,6 @@ class Executions:
                 counts = {each.state: each.count for each in child.call_counts}
                 done = min(node.map.running, counts.get(call_pb2.CALL_STATE_SUCCEEDED, 0))
                 node.map.succeeded, node.map.running = node.map.succeeded + done, node.map.running - done
-
-    async def _calls(self, caller: Principal, call_ids: Iterable[CallId]) -> list[Call]:
-        """Return those of the calls that exist."""
-        slots = asyncio.Semaphore(_READS_AT_ONCE_MAX)
-
-        async def read(call_id: CallId) -> Call | None:
-            async with slots:
-                try:
-                    return wire.CALL.read(await self._ledger.get_call(caller, call_id))
-                except CallNotFound:
-                    return None
-
-        found = await asyncio.gather(*map(read, sorted(call_ids)))
-        return [call for call in found if call is not None]
 
     async def rerun(self, caller: Principal, run_id: RunId, node: str) -> tuple[WorkflowRun, Rerun]:
         """Return how an ended run would run again from a node.

@@ -30,18 +30,10 @@ _ARROWS: Final[Mapping[EdgeKind, str]] = {
     "else": "-->|else|",
     "go_to": "-.->|on error|",
 }
-_COLOURS: Final = {
-    "RUNNING": "fill:#dbeafe,stroke:#2563eb,color:#1e3a8a",
-    "WAITING": "fill:#fef3c7,stroke:#d97706,color:#78350f",
-    "SUCCEEDED": "fill:#dcfce7,stroke:#16a34a,color:#14532d",
-    "FAILED": "fill:#fee2e2,stroke:#dc2626,color:#7f1d1d",
-    "SKIPPED": "fill:#f3f4f6,stroke:#9ca3af,color:#6b7280,stroke-dasharray:4",
-    "CANCELLED": "fill:#f3f4f6,stroke:#6b7280,color:#374151",
-}
 
 
-def flowchart(definition: WorkflowDefinition, states: Mapping[str, str] = {}) -> str:
-    """Return the flowchart. `states` are the states of nodes and branches by path, such as `both.a`.
+def flowchart(definition: WorkflowDefinition) -> str:
+    """Return the flowchart.
 
     Names of nodes, tools and so on contain no character that Mermaid would interpret.
     """
@@ -50,25 +42,21 @@ def flowchart(definition: WorkflowDefinition, states: Mapping[str, str] = {}) ->
     # Names such as `end` are keywords of Mermaid.
     ids = {name: f"n{number}" for number, name in enumerate(order(found))}
     for name, node_id in ids.items():
-        lines += _node(definition.nodes[name], name, node_id, states, "  ")
+        lines += _node(definition.nodes[name], name, node_id, "  ")
     lines += [f"  {ids[edge.source]} {_ARROWS[edge.kind]} {ids[edge.target]}" for edge in edges(found)]
-    used = sorted(_COLOURS.keys() & states.values())
-    return "\n".join([*lines, *(f"  classDef {state} {_COLOURS[state]}" for state in used)]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
-def _node(node: AnyNode, path: str, node_id: str, states: Mapping[str, str], indent: str) -> Iterator[str]:
-    state = states.get(path, "")
-    label = "<br/>".join(filter(None, (path.rpartition(".")[2], _detail(node), state.lower())))
+def _node(node: AnyNode, path: str, node_id: str, indent: str) -> Iterator[str]:
+    label = "<br/>".join((path.rpartition(".")[2], _detail(node)))
     if isinstance(node, ParallelNode):
         yield f'{indent}subgraph {node_id} ["{label}"]'
         for number, (name, branch) in enumerate(sorted(node.branches.items())):
-            yield from _node(branch, f"{path}.{name}", f"{node_id}_{number}", states, f"{indent}  ")
+            yield from _node(branch, f"{path}.{name}", f"{node_id}_{number}", f"{indent}  ")
         yield f"{indent}end"
     else:
         before, after = _SHAPES.get(_kind(node), ("[", "]"))
         yield f'{indent}{node_id}{before}"{label}"{after}'
-    if state in _COLOURS:
-        yield f"{indent}class {node_id} {state}"
 
 
 def _detail(node: AnyNode) -> str:

@@ -26,7 +26,7 @@ from pawl.agent_loop.workflows.definition import (
     WaitNode,
 )
 from pawl.agent_loop.workflows.graph import Graph, Step
-from pawl.agent_loop.workflows.values import CallsNeeded, Values, is_too_large, time_of, value_of
+from pawl.agent_loop.workflows.values import CallsNeeded, Values, event_of_token, is_too_large, time_of, value_of
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId
 from pawl.errors import InvalidJson
@@ -140,8 +140,8 @@ class Nodes:
         return replace(record, state=NodeState.SUCCEEDED, end_ms=self._now_ms, stop="") if is_done else record
 
     def _with_event(self, step: Step, record: NodeRecord) -> NodeRecord:
-        wanted = step.node.event if isinstance(step.node, WaitNode) else None
-        event = next((event for event in self._cursor.events if event[0] == wanted), None)
+        wanted = {step.node.event, event_of_token(step.path)} if isinstance(step.node, WaitNode) else set()
+        event = next((event for event in self._cursor.events if event[0] in wanted), None)
         if event is None or record.stop:
             return record
         left = tuple(each for each in self._cursor.events if each is not event)

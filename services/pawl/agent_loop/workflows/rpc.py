@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from pawl.agent.v1 import workflow_pb2 as pb
 from pawl.agent_loop.api import convert
-from pawl.agent_loop.api.inbox import Inbox
+from pawl.agent_loop.api.inbox import Inbox, derived_id
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.api.replies import run_after
 from pawl.agent_loop.workflows import definition as definitions
@@ -19,20 +18,18 @@ from pawl.agent_loop.workflows.reading import Graphs
 from pawl.agent_loop.workflows.schema import SCHEMA_JSON
 from pawl.agent_loop.workflows.starting import WorkflowStarting
 from pawl.agent_loop.workflows.versions import WorkflowLedger, Workflows
-from pawl.chassis.identity.auth import Principal, require_decider, require_user
-from pawl.chassis.ids import RequestId, RunId, check_id
+from pawl.chassis.identity.auth import require_decider, require_user
+from pawl.chassis.ids import RequestId, check_id
 from pawl.chassis.labels import RESERVED
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField, RunNotFound, WorkflowNotFound
 from pawl.event.v1 import run_pb2
 
 _VERSION_MAX: Final = 2**31 - 1
-_EVENT_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
 
 
 class WorkflowServicer:
     def __init__(self, ledger: PublicLedger, inbox: Inbox, workflows: Workflows, starting: WorkflowStarting) -> None:
-        self._ledger = ledger
         self._inbox = inbox
         self._workflows = workflows
         self._starting = starting
@@ -100,26 +97,22 @@ class WorkflowServicer:
         return pb.ResumeExecutionResponse(run=await self._pause(request, resumes=True))
 
     async def SendEvent(self, request: pb.SendEventRequest, context: Context) -> pb.SendEventResponse:
-        caller, run_id = await self._named(request)
+        if request.token:
+            if request.run_id or request.name or request.event_id:
+                raise InvalidField("token cannot be combined with run_id, name or event_id", field="token")
+            caller, run_id, name = await self._executions.of_token(require_user(), request.token)
+            reply = await self._inbox.send_event(caller, derived_id("token", name), run_id, name, request.payload_json)
+            run_after(reply, RunNotFound)
+            return pb.SendEventResponse()
         event_id = RequestId(check_id(request.event_id, "event_id", optional=True))
-        if _EVENT_NAME.fullmatch(request.name) is None:
-            raise InvalidField("name must be 1 to 128 letters, digits, `_`, `.`, `:` and `-`", field="name")
+        caller, run_id = require_user(), convert.run_id(request)
+        await self._executions.check_event(caller, run_id, request.name)
         reply = await self._inbox.send_event(caller, event_id, run_id, request.name, request.payload_json)
         return pb.SendEventResponse(run=run_after(reply, RunNotFound))
 
     async def _pause(
         self, request: pb.PauseExecutionRequest | pb.ResumeExecutionRequest, *, resumes: bool
     ) -> run_pb2.Run:
-        request_id, (caller, run_id) = convert.request_id(request), await self._named(request)
+        request_id, caller, run_id = convert.request_id(request), require_user(), convert.run_id(request)
+        await self._executions.named(caller, run_id)
         return run_after(await self._inbox.pause(caller, request_id, run_id, resumes=resumes), RunNotFound)
-
-    async def _named(self, request: Any) -> tuple[Principal, RunId]:
-        """Return the caller and the id of the workflow run that the request names.
-
-        Raises:
-            RunNotFound: also if the run is not a workflow run.
-        """
-        caller, run_id = require_user(), convert.run_id(request)
-        if not (await self._ledger.get_run(caller, run_id)).HasField("workflow"):
-            raise RunNotFound("the run is not a workflow run")
-        return caller, run_id

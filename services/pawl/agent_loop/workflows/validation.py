@@ -53,7 +53,7 @@ _TYPES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("INT", "UINT", "DOUBLE"), "a number"),
 }
 # Names with a meaning in expressions.
-_RESERVED: Final = frozenset({"input", "nodes", "run", "output", "iteration", "index"})
+_RESERVED: Final = frozenset({"input", "nodes", "run", "output", "iteration", "index", "tokens"})
 
 
 def faults(definition: WorkflowDefinition, *, names: frozenset[str]) -> list[DefinitionFault]:
@@ -67,6 +67,8 @@ def faults(definition: WorkflowDefinition, *, names: frozenset[str]) -> list[Def
     edges = incoming(definition)
     found = [*_of_whole(definition, names), *_cycles(edges), *_joins(edges, definition), *_sides(edges)]
     scope: dict[str, frozenset[str] | None] = {"input": _inputs(definition), "nodes": names, "run": _RUN}
+    if definition.waits:
+        scope["tokens"] = definition.waits
     for name, node in definition.nodes.items():
         found += [*_targets(node, names, f"nodes.{name}"), *_of_expressions(node, scope, f"nodes.{name}")]
         found += _inside(node, f"nodes.{name}", depth=1)
@@ -210,7 +212,11 @@ def _of_expressions(node: AnyNode, scope: dict[str, frozenset[str] | None], path
                 wanted = _TYPES[min(_WHOLE[field] - {"DYN"})]
                 given = _TYPES.get(kind, kind.lower())
                 yield DefinitionFault(where, f"the expression must give {wanted}, but gives {given}")
-    inner = {**scope, node.as_: None, "index": _NO_FIELDS} if isinstance(node, MapNode) else scope
+    inner = scope
+    if isinstance(node, MapNode):
+        # Its items run in other runs, without the tokens of this one.
+        inner = {**scope, node.as_: None, "index": _NO_FIELDS}
+        inner.pop("tokens", None)
     for name, each in below(node).items():
         yield from _of_expressions(each, inner, f"{path}.{name}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
@@ -28,12 +29,13 @@ from pawl.agent_loop.workflows.definition import (
     WaitNode,
 )
 from pawl.agent_loop.workflows.graph import Graph, Step
-from pawl.chassis.ids import CallId
+from pawl.chassis.ids import CallId, RunId
 
 # Limit for a value: of an expression, of a map's items, and of the run's output.
 BYTES_MAX: Final = expressions.RESULT_BYTES_MAX
 # 1 January 10000, in seconds since 1970.
 _TIME_MAX: Final = 253_402_300_800
+_TOKEN_BYTES: Final = 16
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -183,6 +185,8 @@ class Values:
             "nodes": self.nodes(names) if names else {},
             "run": {"id": run.run_id, "user": run.user_id},
         }
+        if self._graph.mapping is None and (waits := self._graph.definition.waits):
+            scope["tokens"] = {name: wait_token(self._pinned.token_key, run.run_id, name) for name in waits}
         if self._graph.mapping is not None and self._pinned.chunk is not None and step.item is not None:
             items = _decoded(self._pinned.chunk.items_json)
             scope |= {self._graph.mapping.as_: items[step.number], "index": step.item}
@@ -261,6 +265,16 @@ def time_of(value: Any) -> float:
     if found is None or found.tzinfo is None:
         raise ExpressionError("until must be a time in RFC 3339 with a zone, or in seconds since 1970")
     return found.timestamp()
+
+
+def wait_token(key: bytes, run_id: RunId, node: str) -> str:
+    """Return the token with which an event for one node can be sent."""
+    return f"{run_id}.{node}.{hmac.digest(key, node.encode(), 'sha256')[:_TOKEN_BYTES].hex()}"
+
+
+def event_of_token(node: str) -> str:
+    """Return the name of the event that only this node takes. No definition can have such a name."""
+    return f"#{node}"
 
 
 def is_too_large(data: bytes) -> bool:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pawl.agent.v1.trigger_pb2 import DeliverWebhookRequest
+from pawl.agent.v1.workflow_pb2 import SendEventRequest
 from pawl.chassis.ids import is_id
 from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import (
@@ -20,7 +21,7 @@ from pawl.errors import (
     Unavailable,
     by_reason,
 )
-from pawl.gateway.services import COMPLETE_CALL, DELIVER_WEBHOOK, UNSUBSCRIBE, CallsOfStore, write
+from pawl.gateway.services import COMPLETE_CALL, DELIVER_WEBHOOK, SEND_EVENT, UNSUBSCRIBE, CallsOfStore, write
 from pawl.gateway.web import hosts
 from pawl.gateway.web.answers import answer, read_body
 from pawl.gateway.web.hosts import http_status, joined
@@ -46,17 +47,25 @@ async def deliver(calls_of_store: CallsOfStore, request: Request) -> Response:
 
 
 async def complete(calls_of_store: CallsOfStore, request: Request) -> Response:
-    """Handle `POST /completions/{store_id}/{token}`: respond with 200 once the outcome in the body is durable."""
+    """Handle `POST /completions/{store_id}/{token}`: respond with 200 once the outcome in the body is durable.
+
+    The token is that of a call, or of a workflow's wait, which contains dots.
+    """
     message = CompleteCallRequest(token=request.path_params["token"])
     call = calls_of_store(request.path_params["store_id"], CompletionNotFound)
     body = loads(await read_body(request, BODY_BYTES_MAX), bytes_max=BODY_BYTES_MAX)
+    is_of_wait = "." in message.token
     match body:
+        case {"result": result, **more} if not more and is_of_wait:
+            event = SendEventRequest(token=message.token, payload_json=dumps_canonical(result))
+            return answer(write(await call(SEND_EVENT, event)))
         case {"result": result, **more} if not more:
             message.result_json = dumps_canonical(result)
-        case {"error": str(error), **more} if not more:
+        case {"error": str(error), **more} if not more and not is_of_wait:
             message.error = error
         case _:
-            raise InvalidField('The body must be {"result": ...} or {"error": "..."}.', field="body")
+            problem = 'The body must be {"result": ...}' + (", for a wait." if is_of_wait else ' or {"error": "..."}.')
+            raise InvalidField(problem, field="body")
     return answer(write(await call(COMPLETE_CALL, message)))
 
 

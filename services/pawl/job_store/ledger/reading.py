@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Generic, Protocol, TypeVar
 
-from pawl.chassis.ids import CallKey, CommandId, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
+from pawl.chassis.ids import CallId, CallKey, CommandId, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.job_store.ledger.rules.offers import is_pending
 from pawl.job_store.ledger.rules.prefix import HistoryPrefix
 from pawl.job_store.ledger.rules.rows import (
@@ -89,10 +89,12 @@ def view_of(situations: Sequence[Situation]) -> RunView:
 class PendingFilter:
     """A filter on pending items: those of one user or, without a user, all that approvers may see.
 
-    Empty fields match all. States and a tool name match only calls.
+    Empty fields match all. States and a tool name match only calls. With `approves`, a user's calls include those that
+    only approvers may decide on.
     """
 
     user_id: UserId
+    approves: bool = False
     states: tuple[CallState, ...] = ()
     tool_name: str = ""
     conversation_id: ConversationId = ConversationId("")
@@ -328,6 +330,14 @@ class Reads(Protocol):
 
         Raises:
             CallNotFound: The user has no such call.
+        """
+
+    async def call_heads(
+        self, store_id: StoreId, call_ids: Sequence[CallId], user_id: UserId, *, result_bytes_max: int
+    ) -> list[tuple[CallRow, int]]:
+        """Return those of a user's calls that exist, by id, without their arguments and spec.
+
+        Results over `result_bytes_max` are left out; each row comes with the size of a result that was left out, or 0.
         """
 
     async def runs(

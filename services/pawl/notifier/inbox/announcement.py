@@ -33,20 +33,26 @@ _NOT_NOTIFIED: Final = frozenset(
         run_pb2.WAIT_KIND_PROVIDER,
         run_pb2.WAIT_KIND_EVENT,
         run_pb2.WAIT_KIND_JOB,
+        run_pb2.WAIT_KIND_PERSON,
     }
 )
 _ENDED: Final = frozenset({"run.completed", "run.failed", "run.cancelled", "run.expired"})
 _AWAITING: Final = call_pb2.CALL_STATE_AWAITING_APPROVAL
 
 
-def asks_approval(event: event_pb2.RunEvent) -> bool:
-    """Return whether a call starts waiting for approvers because it is newly proposed, edited, or escalated."""
-    return event.call_changed.call.state == _AWAITING
+def asks(event: event_pb2.RunEvent) -> bool:
+    """Return whether a call starts waiting for other users because it is newly proposed, edited, or escalated."""
+    return _asks_in(event.call_changed.call, event.call_changed.call.state)
 
 
-def concerns_approval(event: event_pb2.RunEvent) -> bool:
-    """Return whether a call starts or stops waiting for an approval."""
-    return asks_approval(event) or event.call_changed.from_state == _AWAITING
+def concerns_others(event: event_pb2.RunEvent) -> bool:
+    """Return whether a call starts or stops waiting for other users."""
+    return asks(event) or _asks_in(event.call_changed.call, event.call_changed.from_state)
+
+
+def _asks_in(call: call_pb2.Call, state: call_pb2.CallState.ValueType) -> bool:
+    is_question_to_another = state == call_pb2.CALL_STATE_ASKED and call.asked_user_id not in {"", call.user_id}
+    return state == _AWAITING or is_question_to_another
 
 
 def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[Draft]:
@@ -55,7 +61,7 @@ def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[
         case "run_changed":
             draft = _of_run(event)
             return [draft] if draft is not None else []
-        case "call_changed" if asks_approval(event):
+        case "call_changed" if asks(event):
             return _requests(event, approvers)
         case "starter_paused":
             paused, starter = event.starter_paused, event.type.partition(".")[0]
@@ -90,7 +96,7 @@ def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
 def need_resolved_by(event: event_pb2.RunEvent) -> ResolvedNeed | None:
     """Return the need that an event resolves, or None. If a need persists, the user is notified again."""
     is_run = event.HasField("run_changed")
-    if not is_run and not concerns_approval(event):
+    if not is_run and not concerns_others(event):
         return None
     return ResolvedNeed(
         store_id=StoreId(event.store_id),
@@ -159,6 +165,11 @@ def _requests(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[
     time. Other approvers do not see the conversation: see `shown`.
     """
     call = event.call_changed.call
+    if call.asked_user_id:
+        what = "asks you a question" if call.state == call_pb2.CALL_STATE_ASKED else "awaits your approval"
+        title = f"{call.user_id}'s workflow {what}"
+        drafts = [_request(event, UserId(call.asked_user_id), NotificationKind.DECISION_NEEDED, title)]
+        return drafts if call.asked_user_id != call.user_id else []
     knowing = {call.user_id, *(approval.user_id for approval in call.approval.approvals)}
     late = ": no decision in time" if call.approval.escalated else ""
     title = f"{call.user_id}'s {call.tool_name} {'still ' if late else ''}awaits your approval{late}"
@@ -173,7 +184,8 @@ def _requests(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[
 def _request(event: event_pb2.RunEvent, user_id: UserId, kind: NotificationKind, title: str) -> Draft:
     call = event.call_changed.call
     expire_time = call.deadline_time.ToDatetime(tzinfo=UTC) if call.HasField("deadline_time") else None
-    body = _body(call.approval.preview or call.approval.cause, undecided(expire_time))
+    text = call.question.question or call.approval.preview or call.approval.cause
+    body = _body(text, undecided(expire_time))
     # Each user receives a separate notification about the event.
     own_id = notification_id(EventId(f"{event.event_id}/{user_id}"))
     return replace(_draft(event, user_id, kind, title, body), notification_id=own_id, call_id=CallId(call.call_id))

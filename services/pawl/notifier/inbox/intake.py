@@ -21,7 +21,7 @@ from pawl.chassis.ids import StoreId, is_id
 from pawl.chassis.process import logs
 from pawl.errors import DependencyUnavailable, Unavailable
 from pawl.event.v1 import event_pb2
-from pawl.notifier.inbox.announcement import asks_approval, concerns_approval, drafts_of, job_end_of, need_resolved_by
+from pawl.notifier.inbox.announcement import asks, concerns_others, drafts_of, job_end_of, need_resolved_by
 from pawl.notifier.inbox.rules import Draft, PoisonEvent
 from pawl.notifier.inbox.store import Added, PostgresStore
 from pawl.notifier.metrics import PrometheusCounters
@@ -123,8 +123,8 @@ def read_event(subject: str, data: bytes) -> event_pb2.RunEvent:
     match event.WhichOneof("kind"):
         case "run_changed":
             ids = [event.run_id, event.conversation_id, event.run_changed.run.user_id]
-        case "call_changed" if concerns_approval(event):
-            ids = [event.run_id, event.conversation_id, call.user_id, call.call_id]
+        case "call_changed" if concerns_others(event):
+            ids = [event.run_id, event.conversation_id, call.user_id, call.call_id, call.asked_user_id or call.user_id]
         case "starter_paused":
             ids = [event.starter_paused.user_id]
         case _:
@@ -194,7 +194,7 @@ class Intake:
 
     async def _notify(self, events: Sequence[event_pb2.RunEvent]) -> list[bool]:
         """Write notifications and mark resolved needs; return, for each event, whether it has a notification."""
-        store_ids = {StoreId(event.store_id) for event in events if asks_approval(event)}
+        store_ids = {StoreId(event.store_id) for event in events if asks(event)}
         approvers = await self._store.approvers(store_ids) if store_ids else {}
         drafts = [drafts_of(event, approvers.get(StoreId(event.store_id), ())) for event in events]
         await self._add([draft for each in drafts for draft in each])

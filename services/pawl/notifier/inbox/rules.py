@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import NewType, Self
+from typing import Final, NewType, Self
 
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
@@ -27,6 +27,11 @@ class NotificationKind(StrEnum):
     APPROVAL_NEEDED = "approval_needed"
     CHANNEL_DISABLED = "channel_disabled"
     JOB_ENDED = "job_ended"
+    DECISION_NEEDED = "decision_needed"
+
+
+# Notifications about a call of another user, whose conversation is private.
+OF_OTHERS: Final = frozenset({NotificationKind.APPROVAL_NEEDED, NotificationKind.DECISION_NEEDED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +75,12 @@ class Draft:
 
 
 def shown(draft: Draft) -> Draft:
-    """Return a draft as channels see it: an APPROVAL_NEEDED draft without its conversation id.
+    """Return a draft as channels see it: one about a call of another user without its conversation id.
 
     The conversation belongs to another user. The inbox keeps the conversation id, so that erasing the conversation also
     erases the notification.
     """
-    if draft.kind is NotificationKind.APPROVAL_NEEDED:
+    if draft.kind in OF_OTHERS:
         return replace(draft, conversation_id=ConversationId(""))
     return draft
 

@@ -13,7 +13,7 @@ import asyncpg
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.errors import NotificationNotFound
 from pawl.notifier.deliveries.rules import body_of, type_of
-from pawl.notifier.inbox.rules import Draft, Inbox, NotificationId, NotificationKind, PoisonEvent, ResolvedNeed, shown
+from pawl.notifier.inbox.rules import OF_OTHERS, Draft, Inbox, NotificationId, PoisonEvent, ResolvedNeed, shown
 from pawl.notify.v1 import channel_pb2
 from pawl.notify.v1.notify_pb2 import Notification
 from pawl.server.db.database import Database, DatabaseAdapter, affected, read_each
@@ -158,10 +158,12 @@ WITH found AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT * FROM notifier.notifications AS each
         WHERE (each.store_id, each.run_id) = (o.store_id, o.run_id)
-        AND each.kind IN ('input_needed', 'attention_needed', 'approval_needed') AND each.over_time IS NULL OFFSET 0
+        AND each.kind IN ('input_needed', 'attention_needed', 'approval_needed', 'decision_needed')
+        AND each.over_time IS NULL OFFSET 0
     ) AS n
     WHERE n.create_time < o.time
-    AND CASE WHEN n.kind = 'approval_needed' THEN o.run_ended OR n.call_id = o.call_id ELSE o.call_id = '' END
+    AND CASE WHEN n.kind IN ('approval_needed', 'decision_needed') THEN o.run_ended OR n.call_id = o.call_id
+        ELSE o.call_id = '' END
 ), held AS MATERIALIZED (
     SELECT store_id, user_id, number FROM notifier.notifications JOIN found USING (store_id, user_id, number)
     WHERE over_time IS NULL ORDER BY store_id, user_id, number FOR UPDATE OF notifications
@@ -432,6 +434,6 @@ def inbox_of(row: asyncpg.Record) -> Inbox:
 
 def _notification(row: asyncpg.Record) -> Notification:
     fields = {name: row[name] for name in _MESSAGE} | {"kind": f"NOTIFICATION_KIND_{row['kind'].upper()}"}
-    if row["kind"] == NotificationKind.APPROVAL_NEEDED:
+    if row["kind"] in OF_OTHERS:
         fields["conversation_id"] = ""  # The conversation belongs to another user.
     return Notification(**fields)

@@ -6,17 +6,17 @@ import json
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.run import MapChunk, PinnedWorkflow, Run
 from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows import graph as graphs
 from pawl.agent_loop.workflows import parsing
 from pawl.agent_loop.workflows.cursor import NodeKey, NodeRecord, NodeState, WorkflowCursor
-from pawl.agent_loop.workflows.execution import SHOWN_BYTES_MAX, TREE_BYTES_MAX, Execution
+from pawl.agent_loop.workflows.execution import Execution
 from pawl.agent_loop.workflows.values import CallsNeeded
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
+from pawl.event.v1 import call_pb2
 from pawl.event.v1 import workflow_pb2 as pb
 from pawl.values import CallState, RunState
 
@@ -33,9 +33,7 @@ GRAPH = graphs.of_definition(parsing.read({"name": "w", "nodes": NODES}))
 NUMBERS = {step.path: step.number for step in GRAPH.steps}
 
 
-def execution(
-    records: dict[str, NodeRecord], *calls: Call, state: RunState = RunState.WAITING, bytes_max: int | None = None
-) -> Execution:
+def execution(records: dict[str, NodeRecord], *calls: call_pb2.Call, state: RunState = RunState.WAITING) -> Execution:
     run = Run(
         store_id=StoreId("acme"),
         user_id=UserId("ann"),
@@ -46,32 +44,35 @@ def execution(
     )
     cursor = WorkflowCursor(start_time=1000.0, nodes={NUMBERS[path]: record for path, record in records.items()})
     found = Execution(run, GRAPH, cursor)
-    found.add_calls(calls, bytes_max=bytes_max)
+    found.add_calls(calls)
     return found
 
 
 def call(
-    path: str, state: CallState, content: Any = None, *, attempt: int = 1, chunk: int = 0, child: str = ""
-) -> Call:
-    result = CallResult(
+    path: str,
+    state: CallState,
+    content: Any = None,
+    *,
+    attempt: int = 1,
+    chunk: int = 0,
+    child: str = "",
+    omitted: int = 0,
+) -> call_pb2.Call:
+    result = call_pb2.CallResult(
         content_json=json.dumps(content).encode(),
         is_error=state is CallState.FAILED,
         error_reason="TOOL_ERROR" if state is CallState.FAILED else "",
     )
-    return Call(
-        store_id=StoreId("acme"),
-        conversation_id=ConversationId("c"),
+    return call_pb2.Call(
         run_id=OWN,
         call_id=cursors.call_id(OWN, NUMBERS[path], NodeKey(1, attempt, chunk)),
-        round=1,
-        index=0,
         tool_name="look",
-        state=state,
-        arguments_json=b'{"id":7}',
-        result=result if state.is_terminal else None,
-        child_run_id=RunId(child),
-        create_time=1001.0,
-        end_time=1002.0 if state.is_terminal else None,
+        state=state.value,  # type: ignore[arg-type]  # the same numbers
+        result=result if state.is_terminal and not omitted else None,
+        result_omitted_bytes=omitted,
+        child_run_id=child,
+        create_time=Timestamp(seconds=1001),
+        end_time=Timestamp(seconds=1002) if state.is_terminal else None,
     )
 
 
@@ -91,11 +92,11 @@ def record(state: NodeState, **fields: Any) -> NodeRecord:
 OPEN: dict[str, Any] = {"end_ms": None}
 
 
-def test_node_shows_its_state_times_input_and_output() -> None:
+def test_node_shows_its_state_times_and_the_size_of_its_output() -> None:
     found = nodes(execution({"fetch": record(NodeState.SUCCEEDED)}, call("fetch", CallState.SUCCEEDED, {"lines": [1]})))
     fetch = found["fetch"]
     assert (fetch.kind, fetch.state, fetch.order, fetch.attempt) == ("tool", pb.NODE_STATE_SUCCEEDED, 1, 1)
-    assert (fetch.input_json, fetch.output_json) == (b'{"id":7}', b'{"lines":[1]}')
+    assert (fetch.input_json, fetch.output_json, fetch.output_omitted_bytes) == (b"", b"", len('{"lines": [1]}'))
     assert (fetch.start_time.seconds, fetch.end_time.ToMilliseconds()) == (1001, 1_002_500)
     assert found["each"].state == pb.NODE_STATE_PENDING
     assert not found["each"].order
@@ -107,13 +108,15 @@ def test_branches_are_shown_below_their_parallel_node() -> None:
         "both.a": record(NodeState.SUCCEEDED),
         "both.b": record(NodeState.CANCELLED),
     }
-    tree = execution(records, call("both.a", CallState.SUCCEEDED, "x")).tree()
-    both = next(node for node in tree if node.path == "both")
+    found = execution(records, call("both.a", CallState.SUCCEEDED, "x"))
+    both = next(node for node in found.tree() if node.path == "both")
     assert [(node.path, node.state) for node in both.nodes] == [
         ("both.a", pb.NODE_STATE_SUCCEEDED),
         ("both.b", pb.NODE_STATE_CANCELLED),
     ]
-    assert both.output_json == b'{"a":"x"}'
+    step = GRAPH.step("both")
+    assert step is not None
+    assert found.output(step) == b'{"a":"x"}'
 
 
 def test_order_and_current_nodes_follow_the_starts() -> None:
@@ -141,18 +144,15 @@ def test_ended_run_has_no_open_nodes() -> None:
     assert {nodes(found)[path].state for path in ("ask", "each")} == {pb.NODE_STATE_CANCELLED}
 
 
-def test_large_values_are_left_out_of_the_tree_but_not_of_the_node() -> None:
-    large = "x" * SHOWN_BYTES_MAX
-    records = {"fetch": record(NodeState.SUCCEEDED)}
-    found = execution(records, call("fetch", CallState.SUCCEEDED, large), bytes_max=SHOWN_BYTES_MAX)
-    fetch = nodes(found)["fetch"]
-    assert (fetch.output_json, fetch.output_omitted_bytes) == (b"", len(large) + 2)
+def test_output_needs_a_result_that_was_left_out() -> None:
+    found = execution({"fetch": record(NodeState.SUCCEEDED)}, call("fetch", CallState.SUCCEEDED, omitted=9000))
+    assert nodes(found)["fetch"].output_omitted_bytes == 9000
     step = GRAPH.step("fetch")
     assert step is not None
     with pytest.raises(CallsNeeded):
-        found.node(step)
-    found.add_calls([call("fetch", CallState.SUCCEEDED, large)])
-    assert len(found.node(step).output_json) == len(large) + 2
+        found.output(step)
+    found.add_calls([call("fetch", CallState.SUCCEEDED, "x")])
+    assert found.output(step) == b'"x"'
 
 
 def test_node_shows_the_attempts_of_its_current_iteration() -> None:
@@ -227,22 +227,3 @@ def test_reused_node_names_the_call_of_the_earlier_run() -> None:
     assert fetch.reused
     assert not fetch.HasField("start_time")
     assert CallId(fetch.call_id) == ""
-
-
-def test_values_of_a_tree_are_limited_together() -> None:
-    names = [f"n{number}" for number in range(150)]
-    graph = graphs.of_definition(parsing.read({"name": "w", "nodes": dict.fromkeys(names, LOOK)}))
-    run = Run(
-        store_id=StoreId("acme"),
-        user_id=UserId("ann"),
-        conversation_id=ConversationId("c"),
-        run_id=OWN,
-        workflow=PinnedWorkflow(name="w", version=1),
-    )
-    cursor = WorkflowCursor(nodes={step.number: record(NodeState.SUCCEEDED) for step in graph.steps})
-    found = Execution(run, graph, cursor)
-    done = call("fetch", CallState.SUCCEEDED, "x" * 10_000)
-    found.add_calls(replace(done, call_id=cursors.call_id(OWN, step.number, NodeKey(1, 1, 0))) for step in graph.steps)
-    tree = found.tree()
-    assert TREE_BYTES_MAX * 0.9 < sum(node.ByteSize() for node in tree) < TREE_BYTES_MAX * 1.1
-    assert all(bool(node.output_json) != bool(node.output_omitted_bytes) for node in tree)

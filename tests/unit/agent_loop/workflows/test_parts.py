@@ -306,6 +306,26 @@ async def test_workflow_fails_at_its_own_timeout() -> None:
     assert present(run.failure).reason == "RUN_TIMEOUT"
 
 
+@pytest.mark.parametrize(
+    ("form", "who", "asked", "waits"),
+    [
+        ("question", "user", USER, WaitKind.ANSWER),
+        ("approval", "user", USER, WaitKind.APPROVAL),
+        ("question", {"user": "kim"}, "kim", WaitKind.PERSON),
+        ("approval", {"user": "kim"}, "kim", WaitKind.PERSON),
+        ("approval", "approvers", "", WaitKind.PERSON),
+    ],
+)
+async def test_human_node_asks_only_those_it_names(form: str, who: Any, asked: str, waits: WaitKind) -> None:
+    world = world_of()
+    key = start(world, {"a": {"kind": "human", "form": form, "who": who, "question": "Well?"}})
+    async with at_work(world.worker()):
+        while world.ledger.run(key).state is not RunState.WAITING:
+            await world.clock.sleep(0.1)
+    (call,) = world.ledger.calls(key)
+    assert (call.asked_user_id, world.ledger.run(key).waits) == (asked, (waits,))
+
+
 async def test_node_repeats_until_its_condition_is_met() -> None:
     def node(most: int) -> dict[str, Any]:
         until = "${output.n == 1 && iteration == 3}"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.loop.rules import loop_state
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.fact import Decide
+from pawl.agent_loop.loop.rules.fact import Decide, Event
 from pawl.agent_loop.loop.rules.loop_state import LoopState
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow
 from pawl.agent_loop.undo import rules as undo
@@ -31,11 +31,12 @@ from pawl.agent_loop.workflows.reading import Graphs
 from pawl.agent_loop.workflows.rerun import rerun
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallKey, RunId, RunKey, StoreId, UserId
+from pawl.errors import CallNotPending, CompletionNotFound
 from pawl.event.v1 import workflow_pb2 as pb
 from pawl.values import DecisionKind, EffectClass, RunState
 from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.registry import tool
-from tests.unit.agent_loop.scenario import present
+from tests.unit.agent_loop.scenario import at_work, end_of, present
 
 CALLER = Principal(store_id=StoreId(STORE), user_id=UserId(USER))
 ERROR = CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR")
@@ -82,17 +83,55 @@ async def test_ended_run_shows_what_each_node_did() -> None:
         *sorted(["write", "both"], key=lambda path: nodes[path].order),
         "send",
     ]
-    assert json.loads(nodes["fetch"].output_json) == {"n": 7}
-    assert json.loads(nodes["write"].input_json) == {"n": 7}
+    assert not any(node.input_json or node.output_json for node in found.nodes)
+    whole = {path: (await executions(made).get(CALLER, key.run_id, path)).nodes[0] for path in nodes}
+    assert json.loads(whole["fetch"].output_json) == {"n": 7}
+    assert json.loads(whole["write"].input_json) == {"n": 7}
     assert {node.path: node.state for node in nodes["both"].nodes} == {
         "both.a": pb.NODE_STATE_SUCCEEDED,
         "both.b": pb.NODE_STATE_SUCCEEDED,
     }
-    assert json.loads(nodes["both"].output_json) == {"a": "done", "b": None}
+    assert json.loads(whole["both"].output_json) == {"a": "done", "b": None}
     assert nodes["send"].error == pb.NodeError(reason="TOOL_ERROR", message="broken")
     assert (nodes["send"].attempt, nodes["answer"].state) == (2, pb.NODE_STATE_SKIPPED)
-    whole = (await executions(made).get(CALLER, key.run_id, "send")).nodes[0]
-    assert [attempt.error.message for attempt in whole.attempts] == ["broken", "broken"]
+    assert [attempt.error.message for attempt in whole["send"].attempts] == ["broken", "broken"]
+
+
+async def test_execution_reads_all_calls_at_once_and_only_the_output_of_a_named_node() -> None:
+    made = world()
+    made.registry.results["look"] = CallResult(content_json=json.dumps({"n": "x" * 300_000}).encode())
+    asked = list[tuple[str, int]]()
+    channel: Any = made.ledger.channel
+    unary = channel.unary_unary
+
+    def counted(method: str, *arguments: Any, **options: Any) -> Any:
+        call = unary(method, *arguments, **options)
+
+        async def ask(request: Any, **more: Any) -> Any:
+            response = await call(request, **more)
+            asked.append((method.rpartition("/")[2], response.ByteSize()))
+            return response
+
+        return ask
+
+    key = await played(made)
+    channel.unary_unary = counted
+    tree = (await executions(made).get(CALLER, key.run_id, "")).nodes
+    assert next(node for node in tree if node.path == "fetch").output_omitted_bytes > 300_000
+    assert [name for name, _ in asked] == ["GetRun", "GetRun", "GetCalls"]
+    assert sum(size for _, size in asked) < 20_000
+    found = (await executions(made).get(CALLER, key.run_id, "fetch")).nodes[0]
+    assert (len(found.output_json) > 300_000, found.output_omitted_bytes) == (True, 0)
+
+
+async def test_output_over_the_limit_is_left_out() -> None:
+    made = world()
+    made.registry.results["look"] = CallResult(content_json=json.dumps({"n": "x" * 600_000}).encode())
+    looks = {name: {"kind": "tool", "tool": "look"} for name in "ab"}
+    made.workflows.save("both", {"all": {"kind": "parallel", "branches": looks}})
+    key = await played(made, PinnedWorkflow(name="both", version=1))
+    (found,) = (await executions(made).get(CALLER, key.run_id, "all")).nodes
+    assert (found.output_json, found.output_omitted_bytes > 1_200_000) == (b"", True)
 
 
 async def test_rerun_executes_only_what_did_not_succeed() -> None:
@@ -118,7 +157,8 @@ async def test_rerun_executes_only_what_did_not_succeed() -> None:
     found = await executions(made).get(CALLER, again.run_id, "")
     nodes = {node.path: node for node in found.nodes}
     assert {path for path, node in nodes.items() if node.reused} == {"fetch", "write", "both"}
-    assert json.loads(nodes["fetch"].output_json) == {"n": 7}, "it is read from the old run"
+    fetch = (await executions(made).get(CALLER, again.run_id, "fetch")).nodes[0]
+    assert json.loads(fetch.output_json) == {"n": 7}, "it is read from the old run"
     read = await sources(made.ledger.channel, CALLER.store_id, CALLER.user_id, again.run_id)
     *_, reused = map(undo.outcome_of, read)
     assert reused.state is UndoState.NOTHING_TO_UNDO
@@ -190,6 +230,56 @@ async def test_rerun_has_the_output_of_its_reused_output_node() -> None:
     again = await played(made, PinnedWorkflow(name="flow", version=version, start_state=start))
     assert json.loads(made.ledger.run(again).output_json) == 7
     assert [call.tool_name for call in made.ledger.calls(again)] == ["fails"]
+
+
+TOKENS: dict[str, Any] = {
+    "mail": {"kind": "tool", "tool": "work", "arguments": {"link": "${tokens.paid}"}},
+    "other": {"kind": "wait", "event": "paid", "timeout_seconds": 60, "on_error": "continue"},
+    "paid": {"kind": "wait", "event": "paid"},
+    "last": {"kind": "wait", "event": "sent", "after": ["paid"]},
+    "answer": {"kind": "output", "value": "${nodes.paid.output.n}", "after": ["last"]},
+}
+
+
+async def test_token_ends_the_wait_of_exactly_its_node() -> None:
+    made = world()
+    made.workflows.save("pay", TOKENS)
+    key = made.ledger.submit("[Workflow pay]", workflow=PinnedWorkflow(name="pay", version=1))
+    async with at_work(made.worker()):
+        while made.ledger.run(key).state is not RunState.WAITING:
+            await made.clock.sleep(0.1)
+        token = json.loads(made.ledger.calls(key)[0].arguments_json)["link"]
+        gateway = Principal(store_id=StoreId(STORE), user_id=UserId("gateway"))
+        user, run_id, name = await executions(made).of_token(gateway, token)
+        assert (user.user_id, run_id) == (USER, key.run_id)
+        last = f"{key.run_id}.last.{token.rpartition('.')[2]}"
+        absent = f"run_absent.{token.partition('.')[2]}"
+        for wrong in (token[:-1], last, absent, token + "0", f"{key.run_id}.nodes.é", "", "x" * 1000):
+            with pytest.raises(CompletionNotFound):
+                await executions(made).of_token(gateway, wrong)
+        elsewhere = Principal(store_id=StoreId("globex"), user_id=UserId(USER))
+        with pytest.raises(CompletionNotFound):
+            await executions(made).of_token(elsewhere, token)
+        await made.ledger.send(key, Event(name=name, payload_json=b'{"n":5}'))
+        await made.clock.sleep(10)
+        found = {node.path: node.state for node in (await executions(made).get(CALLER, key.run_id, "")).nodes}
+        assert (found["paid"], found["other"]) == (pb.NODE_STATE_SUCCEEDED, pb.NODE_STATE_WAITING)
+        await made.ledger.send(key, Event(name="sent", payload_json=b"1"))
+        await end_of(made, key)
+    assert made.ledger.run(key).output_text == "5"
+    assert (await executions(made).of_token(gateway, token))[2] == name, "the ledger reports a repeated event"
+
+
+async def test_token_of_a_node_that_has_ended_without_an_event_is_refused() -> None:
+    made = world()
+    late = {**TOKENS, "paid": {**TOKENS["paid"], "timeout_seconds": 5, "on_error": {"go_to": "last"}}}
+    made.workflows.save("pay", {**late, "last": {"kind": "wait", "event": "sent"}})
+    key = made.ledger.submit("[Workflow pay]", workflow=PinnedWorkflow(name="pay", version=1))
+    async with at_work(made.worker()):
+        await made.clock.sleep(10)
+        token = json.loads(made.ledger.calls(key)[0].arguments_json)["link"]
+        with pytest.raises(CallNotPending):
+            await executions(made).of_token(CALLER, token)
 
 
 # Which finished nodes a new run of a workflow reuses.

@@ -91,7 +91,8 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     },
     "pawl.agent.v1.WorkflowService": {
         READERS: "GetWorkflow ListWorkflows ListWorkflowVersions GetWorkflowSchema GetExecution",
-        _MEMBERS: "StartWorkflow RerunFrom PauseExecution ResumeExecution SendEvent",
+        _MEMBERS: "StartWorkflow RerunFrom PauseExecution ResumeExecution",
+        _MEMBERS | {Role.GATEWAY}: "SendEvent",
         (Role.ADMIN,): "SaveWorkflow DeleteWorkflow",
     },
     "pawl.batch.v1.BatchService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER, MAILBOX, GATEWAY): "Batch"},
@@ -104,7 +105,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.job.v1.ErasureService": {(TOOL_REGISTRY, NOTIFIER): "ListErasures ConfirmErasure"},
     "pawl.job.v1.LedgerService": {
         (AGENT_LOOP,): "SubmitMessage StartJob ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun"
-        " SendCommand ListCommands LeaseOffer RenewOffers ReleaseOffers ListPendingCalls ListEvents"
+        " SendCommand ListCommands GetCalls LeaseOffer RenewOffers ReleaseOffers ListPendingCalls ListEvents"
         " ImportConversation ListChanges ListVersions",
         (TOOL_REGISTRY,): "NoteCompletion GetConversation",
         (AGENT_LOOP, TOOL_REGISTRY): "GetRun ListJobs StopJob GetCall",

@@ -123,6 +123,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     agent_name: str = ""
     # The run that carries out the call, if the call is or was DELEGATED or DETACHED.
     child_run_id: RunId = RunId("")
+    # The only user who may decide or answer. Empty for approvers only; None for the usual rules.
+    asked_user_id: UserId | None = None
     # True if the call was made elsewhere and imported with its result.
     imported: bool = False
 

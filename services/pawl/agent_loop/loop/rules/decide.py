@@ -32,8 +32,9 @@ from pawl.agent_loop.loop.rules.decision import (
     TakeOver,
     Wait,
 )
-from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
+from pawl.agent_loop.loop.rules.run import FailureClass, Run, RunFailure
 from pawl.agent_loop.loop.rules.state import MODEL, START, State, check_of, stop_of
+from pawl.chassis.identity.roles import APPROVERS
 from pawl.values import ENDED, CallState, ExecutionContext, OfferFallback, RunState, WaitKind
 
 _WAITS: Final = {
@@ -214,8 +215,14 @@ def _can_start(call: Call, state: State, now: float) -> bool:
     return call.state is CallState.RUNNABLE and order.may_start(call, state.batch, state.run.options.batch_order)
 
 
+def _wait_for(call: Call, run: Run) -> WaitKind | None:
+    asked, asks = call.asked_user_id, call.state in {CallState.AWAITING_APPROVAL, CallState.ASKED}
+    is_for_user = asked in {None, run.user_id} or (asked == "" and not APPROVERS.isdisjoint(run.user_roles))
+    return WaitKind.PERSON if asks and not is_for_user else _WAITS.get(call.state)
+
+
 def _park(state: State, others: tuple[WaitKind, ...], wake_time: float | None, now: float) -> Park:
-    kinds = {_WAITS.get(call.state) for call in state.open_calls}
+    kinds = {_wait_for(call, state.run) for call in state.open_calls}
     if fact_rules.times(state, now):
         kinds.add(WaitKind.COMPLETION)
     waits = tuple(kind for kind in WaitKind if kind in kinds)

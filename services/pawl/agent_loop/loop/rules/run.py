@@ -252,6 +252,8 @@ class PinnedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
     chunk: MapChunk | None = None
     # The cursor at its start, with the finished nodes that it reuses; empty for most runs.
     start_state: bytes = b""
+    # The ledger sets it.
+    token_key: bytes = b""
 
 
 class GoalAgent(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ def pending_filter(request: ledger_pb2.ListPendingCallsRequest) -> PendingFilter
         raise InvalidField("conversation_id cannot be combined with of_all_users", field="conversation_id")
     return PendingFilter(
         user_id=UserId("") if request.of_all_users else check_id(request.user_id, "user_id"),
+        approves=request.approves,
         states=tuple(sorted({enum_member(CallState, state, "states") for state in request.states})),
         tool_name=request.tool_name,
         conversation_id=conversation_id,

@@ -39,7 +39,7 @@ _FOR_APPROVERS: Final = frozenset(
     {
         *("store_id", "user_id", "run_id", "call_id", "round", "index", "state", "create_time", "deadline_time"),
         *("tool_name", "tool_version", "context", "category", "effect_class", "arguments_json", "timeout_seconds"),
-        "approval",
+        *("approval", "asked_user_id"),
     }
 )
 _CALL_FOR_READERS: Final = frozenset(
@@ -217,6 +217,7 @@ def run(row: RunRow, *, whole: bool = False) -> run_pb2.Run:
         _leave_out_texts(message.goal)
     if message.HasField("workflow"):
         workflow = message.workflow
+        workflow.ClearField("token_key")
         if not whole:
             _leave_out_inputs(workflow)
         if row.reports_to:
@@ -314,9 +315,11 @@ def run_short_of_tokens(row: RunRow, user_id: str) -> run_pb2.Run:
     return shown
 
 
-def call_for_approver(row: CallRow) -> call_pb2.Call:
-    """Return only the fields of another user's call that an approver may see, because conversations are private."""
-    return _only(call(row), _FOR_APPROVERS)
+def call_for(row: CallRow, user_id: str) -> call_pb2.Call:
+    """Return a pending call, and only its public fields if it is another user's, because conversations are private."""
+    if row.user_id == user_id:
+        return call(row)
+    return _only(call(row), _FOR_APPROVERS | {"question"} if row.asked_user_id == user_id else _FOR_APPROVERS)
 
 
 def call_for_reader(row: CallRow) -> call_pb2.Call:

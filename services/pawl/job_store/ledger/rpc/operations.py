@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from pawl.chassis.ids import (
 )
 from pawl.chassis.labels import OF_MAIL, check_labels
 from pawl.errors import InvalidField
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2, workflow_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.ports import Limits, LimitsOf
 from pawl.job_store.ledger.rpc import goal_limits, messages, own_tools, user_messages
@@ -81,6 +82,7 @@ _MESSAGE_HEADER: Final = (
 _APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated", "series")
 # The command sent to the owners of runs whose conversation was erased, or is no longer shared for writing.
 CANCEL: Final = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER)).SerializeToString()
+_TOKEN_KEY_BYTES: Final = 16
 _CHILD_CANCEL: Final = ledger_pb2.Command(
     cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_PARENT)
 ).SerializeToString()
@@ -127,7 +129,8 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
         options=run_pb2.Run(
             user_roles=request.user_roles, **_present(request, "options", "undo", "agent", "workflow", "goal")
         ).SerializeToString()
-        + _without(limits.off),
+        + _without(limits.off)
+        + _token_key(request),
         off=limits.off,
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
@@ -159,6 +162,14 @@ def _without(off: Collection[Feature]) -> bytes:
     if Feature.DELEGATION in off:
         options.limits.agent_depth_max = 0
     return run_pb2.Run(options=options).SerializeToString() if options.ByteSize() else b""
+
+
+def _token_key(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> bytes:
+    """Return an encoded Run to append to another: its workflow, if it has one, gets a random key for its tokens."""
+    if not request.HasField("workflow"):
+        return b""
+    pinned = workflow_pb2.PinnedWorkflow(token_key=secrets.token_bytes(_TOKEN_KEY_BYTES))
+    return run_pb2.Run(workflow=pinned).SerializeToString()
 
 
 def _present(request: ProtoMessage, *names: str) -> dict[str, Any]:
@@ -349,7 +360,7 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         run_id=RunId(check_id(entry.run_id, "delegations.run_id")),
         message=user_messages.body(entry),
         made_title=made_title(entry.text),
-        options=run.SerializeToString(),
+        options=run.SerializeToString() + _token_key(entry),
         agent_name=entry.agent.name or DEFAULT_AGENT,
         token_budget=tokens(limits.total_tokens_max, "delegations.options.limits.total_tokens_max"),
         token_ceiling=tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),
@@ -379,6 +390,11 @@ def call_change(call: call_pb2.Call) -> CallChange:
         "approvals_required": people_needed(call.approval.approvals_required),
         "escalated": call.approval.escalated,
         "has_default": bool(call.question.default_answer),
+        "asked_user_id": (
+            check_id(call.asked_user_id, "calls.asked_user_id", optional=True)
+            if call.HasField("asked_user_id")
+            else None
+        ),
         "child_run_id": check_id(call.child_run_id, "calls.child_run_id", optional=True),
         "series": series_from(call.approval.series) if call.approval.HasField("series") else None,
         "only_reads": call.effect_class == call_pb2.EFFECT_CLASS_READ_ONLY,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pawl.agent.v1 import agent_pb2, operator_pb2
 from pawl.chassis.identity.auth import require_user
-from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId, check_id
+from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId, check_id
 from pawl.chassis.process import logs
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField, InvalidPageToken, RunNotFound, SeqBeyondEnd
@@ -44,6 +44,8 @@ EVENTS_DEFAULT: Final = 256
 EVENTS_MAX: Final = 1000
 CHANGED_MESSAGES_MAX: Final = 200
 VERSIONS_MAX: Final = 1000
+CALLS_READ_MAX: Final = 400
+_RESULT_BYTES_MAX: Final = 2 * 1024 * 1024
 _PENDING_RUNS: Final = "ListPendingCalls, runs"
 _BEFORE_ALL_RUNS: Final = (datetime(1970, 1, 1, tzinfo=UTC), "0")
 # If the calls of a page are larger than this, no runs are added to it.
@@ -231,6 +233,16 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         row = await self._ledger.reads.call(key, _reader(request), for_approval=request.for_approval)
         return pb.GetCallResponse(call=messages.call(row))
 
+    async def GetCalls(self, request: pb.GetCallsRequest, context: Context) -> pb.GetCallsResponse:
+        if len(request.call_ids) > CALLS_READ_MAX:
+            problem = f"call_ids must have at most {CALLS_READ_MAX} ids, got {len(request.call_ids)}"
+            raise InvalidField(problem, field="call_ids")
+        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
+        call_ids = [CallId(check_id(call_id, "call_ids")) for call_id in request.call_ids]
+        bytes_max = min(request.result_bytes_max, _RESULT_BYTES_MAX)
+        rows = await self._ledger.reads.call_heads(store_id, call_ids, user_id, result_bytes_max=bytes_max)
+        return pb.GetCallsResponse(calls=[messages.call(row, omitted_bytes=omitted) for row, omitted in rows])
+
     async def ListPendingCalls(
         self, request: pb.ListPendingCallsRequest, context: Context
     ) -> pb.ListPendingCallsResponse:
@@ -250,10 +262,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             after_run = read_token(request.page_token, _PENDING_RUNS, selection, tuple[datetime, Id])
             return await self._pending_runs(request, wanted, selection, after=after_run, rows_max=rows_max)
         page = await self._ledger.reads.pending(store_id, wanted, after=after, rows_max=rows_max)
-        shown = [
-            messages.call(row) if row.user_id == request.user_id else messages.call_for_approver(row)
-            for row in page.rows
-        ]
+        shown = [messages.call_for(row, request.user_id) for row in page.rows]
         token = next_token("ListPendingCalls", selection, page, lambda call: (call.create_time, call.call_id))
         response = pb.ListPendingCallsResponse(calls=shown, next_page_token=token)
         if token:

@@ -40,7 +40,8 @@ class CallChange(CallFields, frozen=True, kw_only=True):
 
 # The other fields are set only by the first change, or by `_shown`.
 _OF_OWNER: Final = tuple(
-    set(CallFields.__struct_fields__) - {"call_id", "round", "index", "approvals_required", "escalated"}
+    set(CallFields.__struct_fields__)
+    - {"call_id", "round", "index", "approvals_required", "escalated", "asked_user_id"}
 )
 
 
@@ -93,6 +94,7 @@ def _row(run: RunRow, change: CallChange, now: datetime) -> CallRow:
         end_time=now if change.state.is_terminal else None,
         state_time=now,
         approvals_required=max(1, change.approvals_required),
+        asked_user_id=change.asked_user_id,
         **_owner_fields(change),
     )
 

@@ -134,7 +134,8 @@ class Send(Decider, frozen=True, kw_only=True):
     `payload` is opaque: the owner reads it.
 
     With `as_operator`, the run may belong to any user of the store, and its log records the action. With
-    DecisionRight.STORE, a decision may also be about another user's call, if that call needs approval. If `session_id`
+    DecisionRight.STORE, a decision may also be about another user's call, if that call needs approval. A decision may
+    always be about a call that asks the user by name. If `session_id`
     is set, reports about a front-end call count only if that session holds it. If `reports_to` is set, the run must be
     a job of that conversation, or of the run `started_by`.
     """
@@ -210,10 +211,12 @@ class Send(Decider, frozen=True, kw_only=True):
         return isinstance(self.command, Decide) and self.command.right is DecisionRight.STORE
 
     def _approves(self, unit: UnitOfWork, run: RunRow) -> bool:
-        if not (self._may_approve and (call_id := _call_of(self.command))):
+        if not isinstance(self.command, Decide):
             return False
-        call = _call_of_run(unit, run, call_id)
-        return call is not None and call.digest != "" and call.state is not CallState.ASKED
+        call = _call_of_run(unit, run, self.command.call_id)
+        if call is None or call.asked_user_id == self.user_id:
+            return call is not None
+        return self._may_approve and call.digest != "" and call.state is not CallState.ASKED
 
     def _repeat(self, unit: UnitOfWork, run: RunRow, earlier: CommandRow) -> Receipt:
         if (earlier.fingerprint, earlier.user_id) != (self.fingerprint, self.user_id):

@@ -66,6 +66,7 @@ class Decider(Actor, frozen=True, kw_only=True):
 
     def _check_decidable(self, run: RunRow, call: CallRow, command: Decide, now: datetime) -> None:
         inbox.check_open(call)
+        _check_asked(self.user_id, call, command)
         if call.state is CallState.ASKED:
             if command.kind not in {DecisionKind.ANSWER, DecisionKind.REJECT}:
                 raise Refused(CommandOutcome.REFUSED, CallNotPending("a question can only be answered or rejected"))
@@ -77,7 +78,7 @@ class Decider(Actor, frozen=True, kw_only=True):
         inbox.check_deadline(call, now)
 
     def _check_approver(self, run: RunRow, call: CallRow, command: Decide) -> None:
-        if command.right is DecisionRight.QUESTIONS:
+        if command.right is DecisionRight.QUESTIONS and not call.asked_user_id:
             raise Refused(CommandOutcome.REFUSED, PermissionDenied("this requires the approver or admin role"))
         several = call.approvals_required
         people = {self.user_id, self.delegate_user_id, *self.people} - {UserId("")}
@@ -102,3 +103,12 @@ class Decider(Actor, frozen=True, kw_only=True):
         if any(is_same_credential(self.credential_id, approval.credential_id) for approval in call.approvals):
             message = f"your credential has approved this call: {several} people with different credentials must do so"
             raise Refused(CommandOutcome.REFUSED, PermissionDenied(message))
+
+
+def _check_asked(user_id: UserId, call: CallRow, command: Decide) -> None:
+    """Check that the call asks this user, if it names who may decide."""
+    asked = call.asked_user_id
+    if asked == "" and command.right is not DecisionRight.STORE:
+        raise Refused(CommandOutcome.REFUSED, PermissionDenied("this requires the approver or admin role"))
+    if asked and asked != user_id:
+        raise Refused(CommandOutcome.REFUSED, PermissionDenied(f"only {asked} may decide on this call"))

@@ -142,7 +142,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     def lifecycle_type(self) -> str:
         """The life-cycle event type; empty if the life cycle does not report the event.
 
-        It reports changes to runs, approval requests and their ends, and the firing of schedules and triggers.
+        It reports changes to runs, requests for approval and questions to other users, their ends, and the firing of
+        schedules and triggers.
         """
         match self.body:
             case RunChanged():
@@ -153,5 +154,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
                 return "run.awaiting_approval"
             case CallChanged(from_state=CallState.AWAITING_APPROVAL):
                 return "run.approval_settled"
+            case CallChanged(call=call) if call.asks_another and call.state is CallState.ASKED:
+                return "run.awaiting_answer"
+            case CallChanged(from_state=CallState.ASKED, call=call) if call.asks_another:
+                return "run.answer_settled"
             case _:
                 return ""

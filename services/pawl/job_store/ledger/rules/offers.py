@@ -27,10 +27,12 @@ def is_pending(run: RunRow, call: CallRow) -> bool:
 def inboxes(unit: UnitOfWork) -> frozenset[tuple[StoreId, UserId]]:
     """Return the users whose inboxes the operations of `unit` may have changed. May include unchanged inboxes."""
     calls = [*unit.calls.created(), *(call for change in unit.calls.changed() for call in change)]
-    keys = {RunKey(call.store_id, call.run_id) for call in calls if call.state in call_table.PENDING}
+    calls = [call for call in calls if call.state in call_table.PENDING]
+    keys = {RunKey(call.store_id, call.run_id) for call in calls}
     runs = [run for key in keys if (run := unit.runs.get(key)) is not None]
     runs += [run for before, run in unit.runs.changed() if _waits(before) != _waits(run) or run.attention is not None]
-    return frozenset((run.store_id, run.user_id) for run in runs)
+    asked = {(call.store_id, call.asked_user_id) for call in calls if call.asked_user_id}
+    return frozenset((run.store_id, run.user_id) for run in runs) | asked
 
 
 def _waits(run: RunRow) -> tuple[bool, bool, int | None]:

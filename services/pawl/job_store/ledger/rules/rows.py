@@ -361,8 +361,9 @@ class CallFields(msgspec.Struct, frozen=True, kw_only=True):
 
     `digest` is empty if the call was never gated. `escalated` means that approval was requested twice. `has_default`
     means that the question has a default answer. `child_run_id` is the run that executes the call; empty if none ever
-    did. `series` is the series that an approval can grant, or under whose grant the call runs. `spec` holds all other
-    fields, which are opaque here.
+    did. `asked_user_id` is the only user who may decide on or answer the call: empty for approvers only, None for the
+    usual rules. `series` is the series that an approval can grant, or under whose grant the call runs. `spec` holds all
+    other fields, which are opaque here.
     """
 
     call_id: CallId
@@ -383,6 +384,7 @@ class CallFields(msgspec.Struct, frozen=True, kw_only=True):
     has_default: bool = False
     child_run_id: RunId = RunId("")
     series: Series | None = None
+    asked_user_id: UserId | None = None
 
 
 class CallRow(CallFields, frozen=True, kw_only=True):
@@ -413,6 +415,10 @@ class CallRow(CallFields, frozen=True, kw_only=True):
     @property
     def key(self) -> CallKey:
         return CallKey(self.store_id, self.call_id)
+
+    @property
+    def asks_another(self) -> bool:
+        return bool(self.asked_user_id) and self.asked_user_id != self.user_id
 
     @property
     def is_leased(self) -> bool:

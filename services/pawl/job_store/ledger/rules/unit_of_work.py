@@ -132,7 +132,8 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     - `paths` adds the message counts for forks, whose source conversations must be listed.
     - `step` is a run whose owner takes a step that needs only the run, its conversation and its calls.
 
-    If `owner` is set and does not own all `runs`, nothing is loaded or locked.
+    If `owner` is set and does not own all `runs`, nothing is loaded or locked, unless the first of `calls` asks this
+    user by name.
     """
 
     requests: tuple[RequestKey, ...] = ()

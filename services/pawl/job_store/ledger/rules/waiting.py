@@ -42,6 +42,7 @@ _REASONS: Final[Mapping[int, WaitReason]] = MappingProxyType(
         WaitKind.PROVIDER: _W.PROVIDER,
         WaitKind.EVENT: _W.EVENT,
         WaitKind.JOB: _W.JOB,
+        WaitKind.PERSON: _W.ANSWER,
     }
 )
 _REASONS_OF_CALLS: Final[Mapping[CallState, WaitReason]] = MappingProxyType(
@@ -218,7 +219,7 @@ def _parked(situation: Situation, below: Mapping[RunId, Waiting]) -> Waiting:
     sentence += "".join(f" Run {child}: {waiting.sentence}" for child, waiting in known)
     there = known[0][1] if known and first is _W.AGENT else None
     one_is_enough = first is _W.APPROVAL and all(call.approvals_required == 1 for call in about)
-    own = (run.user_id,) if first in _OF_ITS_USER or one_is_enough else ()
+    own = _asked(run, about) if first in _OF_ITS_USER or one_is_enough else ()
     return Waiting(
         reason=first,
         sentence=shortened(sentence, _SENTENCE_BYTES_MAX),
@@ -226,10 +227,21 @@ def _parked(situation: Situation, below: Mapping[RunId, Waiting]) -> Waiting:
         since_time=min((call.state_time for call in about), default=run.state_time),
         deadline_time=_deadline(situation, first),
         user_ids=there.user_ids if there else own,
-        roles=there.roles if there else _ROLES.get(first, ()),
+        roles=there.roles if there else () if _is_named(about) else _ROLES.get(first, ()),
         call_ids=tuple(call.call_id for call in about[:NAMED_MAX]),
         run_ids=tuple(children[:NAMED_MAX]) if first is _W.AGENT else (),
     )
+
+
+def _asked(run: RunRow, calls: Sequence[CallRow]) -> tuple[UserId, ...]:
+    """Return the users who are asked by name, or as the run's user."""
+    asked = (run.user_id if call.asked_user_id is None else call.asked_user_id for call in calls)
+    return tuple(dict.fromkeys(filter(None, asked))) if calls else (run.user_id,)
+
+
+def _is_named(calls: Sequence[CallRow]) -> bool:
+    """Return whether only users who are asked by name may decide on the calls."""
+    return bool(calls) and all(call.asked_user_id for call in calls)
 
 
 def _deadline(situation: Situation, reason: WaitReason) -> datetime | None:
@@ -266,7 +278,7 @@ def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
             return _approvals(calls)
         case _W.ANSWER:
             count = f"{len(calls)} answers" if len(calls) > 1 else "an answer"
-            return f"{count} from {run.user_id}"
+            return f"{count} from {_listed(_asked(run, calls), len(_asked(run, calls)))}"
         case _W.FRONT_END:
             return f"a front end to run {_tools(calls) or 'a tool'}"
         case _W.TOKENS:
@@ -298,6 +310,8 @@ def _approvals(calls: Sequence[CallRow]) -> str:
         what = f"{call.approvals_required} approvals of {call.tool_name} ({len(call.approvals)} given)"
     else:
         what = f"an approval of {_tools(calls) or 'a call'}"
+        if _is_named(calls):
+            what += f" by {_listed([call.asked_user_id or '' for call in calls[:_TOOLS_MAX]], len(calls))}"
     return f"{what} (requested twice, not decided in time)" if any(call.escalated for call in calls) else what
 
 

@@ -39,10 +39,16 @@ USING (store_id, user_id, request_id)
 
 # Looked up by id, never by scanning the user's runs.
 _OWNED: Final = """
-SELECT k.number FROM unnest($1::text[], $2::text[], $3::text[], $4::int[]) AS k (store_id, run_id, user_id, number)
-CROSS JOIN LATERAL (
+SELECT k.number FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::int[])
+    AS k (store_id, run_id, call_id, user_id, number)
+LEFT JOIN LATERAL (
     SELECT r.user_id FROM job_store.runs AS r WHERE r.store_id = k.store_id AND r.run_id = k.run_id OFFSET 0
-) AS found WHERE found.user_id = k.user_id
+) AS found ON true
+LEFT JOIN LATERAL (
+    SELECT c.run_id, c.asked_user_id FROM job_store.calls AS c
+    WHERE c.store_id = k.store_id AND c.call_id = k.call_id OFFSET 0
+) AS asked ON true
+WHERE found.user_id = k.user_id OR (asked.run_id = k.run_id AND asked.asked_user_id = k.user_id)
 """
 
 # Not locked here: the lock is taken by id. A conversation created concurrently causes a conflict.
@@ -205,15 +211,20 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
 
 
 async def _owned(connection: Connection, named: Sequence[RowKeys]) -> Sequence[RowKeys]:
-    """Drop keys with an `owner` who does not own all their runs.
+    """Drop keys with an `owner` who does not own all their runs, and whom their first call does not ask by name.
 
     Otherwise, callers could lock other users' runs, or learn from the response time that they exist.
     """
-    asked = [(run, keys.owner, number) for number, keys in enumerate(named) if keys.owner for run in keys.runs]
+    asked = [
+        (run, keys.calls[0].call_id if keys.calls else "", keys.owner, number)
+        for number, keys in enumerate(named)
+        if keys.owner
+        for run in keys.runs
+    ]
     if not asked:
         return named
-    runs, owners, numbers = zip(*asked, strict=True)
-    found = await connection.fetch(_OWNED, *_columns(RunKey, runs), owners, numbers)
+    runs, call_ids, owners, numbers = zip(*asked, strict=True)
+    found = await connection.fetch(_OWNED, *_columns(RunKey, runs), call_ids, owners, numbers)
     owned = Counter(record["number"] for record in found)
     return [keys for number, keys in enumerate(named) if not keys.owner or owned[number] == len(keys.runs)]
 

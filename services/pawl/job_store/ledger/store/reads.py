@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from asyncpg import Record
 
-from pawl.chassis.ids import CallKey, ConversationId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import CallNotFound, LeaseLost, RunNotFound
 from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.reading import (
@@ -90,9 +90,18 @@ SELECT r.user_id, CASE WHEN r.root_conversation_id <> '' THEN r.run_id ELSE '' E
 """
 _RUNS: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = ANY ($2::text[])"
 _LOOP_STATE: Final = "SELECT loop_state FROM job_store.runs WHERE store_id = $1 AND run_id = $2"
+_HEAD_NAMES: Final = tables.CALLS.names.replace(
+    " arguments, result, spec,",
+    " ''::bytea AS arguments, CASE WHEN length(result) <= $4 THEN result END AS result, ''::bytea AS spec,",
+)
 _CALL: Final = f"""
 SELECT {tables.CALLS.names} FROM job_store.calls
 WHERE store_id = $1 AND call_id = $2 AND ({_OF_USER} OR $4 AND digest <> '' AND state <> {CallState.ASKED.value})
+"""
+# Large fields are left out.
+_CALL_HEADS: Final = f"""
+SELECT {_HEAD_NAMES}, CASE WHEN length(result) > $4 THEN length(result) ELSE 0 END AS omitted_bytes
+FROM job_store.calls WHERE store_id = $1 AND call_id = ANY ($2::text[]) AND {_OF_USER} ORDER BY call_id
 """
 # The calls of another user's run, if that user shares its conversation with calls.
 _SHOWS_CALLS: Final = """
@@ -130,7 +139,11 @@ _PENDING, _TO_APPROVE = (
         order="create_time, call_id",
         size=_CALL_BYTES,
     )
-    for of_whom in ("user_id = $4 AND state IN (2, 3, 4, 6)", "$4 = '' AND state = 2")
+    for of_whom in (
+        """coalesce(nullif(asked_user_id, ''), user_id) = $4 AND state IN (2, 3, 4, 6)
+            AND ($10::boolean OR asked_user_id IS DISTINCT FROM '')""",
+        "$4 = '' AND state = 2 AND coalesce(asked_user_id, '') = '' AND $10::boolean IS NOT NULL",
+    )
 )
 # One statement per index. `$4` is empty in the second. 3 is WAITING and 4 WAIT_KIND_BUDGET.
 _MINE_SHORT_OF_TOKENS, _SHORT_OF_TOKENS = (
@@ -224,6 +237,12 @@ class PostgresReads(DatabaseAdapter):
             raise CallNotFound
         return tables.CALLS.read(record)
 
+    async def call_heads(
+        self, store_id: StoreId, call_ids: Sequence[CallId], user_id: UserId, *, result_bytes_max: int
+    ) -> list[tuple[CallRow, int]]:
+        records = await self._database.fetch(_CALL_HEADS, store_id, call_ids, user_id, result_bytes_max)
+        return [(tables.CALLS.read(record), record["omitted_bytes"]) for record in records]
+
     async def runs(
         self,
         store_id: StoreId,
@@ -257,6 +276,7 @@ class PostgresReads(DatabaseAdapter):
             wanted.tool_name.encode(),
             wanted.conversation_id,
             *(after or (None, "")),
+            wanted.approves,
         )
         statement = _PENDING if wanted.user_id else _TO_APPROVE
         return await run_lists.fetch(self._database, statement, arguments, tables.CALLS.read, rows_max=rows_max)

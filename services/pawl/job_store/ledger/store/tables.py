@@ -216,6 +216,7 @@ CALLS: Final[Columns[CallRow]] = Columns(
     [
         *_fixed("text", "store_id", "call_id", "run_id", "conversation_id", "user_id"),
         *_same("text", "digest", "reserved_by", "child_run_id"),
+        *_fixed("text", "asked_user_id"),
         _enum("state", CallState),
         *_same("smallint", "approvals_required"),
         *_same("integer", "round", "tool_version", "attempt"),
