@@ -57,6 +57,8 @@ FROM generate_series(1, $1) AS n
         "conversations.store.search_index._DUE",
         "ledger.store.upkeep._NOTICES",
         "ledger.store.upkeep._OPEN_RUNS",
+        "store_settings.store._OPEN_RUNS",
+        "store_settings.store._STORES_WITH_OPEN_RUNS",
     ),
 )
 TOOL_REGISTRY = Service(

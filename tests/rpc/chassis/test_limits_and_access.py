@@ -261,7 +261,7 @@ async def test_revoking_a_key_ends_its_calls(serve: Serve, servicer: EchoService
         async with serve(authenticator=known, callers_seconds=0.01) as server, open_channel(server.address) as channel:
             ann, bob = await waiting(EchoStub(channel), servicer, kind, text, [ANN, BOB])
             del known.users[ANN]
-            with pytest.raises(Unauthenticated, match="not known"), translating():
+            with pytest.raises(Unauthenticated, match="not valid"), translating():
                 await ann
             servicer.release.set()
             assert (await bob)[-1] == text

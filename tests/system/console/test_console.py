@@ -60,7 +60,7 @@ async def test_user_logs_in_with_a_known_key_and_out_again(open_page: NewPage, s
     page = await open_page(user="")
     await page.get_by_label("Your key").fill("wrong")
     await page.keyboard.press("Enter")
-    await expect(page.get_by_role("alert")).to_contain_text("not known")
+    await expect(page.get_by_role("alert")).to_contain_text("not valid")
     await page.get_by_label("Your key").fill(LOCAL_KEY)
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()

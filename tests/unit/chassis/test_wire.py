@@ -164,7 +164,7 @@ Resolve = struct("Resolve", tool_names=list[str], pinned_versions=dict[str, int]
 Lease = struct("Lease", client_id=str, offer_epoch=int, expire_time=float)
 Note = struct("Note", create_time=datetime, read_time=(datetime | None, None))
 Created = struct("Created", create_time=datetime)
-Progress = struct("Progress", fraction=(float | None, None), message=(str, ""))
+Progress = struct("Progress", fraction=(float | None, None), message=(str, ""), has_checkpoint=(bool, False))
 Limits = struct("Limits", rounds_max=(int, 10), agent_depth_max=(int, 2))
 Warned = struct("Warned", reason=str, message=str)
 ToppedUp = struct("ToppedUp", tokens=int, token_budget=int, user_id=str)

@@ -147,10 +147,9 @@ class Store:
         key = Key(asked.kind, asked.name)
         self._check(key, asked)
         self._write(f"owner {key}")
-        self.owners[key] = declaration_pb2.Declaration()
-        self.owners[key].CopyFrom(asked)
-        self.owners[key].version += 1
-        return declaration_pb2.PutDeclarationResponse(declaration=self.owners[key])
+        kept = declaration_pb2.Declaration(kind=asked.kind, name=asked.name, set=asked.set, version=asked.version + 1)
+        self.owners[key] = kept
+        return declaration_pb2.PutDeclarationResponse(declaration=kept)
 
     async def DeleteDeclaration(self, request: Any) -> Any:
         key = Key(request.declaration.kind, request.declaration.name)
@@ -486,11 +485,10 @@ async def test_every_resource_is_exported_to_a_file_of_its_own(monkeypatch: pyte
     found: Any = Store()
     names = ("a b", "a/b", "a_b", "ü" * 200)
     found.agents = {name: AgentDefinition(name=name) for name in names}
-    lines = [line async for line in applying.export(found, tmp_path, "mine")]
-    assert lines[0] == f"set mine: {tmp_path}/pawl.yaml"
+    first, *_ = [line async for line in applying.export(found, tmp_path, "mine")]
+    assert first == f"set mine: {tmp_path}/pawl.yaml"
     read, problems = files.read([tmp_path], TYPES)
-    assert problems == []
-    assert sorted(each.key.name for each in read) == sorted(names)
+    assert (sorted(each.key.name for each in read), problems) == (sorted(names), [])
 
 
 def test_a_set_is_one_folder_with_a_name(tmp_path: Path) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
+from pawl.chassis.ids import CallId, check_id
 from pawl.chassis.rpc.translate import Exceptions, Translator
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
+from pawl.job_store.ledger.rpc.fields import enum_member
 from pawl.job_store.ledger.rules.approval import Decision, Grant
+from pawl.job_store.ledger.rules.decisions import Decide
 from pawl.job_store.ledger.rules.rows import CallRow, RunRow
-from pawl.values import Series
+from pawl.values import DecisionKind, DecisionRight, Series
 
 # Maximum number of approvals that a call can require.
 APPROVALS_MAX: Final = 5
@@ -85,3 +89,28 @@ def put_grant(message: run_pb2.Run, row: RunRow) -> None:
         job.end_time.CopyFrom(granted.series.end_time)
     if grant.arguments:
         job.arguments_json = grant.arguments
+
+
+def decide(decision: ledger_pb2.DecisionCommand, right: DecisionRight) -> Decide:
+    kind = enum_member(DecisionKind, decision.kind, "command.decision.kind")
+    if kind is DecisionKind.EDIT:
+        if not decision.arguments_json:
+            raise InvalidField("an edit requires arguments", field="command.decision.arguments_json")
+        check_digest(decision.edited_digest, "command.decision.edited_digest")
+    if decision.HasField("edited_series") != (decision.for_series and kind is DecisionKind.EDIT):
+        raise InvalidField(
+            "edited_series must be set for an edit of a series, and only then", field="command.decision.edited_series"
+        )
+    if kind is DecisionKind.ANSWER and not decision.answer:
+        raise InvalidField("an answer must not be empty", field="command.decision.answer")
+    return Decide(
+        call_id=CallId(check_id(decision.call_id, "command.decision.call_id")),
+        kind=kind,
+        digest=decision.digest,
+        arguments=decision.arguments_json,
+        edited_digest=decision.edited_digest,
+        reason=decision.reason,
+        right=right,
+        for_series=decision.for_series,
+        edited_series=series_from(decision.edited_series) if decision.HasField("edited_series") else None,
+    )

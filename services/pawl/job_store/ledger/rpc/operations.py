@@ -24,7 +24,7 @@ from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2, workflow_pb
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.ports import Limits, LimitsOf
 from pawl.job_store.ledger.rpc import goal_limits, messages, own_tools, user_messages
-from pawl.job_store.ledger.rpc.approvals import check_digest, people_needed, series_from
+from pawl.job_store.ledger.rpc.approvals import check_digest, decide, people_needed, series_from
 from pawl.job_store.ledger.rpc.fields import enum_member, fingerprint, int32, tokens, user_ids, wait_kinds
 from pawl.job_store.ledger.rules import labels
 from pawl.job_store.ledger.rules.calls import CallChange
@@ -43,7 +43,6 @@ from pawl.job_store.ledger.rules.command import (
 )
 from pawl.job_store.ledger.rules.commit import BUDGET_EXHAUSTED, Commit, NewMessage
 from pawl.job_store.ledger.rules.conversations import key_hash, made_title
-from pawl.job_store.ledger.rules.decisions import Decide
 from pawl.job_store.ledger.rules.delegation import Delegation
 from pawl.job_store.ledger.rules.events import OwnerEvent
 from pawl.job_store.ledger.rules.inbox import NoteCompletion
@@ -53,7 +52,6 @@ from pawl.job_store.ledger.rules.states import Program
 from pawl.job_store.ledger.rules.submit import Submit
 from pawl.values import (
     CallState,
-    DecisionKind,
     DecisionRight,
     Feature,
     LeaseAction,
@@ -428,7 +426,7 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
                 offer_epoch=result.offer_epoch,
             )
         case "decision":
-            return _decide(entry.decision, right)
+            return decide(entry.decision, right)
         case "steer":
             if not entry.steer.text:
                 raise InvalidField("text must not be empty", field="command.steer.text")
@@ -454,31 +452,6 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
             return goal_limits.raised(entry.raise_goal)
         case _:
             raise InvalidField("a command needs a kind", field="command.kind")
-
-
-def _decide(decision: ledger_pb2.DecisionCommand, right: DecisionRight) -> Decide:
-    kind = enum_member(DecisionKind, decision.kind, "command.decision.kind")
-    if kind is DecisionKind.EDIT:
-        if not decision.arguments_json:
-            raise InvalidField("an edit requires arguments", field="command.decision.arguments_json")
-        check_digest(decision.edited_digest, "command.decision.edited_digest")
-    if decision.HasField("edited_series") != (decision.for_series and kind is DecisionKind.EDIT):
-        raise InvalidField(
-            "edited_series must be set for an edit of a series, and only then", field="command.decision.edited_series"
-        )
-    if kind is DecisionKind.ANSWER and not decision.answer:
-        raise InvalidField("an answer must not be empty", field="command.decision.answer")
-    return Decide(
-        call_id=CallId(check_id(decision.call_id, "command.decision.call_id")),
-        kind=kind,
-        digest=decision.digest,
-        arguments=decision.arguments_json,
-        edited_digest=decision.edited_digest,
-        reason=decision.reason,
-        right=right,
-        for_series=decision.for_series,
-        edited_series=series_from(decision.edited_series) if decision.HasField("edited_series") else None,
-    )
 
 
 def _resolve(resolve: ledger_pb2.ResolveCommand) -> Resolve:
