@@ -14,7 +14,7 @@ from pawl.agent.v1 import conversation_pb2 as requests_pb2
 from pawl.client.decisions import check_taken, checked
 from pawl.client.forms import natural, parts_of, read_file
 from pawl.client.goals import GoalVerbs
-from pawl.client.history import history
+from pawl.client.history import chat_messages, history
 from pawl.client.jobs import JobVerbs
 from pawl.client.session import AsyncSession, definitions_of
 from pawl.client.streams import responses
@@ -22,7 +22,7 @@ from pawl.client.target import DEADLINE_SECONDS
 from pawl.client.text import Piece, TextReader
 from pawl.client.triggers import TriggerVerbs
 from pawl.client.workflows import WorkflowVerbs
-from pawl.errors import InvalidField, PawlError, TooLarge
+from pawl.errors import InvalidField, PawlError, RunNotFound, TooLarge
 from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.tool.v1 import document_pb2
 
@@ -307,6 +307,19 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
             messages=history(messages), title=title, conversation_key=conversation_key, request_id=request_id
         )
         return (await self.once(self.conversations.ImportConversation, request)).conversation
+
+    async def export_conversation(self, conversation_id: str) -> list[dict[str, Any]]:
+        """Return a conversation as chat-completions messages, so that another loop can continue it.
+
+        In a conversation that others share with you, calls of other users' runs are left out. See `chat_messages`.
+        """
+        messages = [message async for message in self.messages(conversation_id)]
+        run_ids = dict.fromkeys(message.run_id for message in messages if message.call_ids)
+        calls: dict[str, call_pb2.Call] = {}
+        for run_id in run_ids:
+            with suppress(RunNotFound):
+                calls |= {call.call_id: call async for call in self.calls(run_id)}
+        return chat_messages(messages, calls)
 
     async def share(
         self,
