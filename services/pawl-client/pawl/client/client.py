@@ -59,8 +59,6 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         """Return your identity, your permissions and the deployment's features."""
         return await self.again(self.agents.WhoAmI, whoami_pb2.WhoAmIRequest())
 
-    # Runs.
-
     async def start(
         self,
         text: str = "",
@@ -309,14 +307,10 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         return (await self.once(self.conversations.ImportConversation, request)).conversation
 
     async def export_conversation(self, conversation_id: str) -> list[dict[str, Any]]:
-        """Return a conversation as chat-completions messages, so that another loop can continue it.
-
-        In a conversation that others share with you, calls of other users' runs are left out. See `chat_messages`.
-        """
+        """Return a conversation as chat-completions messages, without calls of other users. See `chat_messages`."""
         messages = [message async for message in self.messages(conversation_id)]
-        run_ids = dict.fromkeys(message.run_id for message in messages if message.call_ids)
         calls: dict[str, call_pb2.Call] = {}
-        for run_id in run_ids:
+        for run_id in {message.run_id for message in messages if message.call_ids}:
             with suppress(RunNotFound):
                 calls |= {call.call_id: call async for call in self.calls(run_id)}
         return chat_messages(messages, calls)
@@ -365,8 +359,6 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         async for page in self.pages(self.conversations.EraseConversation, request):
             for call in page.left_calls:
                 yield call
-
-    # Pending calls and runs.
 
     async def pending(self, wanted: agent_pb2.PendingFilter | None = None) -> AsyncGenerator[Item, None]:
         """Yield your pending items, or those that match the filter: calls, then runs short of tokens, oldest first."""
@@ -447,8 +439,6 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
             on_connected=on_connected,
             on_lost=on_lost,
         )
-
-    # Documents.
 
     async def documents(self) -> AsyncGenerator[document_pb2.Document, None]:
         """Yield your documents and the store's, sorted by name, without their text."""
