@@ -13,6 +13,7 @@ from pawl.cli.contract import Columns, Json, listing, show_items
 from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient
 from pawl.settings.v1 import settings_pb2 as pb
+from pawl.values import Feature
 
 _STATES: Final = {
     "off": pb.SWITCH_STATE_OFF,
@@ -84,7 +85,8 @@ async def unset(
     ceiling_of: CeilingOf = "",
 ) -> None:
     """Remove a value, so that the next layer decides. Switches are removed with --all-stores."""
-    await _update(target, console, _layer(all_stores=all_stores, ceiling_of=ceiling_of), ceiling_of, unset=[name])
+    layer = _layer(all_stores=all_stores or name in list(Feature), ceiling_of=ceiling_of)
+    await _update(target, console, layer, ceiling_of, unset=[name])
 
 
 def _layer(*, all_stores: bool, ceiling_of: str) -> pb.SettingsLayer.ValueType:

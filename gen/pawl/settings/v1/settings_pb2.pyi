@@ -27,7 +27,7 @@ class _SettingsLayer:
 class _SettingsLayerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SettingsLayer.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SETTINGS_LAYER_UNSPECIFIED: _SettingsLayer.ValueType  # 0
-    """In ExplainSettings: no layer sets it. In ListSettingsChanges: all layers."""
+    """In ExplainSettings: no layer sets it."""
     SETTINGS_LAYER_DEPLOYMENT: _SettingsLayer.ValueType  # 1
     """Set by a deployment key, for all stores."""
     SETTINGS_LAYER_CEILING: _SettingsLayer.ValueType  # 2
@@ -39,7 +39,7 @@ class SettingsLayer(_SettingsLayer, metaclass=_SettingsLayerEnumTypeWrapper):
     """Who sets a value, and for which stores."""
 
 SETTINGS_LAYER_UNSPECIFIED: SettingsLayer.ValueType  # 0
-"""In ExplainSettings: no layer sets it. In ListSettingsChanges: all layers."""
+"""In ExplainSettings: no layer sets it."""
 SETTINGS_LAYER_DEPLOYMENT: SettingsLayer.ValueType  # 1
 """Set by a deployment key, for all stores."""
 SETTINGS_LAYER_CEILING: SettingsLayer.ValueType  # 2
@@ -194,7 +194,7 @@ class Settings(_message.Message):
         FEATURE_OFF. A run keeps the features that were on when it was created.
         - `runs`: start runs of any kind. Undo is always possible.
         - `background`: start jobs, workflows and goals, and run tools in the background.
-        - `delegation`: start child runs, with the run_agent tool or in workflows and goals.
+        - `delegation`: start child runs with the run_agent tool, and start workflows and goals.
         - `schedules`: fire schedules. A firing while this is off is recorded as skipped.
         - `triggers`: fire triggers. An event that arrives while this is off is recorded as skipped.
         """

@@ -174,7 +174,8 @@ class AllSettings:
     def cancels_before(self) -> datetime | None:
         """In stores where runs are off, open runs created before this time are cancelled; None if they are not."""
         switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(Feature.RUNS)
-        if switch is None or switch.set_time is None or not switch.cancel_open_runs:
+        is_forced = Feature.RUNS in self._forced_off
+        if switch is None or switch.set_time is None or not switch.cancel_open_runs or is_forced:
             return None
         return switch.set_time + _SPREAD
 
@@ -239,7 +240,11 @@ def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: 
         raise Conflict(f"the settings were changed{by}, so version {asked.version} is outdated: read them again")
     _check_names(switches, Feature, "switches")
     _check_names(limits, Limit, "limits")
-    _check_names(unset, (*Feature, *Limit), "unset")
+    for name in unset:
+        if name not in {**kept.switches, **kept.limits} or name in {**switches, **limits}:
+            raise InvalidField(
+                f"{name!r} is not set in the layer {kept.layer.name}, or the request sets it", field="unset"
+            )
     if switches and kept.layer is not Layer.DEPLOYMENT:
         raise InvalidField("switches can be set only in the layer DEPLOYMENT", field="settings.switches")
     for name, switch in switches.items():
@@ -260,7 +265,7 @@ def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: 
     )
 
 
-def _check_names(names: Collection[str], known: Collection[str] | type[StrEnum], field: str) -> None:
+def _check_names(names: Collection[str], known: type[StrEnum], field: str) -> None:
     for name in names:
         if name not in list(known):
             raise InvalidField(f"{name!r} is unknown: use {', '.join(known)}", field=f"settings.{field}")
@@ -272,6 +277,10 @@ def _check_switch(name: str, switch: Switch) -> None:
         raise InvalidField(f"percent must be at most {_PERCENT_MAX}, got {switch.percent}", field=f"{field}.percent")
     if switch.percent and switch.state is not SwitchState.PERCENT:
         raise InvalidField("percent requires the state PERCENT", field=f"{field}.percent")
+    if switch.store_ids and switch.state not in {SwitchState.LISTED, SwitchState.PERCENT}:
+        raise InvalidField("store_ids require the state LISTED or PERCENT", field=f"{field}.store_ids")
+    if switch.state is SwitchState.LISTED and not switch.store_ids:
+        raise InvalidField("the state LISTED requires store_ids", field=f"{field}.store_ids")
     if len(switch.store_ids) > LISTED_STORES_MAX:
         raise InvalidField(
             f"store_ids must have at most {LISTED_STORES_MAX} entries, got {len(switch.store_ids)}",
