@@ -29,7 +29,7 @@ CeilingOf = Annotated[
 ]
 
 app = typer.Typer(
-    help="Switch features on and off, and change limits of stores. Changes apply within five seconds.",
+    help="Switch features on and off, and change store limits. Changes apply within five seconds.",
     no_args_is_help=True,
 )
 
@@ -83,7 +83,7 @@ async def unset(
     all_stores: AllStores = False,
     ceiling_of: CeilingOf = "",
 ) -> None:
-    """Remove a value, so that the next layer decides. Switches are removed with --all-stores."""
+    """Remove a value, so that the next layer decides. Removing a switch requires --all-stores."""
     await _update(target, console, _layer(all_stores=all_stores, ceiling_of=ceiling_of), ceiling_of, unset=[name])
 
 
