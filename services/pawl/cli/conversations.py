@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -195,6 +196,17 @@ async def import_file(
     """Create a conversation from an existing history. Nothing in it runs again."""
     made = await target.import_conversation(_read_history(file), title=title, conversation_key=key)
     say(console, f"{made.conversation_id} has {made.last_message_number} messages: {_title(made)}")
+
+
+@app.command()
+@command()
+async def export(
+    target: AsyncClient, console: Console, conversation_id: ConversationId = None, *, key: Key = ""
+) -> None:
+    """Print a conversation as chat completions messages, so that another loop can continue it."""
+    conversation_id, _ = await _resolve(target, key, conversation_id)
+    messages = await target.export_conversation(conversation_id)
+    console.out(json.dumps(messages, ensure_ascii=False, indent=2), highlight=False)
 
 
 def _read_history(file: Path) -> Sequence[Mapping[str, Any]]:

@@ -92,3 +92,16 @@ async def test_rollout_goes_from_off_to_some_stores_to_all_and_back_without_a_lo
             own = [client for (each, _), client in clients.items() if each == store_id]
             listed = [run.run_id async for run in own[0].client.runs()]
             assert sorted(listed) == sorted(run_id for client in own for run_id in client.runs), store_id
+
+
+async def test_exported_conversation_continues_in_another_loop_and_can_be_imported_again(pawl: AsyncClient) -> None:
+    run = await pawl.start("what is 17 * 23")
+    await pawl.result(run.run_id)
+    exported = await pawl.export_conversation(run.conversation_id)
+    assert [message["role"] for message in exported] == ["user", "assistant", "tool", "assistant"]
+    (call,) = exported[1]["tool_calls"]
+    assert (exported[2]["tool_call_id"], "391" in exported[2]["content"]) == (call["id"], True)
+    added = [{"role": "user", "content": "and by hand?"}, {"role": "assistant", "content": "391 too."}]
+    imported = await pawl.import_conversation([*exported, *added])
+    again = await pawl.export_conversation(imported.conversation_id)
+    assert [each["content"] for each in again] == [each["content"] for each in [*exported, *added]]

@@ -222,6 +222,7 @@ class Client:
     update_conversation = _plain(AsyncClient.update_conversation)
     fork = _plain(AsyncClient.fork)
     import_conversation = _plain(AsyncClient.import_conversation)
+    export_conversation = _plain(AsyncClient.export_conversation)
     pending = _iterating(AsyncClient.pending)
     watch_pending = _iterating(AsyncClient.watch_pending)
     decide = _plain(AsyncClient.decide)

@@ -14,7 +14,7 @@ from pawl.agent.v1 import conversation_pb2 as requests_pb2
 from pawl.client.decisions import check_taken, checked
 from pawl.client.forms import natural, parts_of, read_file
 from pawl.client.goals import GoalVerbs
-from pawl.client.history import history
+from pawl.client.history import chat_messages, history
 from pawl.client.jobs import JobVerbs
 from pawl.client.session import AsyncSession, definitions_of
 from pawl.client.streams import responses
@@ -22,7 +22,7 @@ from pawl.client.target import DEADLINE_SECONDS
 from pawl.client.text import Piece, TextReader
 from pawl.client.triggers import TriggerVerbs
 from pawl.client.workflows import WorkflowVerbs
-from pawl.errors import InvalidField, PawlError, TooLarge
+from pawl.errors import InvalidField, PawlError, RunNotFound, TooLarge
 from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.tool.v1 import document_pb2
 
@@ -58,8 +58,6 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
     async def whoami(self) -> whoami_pb2.WhoAmIResponse:
         """Return your identity, your permissions and the deployment's features."""
         return await self.again(self.agents.WhoAmI, whoami_pb2.WhoAmIRequest())
-
-    # Runs.
 
     async def start(
         self,
@@ -308,6 +306,15 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         )
         return (await self.once(self.conversations.ImportConversation, request)).conversation
 
+    async def export_conversation(self, conversation_id: str) -> list[dict[str, Any]]:
+        """Return a conversation as chat-completions messages, without calls of other users. See `chat_messages`."""
+        messages = [message async for message in self.messages(conversation_id)]
+        calls: dict[str, call_pb2.Call] = {}
+        for run_id in {message.run_id for message in messages if message.call_ids}:
+            with suppress(RunNotFound):
+                calls |= {call.call_id: call async for call in self.calls(run_id)}
+        return chat_messages(messages, calls)
+
     async def share(
         self,
         conversation_id: str,
@@ -352,8 +359,6 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         async for page in self.pages(self.conversations.EraseConversation, request):
             for call in page.left_calls:
                 yield call
-
-    # Pending calls and runs.
 
     async def pending(self, wanted: agent_pb2.PendingFilter | None = None) -> AsyncGenerator[Item, None]:
         """Yield your pending items, or those that match the filter: calls, then runs short of tokens, oldest first."""
@@ -434,8 +439,6 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
             on_connected=on_connected,
             on_lost=on_lost,
         )
-
-    # Documents.
 
     async def documents(self) -> AsyncGenerator[document_pb2.Document, None]:
         """Yield your documents and the store's, sorted by name, without their text."""

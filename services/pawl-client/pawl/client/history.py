@@ -1,4 +1,4 @@
-"""Converts chat-completions histories for ImportConversation."""
+"""Converts conversations from and to chat-completions histories."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 
 from pawl.agent.v1 import conversation_pb2
 from pawl.errors import InvalidHistory
+from pawl.event.v1 import call_pb2, message_pb2
 
 _ROLES: Final = {
     "user": conversation_pb2.HISTORY_ROLE_USER,
@@ -81,3 +82,59 @@ def _message(message: _ChatMessage) -> conversation_pb2.HistoryMessage:
         calls=calls,
         call_id=message.tool_call_id or "",
     )
+
+
+def chat_messages(messages: Sequence[message_pb2.Message], calls: Mapping[str, call_pb2.Call]) -> list[dict[str, Any]]:
+    """Convert a conversation's messages, with its calls by id, to chat-completions messages.
+
+    The inverse of `history`: servers that validate histories accept them, and `import_conversation` imports them. Each
+    call has one result; a call that has not ended has an error. Attachments become placeholders. Reports of background
+    jobs become user messages. If old messages were deleted, the summary that replaced them comes first.
+    """
+    is_cut = bool(messages) and messages[0].number > 1
+    summary = next((each for each in reversed(messages) if each.role == message_pb2.ROLE_SUMMARY), None)
+    replaced_to = summary.summarised_to_number if summary is not None and is_cut else 0
+    read: list[dict[str, Any]] = []
+    if summary is not None and is_cut:
+        read.append({"role": "user", "content": f"Summary of the conversation so far:\n\n{summary.text}"})
+    for message in messages:
+        if message.role != message_pb2.ROLE_SUMMARY and message.number > replaced_to:
+            read += _chat(message, calls)
+    return read
+
+
+def _chat(message: message_pb2.Message, calls: Mapping[str, call_pb2.Call]) -> list[dict[str, Any]]:
+    if message.role == message_pb2.ROLE_NOTICE:
+        text = message.notices_json.decode() or "[]"
+        return [{"role": "user", "content": f"Background jobs report: {text}"}]
+    if message.role == message_pb2.ROLE_USER:
+        count = sum(not part.HasField("text") for part in message.parts)
+        texts = [message.text, *(["[an attachment]"] * count)]
+        return [{"role": "user", "content": "\n\n".join(filter(None, texts))}]
+    known = [calls[call_id] for call_id in message.call_ids if call_id in calls]
+    text = message.text or message.refusal
+    if not text and not known:
+        return []
+    answer: dict[str, Any] = {"role": "assistant", "content": text or None}
+    if known:
+        answer["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.tool_name, "arguments": call.arguments_json.decode()},
+            }
+            for call in known
+        ]
+    return [answer, *({"role": "tool", "tool_call_id": call.call_id, "content": _content(call)} for call in known)]
+
+
+def _content(call: call_pb2.Call) -> str:
+    """Return a call's result as the model gets it."""
+    if not call.HasField("result"):
+        return '{"error":"The call has not ended."}'
+    content = call.result.content_json.decode()
+    if not call.result.is_error:
+        return content
+    value = msgspec.json.decode(content)
+    error = value if isinstance(value, dict) and "error" in value else {"error": value}
+    return msgspec.json.encode({**error, "reason": call.result.error_reason}).decode()
