@@ -41,7 +41,10 @@ async def set_value(
     console: Console,
     name: Name,
     value: Annotated[
-        str, typer.Argument(help="For a switch: on, off, listed, or a percentage of stores such as 10%. Else a number.")
+        str,
+        typer.Argument(
+            help="For a switch: on, off, listed, or a percentage of stores such as 10%. For a limit: a number."
+        ),
     ],
     *,
     stores: Annotated[

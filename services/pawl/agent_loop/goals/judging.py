@@ -25,7 +25,7 @@ EXPRESSION_CHARACTERS_MAX: Final = 1000
 _ARGUMENTS_BYTES_MAX: Final = 300
 _RESULT_BYTES_MAX: Final = 900
 _ANSWER_BYTES_MAX: Final = 4096
-# With an aim and a rubric, the task of a judge then fits the arguments of RUN_AGENT.
+# Keeps the judge's task, including aim and rubric, within the argument limit of RUN_AGENT.
 _EVIDENCE_CHARACTERS_MAX: Final = 48 * 1024
 _CITED_BYTES_MAX: Final = 200
 _CITED_MAX: Final = 8

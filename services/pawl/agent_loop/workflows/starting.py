@@ -58,7 +58,7 @@ class WorkflowStarting:
     async def submission(
         self, caller: Principal, request: StartWorkflowRequest, reused: Mapping[str, Any] = {}
     ) -> tuple[pb.SubmitMessageRequest, PawlError | None]:
-        """Return the ledger's request to start a run, and the error that refuses a new one; None if it is valid.
+        """Return the ledger's request to start a run, and the error with which to refuse a new run, or None.
 
         Raises:
             PawlError: any error of `start` about the request itself.
@@ -90,7 +90,7 @@ class WorkflowStarting:
             asked_options=options,
             options=complete(options, self._defaults),
             request_id=convert.request_id(request),
-            # Compared with repeated requests, so it must not depend on which version is the newest.
+            # Repeated requests must have the same text, so it must not depend on the newest version.
             text=f"[Workflow {name}]",
             policy=MessagePolicy.QUEUE,
             labels=labels,
