@@ -232,16 +232,16 @@ def _inputs(definition: WorkflowDefinition) -> frozenset[str] | None:
 def _joins(found: Mapping[str, Incoming], definition: WorkflowDefinition) -> Iterator[DefinitionFault]:
     for name, edges in found.items():
         join = definition.nodes[name].join
-        if join == "any" and not edges.control:
+        if join != "all" and not edges.control:
             yield DefinitionFault(f"nodes.{name}.join", "has no effect: no node comes before this one", "set after")
-        if isinstance(join, int) and join > len(edges.control):
-            message = f"must be at most {len(edges.control)}, the number of incoming edges, got {join}"
-            yield DefinitionFault(f"nodes.{name}.join", message, "edges come from after, then, else and go_to")
+        elif isinstance(join, int) and join > len(edges.control):
+            message = f"must be at most {len(edges.control)}, the number of control edges, got {join}"
+            yield DefinitionFault(f"nodes.{name}.join", message, "those are the edges of after, then, else and go_to")
 
 
 def _sides(found: Mapping[str, Incoming]) -> Iterator[DefinitionFault]:
     """Find nodes on one side of a condition that read nodes which run only on the other side."""
-    # The condition and side of each node with no other incoming edge.
+    # The condition and side of each node with no other control edge.
     sides = {
         name: edge
         for name, edges in found.items()

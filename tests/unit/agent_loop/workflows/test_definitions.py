@@ -160,7 +160,7 @@ FAULTS: list[tuple[Any, str]] = [
     ),
     (
         document(a={**TOOL, "join": 2, "after": ["b"]}, b=TOOL),
-        "nodes.a.join: must be at most 1, the number of incoming edges",
+        "nodes.a.join: must be at most 1, the number of control edges",
     ),
     (document(a=parallel(TOOL, require=2)), "nodes.a.require: must be at most 1, got 2"),
     (document(a=parallel({**TOOL, "join": 2})), "nodes.a.branches.a.join: is not allowed here (set it for nodes.a)"),
@@ -191,6 +191,7 @@ FAULTS: list[tuple[Any, str]] = [
     ),
     (document(a={"kind": "wait", "until": "2030-01-31T09:00:00"}), "nodes.a.until: must be a time with a zone"),
     (document(a={**TOOL, "join": "any"}), "nodes.a.join: has no effect: no node comes before this one (set after)"),
+    (document(a={**TOOL, "join": 2}), "nodes.a.join: has no effect: no node comes before this one (set after)"),
     (document(a=human(who="approvers")), "nodes.a.who: only approvals can be sent to approvers (set form: approval)"),
     (document(a=human(form="approval", options=["a"])), "nodes.a.options: an approval has no options"),
     (document(a=human(options=["a", "a"])), "nodes.a.options: an option is listed twice"),
