@@ -57,13 +57,13 @@ class _SwitchStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SwitchSta
     SWITCH_STATE_UNSPECIFIED: _SwitchState.ValueType  # 0
     """Not allowed in a request."""
     SWITCH_STATE_OFF: _SwitchState.ValueType  # 1
-    """For no store."""
+    """Off in all stores."""
     SWITCH_STATE_LISTED: _SwitchState.ValueType  # 2
-    """For the stores in `store_ids`."""
+    """On in the stores in `store_ids`."""
     SWITCH_STATE_PERCENT: _SwitchState.ValueType  # 3
-    """For the stores in `store_ids` and for `percent` of all other stores."""
+    """On in the stores in `store_ids` and in `percent` of all other stores."""
     SWITCH_STATE_ALL: _SwitchState.ValueType  # 4
-    """For all stores. The default."""
+    """On in all stores. The default."""
 
 class SwitchState(_SwitchState, metaclass=_SwitchStateEnumTypeWrapper):
     """Which stores a feature is on for."""
@@ -71,13 +71,13 @@ class SwitchState(_SwitchState, metaclass=_SwitchStateEnumTypeWrapper):
 SWITCH_STATE_UNSPECIFIED: SwitchState.ValueType  # 0
 """Not allowed in a request."""
 SWITCH_STATE_OFF: SwitchState.ValueType  # 1
-"""For no store."""
+"""Off in all stores."""
 SWITCH_STATE_LISTED: SwitchState.ValueType  # 2
-"""For the stores in `store_ids`."""
+"""On in the stores in `store_ids`."""
 SWITCH_STATE_PERCENT: SwitchState.ValueType  # 3
-"""For the stores in `store_ids` and for `percent` of all other stores."""
+"""On in the stores in `store_ids` and in `percent` of all other stores."""
 SWITCH_STATE_ALL: SwitchState.ValueType  # 4
-"""For all stores. The default."""
+"""On in all stores. The default."""
 Global___SwitchState: _TypeAlias = SwitchState  # noqa: Y015
 
 @_typing.final

@@ -30,7 +30,7 @@ _log = logs.get_logger(__name__)
 class SettingsSnapshot:
     """The settings last read by this process. `run` reads them every second.
 
-    `started_with` has the limits of stores for which no layer sets any. Features in `forced_off` are off in all stores.
+    `started_with` holds the limits that apply if no layer sets them. Features in `forced_off` are off in all stores.
     """
 
     def __init__(

@@ -119,7 +119,7 @@ class PostgresSettings(DatabaseAdapter):
         return [OpenRun(RunKey(store_id, row["run_id"]), row["user_id"], row["options"]) for row in rows]
 
     async def changes(self, store_id: StoreId | None, *, before: int, changes_max: int) -> Sequence[SettingsChange]:
-        """Return changes below `before`, newest first; of all layers, or of the layers of one store."""
+        """Return the changes older than `before`, newest first, of all layers or of one store's layers."""
         rows = await self._database.fetch(_CHANGES, before, store_id, changes_max)
         return [
             SettingsChange(
