@@ -26,6 +26,7 @@ from pawl.job.v1 import ledger_pb2
 from pawl.values import ENDED, CallResolution, CallState, CommandOutcome, DecisionKind, MessagePolicy
 from tests.simulation import grants, own_tools
 from tests.simulation.cluster import AgentLoop
+from tests.simulation.flows import DESIGNER
 from tests.simulation.history import Message, Sent
 from tests.simulation.model import MODELS
 from tests.simulation.network import Network
@@ -267,6 +268,10 @@ class User:
             lambda agent: agent.clients.inbox.submit_result(caller, RequestId(command_id), result),
         )
 
+    async def resolve(self, call: call_pb2.Call) -> None:
+        """Say what a call did whose outcome is unknown."""
+        await self._resolve(self.caller, call, f"cmd_{self.name}_{self._next()}")
+
     async def _resolve(self, caller: Principal, call: call_pb2.Call, command_id: str) -> None:
         resolution = self.world.chance.stream("decision", command_id).choice(list(CallResolution))
         content = msgspec.json.encode(f"it happened {command_id}") if resolution is CallResolution.HAPPENED else b""
@@ -392,8 +397,11 @@ class Approver(User):
 
 
 class Operator(Member):
+    """Ends or redrives quarantined runs, and resolves the calls of workflow runs, whose user cannot."""
+
     def __init__(self, world: World) -> None:
         super().__init__(world, STORE, "operator", "operator")
+        self._resolver = User(world, "resolver", front_end=False)
         self._count = 0
 
     async def live(self) -> None:
@@ -405,6 +413,9 @@ class Operator(Member):
             for run in operator_pb2.ListAttentionResponse.FromString(listed).runs:
                 if run.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED:
                     await self._resolve_quarantine(run.run_id)
+                elif run.user_id == DESIGNER:
+                    for call in run.calls:
+                        await self._resolver.resolve(call)
 
     async def _resolve_quarantine(self, run_id: str) -> None:
         self._count += 1
