@@ -1,4 +1,4 @@
-"""Implements `pawl goal`, for aims that agents pursue in several attempts."""
+"""Implements `pawl goal`."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ app.command("start")(
             "--tokens": "total_tokens_max",
             "--label": "labels",
         },
-        "Start a goal: attempts by an agent until a tool or a judge finds the aim met.",
+        "Start a goal: an agent makes attempts until a tool or a judge finds the aim met.",
         _lines,
         needs=("--tool", "--rubric"),
     )

@@ -13,6 +13,7 @@ from pawl.cli.contract import Columns, Json, listing, show_items
 from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient
 from pawl.settings.v1 import settings_pb2 as pb
+from pawl.values import Feature
 
 _STATES: Final = {
     "off": pb.SWITCH_STATE_OFF,
@@ -29,7 +30,7 @@ CeilingOf = Annotated[
 ]
 
 app = typer.Typer(
-    help="Switch features on and off, and change limits of stores. Changes apply within five seconds.",
+    help="Switch features on and off, and change store limits. Changes apply within five seconds.",
     no_args_is_help=True,
 )
 
@@ -41,7 +42,10 @@ async def set_value(
     console: Console,
     name: Name,
     value: Annotated[
-        str, typer.Argument(help="For a switch: on, off, listed, or a percentage of stores such as 10%. Else a number.")
+        str,
+        typer.Argument(
+            help="For a switch: on, off, listed, or a percentage of stores such as 10%. For a limit: a number."
+        ),
     ],
     *,
     stores: Annotated[
@@ -83,8 +87,9 @@ async def unset(
     all_stores: AllStores = False,
     ceiling_of: CeilingOf = "",
 ) -> None:
-    """Remove a value, so that the next layer decides. Switches are removed with --all-stores."""
-    await _update(target, console, _layer(all_stores=all_stores, ceiling_of=ceiling_of), ceiling_of, unset=[name])
+    """Remove a value, so that the next layer decides."""
+    layer = _layer(all_stores=all_stores or name in list(Feature), ceiling_of=ceiling_of)
+    await _update(target, console, layer, ceiling_of, unset=[name])
 
 
 def _layer(*, all_stores: bool, ceiling_of: str) -> pb.SettingsLayer.ValueType:

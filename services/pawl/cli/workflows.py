@@ -110,7 +110,7 @@ async def show(
     """
     if not (json or node) and console.is_terminal:
         return await follow_execution(target, console, run_id)
-    waiting = hints(await target.get(run_id))  # Read this first, so that the tree shows everything that led to it.
+    waiting = hints(await target.get(run_id))  # Read before the tree, so that the tree is not older.
     execution = await target.workflow_run(run_id).execution(node)
     if json:
         print(json_line(execution))
@@ -132,7 +132,7 @@ async def run(
     input_json: JsonText = "",
     version: Annotated[int, typer.Option(help="Version; default: the newest.", min=0, show_default=False)] = 0,
     reports_to: Annotated[
-        str, typer.Option(help="Conversation to which the end is reported.", show_default=False)
+        str, typer.Option(help="Conversation that is notified when the run ends.", show_default=False)
     ] = "",
     detach: Detach = False,
 ) -> int:
@@ -196,7 +196,7 @@ app.command("event")(
             "--payload": _PAYLOAD,
             "--id": "event_id",
         },
-        "Send an event to a run, for its wait nodes with this event name.",
+        "Send an event to a run's nodes that wait for this event name.",
         "Sent {name} to {run_id}.",
     )
 )
@@ -206,7 +206,7 @@ app.command("complete")(
     verb(
         workflow_pb2.SendEventRequest(),
         {"token": "token", "--payload": _PAYLOAD},
-        "End the wait of a run's node by its token.",
+        "Send an event to one waiting node by its token.",
         "Sent.",
     )
 )
@@ -214,7 +214,7 @@ app.command("mermaid")(
     verb(
         workflow_pb2.GetWorkflowRequest(),
         {**_NAME, "--version": "version"},
-        "Print the flowchart of a workflow in Mermaid's language.",
+        "Print a workflow as a Mermaid flowchart.",
         lambda answer, _: answer.mermaid.rstrip("\n"),
     )
 )
@@ -231,7 +231,7 @@ app.command("schema")(
     verb(
         workflow_pb2.GetWorkflowSchemaRequest(),
         {},
-        "Print the JSON Schema of workflow files, with which editors complete and check them.",
+        "Print the JSON Schema of workflow files, which editors use to complete and check them.",
         lambda answer, _: json_module.dumps(json_module.loads(answer.schema_json), indent=2),
     )
 )

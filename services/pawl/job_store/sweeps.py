@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
+from pawl.chassis.ids import CommandId, IdSource, StoreId
 from pawl.chassis.process import logs, tasks
 from pawl.chassis.process.clock import Clock
 from pawl.errors import PawlError
+from pawl.event.v1 import run_pb2
 from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.ledger.ledger import Ledger
@@ -20,6 +23,7 @@ from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.lifecycle.store import PostgresOutbox
 from pawl.job_store.lifecycle.stream import JetStreamLifecycle
 from pawl.job_store.store_settings.snapshot import SettingsSnapshot
+from pawl.job_store.store_settings.store import PostgresSettings
 from pawl.job_store.triggers.rules import EVENTS_SECONDS, REFUSALS_TIME
 from pawl.job_store.triggers.triggers import Triggers
 from pawl.values import Feature, StopCause
@@ -117,20 +121,34 @@ async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> No
         await clock.sleep(_DOOMED_SECONDS if silence.since else _QUARANTINE_SECONDS)
 
 
-async def cancel_where_off(settings: SettingsSnapshot, ledger: Ledger, clock: Clock) -> None:
-    """Every five seconds, cancel open runs in stores where runs are off, if the switch asks for it."""
+async def cancel_where_off(settings: SettingsSnapshot, ledger: Ledger, ids: IdSource, clock: Clock) -> None:
+    """Every five seconds, cancel open runs in stores where runs are off, if the switch requests it.
+
+    Undo runs continue, so that no undo is left half done.
+    """
     while True:
         before = settings.all.cancels_before
         stores = () if before is None else await settings.repository.stores_with_open_runs()
         for store_id in stores:
-            if before is None or Feature.RUNS not in settings.all.off(store_id):
-                continue
-            for run, user_id in await settings.repository.open_runs(store_id, before, runs_max=_ROWS_BATCH):
-                try:
-                    await ledger.cancel(run, user_id, StopCause.FEATURE_OFF)
-                except PawlError as error:
-                    _log.warning("run.not_cancelled", run=run.run_id, reason=error.reason)
+            if before is not None and Feature.RUNS in settings.all.off(store_id):
+                await _cancel_runs(settings.repository, ledger, ids, store_id, before)
         await clock.sleep(_OFF_SECONDS)
+
+
+async def _cancel_runs(
+    repository: PostgresSettings, ledger: Ledger, ids: IdSource, store_id: StoreId, before: datetime
+) -> None:
+    after = ""
+    while runs := await repository.open_runs(store_id, before, after_run=after, runs_max=_ROWS_BATCH):
+        after = runs[-1].run.run_id
+        for open_run in runs:
+            if run_pb2.Run.FromString(open_run.options).HasField("undo"):
+                continue
+            command_id = CommandId(ids.new("cmd"))
+            try:
+                await ledger.cancel(open_run.run, open_run.user_id, StopCause.FEATURE_OFF, command_id)
+            except PawlError as error:
+                _log.warning("run.not_cancelled", run=open_run.run.run_id, reason=error.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

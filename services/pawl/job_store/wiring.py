@@ -163,7 +163,7 @@ def on_postgres(
     loops: Loops = {
         "refusals": partial(sweeps.add_refusals, triggers, clock),
         "erasing": erasing.run,
-        "off": partial(sweeps.cancel_where_off, settings, ledger, clock),
+        "off": partial(sweeps.cancel_where_off, settings, ledger, ids, clock),
         "relay": relay.run,
         "settings": settings.run,
         "retention": partial(sweeps.remove_expired, PostgresRetention(database), clock, periods),

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from pawl.chassis.identity.auth import user_principal
-from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.chassis.ids import CredentialId, IdSource, StoreId, UserId
+from pawl.chassis.process.clock import SystemClock
 from pawl.chassis.rpc.client import translated
 from pawl.errors import Conflict, FeatureOff, InvalidField
-from pawl.event.v1 import run_pb2
+from pawl.event.v1 import run_pb2, schedule_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import sweeps
 from pawl.job_store.ledger.rules.slots import SlotLimits
@@ -21,7 +22,7 @@ from pawl.settings.v1.settings_pb2_grpc import SettingsServiceStub
 from pawl.values import Feature
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.job_store.conftest import Replica, StartReplica
-from tests.rpc.job_store.test_background import asks_for
+from tests.rpc.job_store.test_background import asks_for, claimed_jobs, start_jobs
 from tests.rpc.job_store.test_schedules import SKIPPED, Timer
 from tests.rpc.job_store.test_triggers import Hook
 from tests.rpc.job_store.user import User
@@ -95,7 +96,9 @@ async def test_open_runs_are_cancelled_where_runs_are_off_if_the_switch_asks_for
     ann, beta = User(replica.stub), User(replica.stub, store_id="beta")
     runs = [(ann, (await ann.submit()).run.run_id), (beta, (await beta.submit()).run.run_id)]
     await switch(replica, Feature.RUNS, SwitchState.LISTED, store_ids=frozenset({"beta"}), cancel_open_runs=True)
-    sweep = asyncio.create_task(sweeps.cancel_where_off(replica.settings, replica.ledger, ManualClock()))
+    sweep = asyncio.create_task(
+        sweeps.cancel_where_off(replica.settings, replica.ledger, IdSource(SystemClock()), ManualClock())
+    )
     async with asyncio.timeout(60):
         while (await ann.run(runs[0][1])).state != run_pb2.RUN_STATE_CANCELLED:
             await asyncio.sleep(0.02)
@@ -163,3 +166,55 @@ async def test_settings_that_cannot_be_read_stay_as_they_were(
         await user.submit()
     assert not poll.done()
     poll.cancel()
+
+
+async def test_owner_of_a_cancelled_run_ends_it_and_undo_runs_and_ended_parents_do_not_matter(replica: Replica) -> None:
+    """A job that a model started outlives its parent run and is cancelled too. An undo continues."""
+    ann = User(replica.stub)
+    conversation_id = await start_jobs(ann, "one")
+    (job,) = await claimed_jobs(ann)
+    undo = (await ann.submit("undo", undo=run_pb2.Undo(run_id=job.run_id))).run
+    await switch(replica, Feature.RUNS, SwitchState.OFF, cancel_open_runs=True)
+    sweep = asyncio.create_task(
+        sweeps.cancel_where_off(replica.settings, replica.ledger, IdSource(SystemClock()), ManualClock())
+    )
+    async with asyncio.timeout(60):
+        while (await ann.run(job.run_id)).state != run_pb2.RUN_STATE_CANCELLING:
+            await asyncio.sleep(0.02)
+    sweep.cancel()
+    consumed = [command.command_id for command in await job.inbox()]
+    await job.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=consumed)
+    assert (await ann.run(job.run_id)).stop_cause == run_pb2.STOP_CAUSE_FEATURE_OFF
+    assert (await ann.run(undo.run_id)).state == run_pb2.RUN_STATE_QUEUED
+    assert conversation_id
+
+
+async def test_a_read_that_overlaps_a_change_loses_no_layer(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    await switch(replica, Feature.RUNS, SwitchState.OFF)
+    read, go = asyncio.Event(), asyncio.Event()
+    real = replica.settings.repository.changed_layers
+
+    async def slow(after_change: int) -> Any:
+        found = await real(after_change)
+        read.set()
+        await go.wait()
+        return found
+
+    monkeypatch.setattr(replica.settings.repository, "changed_layers", slow)
+    poll = asyncio.create_task(replica.settings.refresh())
+    await read.wait()
+    asked = [Settings(layer=Layer.CEILING, store_id=StoreId(name), limits={"active_runs": 7}) for name in ("a", "b")]
+    changes = [asyncio.create_task(replica.settings.update(DEPLOYMENT, each, (), only_check=False)) for each in asked]
+    go.set()
+    await asyncio.gather(poll, *changes)
+    assert Feature.RUNS in replica.settings.all.off(StoreId("acme"))
+    assert set(replica.settings.unusual) == {"a", "b"}
+
+
+async def test_a_firing_that_will_be_skipped_cancels_no_earlier_run(replica: Replica) -> None:
+    timer = Timer(replica)
+    await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_CANCEL)
+    first = await timer.fire_due()
+    await switch(replica, Feature.RUNS, SwitchState.OFF)
+    assert (await timer.fire_due()).outcome == SKIPPED
+    assert (await User(replica.stub).run(first.run_id)).state == run_pb2.RUN_STATE_QUEUED

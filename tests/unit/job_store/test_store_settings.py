@@ -139,7 +139,12 @@ def test_a_change_sets_the_named_values_and_keeps_the_others() -> None:
             {"switches": {"runs": Switch(state=SwitchState.LISTED, store_ids=frozenset({"a b"}))}},
             "settings.switches.runs.store_ids",
         ),
-        ({"unset": ("everything",)}, "settings.unset"),
+        ({"unset": ("runs",)}, "unset"),
+        ({"switches": {"runs": Switch(state=SwitchState.LISTED)}}, "settings.switches.runs.store_ids"),
+        (
+            {"switches": {"runs": Switch(state=SwitchState.ALL, store_ids=frozenset({"acme"}))}},
+            "settings.switches.runs.store_ids",
+        ),
     ],
 )
 def test_bad_values_are_refused_with_their_field(asked: Mapping[str, Any], field: str) -> None:

@@ -123,7 +123,7 @@ export function App(): VNode {
             ))}
           </tbody>
         </table>
-        <p class="quiet">Runs continue when this page is closed. Everything that waits for you is in the inbox.</p>
+        <p class="quiet">Runs continue when this page is closed. Everything waiting for you is in the inbox.</p>
         <form method="dialog">
           <button>Close</button>
         </form>
@@ -142,7 +142,7 @@ const KEYS = [
   ["Esc", "leave the field or close the dialog"],
 ] as const;
 
-/** Moves the focus in a list, first to an item that waits for input, or presses the button with this key. */
+/** Moves the focus in a list, first to an item waiting for input, or presses the button with this key. */
 function pressed(event: KeyboardEvent): void {
   const items = [...document.querySelectorAll<HTMLElement>("main [data-item]")];
   const here = items.findIndex((item) => item.contains(document.activeElement));

@@ -34,7 +34,7 @@ export function keep(where: string, text: string): void {
 
 export const clock = signal(Date.now());
 
-/** Calls that wait for a decision or an answer. */
+/** Calls waiting for a decision or an answer. */
 export const forPeople: ReadonlySignal<CallJson[]> = computed(() =>
   pendingCalls.value.filter(({ state }) => state === "CALL_STATE_AWAITING_APPROVAL" || state === "CALL_STATE_ASKED"),
 );

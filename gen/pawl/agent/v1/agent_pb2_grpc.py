@@ -180,7 +180,7 @@ class AgentServiceServicer(object):
         - NOT_FOUND / AGENT_NOT_FOUND
         - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format or a front-end tool.
         - INVALID_ARGUMENT / UNSUPPORTED_PART
-        - NOT_FOUND / DOCUMENT_NOT_FOUND: A part names the document.
+        - NOT_FOUND / DOCUMENT_NOT_FOUND: A part refers to the document.
         - ALREADY_EXISTS / TOOL_EXISTS: A name in `front_end_tools` is taken.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -312,7 +312,7 @@ class AgentServiceServicer(object):
         - NOT_FOUND / AGENT_NOT_FOUND
         - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
         - INVALID_ARGUMENT / UNSUPPORTED_PART
-        - NOT_FOUND / DOCUMENT_NOT_FOUND: A part names the document.
+        - NOT_FOUND / DOCUMENT_NOT_FOUND: A part refers to the document.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -74,7 +74,7 @@ class AgentServiceStub:
     - NOT_FOUND / AGENT_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format or a front-end tool.
     - INVALID_ARGUMENT / UNSUPPORTED_PART
-    - NOT_FOUND / DOCUMENT_NOT_FOUND: A part names the document.
+    - NOT_FOUND / DOCUMENT_NOT_FOUND: A part refers to the document.
     - ALREADY_EXISTS / TOOL_EXISTS: A name in `front_end_tools` is taken.
     """
     Session: _grpc.StreamStreamMultiCallable[_session_pb2.SessionRequest, _session_pb2.SessionResponse]
@@ -178,7 +178,7 @@ class AgentServiceStub:
     - NOT_FOUND / AGENT_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
     - INVALID_ARGUMENT / UNSUPPORTED_PART
-    - NOT_FOUND / DOCUMENT_NOT_FOUND: A part names the document.
+    - NOT_FOUND / DOCUMENT_NOT_FOUND: A part refers to the document.
     """
     CancelRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.CancelRunRequest, _agent_pb2.CancelRunResponse]
     """Stops a run. Once it returns, nothing new starts: open calls are settled, the model stream is closed and
@@ -348,7 +348,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - NOT_FOUND / AGENT_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format or a front-end tool.
     - INVALID_ARGUMENT / UNSUPPORTED_PART
-    - NOT_FOUND / DOCUMENT_NOT_FOUND: A part names the document.
+    - NOT_FOUND / DOCUMENT_NOT_FOUND: A part refers to the document.
     - ALREADY_EXISTS / TOOL_EXISTS: A name in `front_end_tools` is taken.
     """
     Session: _aio.StreamStreamMultiCallable[_session_pb2.SessionRequest, _session_pb2.SessionResponse]  # type: ignore[assignment]
@@ -452,7 +452,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - NOT_FOUND / AGENT_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
     - INVALID_ARGUMENT / UNSUPPORTED_PART
-    - NOT_FOUND / DOCUMENT_NOT_FOUND: A part names the document.
+    - NOT_FOUND / DOCUMENT_NOT_FOUND: A part refers to the document.
     """
     CancelRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.CancelRunRequest, _agent_pb2.CancelRunResponse]  # type: ignore[assignment]
     """Stops a run. Once it returns, nothing new starts: open calls are settled, the model stream is closed and
@@ -625,7 +625,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         - NOT_FOUND / AGENT_NOT_FOUND
         - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format or a front-end tool.
         - INVALID_ARGUMENT / UNSUPPORTED_PART
-        - NOT_FOUND / DOCUMENT_NOT_FOUND: A part names the document.
+        - NOT_FOUND / DOCUMENT_NOT_FOUND: A part refers to the document.
         - ALREADY_EXISTS / TOOL_EXISTS: A name in `front_end_tools` is taken.
         """
 
@@ -771,7 +771,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         - NOT_FOUND / AGENT_NOT_FOUND
         - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
         - INVALID_ARGUMENT / UNSUPPORTED_PART
-        - NOT_FOUND / DOCUMENT_NOT_FOUND: A part names the document.
+        - NOT_FOUND / DOCUMENT_NOT_FOUND: A part refers to the document.
         """
 
     @_abc_1.abstractmethod

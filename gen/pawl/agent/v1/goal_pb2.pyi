@@ -288,7 +288,7 @@ class RaiseGoalResponse(_message.Message):
     GOAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def goal(self) -> Global___GoalStatus:
-        """The goal. A repeated request returns the current limits: the first request raises them within moments, once."""
+        """The goal with the raised limits. A repeated request returns the current limits, which may not be raised yet."""
 
     def __init__(
         self,

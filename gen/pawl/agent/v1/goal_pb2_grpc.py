@@ -29,11 +29,11 @@ class GoalServiceStub(object):
     """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
     A goal run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
-    Decide and UndoRun accept it. It is COMPLETED if the goal is met. Otherwise it is FAILED with reason
-    GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (in three attempts in a row), class LIMIT, or
-    with the reason why a call was refused, class TOOL. In all cases `output_text` is a report. While it runs,
-    Run.job_progress is its progress. Messages to its conversation (SendMessage, policy STEER) reach the next
-    attempt. IDs, request IDs and pages work as in AgentService.
+    Decide and UndoRun accept it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with
+    class LIMIT and reason GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (three attempts in a row
+    without progress). If a call was refused, it is FAILED with class TOOL and the reason of the refusal.
+    `output_text` is always a report, and Run.job_progress is the progress. Messages to its conversation
+    (SendMessage, policy STEER) reach the next attempt. IDs, request IDs and pages work as in AgentService.
     """
 
     def __init__(self, channel):
@@ -68,11 +68,11 @@ class GoalServiceServicer(object):
     """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
     A goal run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
-    Decide and UndoRun accept it. It is COMPLETED if the goal is met. Otherwise it is FAILED with reason
-    GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (in three attempts in a row), class LIMIT, or
-    with the reason why a call was refused, class TOOL. In all cases `output_text` is a report. While it runs,
-    Run.job_progress is its progress. Messages to its conversation (SendMessage, policy STEER) reach the next
-    attempt. IDs, request IDs and pages work as in AgentService.
+    Decide and UndoRun accept it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with
+    class LIMIT and reason GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (three attempts in a row
+    without progress). If a call was refused, it is FAILED with class TOOL and the reason of the refusal.
+    `output_text` is always a report, and Run.job_progress is the progress. Messages to its conversation
+    (SendMessage, policy STEER) reach the next attempt. IDs, request IDs and pages work as in AgentService.
     """
 
     def StartGoal(self, request, context):
@@ -163,11 +163,11 @@ class GoalService(object):
     """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
     A goal run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
-    Decide and UndoRun accept it. It is COMPLETED if the goal is met. Otherwise it is FAILED with reason
-    GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (in three attempts in a row), class LIMIT, or
-    with the reason why a call was refused, class TOOL. In all cases `output_text` is a report. While it runs,
-    Run.job_progress is its progress. Messages to its conversation (SendMessage, policy STEER) reach the next
-    attempt. IDs, request IDs and pages work as in AgentService.
+    Decide and UndoRun accept it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with
+    class LIMIT and reason GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (three attempts in a row
+    without progress). If a call was refused, it is FAILED with class TOOL and the reason of the refusal.
+    `output_text` is always a report, and Run.job_progress is the progress. Messages to its conversation
+    (SendMessage, policy STEER) reach the next attempt. IDs, request IDs and pages work as in AgentService.
     """
 
     @staticmethod

@@ -104,7 +104,7 @@ class ScheduleServiceServicer(object):
 
         Errors:
         - ALREADY_EXISTS / SCHEDULE_EXISTS: A different schedule already has this name.
-        - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
+        - INVALID_ARGUMENT / INVALID_FIELD: The message contains the field and, for `cron`, the invalid part.
         - INVALID_ARGUMENT / INVALID_ID
         - RESOURCE_EXHAUSTED / TOO_LARGE
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -121,7 +121,7 @@ class ScheduleServiceServicer(object):
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
         - FAILED_PRECONDITION / UNREADABLE
-        - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
+        - INVALID_ARGUMENT / INVALID_FIELD: The message contains the field and, for `cron`, the invalid part.
         - INVALID_ARGUMENT / INVALID_ID
         - RESOURCE_EXHAUSTED / TOO_LARGE
         - NOT_FOUND / AGENT_NOT_FOUND

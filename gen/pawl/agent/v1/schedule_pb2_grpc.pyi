@@ -46,7 +46,7 @@ class ScheduleServiceStub:
 
     Errors:
     - ALREADY_EXISTS / SCHEDULE_EXISTS: A different schedule already has this name.
-    - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
+    - INVALID_ARGUMENT / INVALID_FIELD: The message contains the field and, for `cron`, the invalid part.
     - INVALID_ARGUMENT / INVALID_ID
     - RESOURCE_EXHAUSTED / TOO_LARGE
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -59,7 +59,7 @@ class ScheduleServiceStub:
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
     - FAILED_PRECONDITION / UNREADABLE
-    - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
+    - INVALID_ARGUMENT / INVALID_FIELD: The message contains the field and, for `cron`, the invalid part.
     - INVALID_ARGUMENT / INVALID_ID
     - RESOURCE_EXHAUSTED / TOO_LARGE
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -146,7 +146,7 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
 
     Errors:
     - ALREADY_EXISTS / SCHEDULE_EXISTS: A different schedule already has this name.
-    - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
+    - INVALID_ARGUMENT / INVALID_FIELD: The message contains the field and, for `cron`, the invalid part.
     - INVALID_ARGUMENT / INVALID_ID
     - RESOURCE_EXHAUSTED / TOO_LARGE
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -159,7 +159,7 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
     - FAILED_PRECONDITION / UNREADABLE
-    - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
+    - INVALID_ARGUMENT / INVALID_FIELD: The message contains the field and, for `cron`, the invalid part.
     - INVALID_ARGUMENT / INVALID_ID
     - RESOURCE_EXHAUSTED / TOO_LARGE
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -249,7 +249,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - ALREADY_EXISTS / SCHEDULE_EXISTS: A different schedule already has this name.
-        - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
+        - INVALID_ARGUMENT / INVALID_FIELD: The message contains the field and, for `cron`, the invalid part.
         - INVALID_ARGUMENT / INVALID_ID
         - RESOURCE_EXHAUSTED / TOO_LARGE
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -268,7 +268,7 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
         - FAILED_PRECONDITION / UNREADABLE
-        - INVALID_ARGUMENT / INVALID_FIELD: The message names the field and, for `cron`, the invalid part.
+        - INVALID_ARGUMENT / INVALID_FIELD: The message contains the field and, for `cron`, the invalid part.
         - INVALID_ARGUMENT / INVALID_ID
         - RESOURCE_EXHAUSTED / TOO_LARGE
         - NOT_FOUND / AGENT_NOT_FOUND

@@ -114,7 +114,7 @@ class ToolResult(_message.Message):
     IS_ERROR_FIELD_NUMBER: _builtins.int
     OFFER_EPOCH_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """Run ID; may be empty if the request already names the run."""
+    """Run ID; may be empty if the request already specifies the run."""
     call_id: _builtins.str
     """Call ID."""
     content_json: _builtins.bytes
@@ -156,7 +156,7 @@ class CallDecision(_message.Message):
     FOR_SERIES_FIELD_NUMBER: _builtins.int
     EDITED_SERIES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """Run ID; may be empty if the request already names the run."""
+    """Run ID; may be empty if the request already specifies the run."""
     call_id: _builtins.str
     """Call ID."""
     kind: _call_pb2.DecisionKind.ValueType

@@ -30,7 +30,7 @@ class SaveWorkflowRequest(_message.Message):
     DEFINITION_JSON_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     definition_json: _builtins.bytes
-    """The complete definition as a JSON object, at most 256 KiB."""
+    """The definition as a JSON object, at most 256 KiB."""
     validate_only: _builtins.bool
     """Validate and return the result without saving it."""
     def __init__(
@@ -367,9 +367,7 @@ class StartWorkflowRequest(_message.Message):
     input_json: _builtins.bytes
     """Input as JSON, at most 256 KiB; empty means {}."""
     reports_to_conversation_id: _builtins.str
-    """The caller's conversation to which the end is reported, as for a job; if empty, the end is reported to the
-    caller's inbox.
-    """
+    """The caller's conversation that is notified when the run ends, as for a job; empty means the caller's inbox."""
     total_tokens_max: _builtins.int
     """Token budget of the run and all runs below it; 0 means the deployment's default."""
     @_builtins.property
@@ -555,8 +553,8 @@ class RerunFromResponse(_message.Message):
 
     @_builtins.property
     def repeated_effects(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
-        """Calls of the old run, and of the runs below it, that had or may have had effects which can happen again:
-        only store, run, call, tool, category, effect class, state and times. At most 1000, newest first.
+        """Calls of the old run and the runs below it whose effects may happen again, newest first, at most 1000. Only
+        their store, run, call, tool, category, effect class, state and times are set.
         """
 
     def __init__(
@@ -689,7 +687,7 @@ class SendEventRequest(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     name: _builtins.str
-    """Name of the event, for which a node of the workflow waits."""
+    """Name of the event. A node of the workflow must wait for it."""
     payload_json: _builtins.bytes
     """Payload as JSON, at most 64 KiB; empty means null. It becomes the node's output."""
     event_id: _builtins.str

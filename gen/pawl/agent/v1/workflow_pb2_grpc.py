@@ -169,7 +169,7 @@ class WorkflowServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetWorkflowSchema(self, request, context):
-        """Returns the JSON Schema of definitions, with which editors can complete and check them. Read-only.
+        """Returns the JSON Schema of definitions, which editors can use to complete and check them. Read-only.
 
         Errors: only the common ones.
         """
@@ -184,7 +184,7 @@ class WorkflowServiceServicer(object):
         - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if it was deleted.
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
-        - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
+        - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id` does not exist.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
         - FAILED_PRECONDITION / FEATURE_OFF
@@ -255,11 +255,11 @@ class WorkflowServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SendEvent(self, request, context):
-        """Sends an event to a workflow run, for its `wait` nodes with this event name. One event ends one wait. Events
-        that arrive before their wait are kept, at most 100 per run. Idempotent by `event_id`.
+        """Sends an event to a workflow run. It ends the wait of one node that waits for this event name. If no node is
+        waiting, the event is kept, at most 100 per run. Idempotent by `event_id`.
 
-        With a `token`, it ends the wait of exactly one node, once. Any caller in the store who has the token may send
-        it, and sending the same payload again has no effect. The gateway offers this as
+        With a `token`, the event ends the wait of the token's node, once. Any caller in the store who has the
+        token may send it, and sending the same payload again has no effect. The gateway offers this as
         `POST /completions/{store}/{token}`, without a credential.
 
         Errors:

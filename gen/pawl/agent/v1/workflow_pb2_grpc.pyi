@@ -77,7 +77,7 @@ class WorkflowServiceStub:
     - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if it was already deleted.
     """
     GetWorkflowSchema: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.GetWorkflowSchemaRequest, _workflow_pb2.GetWorkflowSchemaResponse]
-    """Returns the JSON Schema of definitions, with which editors can complete and check them. Read-only.
+    """Returns the JSON Schema of definitions, which editors can use to complete and check them. Read-only.
 
     Errors: only the common ones.
     """
@@ -88,7 +88,7 @@ class WorkflowServiceStub:
     - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if it was deleted.
     - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
-    - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
+    - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id` does not exist.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
     - FAILED_PRECONDITION / FEATURE_OFF
@@ -139,11 +139,11 @@ class WorkflowServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     SendEvent: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.SendEventRequest, _workflow_pb2.SendEventResponse]
-    """Sends an event to a workflow run, for its `wait` nodes with this event name. One event ends one wait. Events
-    that arrive before their wait are kept, at most 100 per run. Idempotent by `event_id`.
+    """Sends an event to a workflow run. It ends the wait of one node that waits for this event name. If no node is
+    waiting, the event is kept, at most 100 per run. Idempotent by `event_id`.
 
-    With a `token`, it ends the wait of exactly one node, once. Any caller in the store who has the token may send
-    it, and sending the same payload again has no effect. The gateway offers this as
+    With a `token`, the event ends the wait of the token's node, once. Any caller in the store who has the
+    token may send it, and sending the same payload again has no effect. The gateway offers this as
     `POST /completions/{store}/{token}`, without a credential.
 
     Errors:
@@ -206,7 +206,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if it was already deleted.
     """
     GetWorkflowSchema: _aio.UnaryUnaryMultiCallable[_workflow_pb2.GetWorkflowSchemaRequest, _workflow_pb2.GetWorkflowSchemaResponse]  # type: ignore[assignment]
-    """Returns the JSON Schema of definitions, with which editors can complete and check them. Read-only.
+    """Returns the JSON Schema of definitions, which editors can use to complete and check them. Read-only.
 
     Errors: only the common ones.
     """
@@ -217,7 +217,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if it was deleted.
     - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
-    - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
+    - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id` does not exist.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
     - FAILED_PRECONDITION / FEATURE_OFF
@@ -268,11 +268,11 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     SendEvent: _aio.UnaryUnaryMultiCallable[_workflow_pb2.SendEventRequest, _workflow_pb2.SendEventResponse]  # type: ignore[assignment]
-    """Sends an event to a workflow run, for its `wait` nodes with this event name. One event ends one wait. Events
-    that arrive before their wait are kept, at most 100 per run. Idempotent by `event_id`.
+    """Sends an event to a workflow run. It ends the wait of one node that waits for this event name. If no node is
+    waiting, the event is kept, at most 100 per run. Idempotent by `event_id`.
 
-    With a `token`, it ends the wait of exactly one node, once. Any caller in the store who has the token may send
-    it, and sending the same payload again has no effect. The gateway offers this as
+    With a `token`, the event ends the wait of the token's node, once. Any caller in the store who has the
+    token may send it, and sending the same payload again has no effect. The gateway offers this as
     `POST /completions/{store}/{token}`, without a credential.
 
     Errors:
@@ -368,7 +368,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workflow_pb2.GetWorkflowSchemaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workflow_pb2.GetWorkflowSchemaResponse, _abc.Awaitable[_workflow_pb2.GetWorkflowSchemaResponse]]:
-        """Returns the JSON Schema of definitions, with which editors can complete and check them. Read-only.
+        """Returns the JSON Schema of definitions, which editors can use to complete and check them. Read-only.
 
         Errors: only the common ones.
         """
@@ -385,7 +385,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if it was deleted.
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
-        - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id`.
+        - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id` does not exist.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
         - FAILED_PRECONDITION / FEATURE_OFF
@@ -466,11 +466,11 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workflow_pb2.SendEventRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workflow_pb2.SendEventResponse, _abc.Awaitable[_workflow_pb2.SendEventResponse]]:
-        """Sends an event to a workflow run, for its `wait` nodes with this event name. One event ends one wait. Events
-        that arrive before their wait are kept, at most 100 per run. Idempotent by `event_id`.
+        """Sends an event to a workflow run. It ends the wait of one node that waits for this event name. If no node is
+        waiting, the event is kept, at most 100 per run. Idempotent by `event_id`.
 
-        With a `token`, it ends the wait of exactly one node, once. Any caller in the store who has the token may send
-        it, and sending the same payload again has no effect. The gateway offers this as
+        With a `token`, the event ends the wait of the token's node, once. Any caller in the store who has the
+        token may send it, and sending the same payload again has no effect. The gateway offers this as
         `POST /completions/{store}/{token}`, without a credential.
 
         Errors:

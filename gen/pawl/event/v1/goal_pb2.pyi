@@ -45,7 +45,7 @@ class Goal(_message.Message):
 
     @_builtins.property
     def criterion(self) -> Global___GoalCriterion:
-        """How to tell whether the aim is met."""
+        """How to determine whether the aim is met."""
 
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
@@ -81,7 +81,7 @@ class GoalAgent(_message.Message):
     agent: _builtins.str
     """Name of the agent; empty means `default`."""
     instructions: _builtins.str
-    """Instructions added to the agent's, at most 16000 bytes."""
+    """Instructions added to those of the agent, at most 16000 bytes."""
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the tools that attempts may call, among those of the agent; empty means all of them."""
@@ -103,7 +103,7 @@ Global___GoalAgent: _TypeAlias = GoalAgent  # noqa: Y015
 
 @_typing.final
 class GoalCriterion(_message.Message):
-    """How to tell whether a goal is met. Exactly one of `tool_name` and `judge` must be set."""
+    """How to determine whether a goal is met. Exactly one of `tool_name` and `judge` must be set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -212,7 +212,7 @@ class GoalAttempt(_message.Message):
 
     @_builtins.property
     def cited_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Calls that the judgement rests on."""
+        """Calls that the judgement is based on."""
 
     def __init__(
         self,

@@ -84,8 +84,8 @@ class WorkflowVersion(_message.Message):
     version: _builtins.int
     """Version number, starting at 1. It increases by one with each change, even after a deletion."""
     definition_json: _builtins.bytes
-    """The definition as JSON without defaults, in its written order, at most 256 KiB. docs/guides/workflows.md describes it, and
-    GetWorkflowSchema returns its JSON Schema. Empty in lists.
+    """The definition as JSON without defaults, in its written order, at most 256 KiB. docs/guides/workflows.md
+    describes it, and GetWorkflowSchema returns its JSON Schema. Empty in lists.
     """
     description: _builtins.str
     """Its description; may be empty."""
@@ -174,7 +174,7 @@ class PinnedWorkflow(_message.Message):
     input_json: _builtins.bytes
     """Input, canonical JSON, at most 256 KiB. Runs in lists and events omit inputs over 1 KiB."""
     reports_to_conversation_id: _builtins.str
-    """Conversation to which its end is reported; empty if it is reported to the user's inbox. With a
+    """Conversation that is notified when the run ends; empty means the user's inbox. With a
     conversation, the run is also one of its jobs: a single call to a tool with the workflow's name (Run.job).
     """
     rerun_of_run_id: _builtins.str
@@ -186,7 +186,7 @@ class PinnedWorkflow(_message.Message):
     omit it.
     """
     token_key: _builtins.bytes
-    """Random key of the tokens with which the run's waits can be ended. Only for services."""
+    """Random key for the tokens of the run's waits. Only for services."""
     @_builtins.property
     def chunk(self) -> Global___MapChunk:
         """For the child run of a map: the items that it processes. Absent for other runs."""
@@ -214,7 +214,7 @@ Global___PinnedWorkflow: _TypeAlias = PinnedWorkflow  # noqa: Y015
 
 @_typing.final
 class MapChunk(_message.Message):
-    """Consecutive items of a map, which one child run processes."""
+    """Consecutive items of a map, processed by one child run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -231,8 +231,8 @@ class MapChunk(_message.Message):
     items_json: _builtins.bytes
     """The items as a JSON array, at most 50. Runs in lists and events omit them."""
     scope_state: _builtins.bytes
-    """Opaque state of the nodes of the map's run that its expressions use; their values stay in the calls of that run.
-    Runs in lists and events omit it.
+    """Opaque state of the nodes of the map's run that its expressions use; their values are stored in that
+    run's calls. Runs in lists and events omit it.
     """
     failures_max: _builtins.int
     """Number of its items that may fail."""
@@ -324,9 +324,9 @@ class NodeExecution(_message.Message):
     iteration: _builtins.int
     """Current or last iteration of `repeat`, starting at 1; 0 if it has not started."""
     input_json: _builtins.bytes
-    """Input of its last call as JSON; empty if it has not made one. Only if the request names the node."""
+    """Input of its last call as JSON; empty if it has not made one. Only if the request specifies the node."""
     output_json: _builtins.bytes
-    """Output as JSON; empty until it has succeeded. Only if the request names the node, and at most 1 MiB."""
+    """Output as JSON; empty until it has succeeded. Only if the request specifies the node, and at most 1 MiB."""
     output_omitted_bytes: _builtins.int
     """Size in bytes of an output that was left out: in lists of nodes, that of the result of its last call."""
     call_id: _builtins.str
@@ -409,7 +409,7 @@ class WorkflowEdge(_message.Message):
     """Name of the node that follows it."""
     kind: _builtins.str
     """`then` or `else` of a condition, `go_to` of `on_error`, `after`, or `reference` if an expression of the target
-    names the source.
+    refers to the source.
     """
     def __init__(
         self,

@@ -27,7 +27,7 @@ class _SettingsLayer:
 class _SettingsLayerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SettingsLayer.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SETTINGS_LAYER_UNSPECIFIED: _SettingsLayer.ValueType  # 0
-    """In ExplainSettings: no layer sets it. In ListSettingsChanges: all layers."""
+    """In ExplainSettings: no layer sets it."""
     SETTINGS_LAYER_DEPLOYMENT: _SettingsLayer.ValueType  # 1
     """Set by a deployment key, for all stores."""
     SETTINGS_LAYER_CEILING: _SettingsLayer.ValueType  # 2
@@ -39,7 +39,7 @@ class SettingsLayer(_SettingsLayer, metaclass=_SettingsLayerEnumTypeWrapper):
     """Who sets a value, and for which stores."""
 
 SETTINGS_LAYER_UNSPECIFIED: SettingsLayer.ValueType  # 0
-"""In ExplainSettings: no layer sets it. In ListSettingsChanges: all layers."""
+"""In ExplainSettings: no layer sets it."""
 SETTINGS_LAYER_DEPLOYMENT: SettingsLayer.ValueType  # 1
 """Set by a deployment key, for all stores."""
 SETTINGS_LAYER_CEILING: SettingsLayer.ValueType  # 2
@@ -57,13 +57,13 @@ class _SwitchStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SwitchSta
     SWITCH_STATE_UNSPECIFIED: _SwitchState.ValueType  # 0
     """Not allowed in a request."""
     SWITCH_STATE_OFF: _SwitchState.ValueType  # 1
-    """For no store."""
+    """Off in all stores."""
     SWITCH_STATE_LISTED: _SwitchState.ValueType  # 2
-    """For the stores in `store_ids`."""
+    """On in the stores in `store_ids`."""
     SWITCH_STATE_PERCENT: _SwitchState.ValueType  # 3
-    """For the stores in `store_ids` and for `percent` of all other stores."""
+    """On in the stores in `store_ids` and in `percent` of all other stores."""
     SWITCH_STATE_ALL: _SwitchState.ValueType  # 4
-    """For all stores. The default."""
+    """On in all stores. The default."""
 
 class SwitchState(_SwitchState, metaclass=_SwitchStateEnumTypeWrapper):
     """Which stores a feature is on for."""
@@ -71,13 +71,13 @@ class SwitchState(_SwitchState, metaclass=_SwitchStateEnumTypeWrapper):
 SWITCH_STATE_UNSPECIFIED: SwitchState.ValueType  # 0
 """Not allowed in a request."""
 SWITCH_STATE_OFF: SwitchState.ValueType  # 1
-"""For no store."""
+"""Off in all stores."""
 SWITCH_STATE_LISTED: SwitchState.ValueType  # 2
-"""For the stores in `store_ids`."""
+"""On in the stores in `store_ids`."""
 SWITCH_STATE_PERCENT: SwitchState.ValueType  # 3
-"""For the stores in `store_ids` and for `percent` of all other stores."""
+"""On in the stores in `store_ids` and in `percent` of all other stores."""
 SWITCH_STATE_ALL: SwitchState.ValueType  # 4
-"""For all stores. The default."""
+"""On in all stores. The default."""
 Global___SwitchState: _TypeAlias = SwitchState  # noqa: Y015
 
 @_typing.final
@@ -194,7 +194,7 @@ class Settings(_message.Message):
         FEATURE_OFF. A run keeps the features that were on when it was created.
         - `runs`: start runs of any kind. Undo is always possible.
         - `background`: start jobs, workflows and goals, and run tools in the background.
-        - `delegation`: start child runs, with the run_agent tool or in workflows and goals.
+        - `delegation`: start child runs with the run_agent tool, and start workflows and goals.
         - `schedules`: fire schedules. A firing while this is off is recorded as skipped.
         - `triggers`: fire triggers. An event that arrives while this is off is recorded as skipped.
         """

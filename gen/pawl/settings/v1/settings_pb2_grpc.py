@@ -95,8 +95,8 @@ class SettingsServiceServicer(object):
         The layers DEPLOYMENT and CEILING require a deployment key, and the layer STORE requires the admin role.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, or a switch in a
-        layer other than DEPLOYMENT, or, in the layer STORE, a limit above the ceiling.
+        - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer
+        other than DEPLOYMENT, or a limit above the ceiling in the layer STORE.
         - INVALID_ARGUMENT / INVALID_ID
         - ABORTED / CONFLICT: `version` is not the current version.
         - PERMISSION_DENIED

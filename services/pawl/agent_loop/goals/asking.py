@@ -25,7 +25,7 @@ WAIT_SECONDS_MAX: Final = 30 * 86_400.0
 
 
 class _Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a call of START_GOAL."""
+    """The arguments of a call to START_GOAL."""
 
     aim: str
     check_tool: str = ""
@@ -49,7 +49,7 @@ def asked(arguments_json: bytes, now: float) -> Goal:
     except msgspec.DecodeError as error:
         raise ValueError(f"{error}.") from None
     if not given.aim.strip() or bool(given.check_tool) is bool(given.rubric):
-        raise ValueError("A goal needs an `aim`, and either `check_tool` or `rubric` to tell whether it is met.")
+        raise ValueError("A goal needs an `aim`, and either `check_tool` or `rubric` to determine whether it is met.")
     goal = Goal(
         aim=strict_json.storable(given.aim),
         attempts_by=GoalAgent(tool_names=given.tool_names),

@@ -15,7 +15,7 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tried(msgspec.Struct, frozen=True, array_like=True):
-    """What a recent attempt answered, and why it fell short, for the attempts that follow."""
+    """The answer of a recent attempt, and why it fell short, for later attempts."""
 
     number: int
     answer: str
@@ -34,14 +34,14 @@ class GoalCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     # The largest progress so far, and a digest of the last checked result.
     best: float = 0.0
     value_sha256: str = ""
-    # Number of attempts since the last one that brought progress.
+    # Number of attempts since the last progress.
     stalled: int = 0
     # Earliest start of the next attempt.
     not_before: float = 0.0
     met: bool = False
     # Why the goal is met or was last found not to be met.
     reason: str = ""
-    # The calls on which the last judgement rests, one line each.
+    # The calls on which the last judgement is based, one line each.
     evidence: tuple[str, ...] = ()
     # True once a model call of an attempt or judgement did not fit the token budget.
     lacks_tokens: bool = False

@@ -1,7 +1,7 @@
 """Implements a goal's program: attempts by child runs, each judged, until the aim is met or a limit is reached.
 
-Attempts and judgements by a model are calls that child runs carry out. Checks by a tool are calls like any other. No
-model is called in the goal run itself. Messages that its user sends reach the next attempt.
+Child runs carry out attempts and model judgements. Checks by a tool are ordinary calls. The goal run itself calls no
+model. Messages from its user reach the next attempt.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GoalProgram(Program):
         return rules.raised(state, _goal(state), command.kind) if isinstance(command.kind, RaiseGoal) else state
 
     def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:
-        """Record judgements. Report the progress of a judgement as progress of the call that judged."""
+        """Record judgements. Report the progress found by a judgement as progress of the judging call."""
         after = rules.recorded(after, _goal(after))
         progress = after.run.job_progress
         if progress is None or progress == base.run.job_progress:

@@ -35,7 +35,7 @@ _OPEN: Final = tuple(state for state in run_pb2.RunState.values() if state and s
 
 
 class GoalServicer(goal_pb2_grpc.GoalServiceServicer):
-    """Starts, returns, lists and raises goals. The credential determines store and user."""
+    """Starts, reads and lists goals, and raises their limits. The credential determines store and user."""
 
     def __init__(self, ledger: PublicLedger, starting: GoalStarting, ids: IdSource) -> None:
         self._ledger = ledger
@@ -80,7 +80,7 @@ class GoalServicer(goal_pb2_grpc.GoalServiceServicer):
         reply = await self._ledger.send_command(caller, run_id, command)
         run = run_after(reply, RunNotFound)
         if CommandOutcome(reply.outcome) is CommandOutcome.ACCEPTED:
-            # The run's worker applies it in a moment.
+            # The run's worker has not applied it yet.
             run.goal.attempts_max += raised.attempts
             if raised.HasField("deadline_time"):
                 run.goal.deadline_time.CopyFrom(raised.deadline_time)

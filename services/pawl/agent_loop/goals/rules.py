@@ -143,7 +143,7 @@ def recorded(state: State, goal: Goal) -> State:
 def raised(state: State, goal: Goal, by: RaiseGoal) -> State:
     """Return the state with the goal's raised limits.
 
-    The ledger has checked each against the limits before, but not against other raises that were not applied yet.
+    The ledger checked each raise against the limits, but not against raises that were not applied yet.
     """
     attempts_max = min(ATTEMPTS_MAX, goal.attempts_max + by.attempts)
     deadline_time = max(filter(None, (goal.deadline_time, by.deadline_time)), default=None)
@@ -225,7 +225,7 @@ def _checked(cursor: GoalCursor, found: Judgement, call: Call) -> GoalCursor:
 
 def _after_attempt(after: GoalCursor, before: GoalCursor, found: Judgement, attempted: Call) -> GoalCursor:
     if found.progress is None:
-        # A check that gives no number shows progress if its result changes.
+        # Without a number, a changed result counts as progress.
         progressed = bool(found.value_sha256) and found.value_sha256 != before.value_sha256
     else:
         progressed = found.progress > before.best

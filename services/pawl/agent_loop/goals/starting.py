@@ -58,7 +58,7 @@ class GoalStarting:
 
         Raises:
             InvalidField, InvalidId, InvalidJson, TooLarge: the goal is invalid, or its agent cannot pursue it.
-            AgentNotFound, ToolNotFound, PermissionDenied, InvalidArguments: its agents or the call of its tool are not
+            AgentNotFound, ToolNotFound, PermissionDenied, InvalidArguments: its agents or the call to its tool are not
                 allowed.
             QueueFull, RequestIdReused
         """

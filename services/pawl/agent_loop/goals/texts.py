@@ -16,7 +16,7 @@ _MESSAGES_BYTES_MAX: Final = 8 * 1024
 
 
 def report(state: State, goal: Goal, cursor: GoalCursor) -> str:
-    """Return the report on the goal's end, with its progress and the calls that the last judgement rests on."""
+    """Return the report on the goal's end, with its progress and the calls that the last judgement is based on."""
     if cursor.met:
         head = f"The goal was met after {count(cursor)}: {cursor.reason}"
     elif state.loop.failure is not None and state.run.state is not RunState.CANCELLING:

@@ -37,8 +37,8 @@ async def sources(
     """Return a run's calls, each with the calls that tried to undo it, without result contents.
 
     The calls of a workflow or goal run include those of the runs below it. All rounds of a job that are no longer
-    stored share one source, which has their count. A rerun's calls do not include those whose results it reuses; a
-    source names their run. Unless `open_may_be_left`, all runs below must have ended.
+    stored share one source, which has their count. Calls whose results a rerun reuses are not included; a source
+    refers to their run. Unless `open_may_be_left`, all runs below must have ended.
 
     Raises:
         RunNotFound: the user does not have this run.

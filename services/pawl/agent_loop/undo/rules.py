@@ -58,8 +58,8 @@ class UndoSource(msgspec.Struct, frozen=True, kw_only=True):
 
     call: Call
     attempts: tuple[Call, ...] = ()
-    # If positive, the source represents this many first rounds of a job, which are no longer stored; `call` is a
-    # sample.
+    # If positive, the source represents the first rounds of a job, which are no longer stored. This is their
+    # number, and `call` is a sample.
     trimmed_rounds: int = 0
     # If set, the source represents the effects of another run, whose nodes this run reuses; `call` is a sample.
     reused_run_id: RunId = RunId("")
@@ -244,7 +244,7 @@ def _without_inverse(call: Call) -> tuple[UndoState, str]:
     if _was_answered(call):
         return UndoState.NOTHING_TO_UNDO, "A user answered instead; it was not run."
     if call.child_run_id:
-        return UndoState.CANNOT_BE_UNDONE, f"Run {call.child_run_id} did it: undo that run."
+        return UndoState.CANNOT_BE_UNDONE, f"Run {call.child_run_id} carried it out: undo that run."
     return UndoState.CANNOT_BE_UNDONE, "Its tool does not support undo."
 
 

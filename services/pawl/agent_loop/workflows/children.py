@@ -63,7 +63,7 @@ def delegation(state: State, call: Call, run_id: RunId) -> Delegation:
     else:
         pinned = _workflow(state, call)
         text = f"[Workflow {pinned.name}, version {pinned.version}]"
-    # Parts of this workflow run are at its depth.
+    # Parts of a workflow run have the depth of the run.
     depth = run.depth + (pinned is not None and pinned.chunk is None)
     if depth > run.options.limits.agent_depth_max:
         raise NotStarted("NOT_ALLOWED", "Too many workflows and agents have started each other.")
@@ -120,7 +120,7 @@ def _workflow(state: State, call: Call) -> PinnedWorkflow:
     asked, read = named(call), state.agents.get(call.call_id)
     if asked is None or read is None or not read.workflow_version:
         name = "" if asked is None else asked.workflow
-        raise NotStarted("WORKFLOW_NOT_FOUND", f"There is no workflow {name[:64]}, or not that version of it.")
+        raise NotStarted("WORKFLOW_NOT_FOUND", f"There is no workflow {name[:64]}, or it does not have that version.")
     if len(bytes(asked.input)) > INPUT_BYTES_MAX:
         message = f"The input is {len(bytes(asked.input))} bytes; at most {INPUT_BYTES_MAX} are allowed."
         raise NotStarted("INVALID_ARGUMENTS", message)

@@ -1,4 +1,4 @@
-"""The state of a workflow run's program: how far each node has come. Outputs stay in the calls.
+"""The state of a workflow run's program: the progress of each node. Outputs are stored in the calls, not here.
 
 The id of a node's call contains the node's number in its graph, so that the state can be updated from the calls alone,
 before the definition has been read.
@@ -25,7 +25,7 @@ MESSAGE_CHARACTERS_MAX: Final = 120
 _MESSAGES_CHARACTERS_MAX: Final = 2400
 _OMITTED: Final = "..."
 _REASON_CHARACTERS_MAX: Final = 64
-# Most items of a map that one child run processes.
+# Maximum number of a map's items per child run.
 CHUNK_ITEMS_MAX: Final = 50
 CANCELLED: Final = "CANCELLED"
 NODE_TIMEOUT: Final = "NODE_TIMEOUT"
@@ -34,7 +34,7 @@ _CALL_ID: Final = re.compile(r"node_([0-9a-f]{24})_(\d+)_(\d+)_(\d+)_(\d+)", re.
 
 
 class NodeState(StrEnum):
-    """A node that is not in the cursor has not started. RETRYING waits for the start of its next call."""
+    """A node that is not in the cursor has not started. A RETRYING node is waiting for its next call."""
 
     RUNNING = "RUNNING"
     RETRYING = "RETRYING"
@@ -59,12 +59,12 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node that has started or ended. Times are milliseconds since the start of the run.
 
     `start_ms` is the start of the current attempt, and `due_ms` is when a RETRYING or waiting node continues. A RUNNING
-    node with an `end_ms` has ended its call, with `reason` if it failed; the program then decides what follows. `stop`
-    is why the node is being stopped. `value` is the output of a condition, or true if a person's answer is the default.
-    A map has started `chunks` chunks of its `items`, and `open_chunks` are open. `failed_items` items have failed, and
-    at most `tolerate` may fail; `chunk` is the one with which the map failed. `event` is the number of the event that
-    ended a wait. `origin` is the position, counted from 1, of the run with the node's calls in
-    `WorkflowCursor.origins`; 0 if it is this run.
+    node with an `end_ms` has ended its call, with `reason` if it failed; the program then decides what happens next.
+    `stop` is why the node is being stopped. `value` is the output of a condition, or true if a person's answer is the
+    default. A map has started `chunks` chunks of its `items`, and `open_chunks` are open. `failed_items`
+    items have failed, and at most `tolerate` may fail; `chunk` is the chunk that failed the map. `event` is the number
+    of the event that ended a wait. `origin` is the position in `WorkflowCursor.origins`, counted from 1, of the run
+    that made the node's calls; 0 for this run.
     """
 
     state: NodeState
@@ -135,7 +135,7 @@ class WorkflowCursor(
         """Return the initial cursor of a run that reuses these nodes of the run `run_id`."""
         records = {number: record for number, record in self.nodes.items() if number in numbers}
         used = sorted({record.origin for record in records.values()} | {0})
-        # Times count from the start of a run.
+        # Times are relative to the start of a run.
         nodes = {
             number: replace(record, origin=used.index(record.origin) + 1, start_ms=0, end_ms=0)
             for number, record in records.items()
@@ -143,7 +143,7 @@ class WorkflowCursor(
         return WorkflowCursor(nodes=nodes, origins=tuple((run_id, *self.origins)[origin] for origin in used))
 
     def run_id(self, record: NodeRecord, own: RunId) -> RunId:
-        """Return the run that has the calls of a node."""
+        """Return the run that made a node's calls."""
         return self.origins[record.origin - 1] if record.origin else own
 
 
@@ -163,7 +163,7 @@ def undo_call_id(run_id: RunId) -> CallId:
 
 @lru_cache(maxsize=4096)
 def parsed(call: CallId) -> tuple[int, NodeKey] | None:
-    """Return the number and key of the node that made a call; None for another call."""
+    """Return the number and key of the node that made a call; None for other calls."""
     found = _CALL_ID.fullmatch(call)
     return None if found is None else (int(found[2]), NodeKey(int(found[3]), int(found[4]), int(found[5])))
 
@@ -204,7 +204,7 @@ def _with_call(cursor: WorkflowCursor, known: NodeRecord | None, key: NodeKey, c
 
 
 def _with_chunk(known: NodeRecord, number: int, call: Call) -> NodeRecord:
-    """Return a map's state with the call of a chunk. Once it has a reason to fail, it starts no more chunks."""
+    """Return a map's state, updated with the call of a chunk."""
     if number >= known.chunks:
         opened = (*known.open_chunks, *range(known.chunks, number + 1))
         known = replace(known, chunks=number + 1, open_chunks=opened)
@@ -219,13 +219,13 @@ def _with_chunk(known: NodeRecord, number: int, call: Call) -> NodeRecord:
     known = replace(known, failed_items=known.failed_items + found.failed)
     if known.failed_items <= known.tolerate:
         return known
-    # Chunks that were open at the same time had the same number of failures left.
+    # Each concurrent chunk was allowed all the failures that were left when it started.
     message = f"{known.failed_items} items failed, and at most {known.tolerate} may fail."
     return replace(known, reason=found.reason or "MAP_FAILED", message=message, chunk=number)
 
 
 def _with_undo(failure: tuple[str, str] | None, call: Call) -> tuple[str, str] | None:
-    """Return the failure of a run after its undo has ended. The message names an undo that failed."""
+    """Return the failure of a run after its undo has ended. If the undo failed, the message says so."""
     if failure is None or call.state is CallState.SUCCEEDED:
         return failure
     return failure[0], f"{failure[1]} Not everything was undone: run {call.child_run_id} ended with {reason_of(call)}."
@@ -239,7 +239,10 @@ def reason_of(call: Call) -> str:
 
 
 class ChunkOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The output of a run that processes items of a map. A failed item's output is null; `reason` is one of theirs."""
+    """The output of a run that processes items of a map.
+
+    The output of a failed item is null. `reason` is why one of them failed.
+    """
 
     outputs: list[msgspec.Raw] = []
     failed: int = 0

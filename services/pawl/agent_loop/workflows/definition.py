@@ -44,7 +44,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class NodeRetry(_Part, frozen=True, kw_only=True):
-    """Attempts in all, and the delay before the second one, which grows by `factor` up to an hour."""
+    """Total number of attempts, and the delay before the second one, which grows by `factor` up to an hour."""
 
     attempts: Annotated[int, Meta(ge=1, le=20)]
     delay_seconds: Annotated[int, Meta(ge=0, le=86_400)] | Annotated[float, Meta(ge=0, le=86_400)] = 1
@@ -52,14 +52,14 @@ class NodeRetry(_Part, frozen=True, kw_only=True):
 
 
 class Repeat(_Part, frozen=True, kw_only=True):
-    """Runs the node again until the expression is true, at most `max` times in all."""
+    """Runs the node again until the expression is true, at most `max` times in total."""
 
     until: Text
     max: Annotated[int, Meta(ge=1, le=1000)] = 20
 
 
 class GoTo(_Part, frozen=True, kw_only=True):
-    """On failure, continue with this node, which does not run otherwise."""
+    """On failure, continue with this node, which otherwise does not run."""
 
     go_to: NodeName
 
@@ -73,7 +73,7 @@ class Node(_Part, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class TimedNode(Node, frozen=True, kw_only=True):
-    # Limit for one attempt.
+    # Limit per attempt.
     timeout_seconds: Seconds | None = None
 
 
@@ -86,12 +86,12 @@ class ToolNode(CallNode, frozen=True, kw_only=True, tag="tool"):
     """Calls a tool as the run's user. Its output is the result."""
 
     tool: ToolName
-    # A string must be one expression, whose value is an object.
+    # A string must be one expression that returns an object.
     arguments: dict[str, Any] | str = {}
 
 
 class AgentNode(CallNode, frozen=True, kw_only=True, tag="agent"):
-    """Runs an agent. Its output is the answer's text, or with `output_schema` the answer's JSON."""
+    """Runs an agent. Its output is the answer: text, or JSON if `output_schema` is set."""
 
     agent: Name = DEFAULT_AGENT
     task: Text
@@ -118,7 +118,7 @@ class HumanNode(CallNode, frozen=True, kw_only=True, tag="human"):
     form: Literal["question", "approval"] = "question"
     who: Literal["user", "approvers"] | NamedUser = "user"
     deadline_seconds: Seconds | None = None
-    # The output if nobody answers by the deadline; without it, the node fails with EXPIRED.
+    # The output if there is no answer by the deadline; if not set, the node fails with EXPIRED.
     default: Any | UnsetType = UNSET
 
 
@@ -139,9 +139,9 @@ class ParallelNode(TimedNode, frozen=True, kw_only=True, tag="parallel"):
 
 
 class MapNode(TimedNode, frozen=True, kw_only=True, tag="map"):
-    """Runs a node for each item of a list. Its output is the list of outputs, null for a tolerated failure."""
+    """Runs a node for each item of a list. Its output is the list of their outputs, null for a tolerated failure."""
 
-    # A string must be one expression, whose value is a list.
+    # A string must be one expression that returns a list.
     items: str | list[Any]
     as_: NodeName = field(name="as", default="item")
     concurrency: Concurrency = 8
@@ -154,14 +154,14 @@ class WorkflowNode(CallNode, frozen=True, kw_only=True, tag="workflow"):
     """Runs another workflow. Its output is that workflow's output."""
 
     workflow: Name
-    # 0 for the version that is the newest when the node starts.
+    # 0 means the newest version when the node starts.
     version: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    # A string must be one expression, whose value is an object.
+    # A string must be one expression that returns an object.
     input: dict[str, Any] | str = {}
 
 
 class WaitNode(TimedNode, frozen=True, kw_only=True, tag="wait"):
-    """Waits for some time, until a time, or for an event, whose payload is the output. Exactly one of these is set."""
+    """Waits for a duration, until a time, or for an event, whose payload is the output. Exactly one of these is set."""
 
     seconds: Seconds | None = None
     # A time in RFC 3339, or in seconds since 1970.
@@ -187,14 +187,14 @@ class WorkflowDefinition(_Part, frozen=True, kw_only=True):
     input: dict[str, Any] = {}
     # Maximum number of calls that are open at the same time. A map counts as one call, and each branch as its own.
     concurrency: Concurrency = 10
-    # Limit for the whole run.
+    # Limit for the run.
     timeout_seconds: Seconds | None = None
     as_tool: bool = False
     nodes: Annotated[dict[NodeName, AnyNode], Meta(min_length=1)]
 
     @property
     def waits(self) -> frozenset[str]:
-        """The nodes that wait for an event, without branches. They have tokens."""
+        """The nodes outside of branches that wait for an event. Each has a token."""
         return frozenset(name for name, node in self.nodes.items() if isinstance(node, WaitNode) and node.event)
 
     @property

@@ -1,4 +1,4 @@
-"""Drafts the calls of nodes. Only those of tools need a check by the registry; child runs or people do the others."""
+"""Drafts the calls of nodes. Only tool calls need a check by the registry."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import DEFAULT_AGENT, UserId
 from pawl.values import CallState, Category, EffectClass, ExecutionContext, Question, QuestionKind
 
-# Names of the calls that a child run carries out: no workflow has a dot in its name. Then those that people answer.
+# Names of calls carried out by child runs. Names of workflows contain no dot.
 RUN_WORKFLOW: Final = "workflow.run"
 RUN_ITEMS: Final = "workflow.items"
+# Names of calls that people answer.
 ASK_USER: Final = "ask_user"
 APPROVAL: Final = "approval"
 EVENT: Final = "event"
@@ -93,7 +94,7 @@ def of_node(values: Values, step: Step, record: NodeRecord | None, run: Run, now
         case HumanNode():
             fields = _human(values, step, node, run, now)
         case _:
-            raise TypeError(f"{step.path} makes no call")
+            raise TypeError(f"{step.path} does not make calls")
     call_id = cursors.call_id(run.run_id, step.number, key_of(record))
     if "approval" in fields:
         digest = hashlib.sha256(call_id.encode() + fields["arguments_json"]).hexdigest()

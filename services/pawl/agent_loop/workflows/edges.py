@@ -1,4 +1,4 @@
-"""The edges between the nodes of a workflow, and the order that follows from them."""
+"""The edges between the nodes of a workflow, and the resulting order."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pawl.agent_loop.workflows import expressions
 from pawl.agent_loop.workflows.definition import AnyNode, ConditionNode, GoTo, WorkflowDefinition, below, templates
 
 EdgeKind: TypeAlias = Literal["go_to", "then", "else", "after", "reference"]
-# The first kind remains if two nodes have several edges: those of `then`, `else` and `go_to` may be inactive when the
-# others are active.
+# If two nodes have several edges, only that of the first kind is used: edges of `then`, `else` and `go_to` may be
+# inactive when the others are active.
 _PRECEDENCE: Final[tuple[EdgeKind, ...]] = ("go_to", "then", "else", "after", "reference")
 
 
@@ -23,7 +23,7 @@ class Edge(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """How a node starts: when its join over `control` allows it, and all sources in `others` have ended.
+    """A node starts when its join over `control` is met and all sources in `others` have ended.
 
     `control` has the kinds of edges by their source. `others` are references. If a node has only references, they are
     its control edges instead.
@@ -34,15 +34,15 @@ class Incoming(NamedTuple):
 
 
 def references(node: AnyNode) -> frozenset[str]:
-    """Return the names of all nodes that a node and the nodes inside it read."""
+    """Return the names of all nodes that a node, or a node inside it, refers to."""
     found = expressions.references(templates(node))
     return found.union(*(references(each) for each in below(node).values()))
 
 
 def incoming(definition: WorkflowDefinition) -> dict[str, Incoming]:
-    """Return the edges to each node, sorted by source, at most one from one node to another.
+    """Return the incoming edges of each node, sorted by source, at most one from each source.
 
-    A node without edges starts immediately. Nodes that do not exist have no edges.
+    A node without edges starts immediately. References to unknown nodes are ignored.
     """
     by_kind: dict[EdgeKind, list[tuple[str, str]]] = {kind: [] for kind in _PRECEDENCE}
     for name, node in definition.nodes.items():

@@ -52,7 +52,7 @@ class Execution:
         self._positions = {number: position for position, number in enumerate(started, 1)}
 
     def add_calls(self, calls: Iterable[call_pb2.Call]) -> None:
-        """Add calls that were read. The results of some may have been left out."""
+        """Add calls, some of which may lack their results."""
         for message in calls:
             call = self._calls[CallId(message.call_id)] = wire.CALL.read(message)
             self._omitted_bytes[call.call_id] = message.result_omitted_bytes

@@ -46,12 +46,13 @@ from pawl.event.v1 import call_pb2, run_pb2
 from pawl.event.v1.workflow_pb2 import NodeExecution, WorkflowEdge
 from pawl.values import ENDED
 
-# Limits for a result that is read with the tree, for its error, and for the output of one node.
+# Limit for results read with the tree, which shows only their errors.
 _SHOWN_BYTES_MAX: Final = 4 * 1024
+# Limit for the output of one node.
 _OUTPUT_BYTES_MAX: Final = 1024 * 1024
 _CALLS_PER_PAGE: Final = 200
 _TOKEN_CHARACTERS_MAX: Final = 200
-# Limits of a preview: the effects that it lists, and the runs that it reads.
+# Limits of a preview.
 _EFFECTS_MAX: Final = 1000
 _RUNS_MAX: Final = 200
 _EFFECT_FIELDS: Final = (
@@ -208,7 +209,7 @@ class Executions:
     async def _calls(
         self, caller: Principal, call_ids: Collection[CallId], *, result_bytes_max: int = _SHOWN_BYTES_MAX
     ) -> list[call_pb2.Call]:
-        """Return those of the calls that exist, without results over the size."""
+        """Return the calls that exist, without results over `result_bytes_max`."""
         return await self._ledger.get_calls(caller, call_ids, result_bytes_max=result_bytes_max) if call_ids else []
 
     async def _count_items(self, caller: Principal, execution: Execution, nodes: Iterable[NodeExecution]) -> None:
@@ -232,7 +233,7 @@ class Executions:
         if found.run.state not in ENDED:
             raise RunNotEnded("the run has not ended: wait for its end, or cancel it first")
         if found.run.workflow.HasField("chunk"):
-            problem = f"run_id: the run is part of run {found.run.parent_run_id}: run that again"
+            problem = f"run_id: the run is part of run {found.run.parent_run_id}: rerun that run instead"
             raise InvalidField(problem, field="run_id")
         return found, reruns.rerun(found.graph, found.cursor, run_id, found.step(node).number)
 

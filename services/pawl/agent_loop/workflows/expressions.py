@@ -19,9 +19,9 @@ from pawl.tools.rules.schema import did_you_mean
 
 CHARACTERS_MAX: Final = 1000
 RESULT_BYTES_MAX: Final = 1024 * 1024
-# Names that a hint lists.
+# Maximum number of names in a hint.
 _KNOWN_MAX: Final = 10
-# Names that an expression may use, each with the fields that it may read; None for any field.
+# Names that an expression may use, each with its allowed fields; None allows any field.
 Names: TypeAlias = Mapping[str, frozenset[str] | None]
 
 _NODE_FIELDS: Final = frozenset({"output", "error", "state"})
@@ -294,7 +294,7 @@ def _has(value: Any, step: str | int) -> bool:
 
 
 def _used(paths: frozenset[tuple[str, ...]], scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of the scope that an expression reads, because CEL converts all data that it gets."""
+    """Return the part of the scope that an expression reads, because CEL converts all data it receives."""
     used: dict[str, Any] = {}
     for path in sorted(paths):
         source: Any = scope

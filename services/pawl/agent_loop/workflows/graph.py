@@ -1,4 +1,4 @@
-"""Decides which nodes start, end or are skipped from the states of all nodes. Does not evaluate expressions."""
+"""Decides which nodes start, end or are skipped, based on the states of all nodes. Does not evaluate expressions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _FINAL: Final = frozenset(
         *("AGENT_CANCELLED", "BUDGET_EXHAUSTED"),
     }
 )
-# Why a parallel node or a map stops its open calls: they no longer change whether it succeeds.
+# A parallel node or a map stops its open calls because its outcome no longer depends on them.
 DECIDED: Final = "DECIDED"
 # Kinds of nodes without a call.
 _WITHOUT_CALL: Final = (ConditionNode, OutputNode, ParallelNode, WaitNode)
@@ -124,7 +124,7 @@ def _add_branches(steps: list[Step], number: int) -> None:
 def ready(graph: Graph, cursor: WorkflowCursor, checking: Collection[int], now_ms: int) -> tuple[Step, ...]:
     """Return the nodes to start now, in order.
 
-    At most `concurrency` nodes with calls are open. This includes nodes that wait for a retry, and those in `checking`,
+    At most `concurrency` nodes with calls are open. This includes nodes waiting for a retry, and those in `checking`,
     whose calls the registry is checking.
     """
     held = {step.number for step in graph.steps if _holds_slot(step, cursor.nodes.get(step.number))}
@@ -169,7 +169,7 @@ def is_ready(graph: Graph, cursor: WorkflowCursor, step: Step, now_ms: int) -> b
 
 
 def advanced(graph: Graph, cursor: WorkflowCursor, with_calls: Collection[int], now_ms: int) -> WorkflowCursor:
-    """Return the cursor after all changes that follow from the states of other nodes and from the time.
+    """Return the cursor after all changes that result from other nodes' states and the time.
 
     `with_calls` are the nodes with an open call. A node that is being stopped ends once its call has ended.
     """
@@ -245,7 +245,7 @@ def next_time(graph: Graph, cursor: WorkflowCursor) -> int | None:
 
 
 def first_failure(graph: Graph, cursor: WorkflowCursor, failures_max: int) -> Step | None:
-    """Return the node whose failure fails the run: the first that failed, or the first item beyond `failures_max`."""
+    """Return the node that fails the run: the first failed node after `failures_max` others."""
     found = [step for step in graph.steps if _fails_run(step, cursor.nodes.get(step.number))]
     found.sort(key=lambda step: cursor.nodes[step.number].end_ms or 0)
     return found[failures_max] if len(found) > failures_max else None

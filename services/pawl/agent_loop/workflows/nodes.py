@@ -31,7 +31,7 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId
 from pawl.errors import InvalidJson
 
-# Most child runs of a map that are open at the same time.
+# Maximum number of open child runs per map.
 _CHUNKS_OPEN_MAX: Final = 4
 
 
@@ -51,7 +51,10 @@ def _tolerated(node: MapNode, items: int) -> int:
 
 
 class Nodes:
-    """The nodes of a run at one time. `settle` and `start` change the cursor and collect calls and values to read."""
+    """The nodes of a run at a point in time.
+
+    `settle` and `start` update the cursor, and collect the calls to start and to read.
+    """
 
     def __init__(self, state: State, found: Graph, now: float) -> None:
         if state.run.workflow is None:
@@ -77,7 +80,7 @@ class Nodes:
     # Nodes that end.
 
     def settle(self) -> None:
-        """Update the cursor until nothing more follows from the calls, the events and the time."""
+        """Update the cursor until the calls, events and time cause no further changes."""
         while True:
             before = self._cursor
             changed = {step.number: self._ended(step) for step in self._graph.steps}
@@ -110,7 +113,7 @@ class Nodes:
         except ExpressionError as error:
             return graph.failed(record, record.end_ms, "EXPRESSION_FAILED", f"repeat.until: {error}")
         if not isinstance(until, bool):
-            return graph.failed(record, record.end_ms, "EXPRESSION_FAILED", "repeat.until must be true or false.")
+            return graph.failed(record, record.end_ms, "EXPRESSION_FAILED", "repeat.until must be true or false")
         return graph.after_call(step, record, until=until)
 
     def _with_output(self, step: Step, record: NodeRecord, after: NodeRecord) -> NodeRecord:
@@ -152,7 +155,7 @@ class Nodes:
     # Nodes that start.
 
     def start(self) -> bool:
-        """Start nodes until the cursor changes, which can change the order. Return whether it has changed."""
+        """Start nodes until the cursor changes, because that can affect the order. Return whether it has changed."""
         if self._cursor.is_paused or self._cursor.failure is not None:
             return False
         # If the cursor has changed, nodes that were about to start may no longer be allowed to.
@@ -210,7 +213,7 @@ class Nodes:
         return None
 
     def _start_chunks(self, step: Step, node: MapNode, record: NodeRecord) -> None:
-        """Start runs for the next items of a map. Its open runs divide its concurrency among them."""
+        """Start runs for the next items of a map. Its open runs share its concurrency."""
         total = cursors.chunk_count(record.items or 0)
         share = -(-node.concurrency // min(_CHUNKS_OPEN_MAX, total, node.concurrency))
         free = node.concurrency - sum(

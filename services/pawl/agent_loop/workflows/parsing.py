@@ -36,7 +36,7 @@ def parse(data: bytes) -> WorkflowDefinition:
     """Parse and validate a definition in JSON of at most BYTES_MAX bytes.
 
     Raises:
-        DefinitionError: with all faults, each with its path.
+        DefinitionError: the definition has faults. The error lists all of them with their paths.
     """
     try:
         document = strict_json.loads(data, bytes_max=BYTES_MAX)
@@ -49,7 +49,7 @@ def read(document: Any) -> WorkflowDefinition:
     """Validate a definition that was parsed from JSON or YAML.
 
     Raises:
-        DefinitionError: with all faults, each with its path.
+        DefinitionError: the definition has faults. The error lists all of them with their paths.
     """
     faults: list[DefinitionFault] = []
     if isinstance(document, dict):
@@ -96,7 +96,7 @@ def _usable_struct(struct: Any, value: dict[Any, Any], path: str, faults: list[D
         elif each.required:
             faults.append(DefinitionFault(_at(path, name), "is required"))
         if found is UNSET and each.required:
-            # Anything of the right form, so that the rest can be validated.
+            # A placeholder of the right form, so that the rest can be validated.
             found = next((text for text in _ANY_TEXTS if _fits(each.type, text, "", [])), UNSET)
             if found is UNSET:
                 return UNSET
@@ -113,7 +113,7 @@ def _usable_dict(types: tuple[Any, ...], value: dict[Any, Any], path: str, fault
 
 
 def _chosen(structs: list[Any], value: dict[Any, Any], path: str, faults: list[DefinitionFault]) -> Any:
-    """Return the struct of an object: the node kind that it names, or the only one possible."""
+    """Return the struct for an object: that of its node kind, or the only one possible."""
     if not issubclass(structs[0], Node):
         return structs[0]
     kinds = {each.__struct_config__.tag: each for each in structs}

@@ -83,7 +83,7 @@ def _with_cursor(state: State, cursor: WorkflowCursor) -> State:
 
 
 class _Moment(Nodes):
-    """What follows from a run's state at one time."""
+    """Decides what a run does next, based on its state and the time."""
 
     def decision(self) -> Decision:
         state, before = self._state, cursor_of(self._state)
@@ -159,9 +159,9 @@ class _Moment(Nodes):
         return self._cursor.failure is not None or is_drained
 
     def _drained(self, failure: RunFailure) -> RunFailure | None:
-        """Stop all nodes without a running call, and undo all effects once no call is open, except in part of a map.
+        """Stop nodes without a running call, and undo all effects once no call is open, except in part of a map.
 
-        Return the failure once nothing is left to do; None before.
+        Return the failure once nothing is left to do; None until then.
         """
         if self._cursor.failure is None:
             self._cursor = replace(self._cursor, failure=(failure.reason, failure.message))

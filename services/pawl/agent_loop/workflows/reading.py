@@ -42,7 +42,7 @@ class Graphs:
         self._kept: OrderedDict[tuple[StoreId, str, int], Graph] = OrderedDict()
 
     async def of(self, store_id: StoreId, pinned: PinnedWorkflow) -> Graph:
-        """Return the graph of a run: of the whole workflow, or of some items of a map.
+        """Return the graph of a run: of the workflow, or of some items of a map.
 
         Raises:
             WorkflowNotFound
@@ -63,7 +63,7 @@ class Graphs:
         return graph.of_items(found, chunk.node, indexes, chunk.concurrency)
 
     async def version(self, store_id: StoreId, name: str, version: int) -> int:
-        """Return the number of a version, or of the newest for 0; 0 if there is none."""
+        """Return `version` if it exists, or the newest version for 0; 0 if there is none."""
         try:
             return (await self._reader.get(store_id, name, version)).version
         except WorkflowNotFound:

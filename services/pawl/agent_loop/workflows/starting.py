@@ -42,7 +42,9 @@ class WorkflowStarting:
     async def start(
         self, caller: Principal, request: StartWorkflowRequest, reused: Mapping[str, Any] = {}
     ) -> run_pb2.Run:
-        """Create a run. It is durable when this returns. Idempotent by request id. `reused` are fields of its workflow.
+        """Create a run. It is durable when this returns. Idempotent by request id.
+
+        `reused` has the fields of `PinnedWorkflow` that a rerun sets.
 
         Raises:
             WorkflowNotFound: also if the workflow was deleted.
@@ -56,7 +58,7 @@ class WorkflowStarting:
     async def submission(
         self, caller: Principal, request: StartWorkflowRequest, reused: Mapping[str, Any] = {}
     ) -> tuple[pb.SubmitMessageRequest, PawlError | None]:
-        """Return the ledger's request to start a run, and the error that refuses a new one; None if it is valid.
+        """Return the ledger's request to start a run, and the error with which to refuse a new run, or None.
 
         Raises:
             PawlError: any error of `start` about the request itself.
@@ -88,7 +90,7 @@ class WorkflowStarting:
             asked_options=options,
             options=complete(options, self._defaults),
             request_id=convert.request_id(request),
-            # Compared with repeated requests, so it must not depend on which version is the newest.
+            # Repeated requests must have the same text, so it must not depend on the newest version.
             text=f"[Workflow {name}]",
             policy=MessagePolicy.QUEUE,
             labels=labels,
@@ -100,11 +102,11 @@ class WorkflowStarting:
     async def _check_input(self, caller: Principal, schema_json: bytes, input_json: bytes) -> None:
         checked = await self._registry.check_output(caller.store_id, schema_json, input_json.decode())
         if checked.faults:
-            # Violations at the top are attributed to an answer.
+            # Violations at the top level are worded as if in an answer.
             faults = (fault.removeprefix("answer: ") for fault in checked.faults)
             raise InvalidArguments(f"the input does not match the workflow's schema: {'; '.join(faults)}")
 
 
 def _digest(asked: PinnedWorkflow) -> bytes:
-    """Return the digest of what a repeated request must have in common with the first one."""
+    """Return a digest of the fields that must be equal in a repeated request."""
     return hashlib.sha256(msgspec.msgpack.encode(msgspec.structs.replace(asked, start_state=b""))).digest()

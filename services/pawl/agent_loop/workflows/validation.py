@@ -1,4 +1,4 @@
-"""Finds the faults of a definition beyond its form, and reports all of them together."""
+"""Finds the semantic faults of a definition, and reports all of them together."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _of_whole(definition: WorkflowDefinition, names: frozenset[str]) -> Iterator
 
 
 def _targets(node: Node, names: frozenset[str], path: str) -> Iterator[DefinitionFault]:
-    """Check that the nodes that a node names outside expressions exist."""
+    """Check that the nodes a node refers to outside of expressions exist."""
     lists: dict[str, tuple[str, ...]] = {"after": node.after}
     if isinstance(node, ConditionNode):
         lists |= {"then": node.then, "else": node.else_}
@@ -134,9 +134,9 @@ def _targets(node: Node, names: frozenset[str], path: str) -> Iterator[Definitio
 
 def _of_condition(node: ConditionNode, path: str) -> Iterator[DefinitionFault]:
     for name in sorted({*node.then} & {*node.else_}):
-        yield DefinitionFault(f"{path}.else", f"{name!r} is on both sides", "use after of that node")
+        yield DefinitionFault(f"{path}.else", f"{name!r} is in both then and else", f"set after of {name} instead")
     if isinstance(node.on_error, GoTo) and node.on_error.go_to in {*node.then, *node.else_}:
-        yield DefinitionFault(f"{path}.on_error.go_to", f"{node.on_error.go_to!r} is also on a side of the condition")
+        yield DefinitionFault(f"{path}.on_error.go_to", f"{node.on_error.go_to!r} is also in then or else")
 
 
 def _inside(node: AnyNode, path: str, *, depth: int) -> Iterator[DefinitionFault]:
@@ -163,11 +163,11 @@ def _of_node(node: AnyNode, definition: WorkflowDefinition, path: str) -> Iterat
         case MapNode() if node.as_ in _RESERVED or not expressions.is_name(node.as_):
             yield DefinitionFault(f"{path}.as", f"the name {node.as_!r} is reserved")
         case WorkflowNode() if node.workflow == definition.name:
-            yield DefinitionFault(f"{path}.workflow", "a workflow must not run itself")
+            yield DefinitionFault(f"{path}.workflow", "a workflow must not start itself")
         case WaitNode():
             given = [name for name in ("seconds", "until", "event") if getattr(node, name)]
             if len(given) != 1:
-                hint = f"got {' and '.join(given) or 'none'}"
+                hint = f"got {' and '.join(given) or 'none of them'}"
                 yield DefinitionFault(path, "a wait must have one of seconds, until and event", hint)
             elif node.timeout_seconds is not None and not node.event:
                 yield DefinitionFault(f"{path}.timeout_seconds", "is not allowed without event")
@@ -188,13 +188,13 @@ def _of_time(text: str, path: str) -> Iterator[DefinitionFault]:
 def _of_human(node: HumanNode, path: str) -> Iterator[DefinitionFault]:
     is_approval = node.form == "approval"
     if node.who == "approvers" and not is_approval:
-        yield DefinitionFault(f"{path}.who", "approvers answer approvals only", "set form: approval")
+        yield DefinitionFault(f"{path}.who", "only approvals can be sent to approvers", "set form: approval")
     if node.options and is_approval:
         yield DefinitionFault(f"{path}.options", "an approval has no options", "set form: question")
     if len(set(node.options)) < len(node.options):
         yield DefinitionFault(f"{path}.options", "an option is listed twice")
     if node.default is not UNSET and node.deadline_seconds is None:
-        yield DefinitionFault(f"{path}.default", "is not used without a deadline", "set deadline_seconds")
+        yield DefinitionFault(f"{path}.default", "requires a deadline", "set deadline_seconds")
 
 
 def _of_expressions(node: AnyNode, scope: dict[str, frozenset[str] | None], path: str) -> Iterator[DefinitionFault]:
@@ -211,7 +211,7 @@ def _of_expressions(node: AnyNode, scope: dict[str, frozenset[str] | None], path
             if kind not in _WHOLE[field]:
                 wanted = _TYPES[min(_WHOLE[field] - {"DYN"})]
                 given = _TYPES.get(kind, kind.lower())
-                yield DefinitionFault(where, f"the expression must give {wanted}, but gives {given}")
+                yield DefinitionFault(where, f"the expression must return {wanted}, but returns {given}")
     inner = scope
     if isinstance(node, MapNode):
         # Its items run in other runs, without the tokens of this one.
@@ -222,7 +222,7 @@ def _of_expressions(node: AnyNode, scope: dict[str, frozenset[str] | None], path
 
 
 def _inputs(definition: WorkflowDefinition) -> frozenset[str] | None:
-    """Return the fields of `input`; None if its schema does not name them all."""
+    """Return the fields of `input`; None if its schema does not list them all."""
     properties: Any = definition.input.get("properties")
     is_open = definition.input.get("additionalProperties", False)
     is_open = is_open or not {"patternProperties", "allOf", "anyOf", "oneOf", "$ref"}.isdisjoint(definition.input)
@@ -232,16 +232,16 @@ def _inputs(definition: WorkflowDefinition) -> frozenset[str] | None:
 def _joins(found: Mapping[str, Incoming], definition: WorkflowDefinition) -> Iterator[DefinitionFault]:
     for name, edges in found.items():
         join = definition.nodes[name].join
-        if join == "any" and not edges.control:
-            yield DefinitionFault(f"nodes.{name}.join", "has no effect, because no node comes before", "set after")
-        if isinstance(join, int) and join > len(edges.control):
-            message = f"can never be met: the node has {len(edges.control)} edges that count, got {join}"
-            yield DefinitionFault(f"nodes.{name}.join", message, "after, then, else and go_to count")
+        if join != "all" and not edges.control:
+            yield DefinitionFault(f"nodes.{name}.join", "has no effect: no node comes before this one", "set after")
+        elif isinstance(join, int) and join > len(edges.control):
+            message = f"must be at most {len(edges.control)}, the number of control edges, got {join}"
+            yield DefinitionFault(f"nodes.{name}.join", message, "those are the edges of after, then, else and go_to")
 
 
 def _sides(found: Mapping[str, Incoming]) -> Iterator[DefinitionFault]:
     """Find nodes on one side of a condition that read nodes which run only on the other side."""
-    # The condition and side of each node with no other edge that counts.
+    # The condition and side of each node with no other control edge.
     sides = {
         name: edge
         for name, edges in found.items()
@@ -253,7 +253,7 @@ def _sides(found: Mapping[str, Incoming]) -> Iterator[DefinitionFault]:
                 yield DefinitionFault(
                     f"nodes.{name}",
                     f"reads nodes.{source}, which never runs when this node does",
-                    f"take {name} out of {side} of {condition}, or add after: [{source}]",
+                    f"remove {name} from {side} of {condition}, or add after: [{source}]",
                 )
 
 

@@ -31,7 +31,7 @@ from pawl.agent_loop.workflows.definition import (
 from pawl.agent_loop.workflows.graph import Graph, Step
 from pawl.chassis.ids import CallId, RunId
 
-# Limit for a value: of an expression, of a map's items, and of the run's output.
+# Limit for the value of an expression, a map's items, and the run's output.
 BYTES_MAX: Final = expressions.RESULT_BYTES_MAX
 # 1 January 10000, in seconds since 1970.
 _TIME_MAX: Final = 253_402_300_800
@@ -40,7 +40,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class CallsNeeded(Exception):
-    """Raised when a value is in calls that must be read first."""
+    """Raised when a value depends on calls that must be read first."""
 
     def __init__(self, call_ids: frozenset[CallId]) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def _all(value: Callable[[Step], Any], steps: Iterable[Step]) -> list[tuple[Step
     """Return the value of each step.
 
     Raises:
-        CallsNeeded: with the calls of all steps.
+        CallsNeeded: calls of some steps must be read first. The error lists all of them.
     """
     found, needed = [], frozenset[CallId]()
     for step in steps:
@@ -65,7 +65,7 @@ def _all(value: Callable[[Step], Any], steps: Iterable[Step]) -> list[tuple[Step
 
 
 class Values:
-    """Evaluates the templates of one run's nodes. `calls` are the calls that are known so far."""
+    """Evaluates the templates of one run's nodes. `calls` are the calls read so far."""
 
     def __init__(self, run: Run, pinned: PinnedWorkflow, graph: Graph, cursor: WorkflowCursor) -> None:
         self._run, self._pinned, self._graph, self._cursor = run, pinned, graph, cursor
@@ -268,7 +268,7 @@ def time_of(value: Any) -> float:
 
 
 def wait_token(key: bytes, run_id: RunId, node: str) -> str:
-    """Return the token with which an event for one node can be sent."""
+    """Return the token that permits sending an event to one node."""
     return f"{run_id}.{node}.{hmac.digest(key, node.encode(), 'sha256')[:_TOKEN_BYTES].hex()}"
 
 

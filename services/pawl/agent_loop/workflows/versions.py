@@ -146,10 +146,10 @@ class Workflows:
     async def _checked(
         self, caller: Principal, definition_json: bytes, tools: Mapping[str, OfferedTool]
     ) -> WorkflowDefinition:
-        """Parse a definition, and check that what it names exists, even if it has other faults.
+        """Parse a definition, and check that everything it refers to exists, even if it has other faults.
 
         Raises:
-            DefinitionError: with all faults.
+            DefinitionError: the definition has faults. The error lists all of them.
         """
         known: tuple[DefinitionFault, ...] = ()
         try:
@@ -160,7 +160,7 @@ class Workflows:
             definition, known = error.rest, error.faults
         paths = tuple(fault.path for fault in known)
         found = [fault async for fault in self._faults(caller, definition, tools)]
-        # At a faulty path and below it, there may be placeholders.
+        # Values at and below a faulty path may be placeholders.
         faults = [*known, *(fault for fault in found if not any(_is_below(fault.path, path) for path in paths))]
         if faults:
             raise DefinitionError(faults)
@@ -199,7 +199,7 @@ class Workflows:
     async def _uses(
         self, caller: Principal, definition: WorkflowDefinition, tools: Mapping[str, OfferedTool]
     ) -> list[str]:
-        """Return the workflows whose newest version a run starts, also from the fixed versions that it starts.
+        """Return the workflows that a run starts in their newest version, directly or through fixed versions.
 
         Raises:
             WorkflowNotFound

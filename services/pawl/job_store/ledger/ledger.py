@@ -73,19 +73,19 @@ class Ledger:
         for job in changed.background.open_jobs if update.ends_writing else ():
             if job.user_id == changed.user_id:
                 continue
-            await self.cancel(RunKey(update.store_id, job.run_id), job.user_id, StopCause.USER)
+            command_id = CommandId(f"unshare_{job.run_id}")
+            await self.cancel(RunKey(update.store_id, job.run_id), job.user_id, StopCause.USER, command_id)
         return changed
 
-    async def cancel(self, run: RunKey, user_id: UserId, cause: StopCause) -> None:
-        """Cancel a run for its user. Idempotent for each cause."""
+    async def cancel(self, run: RunKey, user_id: UserId, cause: StopCause, command_id: CommandId) -> None:
+        """Cancel a run for its user. Idempotent by command id."""
         payload = ledger_pb2.Command(
             cancel=ledger_pb2.CancelCommand(cause=run_pb2.StopCause.Value(f"STOP_CAUSE_{cause.name}"))
         ).SerializeToString()
         send = Send(
             run=run,
             user_id=user_id,
-            # The dot keeps it apart from ids that users choose.
-            command_id=CommandId(f"{cause.name.lower()}.{run.run_id}"),
+            command_id=command_id,
             fingerprint=b"",
             command=Cancel(cause=cause),
             payload=payload,

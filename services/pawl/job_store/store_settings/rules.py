@@ -20,9 +20,9 @@ from pawl.values import Feature
 LIMIT_MAX: Final = 10_000
 LISTED_STORES_MAX: Final = 10_000
 _PERCENT_MAX: Final = 100
-# By then all replicas have read a change.
+# All replicas have read a change after this time.
 _SPREAD: Final = timedelta(seconds=10)
-# The store of the layer DEPLOYMENT.
+# Store id of the layer DEPLOYMENT.
 ALL_STORES: Final = StoreId("")
 
 
@@ -69,7 +69,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The values set by one layer. A `version` of 0 means that it has never set any."""
+    """The values set by one layer. `version` is 0 if it has never set any."""
 
     layer: Layer
     store_id: StoreId = ALL_STORES
@@ -128,7 +128,7 @@ class AllSettings:
     def switch(self, feature: Feature, store_id: StoreId) -> Decided:
         """Return whether a feature is on in a store, as 1 or 0."""
         if feature in self._forced_off:
-            return Decided(name=feature, value=0, layer=None, reason="The process was started with it off.")
+            return Decided(name=feature, value=0, layer=None, reason="Switched off when the process started.")
         switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(feature)
         if switch is None:
             return Decided(name=feature, value=1, layer=None, reason="No layer sets it.")
@@ -161,7 +161,7 @@ class AllSettings:
             if name in set_in.limits:
                 return Decided(name=name, value=set_in.limits[name], layer=layer, reason=reason)
         started = self._started_with[name]
-        return Decided(name=name, value=started, layer=None, reason="The process was started with it.")
+        return Decided(name=name, value=started, layer=None, reason="Set when the process started.")
 
     def off(self, store_id: StoreId) -> frozenset[Feature]:
         return frozenset(feature for feature in Feature if not self.switch(feature, store_id).value)
@@ -174,13 +174,14 @@ class AllSettings:
     def cancels_before(self) -> datetime | None:
         """In stores where runs are off, open runs created before this time are cancelled; None if they are not."""
         switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(Feature.RUNS)
-        if switch is None or switch.set_time is None or not switch.cancel_open_runs:
+        is_forced = Feature.RUNS in self._forced_off
+        if switch is None or switch.set_time is None or not switch.cancel_open_runs or is_forced:
             return None
         return switch.set_time + _SPREAD
 
 
 def governs_all(caller: Principal) -> bool:
-    """Return whether the caller may change the settings of all stores. The deployment and the local key's owner may."""
+    """Return whether the caller may change the settings of all stores: a deployment key or the local key's owner."""
     is_owner = caller.credential_id == LOCAL_CREDENTIAL and Role.ADMIN in caller.roles
     return Role.DEPLOYMENT in caller.roles or is_owner
 
@@ -226,7 +227,7 @@ def store_of(caller: Principal, store_id: str) -> StoreId:
 def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: datetime) -> Settings:
     """Return the layer with the values in `asked` set and those in `unset` removed, changed at `now`.
 
-    The version is one higher.
+    Increases the version by one.
 
     Raises:
         Conflict: The version of `asked` is not the current one.
@@ -239,7 +240,9 @@ def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: 
         raise Conflict(f"the settings were changed{by}, so version {asked.version} is outdated: read them again")
     _check_names(switches, Feature, "switches")
     _check_names(limits, Limit, "limits")
-    _check_names(unset, (*Feature, *Limit), "unset")
+    for name in unset:
+        if name not in {**kept.switches, **kept.limits} or name in {**switches, **limits}:
+            raise InvalidField(f"{name!r} is not set in this layer, or the request sets it", field="unset")
     if switches and kept.layer is not Layer.DEPLOYMENT:
         raise InvalidField("switches can be set only in the layer DEPLOYMENT", field="settings.switches")
     for name, switch in switches.items():
@@ -260,7 +263,7 @@ def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: 
     )
 
 
-def _check_names(names: Collection[str], known: Collection[str] | type[StrEnum], field: str) -> None:
+def _check_names(names: Collection[str], known: type[StrEnum], field: str) -> None:
     for name in names:
         if name not in list(known):
             raise InvalidField(f"{name!r} is unknown: use {', '.join(known)}", field=f"settings.{field}")
@@ -272,6 +275,10 @@ def _check_switch(name: str, switch: Switch) -> None:
         raise InvalidField(f"percent must be at most {_PERCENT_MAX}, got {switch.percent}", field=f"{field}.percent")
     if switch.percent and switch.state is not SwitchState.PERCENT:
         raise InvalidField("percent requires the state PERCENT", field=f"{field}.percent")
+    if switch.store_ids and switch.state not in {SwitchState.LISTED, SwitchState.PERCENT}:
+        raise InvalidField("store_ids require the state LISTED or PERCENT", field=f"{field}.store_ids")
+    if switch.state is SwitchState.LISTED and not switch.store_ids:
+        raise InvalidField("the state LISTED requires store_ids", field=f"{field}.store_ids")
     if len(switch.store_ids) > LISTED_STORES_MAX:
         raise InvalidField(
             f"store_ids must have at most {LISTED_STORES_MAX} entries, got {len(switch.store_ids)}",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -29,7 +30,7 @@ _log = logs.get_logger(__name__)
 class SettingsSnapshot:
     """The settings last read by this process. `run` reads them every second.
 
-    `started_with` has the limits of stores for which no layer sets any. Features in `forced_off` are off in all stores.
+    `started_with` holds the limits that apply if no layer sets them. Features in `forced_off` are off in all stores.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class SettingsSnapshot:
         self._layers: dict[tuple[Layer, StoreId], Settings] = {}
         self._last_change = 0
         self._is_failing = False
+        self._lock = asyncio.Lock()
         self.all = self._combined(())
         self.usual = slots
         self.unusual: Mapping[StoreId, SlotLimits] = {}
@@ -74,19 +76,22 @@ class SettingsSnapshot:
         Raises:
             PawlError: The settings cannot be read now.
         """
-        layers, last_change = await self.repository.changed_layers(self._last_change)
-        if last_change < self._last_change:  # The database is an older copy.
-            layers, last_change = await self.repository.changed_layers(0)
-            self._layers.clear()
-        if last_change == self._last_change:
-            return
-        self._layers |= {(each.layer, each.store_id): each for each in layers}
+        async with self._lock:
+            known = self._layers
+            layers, last_change = await self.repository.changed_layers(self._last_change)
+            if last_change < self._last_change:  # The database is an older copy.
+                layers, last_change = await self.repository.changed_layers(0)
+                known = {}
+            if last_change != self._last_change:
+                self._layers = {**known, **{(each.layer, each.store_id): each for each in layers}}
+                self._last_change = last_change
+                self._apply()
+
+    def _apply(self) -> None:
         self.all = self._combined(self._layers.values())
         self.usual = self._slots(ALL_STORES)
-        self.unusual = {
-            store_id: self._slots(store_id) for layer, store_id in self._layers if layer is not Layer.DEPLOYMENT
-        }
-        self._last_change = last_change
+        of_stores = {store_id: self._slots(store_id) for _, store_id in self._layers if store_id}
+        self.unusual = {store_id: slots for store_id, slots in of_stores.items() if slots != self.usual}
 
     async def update(self, caller: Principal, asked: Settings, unset: Collection[str], *, only_check: bool) -> Settings:
         """Change a layer and record the change. `asked` has the layer, its version, and the values to set.
@@ -95,9 +100,8 @@ class SettingsSnapshot:
             Conflict: The version is not the current one.
             InvalidField: A name is unknown, or a value is out of range.
         """
-        now = datetime.fromtimestamp(self._clock.now(), UTC)
 
-        def change(layers: Sequence[Settings]) -> tuple[Settings, Settings]:
+        def change(layers: Sequence[Settings], now: datetime) -> tuple[Settings, Settings]:
             current = self._combined(layers)
             after = updated(asked, unset, current, now)
             return current.layer(asked.layer, asked.store_id), msgspec.structs.replace(

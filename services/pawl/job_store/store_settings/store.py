@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import asyncpg
 import msgspec
@@ -38,13 +38,19 @@ WHERE change < $1 AND ($2::text IS NULL OR store_id = $2) ORDER BY change DESC L
 
 
 _STORES_WITH_OPEN_RUNS: Final = f"SELECT DISTINCT store_id FROM job_store.runs WHERE state < {RunState.COMPLETED.value}"
-# Child runs are stopped by their parents.
+# Delegated runs are stopped by their parents. Jobs outlive theirs.
 _OPEN_RUNS: Final = f"""
-SELECT run_id, user_id FROM job_store.runs
+SELECT run_id, user_id, options FROM job_store.runs
 WHERE store_id = $1 AND state < {RunState.COMPLETED.value} AND state <> {RunState.CANCELLING.value}
-AND parent_run_id = '' AND create_time < $2
-LIMIT $3
+AND (parent_run_id = '' OR reports_to <> '') AND create_time < $2 AND run_id > $3
+ORDER BY run_id LIMIT $4
 """
+
+
+class OpenRun(NamedTuple):
+    run: RunKey
+    user_id: UserId
+    options: bytes
 
 
 class SettingsChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,18 +75,24 @@ class PostgresSettings(DatabaseAdapter):
         return [_settings(row) for row in rows], max(last_change, *(row["change"] for row in rows), 0)
 
     async def update(
-        self, store_id: StoreId, change: Callable[[Sequence[Settings]], tuple[Settings, Settings]], *, only_check: bool
+        self,
+        store_id: StoreId,
+        change: Callable[[Sequence[Settings], datetime], tuple[Settings, Settings]],
+        *,
+        only_check: bool,
     ) -> Settings:
         """Change a layer and record the change.
 
-        `change` receives the layers that apply to the store, and returns one of them before and after the change.
+        `change` receives the layers that apply to the store, and the current time. It returns one of them before and
+        after the change.
 
         Raises:
             PawlError: Any error that `change` raises.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK)
-            before, after = change([_settings(row) for row in await connection.fetch(_OF_STORE, store_id)])
+            layers = [_settings(row) for row in await connection.fetch(_OF_STORE, store_id)]
+            before, after = change(layers, await connection.fetchval("SELECT now()"))
             if only_check:
                 return after
             texts = [_changed(before.texts, after.texts), _changed(after.texts, before.texts)]
@@ -100,14 +112,14 @@ class PostgresSettings(DatabaseAdapter):
         return [row["store_id"] for row in await self._database.fetch(_STORES_WITH_OPEN_RUNS)]
 
     async def open_runs(
-        self, store_id: StoreId, created_before: datetime, *, runs_max: int
-    ) -> Sequence[tuple[RunKey, UserId]]:
-        """Return runs that have not ended and are not being stopped, with their users."""
-        rows = await self._database.fetch(_OPEN_RUNS, store_id, created_before, runs_max)
-        return [(RunKey(store_id, row["run_id"]), row["user_id"]) for row in rows]
+        self, store_id: StoreId, created_before: datetime, *, after_run: str, runs_max: int
+    ) -> Sequence[OpenRun]:
+        """Return runs by id that have not ended and are not being stopped."""
+        rows = await self._database.fetch(_OPEN_RUNS, store_id, created_before, after_run, runs_max)
+        return [OpenRun(RunKey(store_id, row["run_id"]), row["user_id"], row["options"]) for row in rows]
 
     async def changes(self, store_id: StoreId | None, *, before: int, changes_max: int) -> Sequence[SettingsChange]:
-        """Return changes below `before`, newest first; of all layers, or of the layers of one store."""
+        """Return the changes older than `before`, newest first, of all layers or of one store's layers."""
         rows = await self._database.fetch(_CHANGES, before, store_id, changes_max)
         return [
             SettingsChange(

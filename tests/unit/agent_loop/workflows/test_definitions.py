@@ -147,18 +147,21 @@ FAULTS: list[tuple[Any, str]] = [
         "nodes.b: needs itself: b -> c -> b",
     ),
     (document(a={**TOOL, "on_error": {"go_to": "b"}}), "nodes.a.on_error.go_to: there is no node 'b'"),
-    (document(a=condition(then=["b"], **{"else": ["b"]}), b=TOOL), "nodes.a.else: 'b' is on both sides"),
+    (document(a=condition(then=["b"], **{"else": ["b"]}), b=TOOL), "nodes.a.else: 'b' is in both then and else"),
     (
         document(a=condition(then=["b"], on_error={"go_to": "b"}), b=TOOL),
-        "nodes.a.on_error.go_to: 'b' is also on a side of the condition",
+        "nodes.a.on_error.go_to: 'b' is also in then or else",
     ),
     (
         document(
             a=condition(then=["b"], **{"else": ["c"]}), b=TOOL, c={**TOOL, "arguments": {"x": "${nodes.b.output}"}}
         ),
-        "nodes.c: reads nodes.b, which never runs when this node does (take c out of else of a, or add after: [b])",
+        "nodes.c: reads nodes.b, which never runs when this node does (remove c from else of a, or add after: [b])",
     ),
-    (document(a={**TOOL, "join": 2, "after": ["b"]}, b=TOOL), "nodes.a.join: can never be met: the node has 1 edges"),
+    (
+        document(a={**TOOL, "join": 2, "after": ["b"]}, b=TOOL),
+        "nodes.a.join: must be at most 1, the number of control edges",
+    ),
     (document(a=parallel(TOOL, require=2)), "nodes.a.require: must be at most 1, got 2"),
     (document(a=parallel({**TOOL, "join": 2})), "nodes.a.branches.a.join: is not allowed here (set it for nodes.a)"),
     (document(a=mapped({**TOOL, "after": ["b"]}), b=TOOL), "nodes.a.do.after: is not allowed here"),
@@ -173,7 +176,7 @@ FAULTS: list[tuple[Any, str]] = [
     (document(a=parallel(TOOL, TOOL), **{f"n{number}": TOOL for number in range(198)}), "nodes: 201 nodes, over"),
     (document(true=TOOL), "nodes.true: the name true is reserved"),
     # The kinds.
-    (document(a={"kind": "wait"}), "nodes.a: a wait must have one of seconds, until and event (got none)"),
+    (document(a={"kind": "wait"}), "nodes.a: a wait must have one of seconds, until and event (got none of them)"),
     (
         document(a={"kind": "wait", "seconds": 1, "event": "x"}),
         "nodes.a: a wait must have one of seconds, until and event",
@@ -187,14 +190,15 @@ FAULTS: list[tuple[Any, str]] = [
         "nodes.a.until: must be a time with a zone, got 'yesterday' (write a time such as",
     ),
     (document(a={"kind": "wait", "until": "2030-01-31T09:00:00"}), "nodes.a.until: must be a time with a zone"),
-    (document(a={**TOOL, "join": "any"}), "nodes.a.join: has no effect, because no node comes before (set after)"),
-    (document(a=human(who="approvers")), "nodes.a.who: approvers answer approvals only (set form: approval)"),
+    (document(a={**TOOL, "join": "any"}), "nodes.a.join: has no effect: no node comes before this one (set after)"),
+    (document(a={**TOOL, "join": 2}), "nodes.a.join: has no effect: no node comes before this one (set after)"),
+    (document(a=human(who="approvers")), "nodes.a.who: only approvals can be sent to approvers (set form: approval)"),
     (document(a=human(form="approval", options=["a"])), "nodes.a.options: an approval has no options"),
     (document(a=human(options=["a", "a"])), "nodes.a.options: an option is listed twice"),
-    (document(a=human(default="a")), "nodes.a.default: is not used without a deadline (set deadline_seconds)"),
+    (document(a=human(default="a")), "nodes.a.default: requires a deadline (set deadline_seconds)"),
     (document(a=mapped(TOOL, **{"as": "input"})), "nodes.a.as: the name 'input' is reserved"),
     (document(a=mapped(TOOL, **{"as": "for"})), "nodes.a.as: the name 'for' is reserved"),
-    (document(a={"kind": "workflow", "workflow": "example"}), "nodes.a.workflow: a workflow must not run itself"),
+    (document(a={"kind": "workflow", "workflow": "example"}), "nodes.a.workflow: a workflow must not start itself"),
     ({**document(), "as_tool": True}, "description: is required for a tool"),
     # Expressions.
     (
@@ -238,9 +242,9 @@ FAULTS: list[tuple[Any, str]] = [
     ),
     (
         document(a=condition(**{"if": "${size(input.flag)}", "then": ["b"]}), b=TOOL),
-        "nodes.a.if: the expression must give true or false, but gives a number",
+        "nodes.a.if: the expression must return true or false, but returns a number",
     ),
-    (document(a=mapped(TOOL, items="${'x'}")), "nodes.a.items: the expression must give a list, but gives text"),
+    (document(a=mapped(TOOL, items="${'x'}")), "nodes.a.items: the expression must return a list, but returns text"),
     (document(a={**TOOL, "arguments": "x ${input.y}"}), "nodes.a.arguments: must be exactly one expression"),
     (
         document(a={**TOOL, "repeat": {"until": "${nodes.a.output.ok}"}}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from msgspec.structs import replace
@@ -13,6 +13,7 @@ from pawl.job_store.ledger.rules.rows import ConversationRow
 from pawl.job_store.ledger.rules.slots import QueueKey
 from pawl.job_store.ledger.rules.submit import Submit, Submitted
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
+from pawl.values import Feature
 
 
 class StartJob(Submit, frozen=True, kw_only=True):
@@ -35,6 +36,10 @@ class StartJob(Submit, frozen=True, kw_only=True):
             runs=(RunKey(self.store_id, self.run_id),),
             queues=((queue, self.store_queue_max, self.store_slots),),
         )
+
+    @property
+    def needed(self) -> Sequence[Feature]:
+        return (Feature.RUNS, Feature.BACKGROUND)
 
     def _deliver(self, unit: UnitOfWork, conversation: ConversationRow) -> Submitted:
         """Create the run.

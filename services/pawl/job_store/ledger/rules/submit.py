@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, assert_never
 
 import msgspec
@@ -95,7 +95,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     new_conversation_id: ConversationId = ConversationId("")
     only_repeat: bool = False
     program: Program = Program.DEFAULT
-    off: Collection[Feature] = ()
+    off: frozenset[Feature] = frozenset()
     is_reported: bool = False
 
     @property
@@ -236,7 +236,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         return replace(submitted, run=unit.runs.get(submitted.run.key) or submitted.run)
 
     def _create(self, unit: UnitOfWork, conversation: ConversationRow, *, first: bool = False) -> Submitted:
-        self.check_on(Feature.RUNS, *([Feature.BACKGROUND, Feature.DELEGATION] if self.program else []))
+        self.check_on()
         is_own = conversation.user_id == self.user_id
         # Half of the queue is reserved for the owner of the conversation. Other writers cannot jump the queue.
         first = first and is_own
@@ -269,7 +269,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             TooManyJobs: The user has too many open jobs in the conversation.
             QueueFull: Too many background runs are waiting in the store.
         """
-        self.check_on(Feature.RUNS, Feature.BACKGROUND, *([Feature.DELEGATION] if self.program else []))
+        self.check_on()
         if conversation.background.open_jobs_of(self.user_id) >= jobs.OPEN_MAX:
             raise TooManyJobs
         self.check_queue(unit, in_background=True)
@@ -283,17 +283,28 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         run = replace(run, reports_to=conversation.conversation_id, in_background=True, silent=is_silent)
         return Submitted(run=turn.give(unit, own, run, before=(RunChanged(from_state=None, run=run),)), steered=False)
 
-    def check_on(self, *features: Feature) -> None:
-        """Check that features are on in the store.
+    @property
+    def needed(self) -> Sequence[Feature]:
+        """The features that a new run needs. Undo needs none."""
+        if self.undoes:
+            return ()
+        if self.program:
+            return (Feature.RUNS, Feature.BACKGROUND, Feature.DELEGATION)
+        return (Feature.RUNS, Feature.BACKGROUND) if self.is_reported else (Feature.RUNS,)
+
+    def is_off(self, *more: Feature) -> bool:
+        """Return whether `more` features, or those that a new run needs, are switched off."""
+        return not self.off.isdisjoint({*more, *self.needed})
+
+    def check_on(self, *more: Feature) -> None:
+        """Check that `more` features, and those that a new run needs, are switched on.
 
         Raises:
             FeatureOff: One of them is off.
         """
-        if off := self.off_of(*features):
-            raise FeatureOff(f"the feature '{off[0]}' is switched off for this store", feature=off[0])
-
-    def off_of(self, *features: Feature) -> Sequence[Feature]:
-        return [] if self.undoes else [feature for feature in features if feature in self.off]
+        for feature in (*more, *self.needed):
+            if feature in self.off:
+                raise FeatureOff(f"the feature '{feature}' is switched off for this store", feature=feature)
 
     def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
         """Refuse a run if too many are already waiting for one of the store's slots.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import msgspec
 from asyncpg import Record
 
 from pawl.chassis.ids import RunKey, StoreId, UserId, WorkerId
@@ -49,12 +50,11 @@ CROSS JOIN LATERAL (
         coalesce(bool_or(r.claim_at <= now()), false) AS is_due
     FROM job_store.runs AS r WHERE r.store_id = s.store_id AND r.active
 ) AS slots
-LEFT JOIN unnest($5::text[], $6::integer[], $7::integer[]) AS unusual (store_id, per_store, background_per_store)
-    USING (store_id)
+CROSS JOIN LATERAL (SELECT $5::jsonb -> s.store_id AS own OFFSET 0) AS limits
 WHERE s.store_id IS NOT NULL AND (
-    slots.used < coalesce(unusual.per_store, $2)
+    slots.used < coalesce((limits.own -> 0)::integer, $2)
     OR slots.is_due
-    OR (slots.used_background < coalesce(unusual.background_per_store, $4) AND EXISTS (
+    OR (slots.used_background < coalesce((limits.own -> 1)::integer, $4) AND EXISTS (
         SELECT FROM job_store.runs AS r
         WHERE r.store_id = s.store_id AND r.in_background AND NOT r.active AND r.claim_at <= now() OFFSET 0
     ))
@@ -138,6 +138,7 @@ _HAS_LAST_CHANCE: Final = "SELECT EXISTS (SELECT FROM job_store.runs WHERE worke
 _WINDOW_MIN: Final = 8
 # If these all belong to users at their limits, the runs of this many other users are read.
 _USERS_MAX: Final = 16
+_HOPS_MAX: Final = 1000
 _CURSORS_MAX: Final = 1000
 
 
@@ -183,9 +184,9 @@ class DueRuns:
             usual.per_store,
             stores_max,
             usual.background_per_store,
-            list(unusual),
-            [limits.per_store for limits in unusual.values()],
-            [limits.background_per_store for limits in unusual.values()],
+            msgspec.json.encode(
+                {store: (limits.per_store, limits.background_per_store) for store, limits in unusual.items()}
+            ).decode(),
         )
         if not records:
             return Picked(stores=(), runs=(), has_more=False)
@@ -231,7 +232,8 @@ class DueRuns:
 
     async def _heads(self, connection: Connection, stores: Sequence[StoreId]) -> dict[StoreId, list[Record]]:
         # The quotient is the number of users that can be at their limits.
-        hops = _USERS_MAX + max(limits.per_store // limits.per_user for limits in map(self._slots.of, stores))
+        quotients = [limits.per_store // limits.per_user for limits in map(self._slots.of, stores)]
+        hops = _USERS_MAX + min(max(quotients), _HOPS_MAX)
         if len(self._last_users) > _CURSORS_MAX:
             self._last_users.clear()
         after = [self._last_users.pop(store, "") for store in stores]

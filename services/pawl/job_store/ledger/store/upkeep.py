@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
+import msgspec
 from asyncpg import Record
 from msgspec.structs import astuple
 
@@ -59,15 +60,17 @@ WITH due AS MATERIALIZED (
     SELECT store_id, user_id, count(*) AS runs FROM job_store.runs WHERE active AND NOT in_background
     GROUP BY store_id, user_id
 ), of_users AS (
-    SELECT w.store_id, w.runs, least(w.runs, greatest($2 - coalesce(t.runs, 0), 0)) AS fit
+    SELECT w.store_id, w.runs, least(w.runs, greatest(l.per_user - coalesce(t.runs, 0), 0)) AS fit
     FROM (SELECT store_id, user_id, count(*) AS runs FROM due WHERE NOT active AND NOT in_background
         GROUP BY store_id, user_id) AS w
     LEFT JOIN taken AS t USING (store_id, user_id)
+    CROSS JOIN LATERAL (SELECT coalesce(($3::jsonb -> w.store_id -> 1)::integer, $2) AS per_user) AS l
 ), of_stores AS (
     SELECT u.runs, u.runs - u.fit AS over_user,
-           u.fit - least(u.fit, greatest($1 - coalesce(t.runs, 0), 0)) AS over_store
+           u.fit - least(u.fit, greatest(l.per_store - coalesce(t.runs, 0), 0)) AS over_store
     FROM (SELECT store_id, sum(runs) AS runs, sum(fit) AS fit FROM of_users GROUP BY store_id) AS u
     LEFT JOIN (SELECT store_id, sum(runs) AS runs FROM taken GROUP BY store_id) AS t USING (store_id)
+    CROSS JOIN LATERAL (SELECT coalesce(($3::jsonb -> u.store_id -> 0)::integer, $1) AS per_store) AS l
 )
 SELECT (SELECT count(*) FROM due WHERE active OR in_background) + coalesce(sum(runs - over_user - over_store), 0)
            AS claimable,
@@ -104,12 +107,16 @@ class PostgresLedgerStats:
         `waiting` and `late`. Of the due runs, `claimable` could be claimed now. The others are waiting for a slot:
         `over_user_limit` because of the user's limit, `over_store_limit` because of the store's.
         """
+        usual = self._slots.usual
+        own = msgspec.json.encode(
+            {store: (limits.per_store, limits.per_user) for store, limits in self._slots.unusual.items()}
+        ).decode()
         async with self._database.transaction() as connection:
             runs = {record["state"]: record for record in await connection.fetch(_OPEN_RUNS)}
             notices = await connection.fetchrow(_NOTICES)
             # Two of the joined parts have no index: with nested loops, the time would grow with their product.
             await connection.execute("SET LOCAL enable_hashjoin = on")
-            backlog = await connection.fetchrow(_BACKLOG, self._slots.usual.per_store, self._slots.usual.per_user)
+            backlog = await connection.fetchrow(_BACKLOG, usual.per_store, usual.per_user, own)
         states = dict.fromkeys((state.name for state in RunState if not state.is_terminal), 0)
         states |= {RunState(state).name: record["runs"] for state, record in runs.items()}
         jobs = {name: sum(record[name] for record in runs.values()) for name in _JOBS}
