@@ -13,6 +13,7 @@ from pawl.agent_loop.goals import rules
 from pawl.agent_loop.goals.cursor import Attempt, GoalCursor
 from pawl.agent_loop.goals.rules import Step
 from pawl.agent_loop.loop.rules.loop_state import LoopState
+from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import RunId
 from pawl.event.v1 import call_pb2, goal_pb2
@@ -162,6 +163,42 @@ async def test_a_goal_shows_its_attempts_with_their_progress(goals: GoalServiceA
     assert (one.met, list(one.cited_call_ids), one.judgement_call_id) == (False, ["call_x"], judged)
     assert (one.end_time.ToSeconds(), one.answer, two.answer) == (99, "I tidied up.", "")
     assert (two.number, two.call_id, two.HasField("end_time"), two.HasField("progress")) == (2, second, False, False)
+
+
+@pytest.mark.parametrize(
+    ("cursor", "reason"),
+    [
+        (GoalCursor(), "The goal ended before this attempt was judged."),
+        (GoalCursor(failure=RunFailure(failure_class=FailureClass.TOOL, reason="NOT_ALLOWED", message="No.")), "No."),
+    ],
+)
+async def test_an_attempt_without_a_judgement_ends_with_its_goal(
+    goals: GoalServiceAsyncStub, ledger: PlayedLedger, cursor: GoalCursor, reason: str
+) -> None:
+    run_id = (await goals.StartGoal(start(), metadata=ME)).goal.run.run_id
+    call_id = rules.call_id(RunId(run_id), 1, Step.ATTEMPT)
+    ended: dict[str, Any] = {"run_id": run_id, "tool_name": "run_agent", "round": 1, "index": 1}
+    await ledger.add_call(call_id, call_pb2.CALL_STATE_FAILED, end_time=datetime.fromtimestamp(99, UTC), **ended)
+    ledger.put_loop_state(run_id, msgspec.json.encode(LoopState(cursor=cursor)))
+    (attempt,) = (await goals.GetGoal(pb.GetGoalRequest(run_id=run_id), metadata=ME)).goal.attempts
+    assert (attempt.HasField("end_time"), attempt.reason) == (False, "")
+    ledger.put_run(run_id, state=RunState.FAILED, end_time=datetime.fromtimestamp(100, UTC))
+    (attempt,) = (await goals.GetGoal(pb.GetGoalRequest(run_id=run_id), metadata=ME)).goal.attempts
+    assert (attempt.end_time.ToSeconds(), attempt.met, attempt.reason) == (100, False, reason)
+
+
+@pytest.mark.parametrize(("checked", "met"), [(1, True), (2, False)])
+async def test_only_an_attempt_that_met_the_goal_is_shown_as_met(
+    goals: GoalServiceAsyncStub, ledger: PlayedLedger, checked: int, *, met: bool
+) -> None:
+    run_id = (await goals.StartGoal(start(), metadata=ME)).goal.run.run_id
+    call_id = rules.call_id(RunId(run_id), 1, Step.ATTEMPT)
+    done: dict[str, Any] = {"run_id": run_id, "tool_name": "run_agent", "round": 1, "index": 1}
+    await ledger.add_call(call_id, call_pb2.CALL_STATE_SUCCEEDED, end_time=datetime.fromtimestamp(99, UTC), **done)
+    cursor = GoalCursor(attempts=(Attempt(0.5, "Half."),), met=True, checked=checked)
+    ledger.put_loop_state(run_id, msgspec.json.encode(LoopState(cursor=cursor)))
+    (attempt,) = (await goals.GetGoal(pb.GetGoalRequest(run_id=run_id), metadata=ME)).goal.attempts
+    assert attempt.met is met
 
 
 async def test_limits_are_raised_once_per_request(

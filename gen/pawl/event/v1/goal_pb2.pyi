@@ -208,7 +208,7 @@ class GoalAttempt(_message.Message):
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was judged; absent until then."""
+        """When it was judged or, without a judgement, when the goal ended; absent until then."""
 
     @_builtins.property
     def cited_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -267,7 +267,8 @@ class NodeError(_message.Message):
     reason: _builtins.str
     """Machine-readable reason: that of its call (TOOL_ERROR, REJECTED, EXPIRED, NOT_ALLOWED, INVALID_ARGUMENTS,
     OUTCOME_UNKNOWN, AGENT_FAILED and so on), or EXPRESSION_FAILED, REPEAT_LIMIT, MAP_NOT_A_LIST,
-    MAP_TOO_LARGE, MAP_FAILED, OUTPUT_TOO_LARGE, NODE_TIMEOUT, WORKFLOW_NOT_FOUND. More values may be added.
+    MAP_TOO_LARGE, MAP_FAILED, OUTPUT_TOO_LARGE, NODE_TIMEOUT, WORKFLOW_NOT_FOUND, TOO_FEW_APPROVERS. More values
+    may be added.
     """
     message: _builtins.str
     """Human-readable message."""

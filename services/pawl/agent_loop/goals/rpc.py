@@ -30,6 +30,7 @@ from pawl.job.v1 import ledger_pb2 as pb
 from pawl.values import ENDED, CommandOutcome
 
 _LIST_RUNS: Final = "/pawl.agent.v1.AgentService/ListRuns"
+_NOT_JUDGED: Final = "The goal ended before this attempt was judged."
 _OPEN: Final = tuple(state for state in run_pb2.RunState.values() if state and state not in ENDED)
 
 
@@ -53,7 +54,7 @@ class GoalServicer(goal_pb2_grpc.GoalServiceServicer):
         read = await self._ledger.get_run_as_service(caller, run_id, with_loop_state=True)
         cursor = loop_state.read(read.loop_state).cursor
         calls = await calls_of_run(self._ledger.channel, caller.store_id, caller.user_id, run_id, _with_short_answer)
-        attempts = _attempts(cursor if isinstance(cursor, GoalCursor) else GoalCursor(), calls)
+        attempts = _attempts(cursor if isinstance(cursor, GoalCursor) else GoalCursor(), calls, _end_of(run))
         return goal_pb2.GetGoalResponse(goal=goal_pb2.GoalStatus(run=convert.run_message(run), attempts=attempts))
 
     async def ListGoals(self, request: goal_pb2.ListGoalsRequest, context: Context) -> goal_pb2.ListGoalsResponse:
@@ -86,7 +87,12 @@ class GoalServicer(goal_pb2_grpc.GoalServiceServicer):
         return goal_pb2.RaiseGoalResponse(goal=goal_pb2.GoalStatus(run=convert.run_message(run)))
 
 
-def _attempts(cursor: GoalCursor, calls: Iterable[Call]) -> Iterator[event_pb2.GoalAttempt]:
+def _end_of(run: run_pb2.Run) -> Timestamp | None:
+    return run.end_time if run.state in ENDED else None
+
+
+def _attempts(cursor: GoalCursor, calls: Iterable[Call], goal_end: Timestamp | None) -> Iterator[event_pb2.GoalAttempt]:
+    """Yield the attempts of a goal. `goal_end` is None until the goal has ended."""
     steps = {(call.round, call.index): call for call in calls}
     for (number, step), call in steps.items():
         if step != Step.ATTEMPT:
@@ -102,11 +108,16 @@ def _attempts(cursor: GoalCursor, calls: Iterable[Call]) -> Iterator[event_pb2.G
         )
         if number <= len(cursor.attempts):
             found, last = cursor.attempts[number - 1], judged or call
-            attempt.met, attempt.reason = cursor.met and number == len(cursor.attempts), found.reason
+            # A check before the next attempt may also have met the goal.
+            attempt.met = cursor.met and number == len(cursor.attempts) and cursor.checked <= number
+            attempt.reason = found.reason
             attempt.cited_call_ids.extend(judging.citations(last) if last is judged else ())
             if found.progress is not None:
                 attempt.progress = found.progress
             attempt.end_time.CopyFrom(_time(last.end_time))
+        elif goal_end is not None:
+            attempt.reason = cursor.failure.message if cursor.failure is not None else _NOT_JUDGED
+            attempt.end_time.CopyFrom(goal_end)
         yield attempt
 
 

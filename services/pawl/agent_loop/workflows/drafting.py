@@ -98,11 +98,18 @@ def of_node(values: Values, step: Step, record: NodeRecord | None, run: Run, now
     call_id = cursors.call_id(run.run_id, step.number, key_of(record))
     if "approval" in fields:
         digest = hashlib.sha256(call_id.encode() + fields["arguments_json"]).hexdigest()
-        people = 1 if fields["asked_user_id"] else max(1, run.options.approvals_required)
         fields["approval"] = ApprovalRequest(
-            digest=digest, preview=fields["approval"], cause="workflow", approvals_required=people
+            digest=digest,
+            preview=fields["approval"],
+            cause="workflow",
+            approvals_required=max(1, run.options.approvals_required),
         )
     return _call(run, now, call_id=call_id, **fields)
+
+
+def has_too_few_approvers(node: HumanNode, run: Run) -> bool:
+    """Return whether a node asks one person for an approval, although the run requires more."""
+    return node.form == "approval" and node.who != "approvers" and run.options.approvals_required > 1
 
 
 def of_chunk(step: Step, items: list[Any], chunk: Chunk, run: Run, now: float) -> Call:

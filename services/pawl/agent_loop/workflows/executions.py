@@ -20,7 +20,7 @@ from pawl.agent_loop.undo.rules import UndoSource, UndoState
 from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows import rerun as reruns
 from pawl.agent_loop.workflows.cursor import ENDED as ENDED_NODES
-from pawl.agent_loop.workflows.cursor import WorkflowCursor
+from pawl.agent_loop.workflows.cursor import NodeRecord, WorkflowCursor
 from pawl.agent_loop.workflows.definition import WaitNode
 from pawl.agent_loop.workflows.edges import edges as edges_of
 from pawl.agent_loop.workflows.edges import incoming
@@ -113,7 +113,7 @@ class Executions:
 
         Raises:
             CompletionNotFound: no run in the store has this token.
-            CallNotPending: the token's node has ended without an event.
+            CallNotPending: the token's node has ended, but not by an event with this token.
         """
         run_id, _, rest = token[:_TOKEN_CHARACTERS_MAX].partition(".")
         node = rest.partition(".")[0]
@@ -127,9 +127,18 @@ class Executions:
         user = replace(caller, user_id=UserId(run.user_id))
         found = await self.run(user, RunId(run_id))
         record = found.cursor.nodes.get(found.step(node).number)
-        if record is not None and record.state in ENDED_NODES and not record.event:
-            raise CallNotPending(f"node {node} has ended without an event")
-        return user, RunId(run_id), event_of_token(node)
+        name = event_of_token(node)
+        if record is not None and record.state in ENDED_NODES and await self._event(user, found, record) != name:
+            raise CallNotPending(f"node {node} has ended, but not by an event with this token")
+        return user, RunId(run_id), name
+
+    async def _event(self, caller: Principal, found: WorkflowRun, record: NodeRecord) -> str:
+        """Return the name of the event of this run that ended a wait; empty if there is none."""
+        if not record.event or record.origin:
+            return ""
+        call_id = cursors.event_call_id(RunId(found.run.run_id), record.event)
+        name: str = msgspec.json.decode((await self._ledger.get_call(caller, call_id)).arguments_json)["name"]
+        return name
 
     async def run(self, caller: Principal, run_id: RunId) -> WorkflowRun:
         """Return one of the caller's workflow runs.

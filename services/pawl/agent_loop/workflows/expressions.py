@@ -72,8 +72,14 @@ def near(name: str, known: Iterable[str]) -> str:
 
 def references(template: Any) -> frozenset[str]:
     """Return the names of the nodes that a template reads."""
-    found = (path for each in _inserted(template) for path in _paths(each.source))
-    return frozenset(path[1] for path in found if path[0] == "nodes" and len(path) > 1)
+    return frozenset(path[1] for path in _read_paths(template) if path[0] == "nodes" and len(path) > 1)
+
+
+def token_names(template: Any, waits: frozenset[str]) -> frozenset[str]:
+    """Return which of the nodes in `waits` have tokens that a template reads."""
+    paths = [path for path in _read_paths(template) if path[0] == "tokens"]
+    # `tokens["a"]` and `tokens` may read any of them.
+    return waits if any(len(path) == 1 for path in paths) else waits.intersection(path[1] for path in paths)
 
 
 def is_name(name: str) -> bool:
@@ -198,6 +204,10 @@ def _paths(source: str) -> frozenset[tuple[str, ...]]:
     found = (match for match in _TOKEN.finditer(source) if match[1])
     paths = (tuple(re.split(r"\s*\.\s*", match[1])) for match in found if not match[2])
     return frozenset(path for path in paths if path[0] not in _WORDS)
+
+
+def _read_paths(template: Any) -> Iterator[tuple[str, ...]]:
+    return (path for each in _inserted(template) for path in _paths(each.source))
 
 
 def _check_expression(source: str, names: Names, where: str) -> list[DefinitionFault]:

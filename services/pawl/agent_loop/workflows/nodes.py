@@ -194,6 +194,10 @@ class Nodes:
                 self._start_map(step, node, started)
             case MapNode():
                 self._start_chunks(step, node, self._cursor.nodes[step.number])
+            case HumanNode() if drafting.has_too_few_approvers(node, self._state.run):
+                needed = self._state.run.options.approvals_required
+                message = f"The run requires {needed} approvals, but this node asks one person: set who to approvers."
+                self._put(step, graph.failed(started, self._now_ms, "TOO_FEW_APPROVERS", message))
             case _:
                 self._added.append(drafting.of_node(values, step, record, self._state.run, self._now))
 

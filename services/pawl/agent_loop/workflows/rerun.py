@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
+from pawl.agent_loop.workflows import expressions
 from pawl.agent_loop.workflows.cursor import NodeState, WorkflowCursor
-from pawl.agent_loop.workflows.definition import OutputNode
+from pawl.agent_loop.workflows.definition import (
+    AgentNode,
+    AnyNode,
+    MapNode,
+    OutputNode,
+    ToolNode,
+    WorkflowNode,
+    templates,
+)
 from pawl.agent_loop.workflows.graph import Graph
 from pawl.chassis.ids import RunId
 
@@ -25,8 +35,29 @@ def rerun(graph: Graph, cursor: WorkflowCursor, run_id: RunId, number: int) -> R
     A node is reused if it succeeded or was skipped, and depends on no node that runs again. A branch depends on the
     nodes before its parallel node, but not on the other branches. An output node always runs again, because it sets the
     output of the new run; the nodes after it do not, because its value is the same.
+
+    If the run has undone its effects, its nodes that may have had effects run again. So do the nodes that use the token
+    of a wait that runs again, because the new wait has another token.
     """
-    again, opened = {number}, _parents(graph, number)
+    chosen = {number, *_undone(graph, cursor)}
+    while True:
+        again = _with_dependents(graph, cursor, chosen)
+        with_old_token = _with_tokens(graph, cursor, again) - again
+        if not with_old_token:
+            break
+        chosen |= with_old_token
+    outputs = {step.number for step in graph.steps if isinstance(step.node, OutputNode)}
+    kept = {
+        node
+        for node, record in cursor.nodes.items()
+        if node not in again and not (node in outputs and record.state is NodeState.SUCCEEDED)
+    }
+    return Rerun(cursor.reused(kept, run_id), again)
+
+
+def _with_dependents(graph: Graph, cursor: WorkflowCursor, chosen: Collection[int]) -> frozenset[int]:
+    """Return the nodes that run again if the chosen ones do."""
+    again, opened = set(chosen), set[int]().union(*(_parents(graph, number) for number in chosen))
     for step in graph.steps:
         sources = {source for source, _ in step.control} | set(step.others)
         record = cursor.nodes.get(step.number)
@@ -38,14 +69,32 @@ def rerun(graph: Graph, cursor: WorkflowCursor, run_id: RunId, number: int) -> R
             continue  # Its parallel node is reused with all branches.
         elif record is None or record.state not in _REUSABLE:
             (opened if step.branches else again).add(step.number)
-    again |= opened
-    outputs = {step.number for step in graph.steps if isinstance(step.node, OutputNode)}
-    kept = {
-        node
-        for node, record in cursor.nodes.items()
-        if node not in again and not (node in outputs and record.state is NodeState.SUCCEEDED)
-    }
-    return Rerun(cursor.reused(kept, run_id), frozenset(again))
+    return frozenset(again | opened)
+
+
+def _undone(graph: Graph, cursor: WorkflowCursor) -> frozenset[int]:
+    """Return the nodes whose effects in this run the run has undone. The undo leaves those of reused nodes."""
+    if not cursor.is_undone:
+        return frozenset()
+    own = {number for number in _succeeded(cursor) if not cursor.nodes[number].origin}
+    return frozenset(own.intersection(step.number for step in graph.steps if _may_have_effects(step.node)))
+
+
+def _may_have_effects(node: AnyNode) -> bool:
+    if isinstance(node, MapNode):
+        return _may_have_effects(node.do)
+    return isinstance(node, ToolNode | AgentNode | WorkflowNode)
+
+
+def _with_tokens(graph: Graph, cursor: WorkflowCursor, again: Collection[int]) -> frozenset[int]:
+    """Return the nodes that have succeeded with the tokens of these nodes."""
+    waits = graph.definition.waits.intersection(graph.steps[number].path for number in again)
+    using = {step.number for step in graph.steps if expressions.token_names(templates(step.node), waits)}
+    return frozenset(using & _succeeded(cursor))
+
+
+def _succeeded(cursor: WorkflowCursor) -> frozenset[int]:
+    return frozenset(number for number, record in cursor.nodes.items() if record.state is NodeState.SUCCEEDED)
 
 
 def _parents(graph: Graph, number: int) -> set[int]:

@@ -326,6 +326,28 @@ async def test_human_node_asks_only_those_it_names(form: str, who: Any, asked: s
     assert (call.asked_user_id, world.ledger.run(key).waits) == (asked, (waits,))
 
 
+@pytest.mark.parametrize(
+    ("who", "required", "reason"),
+    [
+        ("user", 2, "TOO_FEW_APPROVERS"),
+        ({"user": "kim"}, 2, "TOO_FEW_APPROVERS"),
+        ("approvers", 2, ""),
+        ("user", 1, ""),
+    ],
+)
+async def test_one_person_cannot_approve_where_the_run_requires_more(who: Any, required: int, reason: str) -> None:
+    world = world_of()
+    nodes = {"a": {"kind": "human", "form": "approval", "who": who, "question": "Pay?", "retry": {"attempts": 3}}}
+    key = start(world, nodes, options=RunOptions(approvals_required=required))
+    async with at_work(world.worker()):
+        while world.ledger.run(key).state not in {RunState.WAITING, RunState.FAILED}:
+            await world.clock.sleep(0.1)
+    failure = world.ledger.run(key).failure
+    assert (failure.reason if failure else "") == reason
+    needed = [present(call.approval).approvals_required for call in world.ledger.calls(key)]
+    assert needed == ([] if reason else [required])
+
+
 async def test_node_repeats_until_its_condition_is_met() -> None:
     def node(most: int) -> dict[str, Any]:
         until = "${output.n == 1 && iteration == 3}"

@@ -282,6 +282,21 @@ async def test_token_of_a_node_that_has_ended_without_an_event_is_refused() -> N
             await executions(made).of_token(CALLER, token)
 
 
+async def test_token_of_a_node_that_a_named_event_has_ended_is_refused() -> None:
+    made = world()
+    nodes = {name: node for name, node in TOKENS.items() if name != "other"}
+    made.workflows.save("pay", nodes)
+    key = made.ledger.submit("[Workflow pay]", workflow=PinnedWorkflow(name="pay", version=1))
+    async with at_work(made.worker()):
+        while made.ledger.run(key).state is not RunState.WAITING:
+            await made.clock.sleep(0.1)
+        token = json.loads(made.ledger.calls(key)[0].arguments_json)["link"]
+        await made.ledger.send(key, Event(name="paid", payload_json=b'{"n":5}'))
+        await made.clock.sleep(10)
+        with pytest.raises(CallNotPending):
+            await executions(made).of_token(CALLER, token)
+
+
 # Which finished nodes a new run of a workflow reuses.
 
 
@@ -345,6 +360,76 @@ def test_nodes_that_did_not_succeed_run_again_with_their_dependents() -> None:
 
 def test_cancelled_branch_of_a_reused_parallel_node_stays_cancelled() -> None:
     assert again("other", DONE | {"both.b": NodeState.CANCELLED}) == {"other", "last"}
+
+
+UNDONE_GRAPH = graphs.of_definition(
+    parsing.read(
+        {
+            "name": "w",
+            "nodes": {
+                "big": {"kind": "condition", "if": "${true}"},
+                "asked": {"kind": "human", "question": "Well?"},
+                "move": {"kind": "tool", "tool": "work"},
+                "both": {
+                    "kind": "parallel",
+                    "branches": {"a": {"kind": "agent", "task": "x"}, "b": {"kind": "wait", "seconds": 5}},
+                },
+                "each": {"kind": "map", "items": "${[1]}", "do": {"kind": "tool", "tool": "work"}},
+                "asked_each": {"kind": "map", "items": "${[1]}", "do": {"kind": "human", "question": "Well?"}},
+                "mail": {"kind": "tool", "tool": "fails", "after": ["move", "both", "each"], "on_error": "undo"},
+            },
+        }
+    )
+)
+UNDONE = {step.path: NodeState.SUCCEEDED for step in UNDONE_GRAPH.steps} | {"mail": NodeState.FAILED}
+
+
+def reruns_from_mail(start: WorkflowCursor) -> set[str]:
+    found = rerun(UNDONE_GRAPH, start, OLD, {step.path: step.number for step in UNDONE_GRAPH.steps}["mail"])
+    return {UNDONE_GRAPH.steps[number].path for number in found.again}
+
+
+def test_nodes_whose_effects_the_run_has_undone_run_again() -> None:
+    ended = cursor(UNDONE, UNDONE_GRAPH)
+    assert reruns_from_mail(ended) == {"mail"}
+    assert reruns_from_mail(replace(ended, is_undone=True)) == {"move", "both", "both.a", "each", "mail"}
+
+
+def test_nodes_that_an_undone_run_had_reused_are_reused_again() -> None:
+    ended = cursor(UNDONE, UNDONE_GRAPH)
+    reused = {number: replace(record, origin=1) for number, record in ended.nodes.items()}
+    assert reruns_from_mail(replace(ended, nodes=reused, origins=(OLD,), is_undone=True)) == {"mail"}
+
+
+WITH_TOKEN = {"all", "all.mail", "first", "early"}
+
+
+@pytest.mark.parametrize(
+    ("link", "path", "expected"),
+    [
+        ("${tokens.paid}", "paid", {*WITH_TOKEN, "paid", "sent"}),
+        ("Pay at ${'x/' + tokens.paid}", "paid", {*WITH_TOKEN, "paid", "sent"}),
+        ("${tokens.paid}", "sent", {"sent"}),
+        ("${tokens.paid}", "other", {"other"}),
+        # It may be the token of any wait.
+        ("${tokens[input.name]}", "other", {*WITH_TOKEN, "other"}),
+    ],
+)
+def test_nodes_with_the_token_of_a_wait_run_again_with_it(link: str, path: str, expected: set[str]) -> None:
+    mail = {"kind": "tool", "tool": "work", "arguments": {"link": link}}
+    nodes = {
+        "first": {"kind": "wait", "event": "first", "after": ["all"]},
+        "all": {"kind": "parallel", "branches": {"mail": mail, "look": {"kind": "tool", "tool": "look"}}},
+        "early": {"kind": "tool", "tool": "work", "arguments": {"link": "${tokens.first}"}},
+        "skipped": mail,
+        "paid": {"kind": "wait", "event": "paid"},
+        "other": {"kind": "wait", "event": "other"},
+        "sent": {"kind": "wait", "event": "sent", "after": ["paid"]},
+    }
+    graph = graphs.of_definition(parsing.read({"name": "w", "nodes": nodes}))
+    states = {step.path: NodeState.SUCCEEDED for step in graph.steps} | {"skipped": NodeState.SKIPPED}
+    found = rerun(graph, cursor(states, graph), OLD, {step.path: step.number for step in graph.steps}[path])
+    assert {graph.steps[number].path for number in found.again} == expected
 
 
 def test_reused_nodes_name_the_run_that_has_their_calls() -> None:

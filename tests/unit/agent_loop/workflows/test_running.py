@@ -15,7 +15,7 @@ from pawl.agent_loop.loop.rules import planning
 from pawl.agent_loop.loop.rules.call import CallResult, Inverse
 from pawl.agent_loop.loop.rules.decision import ReadProgram
 from pawl.agent_loop.loop.rules.fact import Cancel, Decide, Event, Pause, ProgramRead
-from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run, Undo
+from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run, RunOptions, Undo
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.workflows import graph, parsing
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
@@ -34,10 +34,12 @@ VERDICTS = {
 }
 
 
-def start(world: World, nodes: dict[str, Any], given: Any = None, **more: Any) -> RunKey:
+def start(
+    world: World, nodes: dict[str, Any], given: Any = None, options: RunOptions | None = None, **more: Any
+) -> RunKey:
     version = world.workflows.save("flow", nodes, **more)
     pinned = PinnedWorkflow(name="flow", version=version, input_json=json.dumps(given or {}).encode())
-    return world.ledger.submit("[Workflow flow]", workflow=pinned)
+    return world.ledger.submit("[Workflow flow]", workflow=pinned, options=options)
 
 
 def world_of(*scripts: Script, **results: Any) -> World:
