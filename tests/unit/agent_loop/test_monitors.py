@@ -456,9 +456,7 @@ async def test_a_call_that_is_never_completed_fails_at_its_deadline() -> None:
     assert (ended.state, ended.result) == (CallState.FAILED, NOT_COMPLETED)
 
 
-@pytest.mark.parametrize(
-    "data", [b"{", loop_state.write(LoopState(partial_text="x" * 10_000))[:-9]]
-)
+@pytest.mark.parametrize("data", [b"{", loop_state.write(LoopState(partial_text="x" * 10_000))[:-9]])
 def test_a_damaged_state_has_a_typed_error(data: bytes) -> None:
     with pytest.raises(Unreadable):
         loop_state.read(data)

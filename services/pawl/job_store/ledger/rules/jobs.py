@@ -69,10 +69,7 @@ def add_open_job(
     background = conversation.background
     if background.open_jobs_of(user_id) >= OPEN_MAX:
         raise IllegalTransition(f"this user already has {OPEN_MAX} open jobs in the conversation")
-    # A delegated run above a job may end before the job starts another one.
-    rows = ((each, unit.runs.get(RunKey(conversation.store_id, each))) for each in agents_above[:-1])
-    above = (*(each for each, row in rows if row is None or not row.state.is_terminal), *agents_above[-1:])
-    job = OpenJob(run_id=run_id, user_id=user_id, above=above if len(above) > 1 else ())
+    job = OpenJob(run_id=run_id, user_id=user_id, above=agents_above if len(agents_above) > 1 else ())
     background = replace(background, open_jobs=(*background.open_jobs, job))
     return unit.put_conversation(replace(conversation, background=background))
 
