@@ -328,7 +328,11 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys], *, now: datetime) -
         keys.update(dict.fromkeys(waiting))
         entered += waiting[:passed]
     ending = [key for key in [*_keys(named, lambda n: n.ends), *entered] if key in tables.runs]
-    callers = [RunKey(key.store_id, tables.runs[key].parent_run_id) for key in ending]
+    callers = [
+        RunKey(key.store_id, run_id)
+        for key in ending
+        for run_id in (tables.runs[key].parent_run_id, *tables.runs[key].agents_above)
+    ]
     for run_key in [*keys, *entered, *callers]:
         if run_key in tables.runs and unit.runs.get(run_key) is None:
             unit.runs.load(run_key, tables.runs[run_key])

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from contextlib import AsyncExitStack
 
 import pytest
+from msgspec.structs import replace
 
 from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.fact import Cancel, OutputDelta, TopUp, Warned
+from pawl.agent_loop.loop.rules.fact import Cancel, OutputDelta, ToolProgress, TopUp, Warned
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import RunOptions, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
 from pawl.agent_loop.loop.tasks import Slots
 from pawl.agent_loop.model.request import ModelRequest, UsageReport
 from pawl.event.v1 import run_pb2
-from pawl.values import ENDED, CallState, RunState, StopCause, WaitKind
+from pawl.values import ENDED, CallState, Progress, RunState, StopCause, WaitKind
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.unit.agent_loop.scenario import VERDICTS, finished, present
@@ -289,3 +291,27 @@ async def test_few_background_runs_make_a_step_at_the_same_time_but_stuck_steps_
 ) -> None:
     monkeypatch.setattr("pawl.agent_loop.loop.tasks._STEP_SECONDS_MAX", seconds_max)
     assert await _entered(6, wanted) == wanted
+
+
+async def test_a_worker_that_stops_releases_background_runs_without_waiting_for_slots() -> None:
+    world = World(VERDICTS, [says("Hello.")])
+    world.ledger.submit("hello")
+    claim = replace(await world.claim(), in_background=True)
+    drive = Drive(claim, world.dependencies)
+    async with AsyncExitStack() as held:
+        for _ in range(4):
+            await held.enter_async_context(world.dependencies.background_steps.held())
+        began = world.clock.monotonic()
+        drive.hand_over()
+        assert await drive.run() is DriveEnd.HANDED_OVER
+        assert world.clock.monotonic() - began < 1
+
+
+async def test_checkpoints_do_not_repeat_progress() -> None:
+    reports = [Progress(message="half"), Progress(message="half", has_checkpoint=True), Progress(has_checkpoint=True)]
+    world = World(VERDICTS, [calls("look {}"), says("Done.")])
+    world.registry.progress = [(5.0, each) for each in [*reports, Progress(fraction=0.9, has_checkpoint=True)]]
+    key = world.ledger.submit("hello")
+    await world.finish(key)
+    shown = [event for event in world.ledger.events(key) if isinstance(event, ToolProgress)]
+    assert [(each.fraction, each.message) for each in shown] == [(None, "half"), (0.9, "")]

@@ -20,6 +20,7 @@ from pawl.agent_loop.loop.rules.expression import ExpressionError
 from pawl.agent_loop.loop.rules.fact import Pause
 from pawl.agent_loop.loop.rules.loop_state import JobCursor, LoopState
 from pawl.agent_loop.loop.rules.run import Job, Monitor, Run
+from pawl.errors import Unreadable
 from pawl.values import CallState, JobReports, RunState, WaitKind
 from tests.fakes.model import calls, says
 from tests.fakes.registry import NOT_COMPLETED, tool
@@ -453,3 +454,9 @@ async def test_a_call_that_is_never_completed_fails_at_its_deadline() -> None:
     await story.until(lambda: story.is_over, seconds_max=200.0)
     (ended,) = story.calls(story.world.ledger.run(story.key(job)))
     assert (ended.state, ended.result) == (CallState.FAILED, NOT_COMPLETED)
+
+
+@pytest.mark.parametrize("data", [b"{", loop_state.write(LoopState(partial_text="x" * 10_000))[:-9]])
+def test_a_damaged_state_has_a_typed_error(data: bytes) -> None:
+    with pytest.raises(Unreadable):
+        loop_state.read(data)

@@ -88,7 +88,7 @@ class GoalProgram(Program):
 
 def _next_attempt(state: State, goal: Goal, cursor: GoalCursor, now: float) -> Decision:
     number = len(cursor.attempts) + 1
-    if now < cursor.not_before:
+    if cursor.not_before and now < cursor.not_before:
         return Wait(until=min(filter(None, (cursor.not_before, goal.deadline_time))))
     if rules.checks_before(goal, number) and cursor.checked < number:
         return Propose(calls=(rules.check(state, goal, now, at=rules.check_before(number)),))

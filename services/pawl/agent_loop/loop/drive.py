@@ -40,6 +40,7 @@ from pawl.agent_loop.loop.rules.fact import (
     OwnerEvent,
     RunRefused,
     Shown,
+    ToolProgress,
 )
 from pawl.agent_loop.loop.rules.options import as_deployed
 from pawl.agent_loop.loop.rules.planning import Plan
@@ -93,6 +94,8 @@ class Drive:
         self._recorded: frozenset[RecordedDecision | RecordedResult] = frozenset()
         self._withdrawn: dict[CallId, RecordedResult] = {}
         self._reported: set[CallId] = set()
+        # The last fraction and message of each call.
+        self._progress_shown: dict[CallId, tuple[float | None, str]] = {}
         self._refusals = 0
         self._has_written = False
         # Usage of discarded model calls that the ledger does not know about yet.
@@ -145,8 +148,12 @@ class Drive:
         return None if rest is None else await self._rest(rest)
 
     def _slot(self) -> AbstractAsyncContextManager[object]:
-        """Return what to hold during a step. Background runs share a few slots, so that they do not delay others."""
-        return self._dependencies.background_steps.held() if self.claim.in_background else nullcontext()
+        """Return the slot to hold during a step. Background runs share a few, so that they do not delay others.
+
+        A worker that stops releases all its runs at once, so that they share commits.
+        """
+        is_limited = self.claim.in_background and not self._handing_over
+        return self._dependencies.background_steps.held() if is_limited else nullcontext()
 
     async def _advance(self) -> Wait | Park | Finish | DriveEnd | None:
         """Commit what has happened, and start the work that follows. Return what to do next; None to plan again."""
@@ -376,8 +383,14 @@ class Drive:
         if self._base.run.is_job:
             self._facts += progress
         self._facts += self._tasks.facts()
-        self._outbox += (each for each in progress if each.message or each.fraction is not None)
+        self._outbox += (each for each in progress if self._has_news(each))
         self._outbox += self._tasks.output(at_once=at_once or bool(self._facts))
+
+    def _has_news(self, progress: ToolProgress) -> bool:
+        """Return whether to show progress. A checkpoint repeats the tool's last fraction and message."""
+        latest, last = (progress.fraction, progress.message), self._progress_shown.get(progress.call_id)
+        self._progress_shown[progress.call_id] = latest
+        return latest != (None, "") and not (progress.has_checkpoint and latest == last)
 
     async def _cancel_model(self, failure: RunFailure | None) -> None:
         cut = await self._tasks.cancel_model()

@@ -168,8 +168,9 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
     may_wait = error.is_outage and limits.provider_wait_seconds > 0 and not state.run.is_turn
     # Stop making attempts early enough that the run can still wait for the server within its round timeout.
     left_here = left - limits.model_headers_timeout_seconds if may_wait else left
-    has_waited = opened.outage_since is not None
-    attempts_max = 0 if may_wait and (has_waited or error.reason == UNAVAILABLE) else limits.model_attempts_max
+    # Until the wait ends, each failure after the first wait leads to another one.
+    keeps_waiting = opened.outage_since is not None and now < opened.outage_since + limits.provider_wait_seconds
+    attempts_max = 0 if may_wait and (keeps_waiting or error.reason == UNAVAILABLE) else limits.model_attempts_max
     delay = retry.delay(error, failures=failures, attempts_max=attempts_max, left=left_here, jitter=fact.jitter)
     falls_back = delay is None and retry.falls_back(fact.error, fallbacks_left=state.fallbacks_left, left=left)
     waits = may_wait and delay is None and not falls_back

@@ -17,6 +17,7 @@ from pawl.agent_loop.loop.rules.run import RunFailure
 from pawl.agent_loop.undo.rules import UndoPlan
 from pawl.agent_loop.workflows.cursor import WorkflowCursor
 from pawl.chassis.ids import CallId
+from pawl.errors import Unreadable
 from pawl.values import Answer, Usage
 
 
@@ -170,8 +171,11 @@ def read(data: bytes) -> LoopState:
     """Decode a state. Empty bytes give the state of a run that has not started.
 
     Raises:
-        msgspec.DecodeError, zlib.error: the bytes are not a valid state.
+        Unreadable: the bytes are not a valid state.
     """
-    if data.startswith(_COMPRESSED):
-        data = zlib.decompress(data)
-    return _decoder.decode(data) if data else LoopState()
+    try:
+        if data.startswith(_COMPRESSED):
+            data = zlib.decompress(data)
+        return _decoder.decode(data) if data else LoopState()
+    except (msgspec.DecodeError, zlib.error) as error:
+        raise Unreadable(f"the state of the run is damaged: {error}") from error

@@ -58,7 +58,7 @@ def next_try_time(
     """Return when a run that has waited for the model server since `since` tries again; None if the run fails.
 
     The wait doubles from 10 s to one minute, and `jitter` reduces it by up to half. It is never shorter than the server
-    requested. The last attempt is made at the end of `wait_seconds`.
+    requested. The last wait ends at the end of `wait_seconds`.
     """
     end = since + wait_seconds
     asked = now + (problem.retry_after_seconds or 0.0)
