@@ -154,10 +154,8 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
         return state, () if opened.quota_waits else (warning,)
     if fact.tokens_needed:
         return _not_made(state, opened, fact.tokens_needed)
-    limits = state.run.options.limits
-    written = fact.answer.text
+    limits, written, usage = state.run.options.limits, fact.answer.text, usage_of(fact.answer.usage)
     loop = replace(state.loop, partial_text=written or state.loop.partial_text)
-    usage = usage_of(fact.answer.usage)
     state = replace(state, run=replace(state.run, usage=opened.usage_before + usage))
     left = limits.round_timeout_seconds - state.round_active_seconds
     # If the budget cut the output short, the model server did not fail. Top-ups limit how often this happens.
