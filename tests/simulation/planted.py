@@ -116,7 +116,7 @@ OF_THE_LEDGER = (
         instead="    if True:",
         checker="no_crash",
         seeds=800,
-        seed=622,
+        seed=2008,
     ),
     Mutant(
         name="credential_approves_twice",
