@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import jsonschema_rs
 import pytest
+import trustme
 import yaml
 
+from pawl.client import AsyncClient
 from pawl.launcher.services import STAGES
-from tests import wheels
-from tests.system.deploy.containers import ROOT
+from tests import certificates, wheels
+from tests.system.deploy.conftest import KEY
+from tests.system.deploy.containers import ROOT, Containers
 
 pytestmark = pytest.mark.long
 CHART = ROOT / "deploy/helm"
@@ -107,3 +111,52 @@ def test_with_tls_each_service_has_its_certificate_and_calls_others_at_their_int
                 called, port = address.split(":")
                 ports = {each["name"]: each["port"] for each in services[called]["ports"]}
                 assert int(port) == (ports["public"] if name == "gateway" else ports["internal"])
+
+
+_PROBE = "import ssl, sys, urllib.request as r; r.urlopen(sys.argv[1], context=ssl._create_unverified_context())"
+
+
+async def test_pods_start_with_tls_and_answer_a_client(
+    render: Render, containers: Containers, authority: trustme.CA, tmp_path: Path
+) -> None:
+    """The Secrets hold exactly what values.yaml lists. The values are those of docker-compose.yml."""
+    compose = dict(containers.parts)
+    model = {name: compose["agent-loop"]["environment"][name] for name in ("PAWL_MODEL", "OPENAI_BASE_URL")}
+    services = {"mailbox": {"replicas": 1}, "agent-loop": {"environment": model}}
+    pods = named(render({"host": "localhost", "services": services}), "Deployment")
+    listed = re.findall(r"^#   ([a-z-]+) +((?:PAWL_|OPENAI_).*)$", (CHART / "values.yaml").read_text(), re.MULTILINE)
+    secrets = {name: set(re.findall(r"[A-Z_]{5,}", names)) for name, names in listed}
+    assert set(secrets) == set(pods)
+    for name, deployment in pods.items():
+        [container] = deployment["template"]["spec"]["containers"]
+        files = certificates.write(tmp_path, name, authority)
+        for path, file in (("tls.crt", files.certificate), ("tls.key", files.key), ("ca.crt", files.authority)):
+            containers.write(f"{name}-tls/{path}", file.read_text())
+        secret = {key: value for key, value in compose[name]["environment"].items() if key in secrets[name]}
+        probe = container["readinessProbe"]["httpGet"]
+        port = next(each["containerPort"] for each in container["ports"] if each["name"] == probe["port"])
+        url = f"{probe['scheme'].lower()}://127.0.0.1:{port}{probe['path']}"
+        containers.parts[name] = {
+            "command": container["args"],
+            "environment": secret | {each["name"]: each["value"] for each in container["env"]},
+            "volumes": [each for mount in container["volumeMounts"] for each in _mounts(mount, name)],
+            "healthcheck": {"test": ["CMD", "python", "-c", _PROBE, url]},
+        }
+    for name in ("job-store", "tool-registry", "notifier", "agent-loop", "gateway", "mailbox"):
+        await containers.start(name)
+    ca = tmp_path / "agent-loop-authority.pem"
+    async with AsyncClient([f"127.0.0.1:{containers.port(7601)}"], api_key=KEY, authority=ca) as pawl:
+        run = await pawl.start("what is 17 * 23?")
+        assert "391" in "".join([piece async for piece in pawl.text(run.run_id)])
+
+
+def _mounts(mount: dict[str, Any], name: str) -> list[str]:
+    """Return the files of a mounted volume as volumes of a compose file."""
+    files = {
+        "keys": {"api-keys.json": "deploy/api-keys.json", "service-keys.json": "deploy/service-keys.json"},
+        "tls": {file: f"{name}-tls/{file}" for file in ("tls.crt", "tls.key", "ca.crt")},
+        "files": {"passwords.json": "deploy/mailbox-passwords.json", "egress.json": "deploy/mailbox-egress.json"},
+        "data": {},
+        "tmp": {},
+    }[mount["name"]]
+    return [f"./{source}:{mount['mountPath']}/{file}:ro" for file, source in files.items()]
