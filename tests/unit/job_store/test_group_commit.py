@@ -293,7 +293,7 @@ def test_a_busy_store_does_not_delay_others(noise: int, lane: Lane, others: int)
     assert sum(each[1] == "quiet" for each in group) == others
 
 
-async def test_steps_are_answered_and_what_they_leave_is_written_in_a_transaction(
+async def test_steps_are_written_at_once_and_the_other_operations_share_a_transaction(
     journal: ScriptedJournal, recorder: Recorder
 ) -> None:
     journal.alone = {"step", "other"}

@@ -1,4 +1,4 @@
-"""Makes one model call: builds its request, assembles its answer, and shows output to watchers while it streams."""
+"""Makes one model call: builds its request, assembles its answer, and shows the output to watchers as it streams."""
 
 from __future__ import annotations
 
@@ -217,14 +217,14 @@ _AGENTS_KEPT_MAX: Final = 10_000
 
 
 class _Allowance(NamedTuple):
-    """The tokens that an agent's runs may use before its quota is read again, and until when."""
+    """The tokens that an agent's runs may use before its quota is read again, and the time when that is due."""
 
     tokens: float
     until: float
 
 
 class AgentQuotas:
-    """Remembers which agents have no quota or enough tokens left, so that most model calls need not read the quota."""
+    """Remembers which agents have no quota or enough tokens left. Most model calls then need not read the quota."""
 
     def __init__(self) -> None:
         self._allowances: dict[tuple[StoreId, str], _Allowance] = {}
@@ -232,7 +232,7 @@ class AgentQuotas:
     async def used_up(
         self, run: Run, tokens: int, now: float, read: Callable[[StoreId, str], Awaitable[AgentQuota]]
     ) -> AgentQuota | None:
-        """Return the quota of the run's agent if it is used up; otherwise None.
+        """Return the quota of the run's agent if it is used up. Otherwise, return None.
 
         `tokens` is the run's usage since its last call; `now` is a monotonic time. Drafts and the deployment's default
         have no quota.

@@ -274,7 +274,7 @@ class Leases(DueTimes, Protocol):
     async def wait_seconds(self) -> float | None:
         """Return the seconds until the first run or lease is due; None if none will be.
 
-        Zero or less means that a run is due, or that too many stores have runs to compute the time.
+        Zero or less means that a run is due, or that the time was not computed because too many stores have runs.
         """
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
@@ -335,7 +335,7 @@ class Reads(Protocol):
     async def call_heads(
         self, store_id: StoreId, call_ids: Sequence[CallId], user_id: UserId, *, result_bytes_max: int
     ) -> list[tuple[CallRow, int]]:
-        """Return those of a user's calls that exist, by id, without their arguments and spec.
+        """Return the user's calls with these ids, without arguments or spec. Unknown ids are skipped.
 
         Results over `result_bytes_max` are left out; each row comes with the size of a result that was left out, or 0.
         """

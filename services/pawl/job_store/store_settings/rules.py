@@ -181,7 +181,10 @@ class AllSettings:
 
 
 def governs_all(caller: Principal) -> bool:
-    """Return whether the caller may change the settings of all stores: a deployment key or the local key's owner."""
+    """Return whether the caller may change the settings of all stores.
+
+    Only deployment keys and the local key's owner may.
+    """
     is_owner = caller.credential_id == LOCAL_CREDENTIAL and Role.ADMIN in caller.roles
     return Role.DEPLOYMENT in caller.roles or is_owner
 

@@ -34,12 +34,12 @@ class Used(Usage, frozen=True, kw_only=True):
 
 
 def day_of(now: datetime) -> date:
-    """Return the day (UTC) of a time."""
+    """Return the UTC date of `now`."""
     return now.astimezone(UTC).date()
 
 
 def day_end(now: datetime) -> datetime:
-    """Return the end of the day (UTC) of a time."""
+    """Return the end of the UTC day that `now` falls on."""
     return datetime.combine(day_of(now) + timedelta(days=1), time.min, UTC)
 
 
@@ -49,7 +49,7 @@ def added(
     usage_of: Callable[[bytes], Used],
     now: datetime,
 ) -> Sequence[tuple[UsageKey, Used]]:
-    """Return what new runs, and changed runs given as (before, after) pairs, add to the day's counts, in key order.
+    """Return what runs add to the day's counts, in key order. `changed` contains (before, after) pairs.
 
     Imported histories are not counted.
     """
