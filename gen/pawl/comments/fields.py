@@ -29,7 +29,7 @@ COMMENTS: dict[str, str] = {
     'pawl.agent.v1.DecideCallsRequest.decisions': '1 to 64 decisions, each with its run ID, at most one per call.',
     'pawl.agent.v1.DecideRequest.decision': 'The decision.',
     'pawl.agent.v1.DecideRequest.run_id': 'Run ID.',
-    'pawl.agent.v1.Declaration.kind': 'Kind: `agent`, `source`, `rule`, `schedule`, `trigger`, `channel` or `workflow`.',
+    'pawl.agent.v1.Declaration.kind': 'Kind: `agent`, `source`, `rule`, `schedule`, `trigger`, `channel`, `workflow` or `settings`.',
     'pawl.agent.v1.Declaration.name': 'Name of the resource; 1 to 200 printable characters.',
     'pawl.agent.v1.Declaration.set': 'Name of the set, from its pawl.yaml; matches ^[A-Za-z0-9_-]{1,64}$.',
     'pawl.agent.v1.Declaration.update_time': 'When it was last changed.',

@@ -155,7 +155,7 @@ def test_bad_values_are_refused_with_their_field(asked: Mapping[str, Any], field
 
 def test_a_store_sets_no_switches_and_no_limit_above_its_ceiling() -> None:
     store = Settings(layer=Layer.STORE, store_id=ACME)
-    with pytest.raises(InvalidField, match="only in the layer DEPLOYMENT"):
+    with pytest.raises(InvalidField, match="only for all stores"):
         change(store, switches={"runs": Switch(state=SwitchState.ALL)})
     with pytest.raises(InvalidField, match="at most 20, the store's ceiling, got 21"):
         change(store, limits={"active_runs": 21})
