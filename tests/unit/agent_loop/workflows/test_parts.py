@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from typing import Any
 
 import pytest
 
+from pawl.agent_loop.api.inbox import Inbox
+from pawl.agent_loop.api.ledger import PublicLedger
+from pawl.agent_loop.api.replies import Reply
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules import loop_state
 from pawl.agent_loop.loop.rules.call import CallResult
@@ -17,6 +21,10 @@ from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run, RunOptions
 from pawl.agent_loop.loop.worker import WorkerLimits
 from pawl.agent_loop.workflows.cursor import WorkflowCursor
 from pawl.agent_loop.workflows.drafting import items_of
+from pawl.agent_loop.workflows.executions import Executions
+from pawl.agent_loop.workflows.reading import Graphs
+from pawl.chassis.identity.auth import Principal
+from pawl.chassis.ids import RequestId, RunKey, UserId
 from pawl.errors import QueueFull
 from pawl.job.v1 import ledger_pb2
 from pawl.values import ENDED, CallState, CommandOutcome, EffectClass, RunState, WaitKind
@@ -397,7 +405,7 @@ async def test_event_beyond_the_limit_is_refused_until_a_node_takes_one() -> Non
         if n % 40 == 30:
             await world.drive()
     with pytest.raises(QueueFull):
-        await world.ledger.send(key, Event(name="late"), "late")
+        await sent(world, key, "late", "late")
     await world.drive()
     assert await world.ledger.send(key, Event(name="paid"), "event1") is CommandOutcome.DUPLICATE
     while world.ledger.run(key).waits != (WaitKind.EVENT,):
@@ -405,6 +413,35 @@ async def test_event_beyond_the_limit_is_refused_until_a_node_takes_one() -> Non
     assert await world.ledger.send(key, Event(name="late"), "late") is CommandOutcome.ACCEPTED
     await world.drive()
     assert world.ledger.run(key).state is RunState.COMPLETED
+
+
+@pytest.mark.parametrize("name", ["late", "#second"])
+async def test_awaited_event_is_accepted_once_beyond_the_limit(name: str) -> None:
+    world = world_of()
+    nodes = {"first": {"kind": "wait", "seconds": 60}, "second": {"kind": "wait", "event": "late"}}
+    key = start(world, {**nodes, "third": {"kind": "wait", "event": "paid", "after": ["first"]}})
+    await world.drive()
+    for n in range(100):
+        assert await world.ledger.send(key, Event(name="paid"), f"event{n}") is CommandOutcome.ACCEPTED
+    for _ in range(2):
+        reply = await sent(world, key, name, "late")
+    assert reply.outcome == ledger_pb2.COMMAND_OUTCOME_DUPLICATE
+    with pytest.raises(QueueFull):
+        await sent(world, key, name, "later")
+    await world.drive()
+    with pytest.raises(QueueFull):
+        await sent(world, key, name, "later")
+    await world.finish(key)
+    assert world.ledger.run(key).state is RunState.COMPLETED
+
+
+async def sent(world: World, key: RunKey, name: str, event_id: str) -> Reply:
+    ledger: Any = PublicLedger(world.ledger.channel)
+    unused: Any = None
+    inbox = Inbox(ledger=ledger, registry=unused, ids=world.ledger.ids, now=world.clock.monotonic)
+    caller = Principal(store_id=key.store_id, user_id=UserId(USER))
+    awaits = partial(Executions(ledger, Graphs(world.workflows)).awaits, caller, key.run_id, name)
+    return await inbox.send_event(caller, RequestId(event_id), key.run_id, ledger_pb2.EventCommand(name=name), awaits)
 
 
 async def test_message_does_not_steer_a_workflow_run() -> None:
