@@ -71,6 +71,7 @@ async def main(stop: asyncio.Event) -> None:
                 takes_images=settings.takes_images,
             )
             await service.enter(clients.watches)
+            clients.watches.measure(service.metrics)
             service.background.start("pending", partial(clients.pending.follow, live))
             service.background.start("conversations", partial(clients.conversations.follow, live))
             clients.add_to(server)
@@ -113,7 +114,7 @@ async def _worker(
         clock=service.clock,
         ids=service.ids,
         random=random.random,
-        meter=PrometheusMeter(service.metrics),
+        meter=PrometheusMeter(service.metrics, settings.provider, service.clock.monotonic),
         default_model=settings.model,
         reasoning_echo=settings.reasoning_echo,
         background_as_tool=settings.limits.background == "tool",
@@ -150,7 +151,7 @@ async def _worker(
 
 
 async def _beside(serving: Awaitable[None], stop: asyncio.Event, hand_over: Callable[[], Awaitable[None]]) -> None:
-    """Serve until shutdown, then hand over the runs while clients finish their requests."""
+    """Serve until shutdown. Then hand over the runs while clients finish their requests."""
 
     async def hand_over_in_time() -> None:
         await stop.wait()

@@ -124,7 +124,9 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     """Another user must decide on a call or answer a question (Call.asked_user_id). Interrupted."""
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
-    """Why a run is WAITING. A run can have several reasons to wait. Interrupted and transient as in RunState."""
+    """Why a run is WAITING. A run can have several reasons to wait. "Interrupted" and "transient" have the same meaning as
+    in RunState.
+    """
 
 WAIT_KIND_UNSPECIFIED: WaitKind.ValueType  # 0
 """Never sent."""

@@ -692,7 +692,7 @@ class LoadRunResponse(_message.Message):
     shared_tokens_left: _builtins.int
     """Same as CommitRunResponse.shared_tokens_left."""
     continues_known: _builtins.bool
-    """Whether `messages` and `calls` lack those of the request's `known`, which is still valid."""
+    """Whether the request's `known` is still valid. If so, `messages` and `calls` contain only what comes after it."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run."""

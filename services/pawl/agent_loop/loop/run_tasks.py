@@ -152,7 +152,7 @@ class RunTasks(Tasks):
         self._is_durable.set()
 
     def progress(self, *, at_once: bool) -> tuple[ToolProgress, ...]:
-        """Return and clear the latest progress of each call, if it is due or, with `at_once`, even if it is not."""
+        """Return and clear the latest progress of each call if it is due. With `at_once`, it need not be due."""
         due = self.progress_due_at()
         if due is None or not (at_once or due <= self._dependencies.clock.monotonic()):
             return ()
@@ -166,7 +166,7 @@ class RunTasks(Tasks):
         return self._progress_not_before if self._progress else None
 
     def output(self, *, at_once: bool) -> tuple[OutputDelta, ...]:
-        """Return and clear the model's output if it is due or, with `at_once`, even if it is not."""
+        """Return and clear the model's output if it is due. With `at_once`, it need not be due."""
         due = self.output_due_at()
         if self._model_call is None or due is None:
             return ()
@@ -182,11 +182,11 @@ class RunTasks(Tasks):
         return self._model_call.output_due_at() if self._model_call else None
 
     def model_usage(self) -> Usage | None:
-        """Return the usage of the last model call so far; None if there was none."""
+        """Return the usage of the last model call so far. Return None if there was none."""
         return usage_of(self._model_call.usage()) if self._model_call else None
 
-    def start_work(self, work: Work, state: State) -> None:
-        """Start the work that was announced in `state`, which is durable."""
+    def start_work(self, work: Work, state: State, due_at: float) -> None:
+        """Start the work that was announced in `state`, which is durable, and has been due since `due_at`."""
         start = self.start
         match work:
             case PinTools():
@@ -206,7 +206,7 @@ class RunTasks(Tasks):
                 for call in work.calls:
                     start(check_of(call.call_id), self._check(call, state.run))
             case StartModel():
-                self.start_model(work, state)
+                self.start_model(work, state, due_at)
             case Execute():
                 for call_id in work.call_ids:
                     start(call_id, self._execute(call_id, state))
@@ -218,11 +218,11 @@ class RunTasks(Tasks):
             case _:
                 assert_never(work)
 
-    def start_model(self, work: StartModel, state: State, *, is_early: bool = False) -> None:
+    def start_model(self, work: StartModel, state: State, due_at: float, *, is_early: bool = False) -> None:
         """Start a model call.
 
-        With `is_early`, it starts before `state` is durable, and `confirm_model_call` or `discard_early_model_call`
-        must follow.
+        With `is_early`, the call starts before `state` is durable, and `confirm_model_call` or
+        `discard_early_model_call` must follow.
         """
         if is_early:
             self._model_before = self._model_call
@@ -232,6 +232,7 @@ class RunTasks(Tasks):
             model=self._dependencies.model,
             monotonic=self._dependencies.clock.monotonic,
             on_output=self._signal.set,
+            due_at=due_at + work.delay_seconds,
         )
         self.start(MODEL, self._call_model(self._model_call, state, work.delay_seconds))
 
@@ -241,23 +242,22 @@ class RunTasks(Tasks):
         self._is_durable.set()
 
     async def discard_early_model_call(self) -> Usage:
-        """Cancel the early model call, if any, as if it had never started. Return its usage."""
+        """Cancel the early model call, if there is one, as if it had never started. Return its usage."""
         call = self._model_call
         if self._is_durable.is_set() or call is None:
             return Usage()
         await self.cut(MODEL)
         self._model_call = self._model_before
         self.confirm_model_call()
-        usage = usage_of(call.usage())
-        self._dependencies.meter.model_called("forgotten", usage)
-        return usage
+        call.measure("forgotten", self._dependencies.meter)
+        return usage_of(call.usage())
 
     async def cancel_model(self) -> ModelCut | None:
-        """Cancel the model call and return its output so far; None if no call was running."""
+        """Cancel the model call and return the output received so far. Return None if no call was running."""
         call = self._model_call
         if call is None or not await self.cut(MODEL):
             return None
-        self._dependencies.meter.model_called("cut", usage_of(call.answer().usage))
+        call.measure("cut", self._dependencies.meter)
         return ModelCut(answer=call.answer())
 
     async def _pin_tools(self, state: State) -> Fact:
@@ -301,7 +301,7 @@ class RunTasks(Tasks):
         return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
     async def _registered(self, run: Run, own: Collection[str]) -> Resolved:
-        """Return the run's registered tools, including the tool that the model must call, if it is registered."""
+        """Return the run's registered tools. If the tool that the model must call is registered, it is included."""
         options, gives_tools = run.options, run.agent is not None and run.agent.gives_tools
         names = tuple(name for name in options.tool_names if name not in own)
         if options.tool_names and not names:
@@ -328,8 +328,8 @@ class RunTasks(Tasks):
         )
         ended = await self._used_up(call, state.run) or await call.stream(request, self._dependencies.random)
         await self._is_durable.wait()
-        failed = isinstance(ended, ModelFailed)
-        self._dependencies.meter.model_called("failed" if failed else "answered", usage_of(call.answer().usage))
+        outcome = ended.error.outcome if isinstance(ended, ModelFailed) else "answered"
+        call.measure(outcome, self._dependencies.meter)
         if isinstance(ended, ModelFailed):
             return ended
         opened = state.loop.model_call
@@ -449,7 +449,7 @@ class RunTasks(Tasks):
         return AgentRead(call_id=work.call_id, delegates=delegates, agent=agent)
 
     async def _delegates(self, run: Run, pinned: PinnedAgent) -> tuple[str, ...]:
-        """Return the agents that the run's agent may delegate to. A draft's current version applies."""
+        """Return the agents to which the run's agent may delegate. For a draft, its current version applies."""
         agents, draft = self._dependencies.agents, draft_name(pinned.name)
         if draft:
             read = partial(agents.get_draft, run.store_id, run.user_id, draft)
