@@ -71,6 +71,7 @@ async def main(stop: asyncio.Event) -> None:
                 takes_images=settings.takes_images,
             )
             await service.enter(clients.watches)
+            clients.watches.measure(service.metrics)
             service.background.start("pending", partial(clients.pending.follow, live))
             service.background.start("conversations", partial(clients.conversations.follow, live))
             clients.add_to(server)
@@ -113,7 +114,7 @@ async def _worker(
         clock=service.clock,
         ids=service.ids,
         random=random.random,
-        meter=PrometheusMeter(service.metrics),
+        meter=PrometheusMeter(service.metrics, settings.provider, service.clock.monotonic),
         default_model=settings.model,
         reasoning_echo=settings.reasoning_echo,
         background_as_tool=settings.limits.background == "tool",

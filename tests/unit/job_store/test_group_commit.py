@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,6 +83,10 @@ class Recorder:
 
     def group_written(self, *, operations: int, seconds: float) -> None:
         self.sizes.append(operations)
+
+    def batches_written(self, sizes: Iterable[int]) -> None: ...
+
+    def work_ended(self, *work: Sequence[object]) -> None: ...
 
     def refused(self, error: PawlError) -> None:
         self.reasons.append(error.reason)

@@ -142,6 +142,12 @@ class Feed:
         self.is_new = True
 
     @property
+    def lag(self) -> int:
+        """The number of known events that the slowest watcher has not consumed yet."""
+        last_seq = self._last_seq or 0
+        return last_seq - min((last_seq, *(watcher.position for watcher in self.watchers)))
+
+    @property
     def ended(self) -> bool:
         """True once the tail has reached the run's last event."""
         return self._last_seq is not None and self._last_seq == self._end_seq

@@ -33,6 +33,7 @@ from pawl.errors import InvalidPageToken, Overloaded, SeqBeyondEnd, SlowConsumer
 from pawl.event.v1.event_pb2 import RunEvent
 from pawl.event.v1.gap_pb2 import Gap
 from pawl.event.v1.run_pb2 import Run
+from pawl.server.process.metrics import Metrics
 from pawl.values import ENDED, RESTING
 
 # Maximum number of watched runs per replica.
@@ -83,6 +84,14 @@ class Watches:
     @property
     def feed_count(self) -> int:
         return len(self._feeds)
+
+    def measure(self, metrics: Metrics) -> None:
+        watchers = metrics.gauge("watchers", "Open streams of runs' events.")
+        watchers.set_function(lambda: sum(len(feed.watchers) for feed in self._feeds.values()))
+        behind = metrics.gauge(
+            "watch_lag_events", "Events that the slowest watcher has not received, of those known here."
+        )
+        behind.set_function(lambda: max((feed.lag for feed in self._feeds.values()), default=0))
 
     @asynccontextmanager
     async def open(self, caller: Principal, run_id: RunId, after_seq: int) -> AsyncIterator[Watcher]:

@@ -179,7 +179,7 @@ class Drive:
         planned = self._step(plan)
         early = self._early_model_call(plan)
         if early is not None:
-            self._tasks.start_model(early, plan.state, is_early=True)
+            self._tasks.start_model(early, plan.state, started, is_early=True)
         if not planned.changes_nothing and not await self._commit(planned, plan.state, facts_taken=taken):
             self._discarded_usage += await self._tasks.discard_early_model_call()
             return None
@@ -188,7 +188,8 @@ class Drive:
             if isinstance(work, StartModel):
                 self._shown = Shown()
             if work is not early:
-                self._tasks.start_work(work, replace(plan.state, shared_tokens_max=self._base.shared_tokens_max))
+                state = replace(plan.state, shared_tokens_max=self._base.shared_tokens_max)
+                self._tasks.start_work(work, state, started)
         self._from_database = started - now
         return plan.rest
 

@@ -12,8 +12,9 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import TokenBudget, draft_name
-from pawl.agent_loop.loop.ports import Randomness
+from pawl.agent_loop.loop.ports import Meter, Randomness, Timing
 from pawl.agent_loop.loop.rules import background, budget, file_front, guidelines, history, jobs, output, retry
+from pawl.agent_loop.loop.rules.answering import usage_of
 from pawl.agent_loop.loop.rules.assembly import Assembly, ModelAnswer
 from pawl.agent_loop.loop.rules.coalesce import Coalescer
 from pawl.agent_loop.loop.rules.fact import ModelFailed, OutputDelta
@@ -51,7 +52,13 @@ class ModelCall:
     """Makes the state's open model call, once. Its output can be read even while it streams."""
 
     def __init__(
-        self, state: State, *, model: ModelPort, monotonic: Callable[[], float], on_output: Callable[[], None]
+        self,
+        state: State,
+        *,
+        model: ModelPort,
+        monotonic: Callable[[], float],
+        on_output: Callable[[], None],
+        due_at: float,
     ) -> None:
         opened = state.loop.model_call
         if opened is None:
@@ -65,6 +72,9 @@ class ModelCall:
         self._coalescer = Coalescer(OutputDelta(round=state.run.round, model_attempt=opened.attempt))
         self._prompt_bytes = 0
         self._output_bytes = 0
+        self._due_at = due_at
+        self._sent_at: float | None = None
+        self._first_token_at: float | None = None
         # A turn's output is hidden as long as the turn could still be silent.
         self._may_be_silent = state.run.is_turn
         self._opening = ""
@@ -81,6 +91,7 @@ class ModelCall:
         request = replace(
             renamed(request, names), output_tokens_max=budget.output_tokens_max(self._state, prompt_tokens)
         )
+        self._sent_at = self._monotonic()
         try:
             async with aclosing(self._model.stream(request)) as pieces:
                 async for piece in pieces:
@@ -104,6 +115,11 @@ class ModelCall:
         """Return the usage so far, with estimates for anything that the server did not report."""
         return budget.counted(self._assembly.usage, prompt_bytes=self._prompt_bytes, output_bytes=self._output_bytes)
 
+    def measure(self, outcome: str, meter: Meter) -> None:
+        """Count the call, which has just ended."""
+        timing = Timing(due_at=self._due_at, sent_at=self._sent_at, first_token_at=self._first_token_at)
+        meter.model_called(self._state.run.store_id, outcome, usage_of(self.usage()), timing)
+
     def output_due_at(self) -> float | None:
         """Return the monotonic time at which output must be shown; None if there is no output to show."""
         return None if self._may_be_silent else self._coalescer.due_at()
@@ -124,6 +140,8 @@ class ModelCall:
             self._opening += piece.text if isinstance(piece, TextPiece) else ""
             self._may_be_silent = not isinstance(piece, CallPiece) and jobs.may_become_silent(self._opening)
         self._output_bytes += _size(piece)
+        if self._first_token_at is None and self._output_bytes:
+            self._first_token_at = now
         if self._opened.summary:
             return
         self._coalescer.add(shown, now)

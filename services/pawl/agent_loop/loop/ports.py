@@ -145,9 +145,20 @@ class Registry(Protocol):
         """Stop a call wherever it is running, and wait up to `wait_seconds` for it to end. Idempotent."""
 
 
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """When a model call happened, as monotonic times. Times of what did not happen are None."""
+
+    due_at: float | None = None
+    sent_at: float | None = None
+    first_token_at: float | None = None
+
+
 class Meter(Protocol):
-    def model_called(self, outcome: str, usage: Usage) -> None:
-        """Count a finished model call. The outcome is `answered`, `failed`, `cut` or `forgotten`."""
+    def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: Timing) -> None:
+        """Count a model call that has just ended.
+
+        The outcome is `answered`, `cut`, `forgotten`, `timeout` or the class of the failure in lower case.
+        """
 
     def call_executed(self, outcome: str) -> None: ...
 

@@ -185,8 +185,8 @@ class RunTasks(Tasks):
         """Return the usage of the last model call so far; None if there was none."""
         return usage_of(self._model_call.usage()) if self._model_call else None
 
-    def start_work(self, work: Work, state: State) -> None:
-        """Start the work that was announced in `state`, which is durable."""
+    def start_work(self, work: Work, state: State, due_at: float) -> None:
+        """Start the work that was announced in `state`, which is durable, and has been due since `due_at`."""
         start = self.start
         match work:
             case PinTools():
@@ -206,7 +206,7 @@ class RunTasks(Tasks):
                 for call in work.calls:
                     start(check_of(call.call_id), self._check(call, state.run))
             case StartModel():
-                self.start_model(work, state)
+                self.start_model(work, state, due_at)
             case Execute():
                 for call_id in work.call_ids:
                     start(call_id, self._execute(call_id, state))
@@ -218,7 +218,7 @@ class RunTasks(Tasks):
             case _:
                 assert_never(work)
 
-    def start_model(self, work: StartModel, state: State, *, is_early: bool = False) -> None:
+    def start_model(self, work: StartModel, state: State, due_at: float, *, is_early: bool = False) -> None:
         """Start a model call.
 
         With `is_early`, it starts before `state` is durable, and `confirm_model_call` or `discard_early_model_call`
@@ -232,6 +232,7 @@ class RunTasks(Tasks):
             model=self._dependencies.model,
             monotonic=self._dependencies.clock.monotonic,
             on_output=self._signal.set,
+            due_at=due_at + work.delay_seconds,
         )
         self.start(MODEL, self._call_model(self._model_call, state, work.delay_seconds))
 
@@ -248,16 +249,15 @@ class RunTasks(Tasks):
         await self.cut(MODEL)
         self._model_call = self._model_before
         self.confirm_model_call()
-        usage = usage_of(call.usage())
-        self._dependencies.meter.model_called("forgotten", usage)
-        return usage
+        call.measure("forgotten", self._dependencies.meter)
+        return usage_of(call.usage())
 
     async def cancel_model(self) -> ModelCut | None:
         """Cancel the model call and return its output so far; None if no call was running."""
         call = self._model_call
         if call is None or not await self.cut(MODEL):
             return None
-        self._dependencies.meter.model_called("cut", usage_of(call.answer().usage))
+        call.measure("cut", self._dependencies.meter)
         return ModelCut(answer=call.answer())
 
     async def _pin_tools(self, state: State) -> Fact:
@@ -328,8 +328,8 @@ class RunTasks(Tasks):
         )
         ended = await self._used_up(call, state.run) or await call.stream(request, self._dependencies.random)
         await self._is_durable.wait()
-        failed = isinstance(ended, ModelFailed)
-        self._dependencies.meter.model_called("failed" if failed else "answered", usage_of(call.answer().usage))
+        outcome = ended.error.outcome if isinstance(ended, ModelFailed) else "answered"
+        call.measure(outcome, self._dependencies.meter)
         if isinstance(ended, ModelFailed):
             return ended
         opened = state.loop.model_call

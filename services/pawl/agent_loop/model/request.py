@@ -107,6 +107,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     refuses_content: bool = False
 
     @property
+    def outcome(self) -> str:
+        """The outcome of the call in metrics: `timeout`, or the failure class in lower case."""
+        return "timeout" if self.reason.endswith("_TIMEOUT") else self.failure_class.lower()
+
+    @property
     def is_outage(self) -> bool:
         """True if the model server is unreachable or cannot answer now, regardless of the request."""
         return self.retryable and (self.reason in _OUTAGES or self.reason.startswith("HTTP_"))

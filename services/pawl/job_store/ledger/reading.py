@@ -36,8 +36,8 @@ class Claimed:
     """A run that a worker holds.
 
     `is_quiet` means that the run has just been claimed and no client holds any of its calls: it has not taken a step
-    yet, or was only waiting for a point in time. The conversation and the number of its last message are set only by a
-    claim, not by a renewal.
+    yet, or was only waiting for a point in time. The conversation, the number of its last message, and how long the run
+    was due are set only by a claim, not by a renewal.
     """
 
     store_id: StoreId
@@ -47,6 +47,7 @@ class Claimed:
     is_quiet: bool = False
     conversation_id: ConversationId = ConversationId("")
     last_number: int = 0
+    waited_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

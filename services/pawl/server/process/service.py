@@ -214,6 +214,9 @@ class Service:
                 self._settings.database_url.get_secret_value(),
                 application_name=f"pawl-{self.name}-{self.instance_id}",
                 connections_max=self._settings.database_connections_max,
+                waited=self.metrics.histogram(
+                    "database_wait_seconds", "Waits for a database connection or for a slot to use one."
+                ).observe,
             )
         )
         await require_durable(database, unsafe_allowed=self._settings.database_unsafe)
@@ -310,6 +313,10 @@ class Service:
             self.background.start("issuers", issuers.run)
         rows = self.key_rows = KeyRows(keys, self.clock) if keys else None
         if rows:
+            age = self.metrics.gauge(
+                "keys_age_seconds", "Time since API keys were last read; after 60 s, all are refused."
+            )
+            age.set_function(lambda: rows.age_seconds)
             self.background.start("keys", rows.run)
         return RpcServer(
             self._settings.listen,

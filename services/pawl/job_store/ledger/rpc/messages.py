@@ -182,7 +182,9 @@ CONVERSATION: Final = _WIRE.struct(
 )
 _WAITING: Final = _WIRE.struct(Waiting, waiting_pb2.Waiting)
 CLAIMED: Final = _WIRE.struct(
-    Claimed, ledger_pb2.ClaimedRun, Exceptions(of_struct=("is_quiet", "last_number"), of_message=("loaded",))
+    Claimed,
+    ledger_pb2.ClaimedRun,
+    Exceptions(of_struct=("is_quiet", "last_number", "waited_seconds"), of_message=("loaded",)),
 )
 PREFIX: Final = _WIRE.struct(HistoryPrefix, ledger_pb2.HistoryPrefix)
 COMMITTED: Final = _WIRE.struct(LastCommit, ledger_pb2.CommitRunResponse, Exceptions(of_struct=("commit_id", "epoch")))

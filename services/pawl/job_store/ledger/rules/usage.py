@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 
 from pawl.chassis.ids import StoreId, UserId
-from pawl.job_store.ledger.rules.rows import RunRow
+from pawl.job_store.ledger.rules.rows import CallRow, RunRow
+from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.values import Usage
 
 # Number of days that are kept and can be queried.
@@ -47,6 +48,21 @@ def month_end(now: datetime) -> datetime:
     """Return the end of the month (UTC) of a time."""
     later = day_of(now).replace(day=1) + timedelta(days=32)
     return datetime.combine(later.replace(day=1), time.min, UTC)
+
+
+def started_runs(unit: UnitOfWork) -> list[RunRow]:
+    """Return the runs that the operations created, without imported histories."""
+    return [run for run in unit.runs.created() if not run.imported]
+
+
+def ended_runs(unit: UnitOfWork) -> list[RunRow]:
+    ended = [run for before, run in unit.runs.changed() if run.state.is_terminal and not before.state.is_terminal]
+    return ended + [run for run in started_runs(unit) if run.state.is_terminal]
+
+
+def ended_calls(unit: UnitOfWork) -> list[CallRow]:
+    ended = [call for before, call in unit.calls.changed() if call.state.is_terminal and not before.state.is_terminal]
+    return ended + [call for call in unit.calls.created() if call.state.is_terminal]
 
 
 def added(
