@@ -81,6 +81,10 @@ class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
         """True if no model call may start until the period ends."""
         return self.tokens_max <= self.tokens_used
 
+    @property
+    def left_until_nearly_used_up(self) -> int:
+        return self.tokens_max * 9 // 10 - self.tokens_used
+
 
 class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
     """A saved definition, and the tools that it selected when it was saved. Immutable.

@@ -272,7 +272,7 @@ class TokenBudgets:
             budgets = await read(run.store_id, run.user_id, agent)
             if exhausted := [each for each in budgets if each.is_used_up]:
                 return max(exhausted, key=lambda each: each.end_time)
-            left = min((each.tokens_max * 9 // 10 - each.tokens_used for each in budgets), default=math.inf)
+            left = min((each.left_until_nearly_used_up for each in budgets), default=math.inf)
             allowance = _Allowance(left, now + (ENOUGH_SECONDS_MAX if budgets else NONE_SECONDS_MAX))
             key = found[any(each.kind in _OF_USERS for each in budgets)]
         while len(self._allowances) >= _BUDGETS_KEPT_MAX:

@@ -362,9 +362,13 @@ class RunTasks(Tasks):
         self._tokens_used = run.usage.own_tokens
 
         async def read(store_id: StoreId, user_id: UserId, name: str) -> Sequence[TokenBudget]:
+            ask = partial(needed.agents.token_budgets, store_id, user_id, name)
+            budgets = await self._retry.until_answered(ask)
+            if self._is_durable.is_set() or all(each.left_until_nearly_used_up > 0 for each in budgets):
+                return budgets
             # The step that counts the last call must be durable first.
             await self._is_durable.wait()
-            return await self._retry.until_answered(partial(needed.agents.token_budgets, store_id, user_id, name))
+            return await self._retry.until_answered(ask)
 
         exhausted = await needed.budgets.used_up(run, used, needed.clock.monotonic(), read)
         if exhausted is None:

@@ -64,9 +64,7 @@ class SettingsSnapshot:
         while True:
             try:
                 await self.refresh()
-                while self._raised:
-                    await self.repository.wake(store_id := next(iter(self._raised)), list(TOKEN_LIMITS.values()))
-                    self._raised.discard(store_id)
+                await self._wake()
             except PawlError as error:
                 if not self._is_failing:
                     _log.warning("settings.not_read", reason=error.message)
@@ -74,6 +72,15 @@ class SettingsSnapshot:
             else:
                 self._is_failing = False
             await self._clock.sleep(_POLL_SECONDS)
+
+    async def _wake(self) -> None:
+        """Let runs that wait for a changed token budget check it again."""
+        while self._raised:
+            raised = next(iter(self._raised))
+            stores = await self.repository.stores_with_open_runs() if raised == ALL_STORES else [raised]
+            for store_id in stores:
+                await self.repository.wake(store_id, list(TOKEN_LIMITS.values()))
+            self._raised.discard(raised)
 
     async def refresh(self) -> None:
         """Read the settings that have changed.

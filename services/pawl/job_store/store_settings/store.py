@@ -50,7 +50,7 @@ ORDER BY run_id LIMIT $4
 _WAKE: Final = f"""
 WITH waiting AS MATERIALIZED (
     SELECT store_id, run_id FROM job_store.runs
-    WHERE ($1 = '' OR store_id = $1) AND state = {RunState.WAITING.value} AND worker_id IS NULL
+    WHERE store_id = $1 AND state = {RunState.WAITING.value} AND worker_id IS NULL
     AND waits = ANY ($2::bytea[]) AND claim_at > now()
     ORDER BY store_id, run_id FOR UPDATE SKIP LOCKED
 )
@@ -121,7 +121,7 @@ class PostgresSettings(DatabaseAdapter):
         return after
 
     async def wake(self, store_id: StoreId, waits: Sequence[WaitKind]) -> None:
-        """Let workers claim runs that wait only for one of these, in the store or, if it is empty, in all stores."""
+        """Let workers claim runs that wait only for one of these, in a store."""
         await self._database.execute(_WAKE, store_id, [bytes([each]) for each in waits])
 
     async def stores_with_open_runs(self) -> Sequence[StoreId]:
