@@ -59,6 +59,7 @@ FROM generate_series(1, $1) AS n
         "ledger.store.upkeep._OPEN_RUNS",
         "store_settings.store._OPEN_RUNS",
         "store_settings.store._STORES_WITH_OPEN_RUNS",
+        "store_settings.store._WAKE",
     ),
 )
 TOOL_REGISTRY = Service(
