@@ -55,7 +55,6 @@ async def test_approval_can_be_remembered_as_a_rule(open_page: NewPage) -> None:
     await say(page, "email bob@example.com about boats")
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(2, timeout=90_000)
     await expect(page.locator(".card", has_text="by rule")).to_be_visible()
-    await page.locator(".more summary").click()
     await page.get_by_role("link", name="Approval rules").click()
     await expect(page.get_by_role("row", name=re.compile("allow send_email conversation"))).to_be_visible()
 

@@ -114,7 +114,6 @@ async def test_tools_and_audit_entries_are_shown(open_page: NewPage) -> None:
     await say(page, "what is 12 * 12")
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
     run_id = await page.locator(".turn").get_attribute("data-run")
-    await page.locator(".more summary").click()
     await page.get_by_role("link", name="Audit").click()
     await page.get_by_label("Run", exact=True).fill(run_id or "")
     await page.keyboard.press("Tab")
@@ -126,7 +125,6 @@ async def test_tools_and_audit_entries_are_shown(open_page: NewPage) -> None:
     await expect(page.get_by_role("cell", name="succeeded", exact=True)).to_be_visible()
     await page.get_by_role("button", name="Verify the chain").click()
     await expect(page.get_by_role("status")).to_contain_text("entries are intact", timeout=90_000)
-    await page.locator(".more summary").click()
     await page.get_by_role("link", name="Tools").click()
     await page.get_by_role("link", name="calculate", exact=True).click()
     await expect(page.get_by_role("region", name="Statistics").get_by_role("row")).to_have_count(2)
@@ -153,7 +151,6 @@ async def test_notification_settings_are_shown_and_changed(open_page: NewPage) -
     page = await open_page(user="listener")
     await say(page, "what is 5 * 5")
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
-    await page.locator(".more summary").click()
     await page.get_by_role("link", name="Notifications").click()
     reported = page.get_by_role("row").nth(1).get_by_role("link").first
     for _ in range(120):
@@ -166,7 +163,6 @@ async def test_notification_settings_are_shown_and_changed(open_page: NewPage) -
     await expect(page.get_by_role("button", name="Mark as read", exact=True)).to_have_count(0)
     await page.get_by_role("button", name="Mute conversation").click()
     await expect(page.get_by_role("status")).to_contain_text("muted")
-    await page.locator(".more summary").click()
     await page.get_by_role("link", name="Settings").click()
     await page.get_by_role("button", name="Unmute").click()
     await expect(page.get_by_role("button", name="Unmute")).to_have_count(0)

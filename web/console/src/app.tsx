@@ -1,39 +1,38 @@
 import type { VNode } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 
 import { Chat, listAhead } from "./chat";
+import { Dialog, Empty, Toast } from "./design/parts";
 import { Inbox } from "./inbox";
-import { Later } from "./later";
+import { Design, Later, Search } from "./later";
 import { Login } from "./login";
 import { Boundary } from "./markdown";
-import { MENU } from "./menu";
-import { arrive, decoded, follow, forPeople, go, isKnown, logOut, may, notice, online, path, problems, who } from "./state";
+import { entries, isHere } from "./menu";
+import { Navigation } from "./nav";
+import { arrive, decoded, follow, forPeople, go, isKnown, notice, online, path, problems, who } from "./state";
 import { visible } from "./visible";
 
-const PAGES = [
-  { path: "/", name: "Chat", key: "c" },
-  { path: "/inbox", name: "Inbox", key: "i" },
-  { path: "/runs", name: "Runs", key: "r" },
-  { path: "/background", name: "Background", key: "b" },
-] as const;
+type Open = "" | "help" | "palette";
 
-export function App(): VNode {
-  const help = useRef<HTMLDialogElement>(null);
+/** Listens to the keys that work on every page. */
+function useKeys(isBusy: boolean, onOpen: (open: Open) => void): void {
   useEffect(() => {
-    if (isHere("/") && isKnown()) listAhead();
-    void arrive();
     let before = "";
     const keys = (event: KeyboardEvent): void => {
-      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k" && who.value) {
+        event.preventDefault();
+        onOpen("palette");
+      }
+      if (isBusy || event.ctrlKey || event.metaKey || event.altKey) return;
       if (isTyping(event.target)) {
-        if (event.key === "Escape" && !help.current?.open) (event.target as HTMLElement).blur();
+        if (event.key === "Escape") (event.target as HTMLElement).blur();
         return;
       }
-      const page = before === "g" && PAGES.find(({ key }) => key === event.key);
+      const page = before === "g" && entries().find(({ key }) => key === event.key);
       before = event.key;
       if (page) go(page.path);
-      if (event.key === "?") help.current?.showModal();
-      else if (!help.current?.open) pressed(event);
+      if (event.key === "?") onOpen("help");
+      else pressed(event);
       if (event.key === "/") {
         const field = document.querySelector<HTMLElement>("[data-first]");
         if (field) {
@@ -44,11 +43,20 @@ export function App(): VNode {
     };
     document.addEventListener("keydown", keys);
     return () => document.removeEventListener("keydown", keys);
+  }, [isBusy]);
+}
+
+export function App(): VNode {
+  const [open, setOpen] = useState<Open>("");
+  useEffect(() => {
+    if (isHere("/") && isKnown()) listAhead();
+    void arrive();
   }, []);
+  useKeys(open !== "", setOpen);
   const caller = who.value;
   useEffect(() => {
     const count = forPeople.value.length;
-    const here = [...PAGES, ...more()].find((page) => isHere(page.path));
+    const here = entries().find((page) => isHere(page.path));
     document.title = `${count ? `(${count}) ` : ""}${here?.name ?? "Pawl"} · Pawl`;
   });
   if (caller === undefined) return <Waiting />;
@@ -58,77 +66,60 @@ export function App(): VNode {
       <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); event.stopPropagation(); document.getElementById("main")?.focus(); }}>
         Skip to content
       </a>
-      <nav aria-label="Pages">
-        <span class="brand" aria-hidden="true">Pawl</span>
-        {PAGES.map((page) => (
-          <a key={page.path} href={page.path} aria-current={isHere(page.path) ? "page" : undefined} title={`g ${page.key}`}>
-            {page.name}
-            {page.path === "/inbox" && forPeople.value.length > 0 && (
-              <span class="badge">
-                {forPeople.value.length}
-                <span class="unseen"> waiting</span>
-              </span>
-            )}
-          </a>
-        ))}
-        <More />
-        <span class="space" />
-        <Theme />
-        <span class="quiet user" title={(caller.caller?.roles ?? []).join(", ")}>
-          {caller.caller?.userId} @ {caller.caller?.storeId}
-        </span>
-        <button class="plain" aria-label="Help and keyboard shortcuts" title="?" onClick={() => help.current?.showModal()}>
-          ?
-        </button>
-        <button class="plain" onClick={() => void logOut()}>
-          Log out
-        </button>
-      </nav>
-      {!online.value && (
-        <p class="strip" role="status">
-          Connection lost. Reconnecting automatically; runs continue.
-        </p>
-      )}
-      {problems.value.length > 0 && (
-        <div class="strip bad" role="alert">
-          {problems.value.map((line) => (
-            <div key={line}>{visible(line)}</div>
-          ))}
-        </div>
-      )}
-      {notice.value && (
-        <p class="strip bad" role="alert">
-          {visible(notice.value)}{" "}
-          <button class="plain" onClick={() => (notice.value = "")}>
-            Close
-          </button>
-        </p>
-      )}
+      <Navigation onFind={() => setOpen("palette")} onHelp={() => setOpen("help")} />
+      <div class="notes">
+        {!online.value && (
+          <p class="strip" role="status">
+            Connection lost. Reconnecting automatically; runs continue.
+          </p>
+        )}
+        {problems.value.length > 0 && (
+          <div class="strip bad" role="alert">
+            {problems.value.map((line) => (
+              <div key={line}>{visible(line)}</div>
+            ))}
+          </div>
+        )}
+      </div>
       <main id="main" tabIndex={-1}>
         <Boundary key={path.value}>
           <Page />
         </Boundary>
       </main>
-      <dialog ref={help} aria-labelledby="help">
-        <h2 id="help">Keyboard shortcuts</h2>
-        <table>
-          <tbody>
-            {[...PAGES.map((page) => [`g ${page.key}`, `go to ${page.name}`] as const), ...KEYS].map(([key, does]) => (
-              <tr key={key}>
-                <th scope="row">
-                  <kbd>{key}</kbd>
-                </th>
-                <td>{does}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-        <p class="quiet">Runs continue when this page is closed. Everything waiting for you is in the inbox.</p>
-        <form method="dialog">
-          <button>Close</button>
-        </form>
-      </dialog>
+      {notice.value && (
+        <div class="toasts">
+          <Toast tone="bad" onClose={() => (notice.value = "")}>
+            {visible(notice.value)}
+          </Toast>
+        </div>
+      )}
+      {open === "help" && <Help onClose={() => setOpen("")} />}
+      {open === "palette" && <Search show={({ Palette }) => <Palette onClose={() => setOpen("")} />} />}
     </div>
+  );
+}
+
+function Help({ onClose }: { onClose: () => void }): VNode {
+  const pages = entries().flatMap(({ key, name }) => (key ? [[`g ${key}`, `go to ${name}`] as const] : []));
+  return (
+    <Dialog title="Keyboard shortcuts" onClose={onClose}>
+      <table>
+        <tbody>
+          {[...pages, ...KEYS].map(([key, does]) => (
+            <tr key={key}>
+              <th scope="row">
+                <kbd>{key}</kbd>
+              </th>
+              <td>{does}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <p class="quiet">Runs continue when this page is closed. Everything waiting for you is in the inbox.</p>
+      <form method="dialog" class="buttons">
+        <button>Close</button>
+      </form>
+    </Dialog>
   );
 }
 
@@ -137,6 +128,7 @@ const KEYS = [
   ["Enter", "open the item; in the chat, send"],
   ["a, e, r", "approve, edit or reject the focused item"],
   ["x", "select the item for a bulk decision"],
+  ["Ctrl K", "find a page, conversation, run or agent"],
   ["/", "focus the message or the filter"],
   ["?", "show these shortcuts"],
   ["Esc", "leave the field or close the dialog"],
@@ -164,6 +156,7 @@ function Page(): VNode {
   const [, first = "", second = "", third = ""] = path.value.split("/");
   if (first === "" || first === "c") return <Chat conversationId={decoded(second)} />;
   if (first === "inbox") return <Inbox />;
+  if (first === "design") return <Design show={({ Gallery }) => <Gallery />} />;
   return (
     <Later
       key={path.value}
@@ -181,52 +174,11 @@ function Page(): VNode {
 
 function Nowhere(): VNode {
   return (
-    <section class="page">
-      <h1>Page not found</h1>
+    <Empty icon="search" title="Page not found" level={1}>
       <p>
         <a href="/">Go to the chat</a>
       </p>
-    </section>
-  );
-}
-
-/** The pages in the menu that the user may see. */
-function more(): { path: string; name: string }[] {
-  const lists = Object.entries(MENU).filter(([name, { method }]) => may(method) && !PAGES.some((page) => page.path === `/${name}`));
-  return [...lists.map(([name, list]) => ({ path: `/${name}`, name: list.name })), { path: "/settings", name: "Settings" }];
-}
-
-function More(): VNode {
-  const pages = more();
-  const here = pages.find((page) => isHere(page.path));
-  const menu = useRef<HTMLDetailsElement>(null);
-  useEffect(() => {
-    const close = (event: Event): void => {
-      if (!menu.current?.open) return;
-      if (event instanceof KeyboardEvent) {
-        if (event.key !== "Escape") return;
-        menu.current.querySelector("summary")?.focus();
-      } else if (menu.current.contains(event.target as Node)) return;
-      menu.current.open = false;
-    };
-    for (const each of ["click", "keydown"]) document.addEventListener(each, close);
-    return () => {
-      for (const each of ["click", "keydown"]) document.removeEventListener(each, close);
-    };
-  }, []);
-  return (
-    <details ref={menu} class="more" onClick={(event) => (event.target as Element).closest("a") && (event.currentTarget.open = false)}>
-      <summary aria-current={here ? "page" : undefined}>{here?.name ?? "More"}</summary>
-      <ul>
-        {pages.map(({ path: page, name }) => (
-          <li key={page}>
-            <a href={page} aria-current={here?.path === page ? "page" : undefined}>
-              {name}
-            </a>
-          </li>
-        ))}
-      </ul>
-    </details>
+    </Empty>
   );
 }
 
@@ -238,27 +190,6 @@ function Waiting(): VNode {
       </p>
     </main>
   );
-}
-
-function Theme(): VNode {
-  const flip = (): void => {
-    const root = document.documentElement;
-    const dark = root.dataset["theme"] ? root.dataset["theme"] === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    root.dataset["theme"] = dark ? "light" : "dark";
-    localStorage.setItem("theme", root.dataset["theme"]);
-  };
-  return (
-    <button class="plain" onClick={flip} aria-label="Toggle dark mode">
-      ◐
-    </button>
-  );
-}
-
-const chosen = localStorage.getItem("theme");
-if (chosen) document.documentElement.dataset["theme"] = chosen;
-
-function isHere(page: string): boolean {
-  return page === "/" ? path.value === "/" || path.value.startsWith("/c/") : path.value.startsWith(page);
 }
 
 function isTyping(target: EventTarget | null): boolean {

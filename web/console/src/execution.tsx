@@ -18,7 +18,9 @@ import { type Action, Actions } from "./actions";
 import { CallCard, Json } from "./cards";
 import { BRANCH, type Box, type Edge, edgesOf, layOut, WIDTH } from "./graph";
 import { parse } from "./json";
-import { type Column, paced, Table } from "./resource";
+import { Badge, toneOf } from "./design/parts";
+import { type Column, Table } from "./design/table";
+import { paced } from "./resource";
 import { Fact, State, tokens } from "./runs";
 import { ago, attempt, clock, forPeople, go, isAbsent, lasted, may, moment, pawl, query, word } from "./state";
 import { visible } from "./visible";
@@ -86,7 +88,7 @@ export function ExecutionPage({ runId }: { runId: string }): VNode {
       </p>
       <h1>
         {chunk ? `${chunk.node}, items from ${chunk.firstIndex ?? 0}` : name} <State run={run} />
-        {paused && !isEnded(run) && <> <span class="chip NODE_STATE_WAITING">paused</span></>}
+        {paused && !isEnded(run) && <> <Badge tone="warn">paused</Badge></>}
       </h1>
       <dl class="facts">
         <Fact name="Run" value={<a href={`/runs/${runId}`}>{runId.slice(-8)}</a>} />
@@ -214,7 +216,7 @@ function counts({ map }: NodeExecutionJson): string {
   return map ? `${(map.succeeded ?? 0) + (map.failed ?? 0)} of ${map.items ?? 0}${map.failed ? `, ${map.failed} failed` : ""}` : "";
 }
 
-const nodeState = ({ state }: { state?: string }): VNode => <span class={`chip ${state}`}>{word(state)}</span>;
+const nodeState = ({ state }: { state?: string }): VNode => <Badge tone={toneOf(state)}>{word(state)}</Badge>;
 
 const ATTEMPTS: Column<NodeAttemptJson>[] = [
   { name: "Attempt", of: ({ iteration = 1, attempt: number = 1 }) => (iteration > 1 ? `${iteration}.${number}` : number) },

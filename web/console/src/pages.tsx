@@ -31,7 +31,9 @@ import { type Action, Actions, GONE } from "./actions";
 import { CallCard, jobState } from "./cards";
 import { goals } from "./goals";
 import { parse } from "./json";
-import { Below, type Column, type Resource, Table } from "./resource";
+import { Badge, toneOf } from "./design/parts";
+import { type Column, Table } from "./design/table";
+import { Below, type Resource } from "./resource";
 import { runs } from "./runs";
 import { ago, go, lasted, moment, pawl, word } from "./state";
 import { visible } from "./visible";
@@ -456,7 +458,7 @@ const jobs: Resource<BackgroundJobJson> = {
   columns: [
     { name: "Job", of: ({ jobId }) => jobId?.slice(-8) },
     { name: "Tool", of: ({ definition }) => visible(definition?.toolName ?? "") },
-    { name: "State", of: (job) => <span class={`chip ${job.state ?? ""}`}>{jobState(job)}</span> },
+    { name: "State", of: (job) => <Badge tone={toneOf(job.state)}>{jobState(job)}</Badge> },
     { name: "Progress", of: howFar },
     { name: "Expected end", of: ({ expectedEndTime }) => time(expectedEndTime) },
     { name: "Next", of: ({ nextTime }) => time(nextTime) },

@@ -6,16 +6,12 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions, RowActions } from "./actions";
 import { Json } from "./cards";
+import { type Column, Table } from "./design/table";
 import { blank, Form, type Schema } from "./form";
 import { pack, parse, unpack } from "./json";
 import { type ListPath, MENU } from "./menu";
 import { attempt, go, isAbsent, keep, kept, may, path, pawl, query } from "./state";
 import { visible } from "./visible";
-
-export interface Column<T> {
-  name: string;
-  of: (item: T) => ComponentChildren;
-}
 
 /** A filter of a list, kept in the URL. Without options it is a text field, with `on` a checkbox. */
 export interface Filter {
@@ -211,33 +207,6 @@ async function search<T>(of: Resource<T>, id: string): Promise<T | undefined> {
     token = next || undefined;
   }
   return undefined;
-}
-
-export function Table<T>({ name, columns, items, to }: { name: string; columns: Column<T>[]; items: T[]; to?: (item: T) => string }): VNode {
-  return (
-    <div class="scroll" tabIndex={0} role="region" aria-label={name}>
-      <table class="list">
-        <thead>
-          <tr>
-            {columns.map((column) => (
-              <th key={column.name} scope="col">
-                {column.name}
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          {items.map((item, row) => (
-            <tr key={to?.(item) ?? row}>
-              {columns.map((column, index) => (
-                <td key={column.name}>{to && !index ? <a href={to(item)} data-item>{column.of(item)}</a> : column.of(item)}</td>
-              ))}
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
-  );
 }
 
 /** A table below an item, loaded when the item is shown. `act` adds a column of buttons and gets a function to reload. */

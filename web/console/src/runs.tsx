@@ -11,7 +11,9 @@ import {
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-import { Below, type Column, type Resource, Table } from "./resource";
+import { Badge, toneOf } from "./design/parts";
+import { type Column, Table } from "./design/table";
+import { Below, type Resource } from "./resource";
 import { ago, attempt, clock, go, lasted, may, moment, pawl, STATES, word } from "./state";
 import { type Bar, lay, NO_BARS, type Timeline } from "./timeline";
 import { RunLog } from "./view";
@@ -249,7 +251,7 @@ export function Fact({ name, value }: { name: string; value: unknown }): VNode |
 }
 
 export function State({ run }: { run: RunJson }): VNode {
-  return <span class={`chip ${run.state ?? ""}`}>{word(run.state)}</span>;
+  return <Badge tone={toneOf(run.state)}>{word(run.state)}</Badge>;
 }
 
 export function tokens(run: RunJson): string {

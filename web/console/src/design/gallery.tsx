@@ -1,0 +1,151 @@
+/** The design system on one page, for people who work on the console. */
+
+import type { VNode } from "preact";
+import { useState } from "preact/hooks";
+
+import { Icon } from "./icons";
+import { Badge, Dialog, Empty, Head, Skeleton, Tabs, Toast, type Tone } from "./parts";
+import { type Column, Table } from "./table";
+
+const TONES: [Tone, string][] = [
+  ["grey", "Stopped"],
+  ["info", "Running"],
+  ["warn", "Waits for approval"],
+  ["ok", "Completed"],
+  ["bad", "Failed"],
+  ["accent", "Draft"],
+];
+const SURFACES = ["bg", "panel", "sunken", "line", "line-2", "edge", "accent", "accent-soft", "ok-soft", "warn-soft", "bad-soft", "info-soft"];
+const TABS = [
+  ["waiting", "Waiting"],
+  ["decided", "Decided"],
+] as const;
+
+interface Sample {
+  title: string;
+  tone: Tone;
+  state: string;
+  agent: string;
+  tokens: string;
+}
+const SAMPLES: Sample[] = [
+  { title: "Collect the current prices of our five suppliers, and tell me when one of them falls below twenty euros", tone: "info", state: "Running", agent: "researcher", tokens: "8,412" },
+  { title: "Send the weekly status", tone: "warn", state: "Waits for approval", agent: "helpdesk", tokens: "2,734" },
+  { title: "Book the meeting room", tone: "bad", state: "Failed", agent: "default", tokens: "612" },
+];
+const COLUMNS: Column<Sample>[] = [
+  { name: "Run", of: ({ title }) => title },
+  { name: "State", size: 150, of: ({ tone, state }) => <Badge tone={tone}>{state}</Badge> },
+  { name: "Agent", size: 120, priority: 2, of: ({ agent }) => agent },
+  { name: "Tokens", size: 90, priority: 3, num: true, of: ({ tokens }) => tokens },
+];
+
+export function Gallery(): VNode {
+  const [tab, setTab] = useState<"waiting" | "decided">("waiting");
+  const [isOpen, setOpen] = useState(false);
+  return (
+    <section class="page">
+      <Head title="Design" badges={<Badge>{SURFACES.length} surfaces</Badge>}>
+        <button class="second">Second</button>
+        <button>First</button>
+      </Head>
+      <h2>Text</h2>
+      <p class="lead">A lead says in one or two sentences what the reader can do on a page.</p>
+      <p>
+        Text of 14 px with <a href="/design">a link</a>, <code>code</code> and <kbd>Ctrl</kbd> <kbd>K</kbd>.
+      </p>
+      <p class="quiet">Quiet text says what can be missed.</p>
+      <p class="fault">A fault says what is wrong, and what to do.</p>
+      <h2>Colours</h2>
+      <div class="swatches">
+        {SURFACES.map((name) => (
+          <div key={name}>
+            <span style={{ background: `var(--${name})` }} />
+            <small>{name}</small>
+          </div>
+        ))}
+      </div>
+      <h2>Badges</h2>
+      <p class="buttons">
+        {TONES.map(([tone, text]) => (
+          <Badge key={tone} tone={tone}>
+            {text}
+          </Badge>
+        ))}
+        <span class="count">3</span>
+      </p>
+      <h2>Buttons</h2>
+      <p class="buttons">
+        <button>First</button>
+        <button class="second">Second</button>
+        <button class="plain">Plain</button>
+        <button class="bad">Delete</button>
+        <button class="second bad">Stop</button>
+        <button class="second small">Small</button>
+        <button class="icon" aria-label="Copy">
+          <Icon name="copy" />
+        </button>
+        <button disabled>Disabled</button>
+      </p>
+      <h2>Fields</h2>
+      <div class="pair">
+        <div class="field">
+          <label for="gallery-name">Name</label>
+          <input id="gallery-name" value="researcher" />
+          <span class="hint">Lower-case letters, digits and dashes.</span>
+        </div>
+        <div class="field">
+          <label for="gallery-cron">Cron</label>
+          <input id="gallery-cron" value="not a cron" aria-invalid="true" aria-describedby="gallery-fault" />
+          <p id="gallery-fault" class="fault">A cron expression has five fields.</p>
+        </div>
+        <div class="field">
+          <label for="gallery-model">Model</label>
+          <select id="gallery-model">
+            <option>gpt-5-mini</option>
+          </select>
+        </div>
+        <div class="field">
+          <label class="row">
+            <input type="checkbox" checked /> <span>Notify me when it ends</span>
+          </label>
+        </div>
+      </div>
+      <h2>Tabs</h2>
+      <Tabs name="Samples" all={TABS} open={tab} onOpen={setTab} />
+      <h2>Tables</h2>
+      <Table name="Runs" columns={COLUMNS} items={SAMPLES} to={() => "/design"} />
+      <h2>Cards</h2>
+      <div class="panel">A panel groups what belongs together.</div>
+      <div class="card wait">
+        <header>
+          <strong>Send an e-mail</strong> <span class="state">awaiting approval</span>
+        </header>
+        A card asks for something.
+      </div>
+      <h2>Dialogs and toasts</h2>
+      <button class="second" onClick={() => setOpen(true)}>
+        Open a dialog
+      </button>
+      {isOpen && (
+        <Dialog title="A dialog" onClose={() => setOpen(false)}>
+          <p>It asks one question.</p>
+          <form method="dialog" class="buttons">
+            <button>Close</button>
+          </form>
+        </Dialog>
+      )}
+      <Toast tone="ok" onClose={() => {}}>
+        Saved version 4.
+      </Toast>
+      <h2>Loading and empty</h2>
+      <Skeleton lines={3} />
+      <Empty icon="schedules" title="No schedules">
+        <p>A schedule starts a run at set times.</p>
+        <p class="buttons">
+          <button>New schedule</button>
+        </p>
+      </Empty>
+    </section>
+  );
+}

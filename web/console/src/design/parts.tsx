@@ -1,0 +1,117 @@
+/** Parts that all pages share. */
+
+import type { ComponentChildren, VNode } from "preact";
+import { useEffect, useId, useRef } from "preact/hooks";
+
+import { Icon, type IconName } from "./icons";
+
+export type Tone = "ok" | "warn" | "bad" | "info" | "accent" | "grey";
+
+export function Badge({ tone = "grey", children }: { tone?: Tone; children: ComponentChildren }): VNode {
+  return <span class={`badge ${tone}`}>{children}</span>;
+}
+
+const TONES: [RegExp, Tone][] = [
+  [/_(COMPLETED|SUCCEEDED|DELIVERED)$/, "ok"],
+  [/_(FAILED|EXPIRED|NEEDS_ATTENTION|OUTCOME_UNKNOWN)$/, "bad"],
+  [/_(WAITING|CANCELLING|AWAITING_APPROVAL|ASKED|OFFERED)$/, "warn"],
+  [/_RUNNING$/, "info"],
+];
+
+/** The tone of a state of the contract, such as RUN_STATE_FAILED. */
+export function toneOf(state = ""): Tone {
+  return TONES.find(([pattern]) => pattern.test(state))?.[1] ?? "grey";
+}
+
+/** The top of a page: breadcrumbs, title with badges, and actions at the right. */
+export function Head({ title, crumbs, badges, children }: { title: ComponentChildren; crumbs?: [string, string][]; badges?: ComponentChildren; children?: ComponentChildren }): VNode {
+  return (
+    <>
+      {crumbs && (
+        <p class="crumbs">
+          {crumbs.map(([to, name]) => (
+            <span key={to}>
+              <a href={to}>{name}</a> /
+            </span>
+          ))}
+        </p>
+      )}
+      <header class="head">
+        <h1>{title}</h1>
+        {badges}
+        {children && <div class="buttons">{children}</div>}
+      </header>
+    </>
+  );
+}
+
+/** A page or a list without content: what belongs here, and what to do. */
+export function Empty({ icon, title, children, level = 2 }: { icon?: IconName; title?: string; children?: ComponentChildren; level?: 1 | 2 }): VNode {
+  const Heading = `h${level}` as const;
+  return (
+    <div class="empty">
+      {icon && <Icon name={icon} />}
+      {title && <Heading>{title}</Heading>}
+      {children}
+    </div>
+  );
+}
+
+/** Placeholder lines while a page loads. */
+export function Skeleton({ lines = 6 }: { lines?: number }): VNode {
+  return (
+    <div class="skeleton" role="status" aria-busy="true">
+      <span class="unseen">Loading ...</span>
+      {Array.from({ length: lines }, (_, key) => (
+        <i key={key} />
+      ))}
+    </div>
+  );
+}
+
+/** A modal dialog, open while it is rendered. */
+export function Dialog({ title, class: name = "", onClose, children }: { title: string; class?: string; onClose: () => void; children: ComponentChildren }): VNode {
+  const place = useRef<HTMLDialogElement>(null);
+  const id = useId();
+  useEffect(() => place.current?.showModal(), []);
+  return (
+    <dialog ref={place} class={name} aria-labelledby={id} onClose={onClose} onClick={(event) => event.target === place.current && place.current?.close()}>
+      <h2 id={id}>{title}</h2>
+      {children}
+    </dialog>
+  );
+}
+
+/** A message at the corner of the window. Problems are alerts. */
+export function Toast({ tone, onClose, children }: { tone: "bad" | "ok"; onClose?: () => void; children: ComponentChildren }): VNode {
+  return (
+    <div class={`toast ${tone}`} role={tone === "bad" ? "alert" : "status"}>
+      <p>{children}</p>
+      {onClose && (
+        <button class="plain small" onClick={onClose}>
+          Close
+        </button>
+      )}
+    </div>
+  );
+}
+
+/** Tabs of a page. The page keeps the open tab. */
+export function Tabs<T extends string>({ all, open, onOpen, name }: { all: readonly (readonly [T, ComponentChildren])[]; open: T; onOpen: (tab: T) => void; name: string }): VNode {
+  const moved = (event: KeyboardEvent): void => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const index = (all.findIndex(([tab]) => tab === open) + step + all.length) % all.length;
+    onOpen(all[index]![0]);
+    ((event.currentTarget as HTMLElement).children[index] as HTMLElement | undefined)?.focus();
+  };
+  return (
+    <div class="tabs" role="tablist" aria-label={name} onKeyDown={moved}>
+      {all.map(([tab, title]) => (
+        <button key={tab} type="button" role="tab" aria-selected={tab === open} tabIndex={tab === open ? 0 : -1} onClick={() => onOpen(tab)}>
+          {title}
+        </button>
+      ))}
+    </div>
+  );
+}

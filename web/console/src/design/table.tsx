@@ -1,0 +1,60 @@
+/** Tables with a fixed layout. Long texts are cut, and shown in full on hover. */
+
+import type { ComponentChildren, VNode } from "preact";
+
+import { visible } from "../visible";
+
+export interface Column<T> {
+  name: string;
+  of: (item: T) => ComponentChildren;
+  /** Width in px. Columns without one share the rest. */
+  size?: number;
+  /** Narrow boxes hide columns with 3 first, then those with 2. */
+  priority?: 2 | 3;
+  /** Numbers are aligned at the right. */
+  num?: true;
+}
+
+/** Shows the full text of a cell that is cut. */
+function reveal({ target }: Event): void {
+  const cell = (target as Element).closest?.<HTMLElement>("td, th");
+  if (cell) cell.title = cell.scrollWidth > cell.clientWidth ? cell.innerText : "";
+}
+
+const classOf = <T,>({ num, priority }: Column<T>): string => [num && "num", priority && `p${priority}`].filter(Boolean).join(" ");
+
+export function Table<T>({ name, columns, items, to }: { name: string; columns: Column<T>[]; items: T[]; to?: (item: T) => string }): VNode {
+  const show = (value: ComponentChildren): ComponentChildren => (typeof value === "string" ? visible(value) : value);
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label={name} onMouseOver={reveal}>
+      <table class="list">
+        <thead>
+          <tr>
+            {columns.map((column) => (
+              <th key={column.name} scope="col" class={classOf(column)} style={column.size ? { width: `${column.size}px` } : {}}>
+                {column.name}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {items.map((item, row) => (
+            <tr key={to?.(item) ?? row}>
+              {columns.map((column, index) => (
+                <td key={column.name} class={classOf(column)}>
+                  {to && !index ? (
+                    <a class="opens" href={to(item)} data-item>
+                      {show(column.of(item))}
+                    </a>
+                  ) : (
+                    show(column.of(item))
+                  )}
+                </td>
+              ))}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}

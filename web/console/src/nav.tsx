@@ -1,0 +1,124 @@
+/** Navigation: a sidebar on wide screens, a bottom bar with a menu on phones. */
+
+import type { VNode } from "preact";
+import { useEffect, useState } from "preact/hooks";
+
+import { Icon } from "./design/icons";
+import { Dialog } from "./design/parts";
+import { type Entry, entries, groups, isHere } from "./menu";
+import { forPeople, logOut, path, who } from "./state";
+
+const BAR_ENTRIES = 4;
+
+export function Navigation({ onFind, onHelp }: { onFind: () => void; onHelp: () => void }): VNode {
+  const [isOpen, setOpen] = useState(false);
+  useEffect(() => setOpen(false), [path.value]);
+  const bar = entries().slice(0, BAR_ENTRIES);
+  return (
+    <>
+      <nav class="sidebar" aria-label="Pages">
+        <a class="brand" href="/" aria-label="Pawl">
+          <img src="/icon.svg" alt="" width={20} height={20} /> Pawl
+        </a>
+        <button class="find" aria-keyshortcuts="Control+K Meta+K" onClick={onFind}>
+          <Icon name="search" /> Search <kbd>Ctrl K</kbd>
+        </button>
+        <Groups />
+        <div class="user">
+          <Person />
+          <Buttons onHelp={onHelp} />
+        </div>
+      </nav>
+      <nav class="bottom" aria-label="Pages">
+        {bar.map((entry) => (
+          <Link key={entry.path} entry={entry} />
+        ))}
+        <button aria-expanded={isOpen} aria-current={bar.some((entry) => isHere(entry.path)) ? undefined : "page"} onClick={() => setOpen(!isOpen)}>
+          <Icon name="menu" /> Menu
+        </button>
+      </nav>
+      {isOpen && (
+        <Dialog title="Menu" onClose={() => setOpen(false)}>
+          <div class="sheet">
+            <Groups />
+            <div class="user">
+              <Person />
+              <Buttons onHelp={onHelp} />
+            </div>
+          </div>
+        </Dialog>
+      )}
+    </>
+  );
+}
+
+function Groups(): VNode {
+  return (
+    <>
+      {groups().map(([name, all]) => (
+        <div key={name} class="group" role="group" aria-label={name || "Work"}>
+          {name && <span class="quiet">{name}</span>}
+          {all.map((entry) => (
+            <Link key={entry.path} entry={entry} />
+          ))}
+        </div>
+      ))}
+    </>
+  );
+}
+
+function Link({ entry: { path: to, name, icon, key } }: { entry: Entry }): VNode {
+  const count = to === "/inbox" ? forPeople.value.length : 0;
+  return (
+    <a href={to} aria-current={isHere(to) ? "page" : undefined} title={key && `g ${key}`}>
+      <Icon name={icon} />
+      {name}
+      {count > 0 && (
+        <span class="count">
+          {count}
+          <span class="unseen"> waiting</span>
+        </span>
+      )}
+    </a>
+  );
+}
+
+function Person(): VNode {
+  const { userId = "", storeId = "", roles = [] } = who.value?.caller ?? {};
+  return (
+    <span class="person" title={roles.join(", ")}>
+      <span class="face" aria-hidden="true">
+        {userId.slice(0, 2).toUpperCase()}
+      </span>
+      <span class="cut">
+        {userId} <span class="quiet">{storeId}</span>
+      </span>
+    </span>
+  );
+}
+
+function Buttons({ onHelp }: { onHelp: () => void }): VNode {
+  return (
+    <>
+      <button class="icon" aria-label="Toggle dark mode" title="Theme" onClick={flipTheme}>
+        <Icon name="theme" />
+      </button>
+      <button class="icon" aria-label="Help and keyboard shortcuts" title="Keyboard shortcuts (?)" onClick={onHelp}>
+        <Icon name="help" />
+      </button>
+      <button class="icon" aria-label="Log out" title="Log out" onClick={() => void logOut()}>
+        <Icon name="leave" />
+      </button>
+    </>
+  );
+}
+
+export function flipTheme(): void {
+  const root = document.documentElement;
+  const dark = root.dataset["theme"] ? root.dataset["theme"] === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset["theme"] = dark ? "light" : "dark";
+  localStorage.setItem("theme", root.dataset["theme"]);
+}
+
+const chosen = localStorage.getItem("theme");
+if (chosen) document.documentElement.dataset["theme"] = chosen;
