@@ -78,14 +78,14 @@ _PAUSE: Final = timedelta(minutes=1)
 
 
 class PostgresTitles(DatabaseAdapter):
-    """Stores model-generated titles. `quota` returns an agent's daily token quota and its usage."""
+    """Stores model-generated titles. `quota` returns an agent's daily token quota and how much of it is used."""
 
     def __init__(self, database: Database, quota: Callable[[StoreId, str], Awaitable[GetAgentQuotaResponse]]) -> None:
         super().__init__(database)
         self._quota = quota
 
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
-        """Claim conversations that need a title, each for two minutes.
+        """Claim conversations that need a title. Each claim lasts for two minutes.
 
         If the agent's daily quota is used up, postpone the title until the day ends.
         """
