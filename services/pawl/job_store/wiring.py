@@ -1,4 +1,4 @@
-"""Wires the job store: builds the ledger, its servicers and its loops from its ports."""
+"""Wires the job store. Builds the ledger, its servicers and its loops from its ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger's use cases: changes go through group commit; leases and reads go directly to the store."""
+"""The ledger's use cases. Changes go through group commit, while leases and reads go directly to the store."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ class Ledger:
         return released
 
     async def update_conversation(self, update: UpdateConversation, *, size_bytes: int) -> ConversationRow:
-        """Change a conversation and return it; stop the jobs of users who may no longer write to it.
+        """Change a conversation and return it. Stop the jobs of users who may no longer write to it.
 
-        After a crash between the two steps, a repeated request stops the jobs, and so does another request that ends
-        other users' right to write.
+        If the service crashes between the two steps, a repeated request stops the jobs. So does any other request that
+        ends other users' right to write.
         """
         changed: ConversationRow = await self.group_commit.run(
             update, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=update.store_id
@@ -93,7 +93,7 @@ class Ledger:
         await self.group_commit.run(send, size_bytes=len(payload), store_id=run.store_id)
 
     async def report_crash(self, run: RunKey, epoch: int) -> bool:
-        """Release a run that its worker can neither run nor end; return whether it is now quarantined.
+        """Release a run that its worker can neither run nor end; return whether the run is now quarantined.
 
         See `ReportCrash`.
         """
@@ -143,7 +143,7 @@ class Ledger:
         return await self._sweep(calls, lambda calls: ReleaseOffers(client_id=None, calls=calls))
 
     async def _sweep(self, keys: Sequence[T], operation: Callable[[tuple[T, ...]], Operation[int]]) -> int:
-        """Run one operation for all the keys, or one per key if that fails. The next sweep retries failures."""
+        """Run one operation for all keys. If that fails, run one for each key. The next sweep retries failures."""
         try:
             return await self.group_commit.run(operation(tuple(keys)), size_bytes=_SWEEP_BYTES)
         except PawlError:

@@ -66,7 +66,7 @@ class OpenRun(NamedTuple):
 
 
 class SettingsChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change to a layer: the values that it changed, before and after."""
+    """A change to a layer. It has the changed values before and after the change."""
 
     change: int
     time: datetime

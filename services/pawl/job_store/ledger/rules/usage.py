@@ -1,4 +1,4 @@
-"""Computes agents' daily usage: pure functions of the runs before and after a group of operations."""
+"""Computes agents' daily usage from the runs before and after a group of operations. All functions are pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class UsageKey(msgspec.Struct, frozen=True, order=True):
 
 
 class Used(Usage, frozen=True, kw_only=True):
-    """Runs started and tokens used. Negative values correct earlier counts."""
+    """The numbers of runs started and tokens used. Negative values correct earlier counts."""
 
     runs: int = 0
 
