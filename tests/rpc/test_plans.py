@@ -64,6 +64,7 @@ FROM generate_series(1, $1) AS n
         "ledger.store.upkeep._OPEN_RUNS",
         "store_settings.store._OPEN_RUNS",
         "store_settings.store._STORES_WITH_OPEN_RUNS",
+        "store_settings.store._WAKE",
     ),
     reference=frozenset({"clock", "key_changes", "api_keys", "key_events", "settings_changes", "schema_version"}),
 )

@@ -1,4 +1,4 @@
-"""Wires the job store: builds the ledger, its servicers and its loops from its ports."""
+"""Wires the job store. Builds the ledger, its servicers and its loops from its ports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pawl.job.v1.titles_pb2_grpc import add_TitleServiceServicer_to_server
 from pawl.job.v1.triggers_pb2_grpc import add_TriggerLedgerServiceServicer_to_server
 from pawl.job.v1.workflows_pb2_grpc import add_WorkflowLedgerServiceServicer_to_server
 from pawl.job_store import sweeps
-from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, quota
+from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, Budgets
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.conversations.rpc import ConversationServicer
 from pawl.job_store.conversations.store.conversations import PostgresConversations
@@ -182,9 +182,9 @@ def on_postgres(
         server.add_forwarded(add_OperatorServiceServicer_to_server, ListServicer(ledger))
         server.add(add_KeyServiceServicer_to_server, KeyServicer(keys))
         internal(add_KeySyncServiceServicer_to_server, KeySyncServicer(keys))
-        server.add(add_SettingsServiceServicer_to_server, SettingsServicer(settings))
+        server.add(add_SettingsServiceServicer_to_server, SettingsServicer(settings, PostgresUsage(database)))
         internal(add_ErasureServiceServicer_to_server, ErasureServicer(erasing))
-        _add_resources(server, database)
+        _add_resources(server, database, settings)
         _add_starters(server, schedules, triggers, settings.limits_of)
 
     return JobStore(
@@ -208,12 +208,13 @@ def _erasing(database: Database, bus: Bus, ports: Ports, group_commit: GroupComm
     )
 
 
-def _add_resources(server: RpcServer, database: Database) -> None:
+def _add_resources(server: RpcServer, database: Database, settings: SettingsSnapshot) -> None:
     internal = partial(server.add, service_only=True)
     agents, usage = PostgresAgents(database), PostgresUsage(database)
-    internal(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, usage))
+    budgets = Budgets(agents, usage, settings.token_limits_of)
+    internal(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, budgets))
     server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(agents, usage))
-    titles = PostgresTitles(database, partial(quota, agents, usage))
+    titles = PostgresTitles(database, budgets.of)
     internal(add_TitleServiceServicer_to_server, TitleServicer(titles))
     workflows = PostgresVersions(database, WORKFLOW)
     internal(add_WorkflowLedgerServiceServicer_to_server, WorkflowLedgerServicer(workflows))

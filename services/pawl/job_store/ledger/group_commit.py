@@ -1,9 +1,9 @@
 """Implements group commit: operations that arrive together share one transaction.
 
 While one group is being written, the next one gathers. If operations arrive concurrently, a writer also waits briefly
-for more. Under load a second group is written in parallel, so that a slow disk does not block everyone. Under light
-load it is not, because small groups cost nearly as much as large ones. Rows are locked in the database, so any number
-of replicas can do this concurrently.
+for more of them. Under load, a second group is written in parallel, so that a slow disk does not block everyone. Under
+light load, there is no second group, because small groups cost nearly as much as large ones. Rows are locked in the
+database, so any number of replicas can do this concurrently.
 
 Operations that users wait for are written before the runs' own work, but each group has room for both. Within a lane,
 stores take turns, so that a busy store delays only itself.
@@ -61,7 +61,7 @@ class Lanes(Generic[T]):
     ) -> list[T]:
         """Take the next group, of one store or of several.
 
-        If both lanes have operations, part of both limits is reserved for each lane.
+        If both lanes have operations, a part of each limit is reserved for each lane.
 
         The last operation may exceed `bytes_max`. Operations of size 0, whose callers were cancelled, are dropped.
         """
@@ -142,7 +142,7 @@ class _Queue:
 
 
 class GroupCommit:
-    """Runs operations from many tasks; an async context manager that drains on exit.
+    """Runs operations from many tasks. It is an async context manager that finishes accepted operations on exit.
 
     `lifecycle_written` is called after a group has written events for the outbox relay. With `one_store`, each group
     has operations of one store only.
@@ -228,7 +228,7 @@ class GroupCommit:
                 await queue.arrived.wait()
 
     async def _write_and_answer(self, group: Sequence[_Waiting]) -> None:
-        """Write a group and answer all its callers, even after errors: otherwise callers would wait forever."""
+        """Write a group and answer all its callers, even after errors. Otherwise, callers would wait forever."""
         try:
             await self._write(group)
         except Exception as error:  # noqa: BLE001  # see above
@@ -264,7 +264,7 @@ class GroupCommit:
             await self._announce(written)
 
     async def _write_steps(self, group: Sequence[_Waiting]) -> Sequence[_Waiting]:
-        """Write a group of steps with one statement, if possible, and answer them; return the operations left."""
+        """Write a group's steps with one statement, if possible, and answer them. Return the operations that remain."""
         start = self._monotonic()
         try:
             written = await self._journal.write_steps([waiting.operation for waiting in group])

@@ -1,4 +1,4 @@
-"""The ledger's use cases: changes go through group commit; leases and reads go directly to the store."""
+"""The ledger's use cases. Changes go through group commit, while leases and reads go directly to the store."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ class Ledger:
         return released
 
     async def update_conversation(self, update: UpdateConversation, *, size_bytes: int) -> ConversationRow:
-        """Change a conversation and return it; stop the jobs of users who may no longer write to it.
+        """Change a conversation and return it. Stop the jobs of users who may no longer write to it.
 
-        After a crash between the two steps, a repeated request stops the jobs, and so does another request that ends
-        other users' right to write.
+        If the service crashes between the two steps, a repeated request stops the jobs. So does any other request that
+        ends other users' right to write.
         """
         changed: ConversationRow = await self.group_commit.run(
             update, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=update.store_id
@@ -94,7 +94,7 @@ class Ledger:
         await self.group_commit.run(send, size_bytes=len(payload), store_id=run.store_id)
 
     async def report_crash(self, run: RunKey, epoch: int) -> bool:
-        """Release a run that its worker can neither run nor end; return whether it is now quarantined.
+        """Release a run that its worker can neither run nor end; return whether the run is now quarantined.
 
         See `ReportCrash`.
         """
