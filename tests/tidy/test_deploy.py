@@ -130,16 +130,14 @@ def test_metrics_in_alert_rules_exist() -> None:
         for name in names:
             service = next(each for each in ("agent_loop", "job_store", "notifier") if name.startswith(f"pawl_{each}_"))
             assert name.removeprefix(f"pawl_{service}_") in metrics_of(service) | metrics_of("server"), rule["alert"]
-        assert names or rule["expr"].startswith("up{")
+        assert names or "up{" in rule["expr"] or rule["expr"].startswith("node_")
 
 
 def test_each_alert_has_severity_and_runbook() -> None:
-    operations = (tree.ROOT / "docs/guides/operations.md").read_text()
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert rule["labels"]["severity"] in {"page", "warn"}
-        assert rule["annotations"]["summary"]
-        assert f"`{rule['alert']}`" in operations
+        assert set(rule["annotations"]) == {"summary", "runbook"}
 
 
 def test_prometheus_reads_the_rules() -> None:
