@@ -5,14 +5,15 @@ import type { VNode } from "preact";
 
 import { CallCard } from "./cards";
 import { Chart } from "./chart";
+import { FormButton } from "./editor";
+import { cut, runLink, time } from "./format";
 import type { Schema } from "./form";
 import { parse, unpack } from "./json";
-import { FormButton, type Resource } from "./resource";
+import type { Resource } from "./resource";
 import { Fact, State, tokens } from "./runs";
-import { ago, forPeople, go, may, moment, pawl } from "./state";
+import { forPeople, go, may, pawl } from "./state";
 import { visible } from "./visible";
 
-const time = (at: string | undefined): VNode | undefined => (at ? <time title={moment(at)}>{ago(at)}</time> : undefined);
 const percent = (fraction: number | "NaN" | "Infinity" | "-Infinity" | undefined): number => Math.round(100 * Number(fraction));
 const used = (run: RunJson): string => (run.tokenBudget ? `${tokens(run) || 0} of ${Number(run.tokenBudget).toLocaleString()}` : tokens(run));
 const idOf = ({ run }: GoalStatusJson): string => run?.runId ?? "";
@@ -71,6 +72,7 @@ function object(text: string): unknown {
 
 export const goals: Resource<GoalStatusJson> = {
   path: "goals",
+  lead: "A goal has an agent try again until a tool or a judge finds its aim met.",
   empty: "No goals. Start one to have an agent try until a tool or a judge finds the aim met.",
   live: true,
   list: async (pageToken, filters) => {
@@ -83,15 +85,13 @@ export const goals: Resource<GoalStatusJson> = {
   get: async (runId) => (await pawl.goals.getGoal({ runId })).goal,
   watch: (runId, again) => pawl.watchRun(runId, again),
   columns: [
-    { name: "Aim", of: ({ run }) => <span class="cut">{visible(run?.goal?.aim ?? "").slice(0, 160)}</span> },
-    { name: "State", of: ({ run = {} }) => <State run={run} /> },
-    { name: "Progress", of: ({ run = {} }) => <span class="cut">{howFar(run)}</span> },
-    { name: "Attempts", of: ({ run }) => `${run?.round ?? 0} of ${run?.goal?.attemptsMax}` },
-    { name: "Tokens", of: ({ run = {} }) => used(run) },
-    { name: "Deadline", of: ({ run }) => time(run?.goal?.deadlineTime) },
-    { name: "Started", of: ({ run }) => time(run?.createTime) },
-    { name: "Ended", of: ({ run }) => time(run?.endTime) },
-    { name: "Run", of: ({ run }) => <a href={`/runs/${run?.runId}`}>{run?.runId?.slice(-8)}</a> },
+    { name: "Aim", of: ({ run }) => cut(run?.goal?.aim) },
+    { name: "State", size: 130, of: ({ run = {} }) => <State run={run} /> },
+    { name: "Progress", priority: 2, of: ({ run = {} }) => howFar(run) },
+    { name: "Attempts", size: 90, priority: 2, of: ({ run }) => `${run?.round ?? 0} of ${run?.goal?.attemptsMax}` },
+    { name: "Tokens", size: 100, priority: 3, num: true, of: ({ run = {} }) => used(run) },
+    { name: "Started", size: 100, priority: 3, of: ({ run }) => time(run?.createTime) },
+    { name: "Ended", size: 100, priority: 3, of: ({ run }) => time(run?.endTime) },
   ],
   actions: [
     {
@@ -137,6 +137,8 @@ function Goal({ goal: { run = {}, attempts = [] } }: { goal: GoalStatusJson }): 
       {forPeople.value.filter(({ runId }) => runs.has(runId)).map((call) => <CallCard key={call.callId} call={call} />)}
       <h2>Criterion</h2>
       <dl class="facts">
+        <Fact name="Run" value={runLink(run.runId)} />
+        <Fact name="Deadline" value={time(goal.deadlineTime)} />
         <Fact name="Tool" value={visible(toolName ?? "")} />
         <Fact name="Arguments" value={argumentsJson && visible(JSON.stringify(unpack({ argumentsJson }).argumentsJson))} />
         <Fact name="Expression" value={visible(expression ?? "")} />
@@ -149,7 +151,7 @@ function Goal({ goal: { run = {}, attempts = [] } }: { goal: GoalStatusJson }): 
       {outputText && (
         <>
           <h2>Report</h2>
-          <p class="preview">{visible(outputText)}</p>
+          <p class="panel prose preview">{visible(outputText)}</p>
         </>
       )}
       {!!measured.length && (

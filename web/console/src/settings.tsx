@@ -4,7 +4,7 @@ import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import type { NotificationKindJson, PreferencesJson } from "@pawl/client";
-import { type Editing, Editor } from "./resource";
+import { type Editing, Editor } from "./editor";
 import { ago, attempt, may, pawl, TIMES, times, who, word } from "./state";
 
 const KINDS: NotificationKindJson[] = [
