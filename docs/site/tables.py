@@ -132,6 +132,7 @@ def _text(node: ast.expr) -> str:
 def _metrics() -> Iterator[str]:
     yield "# Metrics\n"
     yield "Every process serves its metrics in the Prometheus format at `/metrics` of `PAWL_METRICS_LISTEN`.\n"
+    yield "The first 100 stores that a process sees have their own label `store`; all others are `other`.\n"
     rows: defaultdict[str, list[str]] = defaultdict(list)
     for module, service in _modules():
         prefix = "<service>" if service == "server" else service

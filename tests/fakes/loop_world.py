@@ -19,7 +19,7 @@ from pawl.agent_loop.agents.agents import AgentLedger
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient
-from pawl.agent_loop.loop.ports import Claim
+from pawl.agent_loop.loop.ports import Claim, Timing
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.fact import CommandKind, Decide, ToolResult
 from pawl.agent_loop.loop.rules.message import Message
@@ -174,7 +174,7 @@ class CountingMeter:
     executed: list[str] = field(default_factory=list)
     held: int = 0
 
-    def model_called(self, outcome: str, usage: Usage) -> None: ...
+    def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: Timing) -> None: ...
 
     def call_executed(self, outcome: str) -> None:
         self.executed.append(outcome)
@@ -328,6 +328,7 @@ class MemoryLedger(WorkerLedgerClient):
         goal: Goal | None = None,
         own_tools: Sequence[Tool] = (),
         workflow: PinnedWorkflow | None = None,
+        traceparent: str = "",
     ) -> RunKey:
         request = ledger_pb2.SubmitMessageRequest(
             store_id=STORE,
@@ -341,6 +342,7 @@ class MemoryLedger(WorkerLedgerClient):
             agent=run_pb2.PinnedAgent(name=agent.name, version=agent.version) if agent else None,
             tools=map(wire.OWN_TOOL.write, own_tools),
             workflow=wire.WORKFLOW.write(workflow) if workflow else None,
+            traceparent=traceparent,
         )
         key: RunKey = self.apply(request).run.key
         return key

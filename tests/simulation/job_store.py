@@ -14,9 +14,10 @@ from google.protobuf.descriptor_pool import Default
 from google.protobuf.message_factory import GetMessageClass
 from msgspec.structs import replace
 
+from pawl.agent_loop.loop.ports import Timing
 from pawl.chassis.identity import auth
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import IdSource, RunKey
+from pawl.chassis.ids import IdSource, RunKey, StoreId
 from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.ports import Announcer, GroupConflict, Limits, LogRow, Ports, Written
@@ -172,7 +173,7 @@ class Unmetered(PrometheusMeter):
     def __init__(self) -> None:
         super().__init__(Metrics("simulation"))
 
-    def model_called(self, outcome: str, usage: Usage) -> None: ...
+    def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: Timing) -> None: ...
 
     def call_executed(self, outcome: str) -> None: ...
 

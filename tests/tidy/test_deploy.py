@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tomllib
 from typing import Any
 
+import jsonschema_rs
 import yaml
 
 from pawl.launcher import nats
@@ -20,6 +22,13 @@ NETWORKS: dict[str, Any] = yaml.safe_load(COMPOSE)["networks"]
 SERVICES = frozenset({"agent-loop", "job-store", "tool-registry", "notifier"})
 CALLERS_ONLY = frozenset({"gateway", "mailbox"})
 OPEN_PORTS = frozenset({"gateway", "agent-loop", "tool-registry", "job-store", "notifier", "prometheus"})
+
+
+def test_compose_file_matches_the_compose_specification() -> None:
+    """The schema is that of github.com/compose-spec/compose-spec (Apache-2.0), unchanged."""
+    schema = json.loads((tree.ROOT / "tests/tidy/compose-spec.json").read_text())
+    problems = jsonschema_rs.validator_for(schema).iter_errors(yaml.safe_load(COMPOSE))
+    assert [f"{'/'.join(map(str, each.instance_path))}: {each.message}" for each in problems] == []
 
 
 def test_nats_users_have_the_same_permissions_as_in_the_launcher() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PlainValidator, SecretStr
 
@@ -74,6 +75,11 @@ class AgentLoopSettings(ServiceSettings):
     @property
     def serves_clients(self) -> bool:
         return self.role != "worker"
+
+    @property
+    def provider(self) -> str:
+        """The host of the model server."""
+        return urlsplit(self.openai_base_url).hostname or ""
 
     @property
     def takes_images(self) -> bool:

@@ -54,7 +54,7 @@ _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
 _pool: Final = descriptor_pool.Default()
 # Requests that change or delete resources that files can declare.
 _CHANGE: Final = re.compile(
-    r"(?:Add|Update|Delete|Remove|Revoke)(Agent|Channel|Rule|Schedule|Source|Trigger|Workflow)Request"
+    r"(?:Add|Update|Delete|Remove|Revoke)(Agent|Channel|Rule|Schedule|Settings|Source|Trigger|Workflow)Request"
 )
 # Terminals of this width also show conversation ids.
 _WIDE: Final = 120
@@ -231,6 +231,8 @@ async def warn_of_set(target: AsyncClient, request: Any, answer: Any) -> None:
     resource = getattr(answer, kind, request)
     parts = (request, getattr(request, "definition", None), getattr(request, "config", None), resource)
     name = next(filter(None, (getattr(part, "name", "") for part in parts)), getattr(resource, "rule_id", ""))
+    if kind == "settings":
+        name = wording.short_name(resource.DESCRIPTOR.fields_by_name["layer"].enum_type, resource.layer)
     with suppress(PawlError, StartError):  # The change itself has succeeded.
         for each in await items(target, declaration_pb2.ListDeclarationsRequest()):
             if (each.kind, each.name) == (kind, name):

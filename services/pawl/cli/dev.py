@@ -23,6 +23,7 @@ from pawl.cli.command import Flags, fail
 from pawl.cli.declared.commands import apply_at_start
 from pawl.cli.declared.files import SET_FILE
 from pawl.cli.declared.rules import KINDS
+from pawl.cli.declared.rules import folder as folder_of
 from pawl.cli.failure import CommandError
 from pawl.launcher.options import ApplyOptions, read_options
 from pawl.launcher.suite import PROBLEMS_FILE, Suite
@@ -166,7 +167,7 @@ async def _reload_tools(suite: Suite) -> None:
 def _changes(folder: Path) -> tuple[Mapping[Path, int], Mapping[Path, int]]:
     """Return the modification times of the tools' files and of the resources' files."""
     tools = list((folder / _TOOLS).rglob("*.py"))
-    resources = [folder / SET_FILE, *(file for kind in KINDS for file in (folder / f"{kind}s").glob("*"))]
+    resources = [folder / SET_FILE, *(file for kind in KINDS for file in (folder / folder_of(kind)).glob("*"))]
     return _times(tools), _times(resources)
 
 

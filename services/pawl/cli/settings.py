@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pawl.cli import wording
 from pawl.cli.command import command, say
-from pawl.cli.contract import Columns, Json, listing, show_items
+from pawl.cli.contract import Columns, Json, listing, show_items, warn_of_set
 from pawl.cli.failure import CommandError
 from pawl.client import AsyncClient
 from pawl.settings.v1 import settings_pb2 as pb
@@ -112,7 +112,8 @@ async def _update(
     read = pb.GetSettingsRequest(layer=layer, store_id=store_id)
     current = (await target.again(target.settings.GetSettings, read)).settings
     settings = pb.Settings(layer=layer, store_id=store_id, version=current.version, **asked)
-    await target.settings.UpdateSettings(pb.UpdateSettingsRequest(settings=settings, unset=unset))
+    request = pb.UpdateSettingsRequest(settings=settings, unset=unset)
+    await warn_of_set(target, request, await target.settings.UpdateSettings(request))
     (name,) = unset or [*asked.get("switches", {}), *asked.get("limits", {})]
     say(console, f"{'Removed' if unset else 'Set'} {name}. It applies within five seconds.", "green")
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
-from pawl.server.process.metrics import Metrics
+from pawl.server.process.metrics import FirstValues, Metrics
+
+# Number of pairs of store and tool with their own label.
+_TOOLS_MAX: Final = 1000
 
 
 class RegistryMetrics:
     """Metrics for checks and executions. Only loaded tools appear as label values."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.executions = metrics.counter("executions_total", "Executions ended, by outcome.", ("tool", "outcome"))
+        self._store = metrics.store
+        self._tools = FirstValues(_TOOLS_MAX)
+        self._executions = metrics.counter(
+            "executions_total", "Executions ended, by outcome.", ("store", "tool", "outcome")
+        )
         self.seconds = metrics.histogram("execution_duration_seconds", "Duration of an execution.", ("tool",))
         self.checks = metrics.counter("checks_total", "Calls checked, by disposition.", ("disposition",))
         self._running = metrics.gauge("executions_in_flight", "Executions in progress.")
@@ -19,6 +27,10 @@ class RegistryMetrics:
         self._processes = metrics.gauge(
             "tool_processes_busy", "Processes busy with tools that run in their own process."
         )
+
+    def executed(self, store_id: str, tool_name: str, outcome: str) -> None:
+        store = self._store(store_id)
+        self._executions.labels(store, self._tools.label(tool_name, store), outcome).inc()
 
     def watch(
         self, *, running: Callable[[], float], threads_busy: Callable[[], float], processes_busy: Callable[[], float]

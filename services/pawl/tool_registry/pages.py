@@ -19,7 +19,7 @@ def page_size(asked: int, *, default: int = 50, most: int = 200) -> int:
     """Return the page size for a request; 0 means the default.
 
     Raises:
-        InvalidField: The requested size exceeds `most`.
+        InvalidField: The requested size is over the maximum.
     """
     if asked > most:
         raise InvalidField(f"page_size must be between 0 and {most}, got {asked}", field="page_size")

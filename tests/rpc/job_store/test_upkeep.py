@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.sweeps import sweep_retention
 from pawl.server.db.database import Database
 from tests.rpc.job_store.conftest import DAY_SECONDS, RETENTION, SLOT_LIMITS, Replica
-from tests.rpc.job_store.user import Owner, User, result
+from tests.rpc.job_store.user import DIGEST, Owner, User, result
 from tests.unit.job_store.world import submission
 
 
@@ -245,3 +246,44 @@ async def test_commands_are_deleted_with_their_runs_log(user: User, database: Da
     assert await rows_of(database, owner.run_id) == {"runs": 1, "calls": 1, "commands": 0, "events": 1, "messages": 2}
     again = await user.send(owner.run_id, "cmd_call_1", steer=pb.SteerCommand(text="hi"))
     assert (again.outcome, again.reason) == (pb.COMMAND_OUTCOME_LATE, "RUN_ENDED")
+
+
+async def test_runs_and_calls_are_measured_by_store(replica: Replica, user: User) -> None:
+    """OPS-2: each start and end counts once, a repeated step not again."""
+    failure = run_pb2.RunFailure(failure_class=run_pb2.FAILURE_CLASS_PROVIDER, reason="HTTP_500")
+    failed = await user.start()
+    await failed.commit(calls=[failed.call("c1", call_pb2.CALL_STATE_RUNNING)])
+    done = failed.call("c1", call_pb2.CALL_STATE_SUCCEEDED, result=result())
+    step: dict[str, Any] = {"state": run_pb2.RUN_STATE_FAILED, "failure": failure, "round": 3, "calls": [done]}
+    for _ in range(2):
+        await failed.commit("last", **step)
+    other = User(replica.stub, store_id="other")
+    cancelled = (await other.submit()).run.run_id
+    await other.cancel(cancelled)
+    parked, approval = await user.start(), call_pb2.ApprovalRequest(digest=DIGEST)
+    call = parked.call("c2", call_pb2.CALL_STATE_AWAITING_APPROVAL, approval=approval)
+    await parked.park(run_pb2.WAIT_KIND_APPROVAL, calls=[call])
+    replica.ledger.meter.ledger_counted(await PostgresLedgerStats(replica.database, SLOT_LIMITS).count())
+
+    samples = {
+        (sample.name.partition("_job_store_1_")[2], *sorted(sample.labels.items())): sample.value
+        for metric in replica.metrics.registry.collect()
+        for sample in metric.samples
+        if "_job_store_1_" in sample.name
+    }
+    acme = ("store", "acme")
+    expected = {
+        ("runs_started_total", acme): 2,
+        ("runs_started_total", ("store", "other")): 1,
+        ("runs_ended_total", ("cause", "provider"), ("outcome", "failed"), acme): 1,
+        ("runs_ended_total", ("cause", "user"), ("outcome", "cancelled"), ("store", "other")): 1,
+        ("calls_ended_total", ("outcome", "succeeded"), acme): 1,
+        ("run_duration_seconds_count", acme): 1,
+        ("run_rounds_sum", acme): 3,
+        ("queue_wait_seconds_count", acme): 2,
+        ("waiting_runs", ("reason", "approval")): 1,
+        ("waiting_runs", ("reason", "budget")): 0,
+    }
+    assert {key: samples.get(key) for key in expected} == expected
+    assert 0 < samples["queue_wait_seconds_sum", acme] < samples["run_duration_seconds_sum", acme] * 2 + 60
+    assert samples["batch_events_sum",] > samples["batch_events_count",] > 0

@@ -273,8 +273,8 @@ async def test_returned_value_or_exception_becomes_the_result(
     captured = capsys.readouterr()
     assert "hunter2" not in captured.out + captured.err
     text = registry.metrics.text().decode()
-    assert 'executions_total{outcome="SUCCEEDED",tool="add"} 1.0' in text
-    assert 'executions_total{outcome="FAILED",tool="fail_in_thread"} 2.0' in text
+    assert 'executions_total{outcome="SUCCEEDED",store="acme",tool="add"} 1.0' in text
+    assert 'executions_total{outcome="FAILED",store="acme",tool="fail_in_thread"} 2.0' in text
     assert "executions_in_flight 0.0" in text
 
 

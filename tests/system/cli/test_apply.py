@@ -13,6 +13,7 @@ SHOP = {
     "rules/ask.yaml": "name: ask-till\neffect: ASK\nscope: AGENT\nscope_id: till\ntool_name: calculate\n",
     "schedules/daily.yaml": "name: daily\ntext: report\nagent: clerk\ncron: '0 9 * * *'\n",
     "triggers/order.yaml": "name: order\ntext: handle {{event}}\nagent: clerk\nwebhook: {}\n",
+    "settings/store.yaml": "layer: STORE\nlimits: {active_runs_per_user: 3}\n",
     "channels/hook.yaml": "name: hook\nurl: https://hooks.example\n",
     "sources/stock.yaml": "name: stock\nhttp_endpoint:\n  url: https://stock.example/{item}\n  method: GET\n"
     "  description: Look up an item.\n  arguments_schema:\n    type: object\n    properties: {item: {type: string}}\n"
@@ -46,9 +47,9 @@ def test_a_set_of_all_kinds_is_applied_exported_adopted_and_pruned(pawl: Command
     assert _listed(pawl, tmp_path / "planned") == before, "nothing has changed yet"
     saved = pawl.succeed("apply", "-f", str(shop))
     assert saved.count("secret, shown only now: whsec_") == 2
-    assert planned.count(": created") == saved.count(": created") == 5
+    assert planned.count(": created") == saved.count(": created") == 6
     again = pawl.succeed("apply", "-f", str(shop))
-    assert again.count("unchanged") == len(again.splitlines()) == 7, again
+    assert again.count("unchanged") == len(again.splitlines()) == 8, again
 
     (shop / "rules" / "ask.yaml").write_text(SHOP["rules/ask.yaml"].replace("ASK", "DENY", 1))
     changed = pawl.succeed("apply", "-f", str(shop))
@@ -64,12 +65,12 @@ def test_a_set_of_all_kinds_is_applied_exported_adopted_and_pruned(pawl: Command
                 file.unlink()
     assert "belongs to the set 'shop'; add --adopt" in pawl.refuse("apply", "-f", str(out))
     adopted = pawl.succeed("apply", "-f", str(out), "--adopt")
-    assert adopted.count(": adopted") == 7, adopted
+    assert adopted.count(": adopted") == 8, adopted
     assert "belongs to the set 'copy'" in pawl.refuse("apply", "-f", str(shop), "--prune")
 
-    for kind in ("agents", "rules", "schedules", "triggers", "channels", "sources"):
+    for kind in ("agents", "rules", "schedules", "triggers", "channels", "sources", "settings"):
         shutil.rmtree(out / kind)
     assert "use --prune to delete" in pawl.succeed("apply", "-f", str(out))
     pruned = pawl.succeed("apply", "-f", str(out), "--prune")
-    assert pruned.count(": deleted") == 7, pruned
+    assert pruned.count(": deleted") == 8, pruned
     assert _listed(pawl, tmp_path / "after") == before

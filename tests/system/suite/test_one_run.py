@@ -17,6 +17,18 @@ from tests.system.suite.client import Agent, addresses
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 COMPLETED = run_pb2.RUN_STATE_COMPLETED
+# Metrics of the replicas that a run used.
+_MEASURED = {
+    "agent-loop": (
+        'model_calls_total{outcome="answered",provider="127.0.0.1",store="local"}',
+        'model_tokens_total{kind="input",provider="127.0.0.1",store="local"}',
+        'model_first_token_seconds_count{provider="127.0.0.1",store="local"}',
+        "model_added_latency_seconds_count",
+        "watch_lag_events 0.0",
+    ),
+    "job-store": ('runs_ended_total{cause="",outcome="completed",store="local"}', "database_wait_seconds_count"),
+    "tool-registry": ('executions_total{outcome="SUCCEEDED",store="local",tool="',),
+}
 
 
 async def test_run_uses_a_tool_answers_and_publishes_to_nats(suite: Suite, agent: Agent) -> None:
@@ -50,5 +62,7 @@ async def test_run_uses_a_tool_answers_and_publishes_to_nats(suite: Suite, agent
     assert [(each.run_id, each.kind) for each in reported] == [(run.run_id, completed)]
     async with httpx2.AsyncClient(timeout=60.0) as http:
         for name, replicas in suite.endpoints.services.items():
-            page = (await http.get(f"http://{replicas[0].metrics}/metrics")).text
+            page = "".join([(await http.get(f"http://{each.metrics}/metrics")).text for each in replicas])
             assert f"pawl_{name.replace('-', '_')}_" in page, "OPS-2"
+            for sample in _MEASURED.get(name, ()):
+                assert f"pawl_{name.replace('-', '_')}_{sample}" in page, "OPS-2"

@@ -183,7 +183,9 @@ async def test_messages_of_the_user_reach_the_next_attempt() -> None:
         ("GOAL_DEADLINE", [{"met": False, "n": n} for n in range(99)], {"wait_seconds": 60.0, "attempts_max": 50}, 3),
     ],
 )
-async def test_goal_fails_with_its_limit(failure: str, checks: list[Any], more: dict[str, Any], attempts: int) -> None:
+async def test_a_goal_that_reaches_a_limit_fails_with_that_limits_reason(
+    failure: str, checks: list[Any], more: dict[str, Any], attempts: int
+) -> None:
     world = GoalWorld(checks=checks)
     if failure == "GOAL_DEADLINE":
         more = {**more, "deadline_time": world.ledger.time().timestamp() + 150}

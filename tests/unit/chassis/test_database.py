@@ -251,14 +251,17 @@ async def test_urgent_work_gets_a_connection_despite_many_reads(database_url: st
             await ended.wait()
 
     reading: list[None] = []
-    async with Database(database_url, application_name="test", connections_max=3) as database:
+    waits: list[float] = []
+    async with Database(database_url, application_name="test", connections_max=3, waited=waits.append) as database:
         readers = [asyncio.ensure_future(read()) for _ in range(4)]
         await until(lambda: len(reading) == 2)
         async with database.transaction(urgent=True) as connection:
             assert await connection.fetchval("SELECT 1") == 1
         await database.ping()
+        opened = len(waits)
         ended.set()
         await asyncio.gather(*readers)
+        assert len(waits) == opened + 2, "OPS-2: two readers waited for a slot"
 
 
 # Kept connections, and checks for databases that may lose acknowledged commits.

@@ -27,7 +27,7 @@ from pawl.errors import (
 )
 from pawl.server.identity import login_failures
 from pawl.server.identity.login_failures import LoginFailures, kind_of, source_of
-from pawl.server.process.metrics import Metrics
+from pawl.server.process.metrics import FirstValues, Metrics
 from tests.fakes.manual_clock import ManualClock
 
 WRONG = (("authorization", "Bearer a-wrong-key-0123456789"),)
@@ -94,6 +94,15 @@ async def test_a_source_over_its_limit_causes_no_lookups_and_few_log_lines() -> 
     assert lines[-1]["count"] == 1000 - lines_before
     assert failed.may_look_up(HERE, "Bearer another")
     assert metrics.registry.get_sample_value("pawl_test_login_failures_total", {"kind": "unknown"}) == 1000
+
+
+def test_label_values_beyond_the_first_ones_are_other() -> None:
+    """OPS-2: a value keeps its label, and each scope counts its values separately."""
+    values = FirstValues(2)
+    asked = [("a",), ("b",), ("c",), ("a",), ("a", "scope"), ("b",)]
+    assert [values.label(*each) for each in asked] == ["a", "b", "other", "a", "other", "b"]
+    scoped = FirstValues(2)
+    assert [scoped.label("a", scope) for scope in ("x", "y", "z", "x")] == ["a", "a", "other", "a"]
 
 
 def test_refusals_are_counted_by_reason_and_logged_with_the_key_id() -> None:

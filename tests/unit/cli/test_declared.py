@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -16,150 +15,23 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pawl.agent.v1 import agents_pb2, declaration_pb2, schedule_pb2, workflow_pb2
 from pawl.cli.declared import applying, files, rules
 from pawl.cli.declared.applying import ApplyError
 from pawl.cli.declared.kinds import KINDS, references
 from pawl.cli.declared.rules import Action, Key, Owner
 from pawl.cli.failure import CommandError
-from pawl.errors import AgentNotFound, Conflict, DependencyUnavailable, InvalidField
-from pawl.event.v1.agent_pb2 import AgentDefinition, AgentVersion
-from pawl.event.v1.schedule_pb2 import Schedule, ScheduleDefinition
-from pawl.event.v1.workflow_pb2 import WorkflowFault, WorkflowVersion
+from pawl.event.v1.agent_pb2 import AgentDefinition
+from pawl.event.v1.schedule_pb2 import ScheduleDefinition
 from pawl.notify.v1 import channel_pb2
+from pawl.settings.v1 import settings_pb2
 from pawl.tool.v1 import rule_pb2, source_pb2
+from tests.unit.cli.declared_store import Store
 
 TYPES = {kind: each.definition for kind, each in KINDS.items()}
 NAMES = st.sampled_from("abcd")
 KEYS = st.builds(Key, st.sampled_from(rules.KINDS), NAMES)
 SOME = st.sets(KEYS)
 SETS = st.sampled_from(["mine", "theirs"])
-
-
-class Store:
-    """Agents, schedules and declarations. Each write counts down `writes_left`, and fails at 0."""
-
-    retry_seconds = 0.0
-
-    def __init__(self) -> None:
-        self.agents: dict[str, AgentDefinition] = {}
-        self.schedules: dict[str, ScheduleDefinition] = {}
-        self.flows: dict[str, bytes] = {}
-        self.channels: list[channel_pb2.Channel] = []
-        self.owners: dict[Key, declaration_pb2.Declaration] = {}
-        self.writes_left = 10**6
-        self.writes: list[str] = []
-
-    def __getattr__(self, _service: str) -> Store:
-        return self
-
-    async def again(self, method: Any, request: Any) -> Any:
-        return await method(request)
-
-    once = again
-
-    async def pages(self, method: Any, request: Any) -> Any:
-        yield await method(request)
-
-    async def ListWorkflows(self, request: Any) -> Any:
-        return workflow_pb2.ListWorkflowsResponse(workflows=[WorkflowVersion(name=name) for name in self.flows])
-
-    async def GetWorkflow(self, request: Any) -> Any:
-        return workflow_pb2.GetWorkflowResponse(workflow=self._workflow(self.flows[request.name]))
-
-    def _workflow(self, definition: bytes) -> WorkflowVersion:
-        return WorkflowVersion(name=json.loads(definition)["name"], version=1, definition_json=definition)
-
-    async def SaveWorkflow(self, request: Any) -> Any:
-        asked = json.loads(request.definition_json)
-        faults = [
-            WorkflowFault(path=f"nodes.{name}.{kind}", message=f"there is no {kind} {node[kind]!r}", hint="make it")
-            for name, node in asked["nodes"].items()
-            for kind, known in (("agent", self.agents), ("workflow", self.flows))
-            if kind in node and node[kind] not in known
-        ]
-        if faults:
-            return workflow_pb2.SaveWorkflowResponse(faults=faults)
-        if not request.validate_only:
-            self._write(f"workflow {asked['name']}")
-            self.flows[asked["name"]] = request.definition_json
-        return workflow_pb2.SaveWorkflowResponse(workflow=self._workflow(request.definition_json))
-
-    def _write(self, what: str) -> None:
-        if not self.writes_left:
-            raise DependencyUnavailable("the store is gone")
-        self.writes_left -= 1
-        self.writes.append(what)
-
-    async def ListAgents(self, request: Any) -> Any:
-        agents = [AgentVersion(definition=each, version=1, tool_names=["add"]) for each in self.agents.values()]
-        return agents_pb2.ListAgentsResponse(agents=agents)
-
-    async def UpdateAgent(self, request: Any) -> Any:
-        for name in request.definition.delegates_to:
-            if name not in self.agents:
-                raise AgentNotFound(f"delegates_to: there is no agent {name!r}")
-        if not request.validate_only:
-            self._write(f"agent {request.definition.name}")
-            self.agents[request.definition.name] = request.definition
-        saved = AgentVersion(definition=request.definition, version=1, tool_names=["add"])
-        return agents_pb2.UpdateAgentResponse(agent=saved)
-
-    async def DeleteAgent(self, request: Any) -> Any:
-        self._write(f"-agent {request.name}")
-        del self.agents[request.name]
-
-    async def ListSchedules(self, request: Any) -> Any:
-        return schedule_pb2.ListSchedulesResponse(
-            schedules=[Schedule(definition=each) for each in self.schedules.values()]
-        )
-
-    async def CreateSchedule(self, request: Any) -> Any:
-        if request.definition.agent and request.definition.agent not in self.agents:
-            raise AgentNotFound(f"agent: there is no agent {request.definition.agent!r}")
-        if not request.validate_only:
-            self._write(f"schedule {request.definition.name}")
-            self.schedules[request.definition.name] = request.definition
-        return schedule_pb2.CreateScheduleResponse(schedule=Schedule(definition=request.definition))
-
-    UpdateSchedule = CreateSchedule
-
-    async def DeleteSchedule(self, request: Any) -> Any:
-        self._write(f"-schedule {request.name}")
-        del self.schedules[request.name]
-
-    async def ListChannels(self, request: Any) -> Any:
-        return channel_pb2.ListChannelsResponse(channels=self.channels)
-
-    async def CreateChannel(self, request: Any) -> Any:
-        if len(self.channels) + request.created_before >= 2:
-            raise InvalidField("a user can have at most 2 channels: delete one", field="channel")
-        if not request.validate_only:
-            self._write(f"channel {request.channel.name}")
-            self.channels.append(request.channel)
-        return channel_pb2.CreateChannelResponse(channel=request.channel)
-
-    async def ListDeclarations(self, request: Any) -> Any:
-        return declaration_pb2.ListDeclarationsResponse(declarations=self.owners.values())
-
-    async def PutDeclaration(self, request: Any) -> Any:
-        asked = request.declaration
-        key = Key(asked.kind, asked.name)
-        self._check(key, asked)
-        self._write(f"owner {key}")
-        kept = declaration_pb2.Declaration(kind=asked.kind, name=asked.name, set=asked.set, version=asked.version + 1)
-        self.owners[key] = kept
-        return declaration_pb2.PutDeclarationResponse(declaration=kept)
-
-    async def DeleteDeclaration(self, request: Any) -> Any:
-        key = Key(request.declaration.kind, request.declaration.name)
-        self._check(key, request.declaration)
-        self._write(f"-owner {key}")
-        del self.owners[key]
-
-    def _check(self, key: Key, asked: Any) -> None:
-        if asked.version != (self.owners[key].version if key in self.owners else 0):
-            raise Conflict(f"the {key.kind} {key.name!r} was changed by bob")
 
 
 def written(folder: Path, contents: Mapping[str, str], name: str = "mine") -> Path:
@@ -257,7 +129,7 @@ async def test_resources_are_created_in_order_and_deleted_only_with_prune(tmp_pa
     assert (set(store.agents), store.schedules, len(store.owners)) == ({"counter"}, {}, 1)
 
 
-async def test_a_plan_shows_only_changes_of_the_files(tmp_path: Path) -> None:
+async def test_a_plan_shows_only_changes_made_in_the_files(tmp_path: Path) -> None:
     store = Store()
     await applied(store, written(tmp_path, {"agents/clerk.yaml": "name: clerk\n"}))
     planned = await applied(store, written(tmp_path, CLERK), dry_run=True)
@@ -279,6 +151,21 @@ async def test_nothing_changes_if_any_file_is_invalid(tmp_path: Path) -> None:
     ]
     assert refused.value.may_pass, "another set may create these agents"
     assert not store.writes
+
+
+async def test_settings_that_only_the_deployment_may_change_are_refused_with_file_and_line(tmp_path: Path) -> None:
+    store = Store()
+    asked = {"settings/all.yaml": "limits: {active_runs: 3}\nlayer: DEPLOYMENT\n"}
+    asked |= {"settings/own.yaml": "layer: STORE\nlimits: {active_runs: 3}\nswitches:\n  runs: {state: off}\n"}
+    with pytest.raises(ApplyError) as refused:
+        await applied(store, written(tmp_path, asked))
+    found = [problem.partition(": ")[0] for problem in str(refused.value).splitlines()]
+    assert found == [f"{tmp_path}/settings/all.yaml:2", f"{tmp_path}/settings/own.yaml:3"]
+    assert not store.writes
+    await applied(store, written(tmp_path, {"settings/own.yaml": "layer: STORE\nlimits: {active_runs: 3}\n"}))
+    await applied(store, written(tmp_path, {"settings/own.yaml": "layer: STORE\nlimits: {background_runs: 4}\n"}))
+    assert dict(store.limits) == {"background_runs": 4}, "a file has all values of its layer"
+    assert await applied(store, tmp_path) == ["settings store: unchanged"]
 
 
 async def test_new_channels_are_counted_together(tmp_path: Path) -> None:
@@ -309,7 +196,7 @@ async def test_resources_of_others_are_refused_unless_they_are_adopted(tmp_path:
         await applied(store, mine / "agents" / "clerk.yaml")
 
 
-async def test_a_second_applier_gets_a_conflict_with_the_name(tmp_path: Path) -> None:
+async def test_a_second_applier_gets_a_conflict_that_names_the_agent_and_user(tmp_path: Path) -> None:
     store, found = Store(), Store()
     found = store
     folder = written(tmp_path, CLERK)
@@ -434,10 +321,17 @@ SourceConfig: Any = source_pb2.SourceConfig
 Timed: Any = ScheduleDefinition
 TO: Any = {"argument": "to", "equals_json": b'"a"'}
 ENDPOINT: Any = {"url": "https://x.example", "arguments_schema_json": b'{"type":"object"}'}
+RUNS: Any = {"state": 3, "percent": 10}
 FILES: Iterable[tuple[str, Message]] = (
     ("rule", Rule(name="r", effect=2, scope=4, tool_name="send_email", arguments=[TO])),
     ("source", SourceConfig(name="s", http_endpoint=ENDPOINT)),
     ("source", SourceConfig(name="s", open_api={"document": b"openapi: 3.0.0"})),
+    (
+        "settings",
+        settings_pb2.Settings(
+            layer=settings_pb2.SETTINGS_LAYER_DEPLOYMENT, switches={"runs": RUNS}, limits={"active_runs": 9}
+        ),
+    ),
     ("agent", AgentDefinition(name="a", daily_tokens_max=2**53, labels={"b": "1", "a": "2"})),
     ("schedule", Timed(name="s", workflow="w", input_json=b'{"a":1}')),
     ("schedule", Timed(name="s", text="two\nlines", interval_seconds=60, start_time={"seconds": 10})),
@@ -447,9 +341,9 @@ FILES: Iterable[tuple[str, Message]] = (
 @pytest.mark.parametrize(("kind", "definition"), FILES)
 def test_a_file_that_was_written_reads_back_the_same(kind: str, definition: Any, tmp_path: Path) -> None:
     text = files.to_yaml(kind, definition, ["tool: x"])
-    found, problems = read(tmp_path, {f"{kind}s/x.yaml": text})
+    found, problems = read(tmp_path, {f"{rules.folder(kind)}/x.yaml": text})
     assert problems == []
-    assert found == {Key(kind, definition.name): definition}, text
+    assert found == {Key(kind, "deployment" if kind == "settings" else definition.name): definition}, text
 
 
 def test_enums_may_be_short_and_times_plain(tmp_path: Path) -> None:
@@ -461,7 +355,7 @@ def test_enums_may_be_short_and_times_plain(tmp_path: Path) -> None:
     assert references(Key("rule", "r"), rule) == {Key("source", "shop")}
 
 
-@pytest.mark.parametrize("kind", sorted(TYPES.keys() - {"workflow"}))
+@pytest.mark.parametrize("kind", sorted(TYPES.keys() - {"workflow", "settings"}))
 def test_written_enums_are_short(kind: str, tmp_path: Path) -> None:
     """Unless the short name would be ambiguous or is the default."""
     for field in TYPES[kind].DESCRIPTOR.fields:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,6 +83,10 @@ class Recorder:
 
     def group_written(self, *, operations: int, seconds: float) -> None:
         self.sizes.append(operations)
+
+    def batches_written(self, sizes: Iterable[int]) -> None: ...
+
+    def work_ended(self, *work: Sequence[object]) -> None: ...
 
     def refused(self, error: PawlError) -> None:
         self.reasons.append(error.reason)
@@ -293,7 +297,7 @@ def test_a_busy_store_does_not_delay_others(noise: int, lane: Lane, others: int)
     assert sum(each[1] == "quiet" for each in group) == others
 
 
-async def test_steps_are_answered_and_what_they_leave_is_written_in_a_transaction(
+async def test_steps_are_written_at_once_and_the_other_operations_share_a_transaction(
     journal: ScriptedJournal, recorder: Recorder
 ) -> None:
     journal.alone = {"step", "other"}

@@ -32,7 +32,7 @@ class Declaration(_message.Message):
     UPDATE_USER_ID_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """Kind: `agent`, `source`, `rule`, `schedule`, `trigger`, `channel` or `workflow`."""
+    """Kind: `agent`, `source`, `rule`, `schedule`, `trigger`, `channel`, `workflow` or `settings`."""
     name: _builtins.str
     """Name of the resource; 1 to 200 printable characters."""
     set: _builtins.str

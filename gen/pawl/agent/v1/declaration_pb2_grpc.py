@@ -75,8 +75,8 @@ class DeclarationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PutDeclaration(self, request, context):
-        """Creates or changes a declaration. Agents, sources, rules and workflows belong to the store and require the
-        admin role. Other kinds are private to the caller.
+        """Creates or changes a declaration. Agents, sources, rules, workflows and settings belong to the store and
+        require the admin role. Other kinds are private to the caller.
 
         Errors:
         - ABORTED / CONFLICT: `version` is not the current version.

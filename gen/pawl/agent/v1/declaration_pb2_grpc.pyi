@@ -42,8 +42,8 @@ class DeclarationServiceStub:
     Errors: only the common ones.
     """
     PutDeclaration: _grpc.UnaryUnaryMultiCallable[_declaration_pb2.PutDeclarationRequest, _declaration_pb2.PutDeclarationResponse]
-    """Creates or changes a declaration. Agents, sources, rules and workflows belong to the store and require the
-    admin role. Other kinds are private to the caller.
+    """Creates or changes a declaration. Agents, sources, rules, workflows and settings belong to the store and
+    require the admin role. Other kinds are private to the caller.
 
     Errors:
     - ABORTED / CONFLICT: `version` is not the current version.
@@ -86,8 +86,8 @@ class DeclarationServiceAsyncStub(DeclarationServiceStub):
     Errors: only the common ones.
     """
     PutDeclaration: _aio.UnaryUnaryMultiCallable[_declaration_pb2.PutDeclarationRequest, _declaration_pb2.PutDeclarationResponse]  # type: ignore[assignment]
-    """Creates or changes a declaration. Agents, sources, rules and workflows belong to the store and require the
-    admin role. Other kinds are private to the caller.
+    """Creates or changes a declaration. Agents, sources, rules, workflows and settings belong to the store and
+    require the admin role. Other kinds are private to the caller.
 
     Errors:
     - ABORTED / CONFLICT: `version` is not the current version.
@@ -139,8 +139,8 @@ class DeclarationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _declaration_pb2.PutDeclarationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_declaration_pb2.PutDeclarationResponse, _abc.Awaitable[_declaration_pb2.PutDeclarationResponse]]:
-        """Creates or changes a declaration. Agents, sources, rules and workflows belong to the store and require the
-        admin role. Other kinds are private to the caller.
+        """Creates or changes a declaration. Agents, sources, rules, workflows and settings belong to the store and
+        require the admin role. Other kinds are private to the caller.
 
         Errors:
         - ABORTED / CONFLICT: `version` is not the current version.

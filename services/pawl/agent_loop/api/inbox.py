@@ -58,7 +58,7 @@ _EVENT_BYTES_MAX: Final = 64 * 1024
 
 
 def derived_id(*parts: str) -> RequestId:
-    """Return an id derived from these parts. The same parts give the same id."""
+    """Return an id derived from `parts`. The same parts always give the same id."""
     return RequestId("d_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40])
 
 
@@ -103,7 +103,7 @@ class Inbox:
         results: Sequence[types_pb2.ToolResult],
         client_id: ClientId = NO_CLIENT.client_id,
     ) -> tuple[list[Reply], run_pb2.Run]:
-        """Submit results without a stream. Return one reply per result, in order, and the resulting run.
+        """Submit results without a stream. Return the replies, one per result and in order, and the resulting run.
 
         With a client id, only results of calls that this client has leased are accepted. An invalid result does
         not affect the others. Idempotent by request id and call.
@@ -125,7 +125,7 @@ class Inbox:
     ) -> Reply:
         """Submit one result.
 
-        If `client` has a client id, the result must refer to that client's current lease. If `client` also has a
+        If `client` has a client id, the result must refer to the current lease of that client. If `client` also has a
         session id, that session must hold the call.
 
         Raises:
@@ -250,7 +250,7 @@ class Inbox:
         )
 
     async def cancel(self, caller: Principal, request_id: RequestId, run_id: RunId, reason: str) -> Reply:
-        """Cancel a run. A run that has already ended is unchanged, and the outcome is LATE.
+        """Cancel a run. If the run has already ended, it does not change, and the outcome is LATE.
 
         Raises:
             InvalidField, TooLarge, RequestIdReused
@@ -332,7 +332,7 @@ class Inbox:
 
 
 async def _alone(reply: Awaitable[Reply]) -> Reply:
-    """Await the reply. Return an error about this item as a refusal, so that other items are not affected."""
+    """Await the reply. Return an error about this item as a refusal, so that it does not affect other items."""
     try:
         return await reply
     except REFUSALS as error:

@@ -4,10 +4,10 @@ All watchers of a run on this replica share one feed: one live subscription, one
 events. A watcher first reads past events at its own pace until it reaches the tail. If it later falls behind the tail,
 it is disconnected (EVT-3), so a slow watcher neither delays others nor uses memory.
 
-Clients confirm the events they have seen, and the user is not notified about those. An open stream alone does not prove
-that events were seen, because its connection may be dead.
+Clients confirm the events that the user has seen, and the user is not notified about these events. An open stream does
+not prove that events were seen, because its connection may be dead.
 
-The ledger is polled to find lost live events: every second without NATS, every few seconds with it.
+The ledger is polled to find lost live events. This happens every few seconds, or every second if NATS is unavailable.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from pawl.errors import InvalidPageToken, Overloaded, SeqBeyondEnd, SlowConsumer
 from pawl.event.v1.event_pb2 import RunEvent
 from pawl.event.v1.gap_pb2 import Gap
 from pawl.event.v1.run_pb2 import Run
+from pawl.server.process.metrics import Metrics
 from pawl.values import ENDED, RESTING
 
 # Maximum number of watched runs per replica.
@@ -84,6 +85,14 @@ class Watches:
     def feed_count(self) -> int:
         return len(self._feeds)
 
+    def measure(self, metrics: Metrics) -> None:
+        watchers = metrics.gauge("watchers", "Open streams of runs' events.")
+        watchers.set_function(lambda: sum(len(feed.watchers) for feed in self._feeds.values()))
+        behind = metrics.gauge(
+            "watch_lag_events", "Events that the slowest watcher has not received, of those known here."
+        )
+        behind.set_function(lambda: max((feed.lag for feed in self._feeds.values()), default=0))
+
     @asynccontextmanager
     async def open(self, caller: Principal, run_id: RunId, after_seq: int) -> AsyncIterator[Watcher]:
         """Watch a run's events after `after_seq` for the duration of the block.
@@ -125,9 +134,9 @@ class Watches:
         self._viewers.add((caller.store_id, caller.user_id, run_id))
 
     async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> Run:
-        """Return the run once it has ended, or is parked with events after `after_seq`.
+        """Return the run once it has ended, or once it is parked and has events after `after_seq`.
 
-        After `seconds`, but at most 50 seconds, return the run in any state.
+        After `seconds` (but at most 50 seconds), return the run in whatever state it is.
 
         Raises:
             RunNotFound
@@ -158,7 +167,7 @@ class Watches:
         await shield(start(self._stopping, feed.stop(), name="watch.stop"))
 
     async def _tick(self) -> None:
-        """Poll the feeds: all of them while NATS is unavailable, otherwise some at a time."""
+        """Poll all feeds while NATS is unavailable. Otherwise, poll some of them at a time."""
         was_connected = False
         for tick in itertools.count():
             await asyncio.sleep(self._poll_seconds)

@@ -2,24 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
+from pawl.agent_loop.loop.ports import Timing
+from pawl.chassis.ids import StoreId
 from pawl.server.process.metrics import Metrics
 from pawl.values import Usage
 
+_CALL_SECONDS: Final = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 60, 120)
+_ADDED_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2)
+
 
 class PrometheusMeter:
-    def __init__(self, metrics: Metrics) -> None:
-        self._model_calls = metrics.counter("model_calls_total", "Model calls ended.", ("outcome",))
-        self._tokens = metrics.counter("model_tokens_total", "Tokens reported or estimated, by kind.", ("kind",))
+    """Measures the calls of one model server, `provider`."""
+
+    def __init__(self, metrics: Metrics, provider: str, monotonic: Callable[[], float]) -> None:
+        self._store, self._provider, self._monotonic = metrics.store, provider, monotonic
+        self._model_calls = metrics.counter(
+            "model_calls_total",
+            "Model calls ended: answered, cut (stopped), forgotten (step refused), timeout, or a failure class.",
+            ("store", "provider", "outcome"),
+        )
+        self._tokens = metrics.counter(
+            "model_tokens_total",
+            "Tokens by kind: input (includes cached_input), output (includes reasoning), and estimated (not reported).",
+            ("store", "provider", "kind"),
+        )
+        self._first_token = metrics.histogram(
+            "model_first_token_seconds",
+            "Time from a model request to the first output.",
+            ("store", "provider"),
+            buckets=_CALL_SECONDS,
+        )
+        self._seconds = metrics.histogram(
+            "model_duration_seconds",
+            "Time from a model request to the end of its answer or its failure.",
+            ("store", "provider"),
+            buckets=_CALL_SECONDS,
+        )
+        self._added = metrics.histogram(
+            "model_added_latency_seconds",
+            "Time that Pawl adds before a model request: from the message, result or retry that makes it due.",
+            buckets=_ADDED_SECONDS,
+        )
         self._executions = metrics.counter("executions_total", "Tool executions ended.", ("outcome",))
         self._held = metrics.gauge("runs_held", "Runs that this worker is driving.")
         self._left = metrics.counter("runs_left_total", "Runs that this worker released, by reason.", ("how",))
 
-    def model_called(self, outcome: str, usage: Usage) -> None:
-        self._model_calls.labels(outcome).inc()
-        self._tokens.labels("input").inc(usage.input_tokens)
-        self._tokens.labels("cached_input").inc(usage.cached_input_tokens)
-        self._tokens.labels("output").inc(usage.output_tokens)
-        self._tokens.labels("reasoning").inc(usage.reasoning_tokens)
+    def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: Timing) -> None:
+        store, provider = self._store(store_id), self._provider
+        self._model_calls.labels(store, provider, outcome).inc()
+        for kind in ("input", "cached_input", "output", "reasoning", "estimated"):
+            if tokens := getattr(usage, f"{kind}_tokens"):
+                self._tokens.labels(store, provider, kind).inc(tokens)
+        if timing.sent_at is None:
+            return
+        self._seconds.labels(store, provider).observe(self._monotonic() - timing.sent_at)
+        if timing.first_token_at is not None:
+            self._first_token.labels(store, provider).observe(timing.first_token_at - timing.sent_at)
+        if timing.due_at is not None:
+            self._added.observe(timing.sent_at - timing.due_at)
 
     def call_executed(self, outcome: str) -> None:
         self._executions.labels(outcome.lower()).inc()

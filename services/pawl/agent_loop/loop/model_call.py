@@ -1,4 +1,4 @@
-"""Makes one model call: builds its request, assembles its answer, and shows output to watchers while it streams."""
+"""Makes one model call: builds its request, assembles its answer, and shows the output to watchers as it streams."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import AgentQuota, draft_name
-from pawl.agent_loop.loop.ports import Randomness
+from pawl.agent_loop.loop.ports import Meter, Randomness, Timing
 from pawl.agent_loop.loop.rules import background, budget, file_front, guidelines, history, jobs, output, retry
+from pawl.agent_loop.loop.rules.answering import usage_of
 from pawl.agent_loop.loop.rules.assembly import Assembly, ModelAnswer
 from pawl.agent_loop.loop.rules.coalesce import Coalescer
 from pawl.agent_loop.loop.rules.fact import ModelFailed, OutputDelta
@@ -50,7 +51,13 @@ class ModelCall:
     """Makes the state's open model call, once. Its output can be read even while it streams."""
 
     def __init__(
-        self, state: State, *, model: ModelPort, monotonic: Callable[[], float], on_output: Callable[[], None]
+        self,
+        state: State,
+        *,
+        model: ModelPort,
+        monotonic: Callable[[], float],
+        on_output: Callable[[], None],
+        due_at: float,
     ) -> None:
         opened = state.loop.model_call
         if opened is None:
@@ -64,9 +71,14 @@ class ModelCall:
         self._coalescer = Coalescer(OutputDelta(round=state.run.round, model_attempt=opened.attempt))
         self._prompt_bytes = 0
         self._output_bytes = 0
+        self._due_at = due_at
+        self._sent_at: float | None = None
+        self._first_token_at: float | None = None
         # A turn's output is hidden as long as the turn could still be silent.
         self._may_be_silent = state.run.is_turn
         self._opening = ""
+        # The monotonic time of the first piece; None if there was none.
+        self.first_output_at: float | None = None
 
     async def stream(self, request: ModelRequest, random: Randomness) -> ModelAnswer | ModelFailed:
         prompt_bytes = history.size_bytes(request.messages)
@@ -80,6 +92,7 @@ class ModelCall:
         request = replace(
             renamed(request, names), output_tokens_max=budget.output_tokens_max(self._state, prompt_tokens)
         )
+        self._sent_at = self._monotonic()
         try:
             async with aclosing(self._model.stream(request)) as pieces:
                 async for piece in pieces:
@@ -103,6 +116,11 @@ class ModelCall:
         """Return the usage so far, with estimates for anything that the server did not report."""
         return budget.counted(self._assembly.usage, prompt_bytes=self._prompt_bytes, output_bytes=self._output_bytes)
 
+    def measure(self, outcome: str, meter: Meter) -> None:
+        """Count the call, which has just ended."""
+        timing = Timing(due_at=self._due_at, sent_at=self._sent_at, first_token_at=self._first_token_at)
+        meter.model_called(self._state.run.store_id, outcome, usage_of(self.usage()), timing)
+
     def output_due_at(self) -> float | None:
         """Return the monotonic time at which output must be shown; None if there is no output to show."""
         return None if self._may_be_silent else self._coalescer.due_at()
@@ -116,6 +134,7 @@ class ModelCall:
 
     def _take(self, piece: Piece) -> None:
         now, before = self._monotonic(), self.output_due_at()
+        self.first_output_at = now if self.first_output_at is None else self.first_output_at
         if isinstance(piece, Finished):
             self._coalescer.end(now)
         shown = self._assembly.add(piece)
@@ -123,6 +142,8 @@ class ModelCall:
             self._opening += piece.text if isinstance(piece, TextPiece) else ""
             self._may_be_silent = not isinstance(piece, CallPiece) and jobs.may_become_silent(self._opening)
         self._output_bytes += _size(piece)
+        if self._first_token_at is None and self._output_bytes:
+            self._first_token_at = now
         if self._opened.summary:
             return
         self._coalescer.add(shown, now)
@@ -217,14 +238,14 @@ _AGENTS_KEPT_MAX: Final = 10_000
 
 
 class _Allowance(NamedTuple):
-    """The tokens that an agent's runs may use before its quota is read again, and until when."""
+    """The tokens that an agent's runs may use before its quota is read again, and the time when that is due."""
 
     tokens: float
     until: float
 
 
 class AgentQuotas:
-    """Remembers which agents have no quota or enough tokens left, so that most model calls need not read the quota."""
+    """Remembers which agents have no quota or enough tokens left. Most model calls then need not read the quota."""
 
     def __init__(self) -> None:
         self._allowances: dict[tuple[StoreId, str], _Allowance] = {}
@@ -232,7 +253,7 @@ class AgentQuotas:
     async def used_up(
         self, run: Run, tokens: int, now: float, read: Callable[[StoreId, str], Awaitable[AgentQuota]]
     ) -> AgentQuota | None:
-        """Return the quota of the run's agent if it is used up; otherwise None.
+        """Return the quota of the run's agent if it is used up. Otherwise, return None.
 
         `tokens` is the run's usage since its last call; `now` is a monotonic time. Drafts and the deployment's default
         have no quota.

@@ -68,9 +68,10 @@ class ToolCalls:
     async def resolve(
         self, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0, skip_missing: bool = False
     ) -> Resolved:
-        """Return the named tools or, without names, all that the user may call, retrying until the registry responds.
+        """Return the named tools or, if `names` is empty, all tools that the user may call.
 
-        A `most` of 0 means no limit. `skip_missing` omits tools that do not exist for this user.
+        Retries until there is a response. At most `most` tools are returned; 0 means no limit. `skip_missing` omits
+        tools that do not exist for this user.
 
         Raises:
             ToolNotFound: a tool does not exist for this user.
@@ -84,8 +85,8 @@ class ToolCalls:
     ) -> dict[CallId, Verdict]:
         """Return verdicts on calls.
 
-        All are refusals if the registry fails, or if the API key of a background or child run is no longer valid. With
-        `may_read`, verdicts can contain the results of read-only calls.
+        If the registry fails, or if the API key of a background or child run is no longer valid, all verdicts are
+        refusals. With `may_read`, verdicts can contain the results of read-only calls.
         """
         if not calls:
             return {}
@@ -112,19 +113,19 @@ class ToolCalls:
         return await self._retry.until_answered(lambda: self._registry.check_output(store_id, schema_json, output))
 
     def _with_own_tool(self, call: ProposedCall) -> ProposedCall:
-        """Attach the tool if it was supplied with the run, because the registry does not store it."""
+        """Attach the tool if it was supplied with the run, because the registry does not store supplied tools."""
         own = self._own_tools.get(call.tool_name) if call.tool_version else None
         return call if own is None else replace(call, own_tool=own)
 
     async def record(self, decisions: Sequence[RecordedDecision], results: Sequence[RecordedResult]) -> None:
-        """Record decisions and results in the audit chain before they take effect, retrying until this succeeds."""
+        """Record decisions and results in the audit chain before they take effect. Retries until this succeeds."""
         if decisions:
             await self._retry.until_answered(lambda: self._registry.record_decisions(self._context, decisions))
         if results:
             await self._retry.until_answered(lambda: self._registry.record_results(self._context, results))
 
     async def report(self, withdrawn_results: Sequence[RecordedResult], *, seconds_max: float) -> bool:
-        """Report withdrawn front-end calls to the registry, which counts them. Return whether that succeeded."""
+        """Report withdrawn front-end calls to the registry, which counts them. Return whether the report succeeded."""
         if not withdrawn_results:
             return True
         try:
@@ -142,6 +143,8 @@ class ToolCalls:
         on_progress: OnProgress,
         answers: Sequence[Answer] = (),
         series: Series | None = None,
+        *,
+        traceparent: str = "",
     ) -> ExecutionResult:
         """Run the call and return how it ended. If `series` is given, the call runs under its grant.
 
@@ -159,6 +162,7 @@ class ToolCalls:
             rule_id=call.rule_id,
             answers=tuple(answers),
             series=series,
+            traceparent=traceparent,
         )
         started, failures, lost = self._clock.monotonic(), 0, 0
         while True:
@@ -174,7 +178,8 @@ class ToolCalls:
     async def stop(self, call: Call) -> Stopped:
         """Stop the call.
 
-        Return its result, if known, and whether it has stopped (False if the registry does not respond).
+        Return the result (if known), and whether the call has stopped. If the registry does not respond, the second
+        value is False.
         """
         try:
             return await self._retry.until_answered(
@@ -187,7 +192,10 @@ class ToolCalls:
     async def _attempt(
         self, call: Call, execution: Execution, on_progress: OnProgress, left: float, failures: int
     ) -> ExecutionResult | PawlError:
-        """Request the call once. Return how it ended, or an error after which to request it again with the same id."""
+        """Request the call once.
+
+        Return how it ended, or an error after which the request can be repeated with the same id.
+        """
         try:
             async with asyncio.timeout(left), aclosing(self._registry.execute(self._context, execution)) as pieces:
                 async for piece in pieces:

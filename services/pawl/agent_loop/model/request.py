@@ -62,7 +62,7 @@ class ProviderState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageReport(Usage, frozen=True, kw_only=True):
-    """A model call's usage so far. A later report replaces an earlier one.
+    """The usage of a model call so far. A later report replaces an earlier one.
 
     `prompt_bytes` is the prompt's size if the model server reported its tokens; otherwise 0.
     """
@@ -107,13 +107,18 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     refuses_content: bool = False
 
     @property
+    def outcome(self) -> str:
+        """The outcome of the call in metrics: `timeout`, or the failure class in lower case."""
+        return "timeout" if self.reason.endswith("_TIMEOUT") else self.failure_class.lower()
+
+    @property
     def is_outage(self) -> bool:
         """True if the model server is unreachable or cannot answer now, regardless of the request."""
         return self.retryable and (self.reason in _OUTAGES or self.reason.startswith("HTTP_"))
 
 
 class ModelError(Exception):
-    """Raised when a model call has failed. Lower layers do not retry; the caller decides how to proceed."""
+    """Raised when a model call has failed. Lower layers do not retry; the caller decides what to do."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

@@ -8,11 +8,12 @@ from contextlib import aclosing
 from typing import Final
 
 from pawl.agent_loop.loop import wire
-from pawl.agent_loop.loop.ports import Meter
+from pawl.agent_loop.loop.ports import Meter, Timing
 from pawl.agent_loop.loop.rules import budget, history
 from pawl.agent_loop.loop.rules.answering import usage_of
 from pawl.agent_loop.loop.rules.assembly import Assembly
 from pawl.agent_loop.model.request import ModelError, ModelPort, ModelRequest
+from pawl.chassis.ids import StoreId
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.client import translated
@@ -91,22 +92,22 @@ class TitleMaker:
 
     async def _make(self, task: pb.TitleTask) -> None:
         request, assembly = request_of(task, self._default_model), Assembly()
-        is_whole = False
+        outcome, timing = "answered", Timing(sent_at=self._clock.monotonic())
         try:
             async with asyncio.timeout(SECONDS_MAX), aclosing(self._model.stream(request)) as pieces:
                 async for piece in pieces:
                     assembly.add(piece)
-            is_whole = True
         except (ModelError, TimeoutError) as error:
             reason = error.problem.reason if isinstance(error, ModelError) else "timeout"
+            outcome = error.problem.outcome if isinstance(error, ModelError) else "timeout"
             _log.warning("title.failed", conversation=task.conversation_id, attempt=task.attempt, reason=reason)
-        answer = assembly.answer()
+        answer, is_whole = assembly.answer(), outcome == "answered"
         report = answer.usage
         if is_whole or answer.text:
             size = history.size_bytes(request.messages)
             report = budget.counted(report, prompt_bytes=size, output_bytes=len(answer.text.encode()))
         usage = usage_of(report)
-        self._meter.model_called("answered" if is_whole else "failed", usage)
+        self._meter.model_called(StoreId(task.store_id), outcome, usage, timing)
         title = pb.SetTitleRequest(
             store_id=task.store_id,
             conversation_id=task.conversation_id,

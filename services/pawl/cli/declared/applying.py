@@ -47,6 +47,11 @@ class FileSet:
     drafts: bool = False
 
     @property
+    def is_deployments(self) -> bool:
+        """Whether it has only settings of the whole deployment. A deployment key has no store, and so no sets."""
+        return not self.name and set(self.order) == {Key("settings", "deployment")}
+
+    @property
     def kinds(self) -> Mapping[str, Kind]:
         return DRAFTS if self.drafts else KINDS
 
@@ -87,13 +92,13 @@ def read(
 async def apply(target: AsyncClient, wanted: FileSet) -> AsyncIterator[str]:
     """Apply a set, and yield lines that describe the changes.
 
-    Nothing changes if any file is invalid. If a change fails, the ones before it remain; applying the set again makes
-    the rest.
+    Nothing changes if any file is invalid. If a change fails, earlier changes remain. Apply the set again to make the
+    remaining ones.
 
     Raises:
         ApplyError: A file is invalid, a resource belongs to someone else, or a change failed.
     """
-    owners = {} if wanted.drafts else await read_owners(target)
+    owners = {} if wanted.drafts or wanted.is_deployments else await read_owners(target)
     of_set = rules.leftover(wanted.order, owners, wanted.name)
     used = {key.kind for key in (*wanted.order, *of_set)}
     current = {
@@ -229,12 +234,12 @@ async def export(target: AsyncClient, folder: Path, name: str) -> AsyncIterator[
         try:
             found = await each.current(target)
         except PermissionDenied as error:
-            yield f"{WARNING}no {kind}s are exported: {_text(error)}"
+            yield f"{WARNING}no {rules.folder(kind)} are exported: {_text(error)}"
             continue
         for resource, state in sorted(found.items()):
             secrets = files.without_secrets(resource, state.definition)
             stem = re.sub(r"[^\w.-]", "_", resource)[:60]
-            file = _write(folder / f"{kind}s" / f"{stem}.yaml", files.to_yaml(kind, state.definition))
+            file = _write(folder / rules.folder(kind) / f"{stem}.yaml", files.to_yaml(kind, state.definition))
             yield f"{kind} {resource}: {file}"
             for secret in secrets:
                 yield f"{WARNING}the value of its secret {secret} is left out; add it to the deployment's secrets"

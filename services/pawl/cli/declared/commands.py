@@ -54,8 +54,8 @@ async def apply(
     """Save the resources in files, and show the changes.
 
     A folder with pawl.yaml is a set: it has subfolders agents, sources,
-    workflows, rules, schedules, triggers and channels, and owns what its
-    files declare.
+    workflows, rules, schedules, triggers, channels and settings, and owns
+    what its files declare.
     A file is YAML or JSON, with one resource or several separated by ---.
     Nothing changes if any file is invalid.
     """

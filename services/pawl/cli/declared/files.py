@@ -20,9 +20,10 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import is_id
 from pawl.cli import wording
 from pawl.cli.command import read_file
-from pawl.cli.declared.rules import KINDS, Key
+from pawl.cli.declared.rules import KINDS, Key, folder
 from pawl.cli.failure import CommandError
 from pawl.errors import PawlError
+from pawl.settings.v1.settings_pb2 import SettingsLayer
 
 SET_FILE: Final = "pawl.yaml"
 ENDINGS: Final = (".yaml", ".yml", ".json")
@@ -59,7 +60,10 @@ class Asked:
     lines: Mapping[_Path, int]
 
     def problem(self, text: str, field: str = "") -> str:
-        """Return an error with the file, and the line of the deepest field mentioned in the text or `field`."""
+        """Return `text` as an error message that starts with the file and the line.
+
+        The line is that of the deepest field mentioned in `text` or `field`.
+        """
         return f"{self.file}:{_line(self.lines, f'{text} {field}')}: {text}"
 
     def faults(self, found: Iterable[tuple[str, str]]) -> list[str]:
@@ -111,14 +115,12 @@ def read(paths: Sequence[Path], types: Mapping[str, type[Any]]) -> tuple[list[As
 
 
 def to_yaml(kind: str, definition: Message | Mapping[str, Any], comments: Sequence[str] = ()) -> str:
-    """Return a resource as its file, with comments after it."""
+    """Return the content of a resource's file, followed by comments."""
     fields: dict[str, Any] = {} if kind == "agent" else {"kind": kind}
     if isinstance(definition, Message):
         fields |= _shown(definition.DESCRIPTOR, MessageToDict(definition, preserving_proto_field_name=True))
     else:
         fields |= definition
-    if "labels" in fields:
-        fields["labels"] = dict(sorted(fields["labels"].items()))
     text: str = yaml.dump(fields, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
     return text + "".join(f"# {comment}\n" for comment in comments)
 
@@ -141,10 +143,8 @@ def without_secrets(name: str, definition: Any) -> list[str]:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    folders = [path / f"{kind}s" for kind in KINDS] if (path / SET_FILE).is_file() else [path]
-    return [
-        file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir()) if file.suffix in ENDINGS
-    ]
+    folders = [path / folder(kind) for kind in KINDS] if (path / SET_FILE).is_file() else [path]
+    return [file for each in folders if each.is_dir() for file in sorted(each.iterdir()) if file.suffix in ENDINGS]
 
 
 def _documents(file: Path, types: Mapping[str, type[Any]], problems: list[str]) -> Iterator[Asked]:
@@ -181,28 +181,32 @@ def _refusal(error: Exception) -> str:
 
 
 def _asked(file: Path, document: Any, lines: Mapping[_Path, int], types: Mapping[str, type[Any]]) -> Asked:
-    folder = file.absolute().parent.name.removesuffix("s")
-    usual = folder if folder in types else "agent" if "agent" in types else next(iter(types))
+    in_folder = [each for each in types if folder(each) == file.absolute().parent.name]
+    usual = in_folder[0] if in_folder else "agent" if "agent" in types else next(iter(types))
     kind = document.get("kind", usual) if isinstance(document, dict) else usual
     if kind not in tuple(types):
         raise ParseError(f"kind must be one of {', '.join(types)}, not {kind!r}")
-    if not isinstance(document, dict) or not isinstance(document.get("name"), str) or not document["name"]:
+    named_by = "layer" if kind == "settings" else "name"
+    if not isinstance(document, dict) or not isinstance(document.get(named_by), str) or not document[named_by]:
         raise ParseError(
-            f"an {kind} must be a mapping with a `name`" if kind == "agent" else f"a {kind} needs a `name`"
+            f"an {kind} must be a mapping with a `name`" if kind == "agent" else f"a {kind} needs a `{named_by}`"
         )
     fields = {name: value for name, value in document.items() if name != "kind"}
     if types[kind] is dict:  # A workflow, which is JSON. YAML reads times as dates.
         return Asked(Key(kind, document["name"]), json.loads(json.dumps(fields, default=str)), file, lines)
     definition = ParseDict(_natural(types[kind].DESCRIPTOR, fields), types[kind]())
-    return Asked(Key(kind, document["name"]), definition, file, lines)
+    name = wording.short_name(SettingsLayer.DESCRIPTOR, definition.layer) if kind == "settings" else document["name"]
+    return Asked(Key(kind, name), definition, file, lines)
 
 
 def _natural(kind: Any, value: Any) -> Any:
     """Convert a document to protobuf JSON: `schema` to `schema_json`, text to bytes, ALLOW to RULE_EFFECT_ALLOW."""
     if isinstance(value, list):
         return [_natural(kind, each) for each in value]
-    if not isinstance(value, dict) or kind.GetOptions().map_entry:
+    if not isinstance(value, dict) or kind is None:
         return value
+    if kind.GetOptions().map_entry:
+        return {name: _natural(kind.fields_by_name["value"].message_type, each) for name, each in value.items()}
     made: dict[str, Any] = {}
     for name, each in value.items():
         field = kind.fields_by_name.get(name)
@@ -230,8 +234,10 @@ def _shown(kind: Any, value: Any) -> Any:
     """Convert protobuf JSON to a document without default values. The inverse of `_natural`."""
     if isinstance(value, list):
         return [_shown(kind, each) for each in value]
-    if not isinstance(value, dict) or kind.GetOptions().map_entry:
+    if not isinstance(value, dict) or kind is None:
         return value
+    if kind.GetOptions().map_entry:
+        return {name: _shown(kind.fields_by_name["value"].message_type, each) for name, each in sorted(value.items())}
     made: dict[str, Any] = {}
     for name, each in value.items():
         field = kind.fields_by_name[name]

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from pawl.agent.v1 import agents_pb2, schedule_pb2, trigger_pb2, workflow_pb2
+from pawl.cli import wording
 from pawl.cli.contract import ask, items
 from pawl.cli.declared import files
 from pawl.cli.declared.rules import Key
 from pawl.client import AsyncClient
+from pawl.errors import InvalidField, PermissionDenied
 from pawl.event.v1 import agent_pb2
 from pawl.event.v1.schedule_pb2 import ScheduleDefinition
 from pawl.event.v1.trigger_pb2 import TriggerDefinition
 from pawl.event.v1.workflow_pb2 import WorkflowFault, WorkflowVersion
 from pawl.notify.v1 import channel_pb2, notify_pb2
+from pawl.settings.v1 import settings_pb2
 from pawl.tool.v1 import rule_pb2, source_pb2
 
 # A warning that disappears once a worker or source offers the tool.
@@ -250,6 +254,50 @@ class _Channels:
         await ask(target, channel_pb2.DeleteChannelRequest(channel_id=channel.channel_id))
 
 
+class _SettingsLayers:
+    """The layers of settings that the caller may read. A file has all values of its layer."""
+
+    definition: type[Any] = settings_pb2.Settings
+
+    async def _read(self, target: AsyncClient, layer: Any) -> settings_pb2.Settings:
+        found: settings_pb2.Settings = (await ask(target, settings_pb2.GetSettingsRequest(layer=layer))).settings
+        return found
+
+    async def current(self, target: AsyncClient) -> Mapping[str, State]:
+        found = dict[str, State]()
+        for layer in settings_pb2.SettingsLayer.values()[1:]:
+            with suppress(PermissionDenied, InvalidField):  # It is another's, or a deployment key has no store.
+                settings = await self._read(target, layer)
+                if settings.switches or settings.limits:
+                    found[wording.short_name(settings_pb2.SettingsLayer.DESCRIPTOR, layer)] = _values(settings)
+        return found
+
+    async def save(
+        self, target: AsyncClient, asked: Any, *, exists: bool, validate_only: bool, new_before: int = 0
+    ) -> Saved:
+        if asked.store_id:
+            raise InvalidField("leave store_id empty: a file has the settings of the caller's store", field="store_id")
+        current = await self._read(target, asked.layer)
+        request = settings_pb2.UpdateSettingsRequest(
+            settings=asked,
+            unset=[*(current.switches.keys() - asked.switches.keys()), *(current.limits.keys() - asked.limits.keys())],
+            validate_only=validate_only,
+        )
+        request.settings.version = current.version
+        return Saved(_values((await ask(target, request)).settings))
+
+    async def delete(self, target: AsyncClient, name: str) -> None:
+        layer = settings_pb2.SettingsLayer.Value(f"SETTINGS_LAYER_{name.upper()}")
+        await self.save(target, settings_pb2.Settings(layer=layer), exists=True, validate_only=False)
+
+
+def _values(settings: settings_pb2.Settings) -> State:
+    kept = settings_pb2.Settings(layer=settings.layer, switches=settings.switches, limits=settings.limits)
+    for switch in kept.switches.values():
+        switch.ClearField("set_time")
+    return State(kept)
+
+
 def _of_agent(agent: agent_pb2.AgentVersion) -> State:
     return State(agent.definition, tuple(f"tool: {name}" for name in agent.tool_names))
 
@@ -282,6 +330,7 @@ def _settings(channel: channel_pb2.Channel) -> channel_pb2.Channel:
 
 
 KINDS: Final[Mapping[str, Kind]] = {
+    "settings": _SettingsLayers(),
     "source": _Sources(),
     "agent": _Agents(),
     "workflow": Workflows(),

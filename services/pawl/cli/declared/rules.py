@@ -9,7 +9,11 @@ from graphlib import TopologicalSorter
 from typing import Final, NamedTuple
 
 # In dependency order: an agent may use a source's tools, a rule may name an agent, and so on.
-KINDS: Final = ("source", "agent", "workflow", "rule", "schedule", "trigger", "channel")
+KINDS: Final = ("settings", "source", "agent", "workflow", "rule", "schedule", "trigger", "channel")
+
+
+def folder(kind: str) -> str:
+    return kind if kind.endswith("s") else f"{kind}s"
 
 
 class Key(NamedTuple):

@@ -12,7 +12,7 @@ from pawl.chassis.rpc.kinds import Context
 from pawl.errors import Conflict, InvalidField, PermissionDenied
 from pawl.job_store.declarations.store import PostgresDeclarations
 
-_OF_STORE: Final = frozenset({"agent", "source", "rule", "workflow"})
+_OF_STORE: Final = frozenset({"agent", "source", "rule", "settings", "workflow"})
 _OF_USER: Final = frozenset({"schedule", "trigger", "channel"})
 _NAME_CHARACTERS_MAX: Final = 200
 _LEASE_SECONDS_MAX: Final = 60

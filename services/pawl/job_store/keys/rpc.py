@@ -87,7 +87,7 @@ class KeySyncServicer(key_sync_pb2_grpc.KeySyncServiceServicer):
 
 
 def _governor() -> Principal:
-    """Return the caller, if it may manage keys.
+    """Return the caller after checking that it may manage keys.
 
     Raises:
         PermissionDenied: The caller is a delegate without the right to decide, which it could give itself with a new

@@ -129,7 +129,7 @@ def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
     """
     if key.expire_time is not None and key.expire_time <= key.create_time:
         raise InvalidField(_EXPIRE_TIME, field="key.expire_time")
-    # Only keys created by the deployment or the local key have no makers. They can use the reserve.
+    # Only keys that the deployment or the local key created have no recorded creators. These keys can use the reserve.
     live_max, kept_max = (
         round(most * (1 - RESERVED)) if key.maker_user_ids else most for most in (KEYS_MAX, KEPT_KEYS_MAX)
     )

@@ -219,7 +219,7 @@ class GroupCommit:
             for waiting in group:
                 await self._write([waiting])
         else:
-            self._meter.group_written(operations=len(group), seconds=self._monotonic() - start)
+            self._measure(written, len(group), start)
             for waiting, outcome in zip(group, written.outcomes, strict=True):
                 if isinstance(outcome, PawlError):
                     self._meter.refused(outcome)
@@ -241,7 +241,7 @@ class GroupCommit:
         left = [waiting for waiting, outcome in zip(group, written.outcomes, strict=True) if outcome is None]
         if len(left) == len(group):
             return group
-        self._meter.group_written(operations=len(group) - len(left), seconds=self._monotonic() - start)
+        self._measure(written, len(group) - len(left), start)
         for waiting, outcome in zip(group, written.outcomes, strict=True):
             if outcome is not None:
                 _answer(waiting, outcome)
@@ -255,6 +255,11 @@ class GroupCommit:
             except GroupConflict:
                 continue
         return await self._journal.write(operations)
+
+    def _measure(self, written: Written, operations: int, start: float) -> None:
+        self._meter.group_written(operations=operations, seconds=self._monotonic() - start)
+        self._meter.batches_written(row.last_seq + 1 - row.first_seq for row in written.events)
+        self._meter.work_ended(written.started_runs, written.ended_runs, written.ended_calls)
 
     async def _announce(self, written: Written) -> None:
         """Publish the changes. They are already durable, so errors here must not stop the writer."""

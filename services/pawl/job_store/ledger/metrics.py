@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pawl.errors import LeaseLost, PawlError
+from pawl.event.v1.run_pb2 import FailureClass, Run
+from pawl.job_store.ledger.reading import Claimed
+from pawl.job_store.ledger.rules.rows import CallRow, RunRow
 from pawl.server.process.metrics import Metrics
+from pawl.values import RunState, WaitKind
 
 _GROUP_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+_BATCH_SIZES: Final = (1, 2, 4, 8, 16, 64, 256)
 _DELAYS: Final = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600)
+_WAITS: Final = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
+_DURATIONS: Final = (0.5, 1, 2, 5, 10, 30, 60, 300, 1800, 7200, 86400)
+_ROUNDS: Final = (1, 2, 3, 5, 10, 20, 50, 100)
 
 
 class PrometheusMeter:
     def __init__(self, metrics: Metrics) -> None:
+        self._store = metrics.store
+        self._started = metrics.counter("runs_started_total", "Runs created, including child runs.", ("store",))
+        self._ended = metrics.counter(
+            "runs_ended_total",
+            "Runs ended: completed, failed, cancelled or expired, with the failure class or stop cause.",
+            ("store", "outcome", "cause"),
+        )
+        self._run_seconds = metrics.histogram(
+            "run_duration_seconds", "Time from a run's creation to its end.", ("store",), buckets=_DURATIONS
+        )
+        self._run_rounds = metrics.histogram("run_rounds", "Rounds of an ended run.", ("store",), buckets=_ROUNDS)
+        self._calls = metrics.counter("calls_ended_total", "Tool calls ended, by final state.", ("store", "outcome"))
+        self._wait_seconds = metrics.histogram(
+            "queue_wait_seconds", "How long a run was due before a worker claimed it.", ("store",), buckets=_WAITS
+        )
+        self._batch_size = metrics.histogram(
+            "batch_events", "Events of a run in one row of its log.", buckets=_BATCH_SIZES
+        )
+        waiting = metrics.gauge(
+            "waiting_runs", "Runs in state WAITING. A run with several reasons counts for each.", ("reason",)
+        )
         self.claim_seconds = metrics.histogram("claim_duration_seconds", "Time of one claim.")
-        self.claims = metrics.counter("claims_total", "Runs given to workers.")
+        self._claims = metrics.counter("claims_total", "Runs given to workers.")
         self._group_size = metrics.histogram("group_operations", "Operations in one transaction.", buckets=_GROUP_SIZES)
         self._group_seconds = metrics.histogram("group_duration_seconds", "Time to write one group of operations.")
         self._operations = metrics.counter("operations_total", "Operations answered, including refused ones.")
@@ -39,6 +68,7 @@ class PrometheusMeter:
             "over_store_limit": over_limit.labels("store"),
             "outbox": metrics.gauge("outbox_events", "Life-cycle events not yet stored by JetStream."),
             **{state: jobs.labels(state) for state in ("working", "queued", "waiting", "late")},
+            **{kind.name: waiting.labels(kind.name.lower()) for kind in WaitKind},
             "notices_pending": notices.labels("pending"),
             "notices_entered": notices.labels("entered"),
             "due_schedules": metrics.gauge("due_schedules", "Due schedules that no worker has claimed."),
@@ -49,6 +79,28 @@ class PrometheusMeter:
         self._group_size.observe(operations)
         self._group_seconds.observe(seconds)
         self._operations.inc(operations)
+
+    def batches_written(self, sizes: Iterable[int]) -> None:
+        for events in sizes:
+            self._batch_size.observe(events)
+
+    def work_ended(self, started: Iterable[RunRow], ended: Iterable[RunRow], ended_calls: Iterable[CallRow]) -> None:
+        """Count the work of a durable group."""
+        for run in started:
+            self._started.labels(self._store(run.store_id)).inc()
+        for run in ended:
+            store = self._store(run.store_id)
+            self._ended.labels(store, run.state.name.lower(), _cause(run)).inc()
+            if run.end_time is not None:
+                self._run_seconds.labels(store).observe((run.end_time - run.create_time).total_seconds())
+            self._run_rounds.labels(store).observe(run.round)
+        for call in ended_calls:
+            self._calls.labels(self._store(call.store_id), call.state.name.lower()).inc()
+
+    def claimed(self, runs: Iterable[Claimed]) -> None:
+        for run in runs:
+            self._claims.inc()
+            self._wait_seconds.labels(self._store(run.store_id)).observe(run.waited_seconds)
 
     def refused(self, error: PawlError) -> None:
         self._refused.labels(error.reason).inc()
@@ -62,3 +114,11 @@ class PrometheusMeter:
     def ledger_counted(self, counts: Mapping[str, float]) -> None:
         for name, count in counts.items():
             (self._counted.get(name) or self._runs.labels(name)).set(count)
+
+
+def _cause(run: RunRow) -> str:
+    """Return a failed run's failure class, or a cancelled run's stop cause; empty for other runs."""
+    if run.state is RunState.FAILED:
+        name = FailureClass.Name(Run.FromString(run.failure).failure.failure_class)
+        return name.removeprefix("FAILURE_CLASS_").lower()
+    return run.stop_cause.name.lower() if run.state is RunState.CANCELLED and run.stop_cause else ""

@@ -12,6 +12,7 @@ from pawl.chassis.process.clock import Clock
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.reading import ConversationReads, Leases, Page, Reads, RunView
 from pawl.job_store.ledger.rules import inbox
+from pawl.job_store.ledger.rules.rows import CallRow, RunRow
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.unit_of_work import Operation, Wakeup
 from pawl.values import Feature
@@ -39,6 +40,9 @@ class Written:
     lifecycle_count: int = 0
     inboxes: Collection[tuple[StoreId, UserId]] = ()
     conversations: Collection[tuple[StoreId, ConversationId]] = ()
+    started_runs: Sequence[RunRow] = ()
+    ended_runs: Sequence[RunRow] = ()
+    ended_calls: Sequence[CallRow] = ()
 
 
 class GroupConflict(Exception):

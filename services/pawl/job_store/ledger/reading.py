@@ -36,8 +36,8 @@ class Claimed:
     """A run that a worker holds.
 
     `is_quiet` means that the run has just been claimed and no client holds any of its calls: it has not taken a step
-    yet, or was only waiting for a point in time. The conversation and the number of its last message are set only by a
-    claim, not by a renewal.
+    yet, or was only waiting for a point in time. The conversation, the number of its last message, and how long the run
+    was due are set only by a claim, not by a renewal.
     """
 
     store_id: StoreId
@@ -47,6 +47,7 @@ class Claimed:
     is_quiet: bool = False
     conversation_id: ConversationId = ConversationId("")
     last_number: int = 0
+    waited_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +275,7 @@ class Leases(DueTimes, Protocol):
     async def wait_seconds(self) -> float | None:
         """Return the seconds until the first run or lease is due; None if none will be.
 
-        Zero or less means that a run is due, or that too many stores have runs to compute the time.
+        Zero or less means that a run is due, or that the time was not computed because too many stores have runs.
         """
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
@@ -335,7 +336,7 @@ class Reads(Protocol):
     async def call_heads(
         self, store_id: StoreId, call_ids: Sequence[CallId], user_id: UserId, *, result_bytes_max: int
     ) -> list[tuple[CallRow, int]]:
-        """Return those of a user's calls that exist, by id, without their arguments and spec.
+        """Return the user's calls with these ids, without arguments or spec. Unknown ids are skipped.
 
         Results over `result_bytes_max` are left out; each row comes with the size of a result that was left out, or 0.
         """

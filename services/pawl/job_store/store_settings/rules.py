@@ -181,7 +181,10 @@ class AllSettings:
 
 
 def governs_all(caller: Principal) -> bool:
-    """Return whether the caller may change the settings of all stores: a deployment key or the local key's owner."""
+    """Return whether the caller may change the settings of all stores.
+
+    Only deployment keys and the local key's owner may.
+    """
     is_owner = caller.credential_id == LOCAL_CREDENTIAL and Role.ADMIN in caller.roles
     return Role.DEPLOYMENT in caller.roles or is_owner
 
@@ -244,7 +247,7 @@ def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: 
         if name not in {**kept.switches, **kept.limits} or name in {**switches, **limits}:
             raise InvalidField(f"{name!r} is not set in this layer, or the request sets it", field="unset")
     if switches and kept.layer is not Layer.DEPLOYMENT:
-        raise InvalidField("switches can be set only in the layer DEPLOYMENT", field="settings.switches")
+        raise InvalidField("switches can be set only for all stores, by a deployment key", field="settings.switches")
     for name, switch in switches.items():
         _check_switch(name, switch)
     for name, value in limits.items():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
 import asyncpg
@@ -77,7 +77,8 @@ class Database:
     """A pool of connections to PostgreSQL. An async context manager.
 
     Entering it waits up to `start_timeout_seconds` for the server. The server cancels a statement after
-    `statement_timeout_seconds`. Errors mention `variable` as the source of the URL.
+    `statement_timeout_seconds`. Errors mention `variable` as the source of the URL. `waited` gets the seconds of each
+    wait for a connection.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Database:
         statement_timeout_seconds: float = 10.0,
         start_timeout_seconds: float = 30.0,
         variable: str = "PAWL_DATABASE_URL",
+        waited: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._url = url
         self._variable = variable
@@ -98,6 +100,7 @@ class Database:
         # The client's own timeout, in case the server does not cancel the statement.
         self._command_timeout_seconds = statement_timeout_seconds + 1
         self._start_timeout_seconds = start_timeout_seconds
+        self._waited = waited
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._kept: IdleConnections | None = None
         # The connections in use, and when each was taken.
@@ -146,7 +149,7 @@ class Database:
         if kept is None:
             raise DependencyUnavailable("the database is closed")
         deadline = asyncio.get_running_loop().time() + _ACQUIRE_TIMEOUT_SECONDS
-        async with nullcontext() if urgent else _slot(self._ordinary, deadline):
+        async with nullcontext() if urgent else self._slot(deadline):
             # Read this before taking a connection, because all connections may expire while this one is being opened.
             generation = kept.generation
             connection = await self._take(kept, deadline)
@@ -207,11 +210,39 @@ class Database:
         if self._heartbeat.is_unavailable:
             raise DependencyUnavailable(self._heartbeat.failure)
         try:
-            return await kept.take(deadline)
+            with nullcontext() if kept.has_idle else self._timed():
+                return await kept.take(deadline)
         except _NO_SESSION as error:
             if isinstance(error, _REFUSING):
                 self._heartbeat.note_refused()
             raise _unavailable(error) from error
+
+    @asynccontextmanager
+    async def _slot(self, deadline: float) -> AsyncIterator[None]:
+        slots = self._ordinary
+        if slots.locked():
+            try:
+                with self._timed():
+                    async with asyncio.timeout_at(deadline):
+                        await slots.acquire()
+            except TimeoutError as error:
+                raise _unavailable(error) from error
+        else:
+            # With a free slot there is no wait and no need for a timer.
+            await slots.acquire()
+        try:
+            yield
+        finally:
+            slots.release()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        clock = asyncio.get_running_loop()
+        started = clock.time()
+        try:
+            yield
+        finally:
+            self._waited(clock.time() - started)
 
     @asynccontextmanager
     async def _lent(self, kept: IdleConnections, connection: PooledConnection, generation: int) -> AsyncIterator[None]:
@@ -341,20 +372,6 @@ class DatabaseAdapter:
 def affected(tag: str) -> int:
     """Return the row count of a command tag like `INSERT 0 3` or `DELETE 3`."""
     return int(tag.rpartition(" ")[2])
-
-
-@asynccontextmanager
-async def _slot(slots: asyncio.Semaphore, deadline: float) -> AsyncIterator[None]:
-    try:
-        # With a free slot there is no wait and no need for a timer.
-        async with asyncio.timeout_at(deadline) if slots.locked() else nullcontext():
-            await slots.acquire()
-    except TimeoutError as error:
-        raise _unavailable(error) from error
-    try:
-        yield
-    finally:
-        slots.release()
 
 
 def _unavailable(error: Exception) -> DependencyUnavailable:

@@ -48,6 +48,10 @@ class IdleConnections:
         # Incremented each time all connections expire.
         self.generation = 0
 
+    @property
+    def has_idle(self) -> bool:
+        return bool(self._idle)
+
     async def take(self, deadline: float) -> PooledConnection:
         """Return a connection before the deadline.
 

@@ -146,9 +146,14 @@ class KeyRows:
         return self._in_force(found)
 
     @property
+    def age_seconds(self) -> float:
+        """The age of the snapshot; infinite before the first update."""
+        return self._clock.monotonic() - self._fresh_at
+
+    @property
     def is_stale(self) -> bool:
         """True if the snapshot is too old to accept any key."""
-        return self._clock.monotonic() - self._fresh_at >= _STALE_SECONDS
+        return self.age_seconds >= _STALE_SECONDS
 
     def _known(self, digest: bytes) -> KeyGrant | None:
         # A wrong clock may have caused a key to be counted as ended too early.

@@ -5,7 +5,7 @@ Names have the form `pawl_<service>_<noun>_<unit or total>`. Label values come f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Final
 
 from prometheus_client import (
@@ -24,6 +24,31 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 _RPC_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
+# Number of stores with their own label in a process.
+STORES_MAX: Final = 100
+# The label of all other stores.
+OTHER: Final = "other"
+
+
+class FirstValues:
+    """Bounds the values of a label: the first `values_max` values are labels until the process ends, others `other`."""
+
+    def __init__(self, values_max: int) -> None:
+        self._left = values_max
+        self._labels: dict[Hashable, str] = {}
+
+    def label(self, value: str, *scope: str) -> str:
+        """Return the label of a value. The same value in another `scope` counts as another value."""
+        key = (value, *scope) if scope else value
+        label = self._labels.get(key)
+        if label is None:
+            if self._left <= 0:
+                return OTHER
+            self._left -= 1
+            label = self._labels[key] = value
+        return label
+
+
 class Metrics:
     """The metrics of one process, in its own registry.
 
@@ -38,6 +63,11 @@ class Metrics:
         ProcessCollector(namespace=self._prefix, registry=self.registry)
         PlatformCollector(registry=self.registry)
         self.rpc = RpcMetrics(self)
+        self._stores = FirstValues(STORES_MAX)
+
+    def store(self, store_id: str) -> str:
+        """Return the value of the label `store`."""
+        return self._stores.label(store_id)
 
     def counter(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:
         """Return a new counter `pawl_<service>_<name>`; the name must end with `_total`."""
@@ -69,5 +99,8 @@ class RpcMetrics:
         )
         self.login_failures = metrics.counter(
             "login_failures_total", "Calls without a valid credential, by kind of problem.", ("kind",)
+        )
+        self.trace_contexts_ignored = metrics.counter(
+            "trace_contexts_ignored_total", "Calls with an invalid traceparent, which was ignored."
         )
         self.in_flight = metrics.gauge("rpc_in_flight", "RPCs being served.", ("method",))

@@ -48,9 +48,10 @@ def without_opt_in(entries: Iterable[ToolVersion]) -> list[ToolVersion]:
 
 
 def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: UserId, most: int) -> list[ToolVersion]:
-    """Return the first `most` tools by closeness to the user or by their position in `names`, within TOOLS_BYTES_MAX.
+    """Return at most `most` tools that together fit into TOOLS_BYTES_MAX; 0 returns all tools.
 
-    If `most` is 0, return all tools. Tools registered later or by other users never displace earlier ones.
+    The tools are taken in the order of `names`. If `names` is empty, those closest to the user come first. Tools
+    registered later or by other users never displace earlier ones.
     """
     if not most:
         return list(entries)
@@ -126,9 +127,9 @@ def check_quota(source_kind: str, registrant: Principal, *, of_user: int, of_sto
     """
     most_of_user, most_of_store = QUOTAS.get(source_kind, (math.inf, math.inf))
     if of_store >= most_of_store:
-        whose, most = "the store has", most_of_store
+        whose, most = "the store already has", most_of_store
     elif of_user >= most_of_user and Role.ADMIN not in registrant.roles:
-        whose, most = "you have", most_of_user
+        whose, most = "you already have", most_of_user
     else:
         return
     raise InvalidField(f"name: {whose} {most} tools of this kind: unregister some first", field="name")

@@ -40,9 +40,9 @@ def checked_calls(under_way: Iterable[str]) -> Iterator[CallId]:
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """A run, its conversation, its calls, and the work in progress.
 
-    `messages` holds the messages that the model sees, in order, and `calls` the calls that they request. `under_way`
-    lists this process's tasks for the run (START, READ, MODEL, call ids, `stop_of`, `check_of`). It starts empty, so
-    that all work starts again after a takeover.
+    `messages` contains the messages that the model sees, in order. `calls` contains the calls that these messages
+    request. `under_way` lists this process's tasks for the run (START, READ, MODEL, call ids, `stop_of`, `check_of`).
+    It is empty after a takeover, so that all work starts again.
     """
 
     run: Run
@@ -90,12 +90,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_tokens(self) -> int:
-        """Tokens used by the run's own model calls, excluding those used by its agents."""
+        """Tokens that the run's own model calls have used, without the tokens used by its agents."""
         return self.run.usage.total_tokens - self.loop.agents_tokens
 
     @property
     def model(self) -> str:
-        """The current model: the run's own, or the fallback that replaced it."""
+        """The current model: the run's own model, or the fallback that replaced it."""
         options = self.run.options
         models = (options.model, *options.model_fallbacks)
         return models[min(self.loop.fallbacks_used, len(models) - 1)]

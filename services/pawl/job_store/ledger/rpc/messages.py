@@ -67,7 +67,7 @@ _CONVERSATION_FOR_READERS: Final = frozenset(
 _NOTICE_FIELDS: Final = frozenset(
     {
         *("run_id", "job", "state", "waits", "stop_cause", "output_text", "failure", "round", "end_time"),
-        *("missed_iterations", "job_progress"),
+        *("missed_iterations", "job_progress", "traceparent", "trace_link"),
     }
 )
 # Longer workflow inputs are left out of events and lists.
@@ -118,6 +118,7 @@ _RUN: Final = _WIRE.struct(
             *("output_json", "agent", "depth", "above", "pending_calls", "active_calls", "queue_position", "waiting"),
             *("update_time", "call_counts", "child_run_ids", "own_tools", "job", "grant"),
             *("missed_iterations", "job_progress", "workflow", "goal", "waits_for_jobs"),
+            *("traceparent", "trace_link"),
         ),
     ),
 )
@@ -182,7 +183,9 @@ CONVERSATION: Final = _WIRE.struct(
 )
 _WAITING: Final = _WIRE.struct(Waiting, waiting_pb2.Waiting)
 CLAIMED: Final = _WIRE.struct(
-    Claimed, ledger_pb2.ClaimedRun, Exceptions(of_struct=("is_quiet", "last_number"), of_message=("loaded",))
+    Claimed,
+    ledger_pb2.ClaimedRun,
+    Exceptions(of_struct=("is_quiet", "last_number", "waited_seconds"), of_message=("loaded",)),
 )
 PREFIX: Final = _WIRE.struct(HistoryPrefix, ledger_pb2.HistoryPrefix)
 COMMITTED: Final = _WIRE.struct(LastCommit, ledger_pb2.CommitRunResponse, Exceptions(of_struct=("commit_id", "epoch")))
@@ -249,6 +252,8 @@ def run_for_service(row: RunRow) -> run_pb2.Run:
         # A turn inherits the options of the run whose notices started it.
         for field in ("job", "workflow", "goal"):
             message.ClearField(field)
+        message.trace_link = message.traceparent or message.trace_link
+        message.ClearField("traceparent")
     return message
 
 

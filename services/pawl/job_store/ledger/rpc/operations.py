@@ -115,7 +115,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
             user_messages.without_documents(request),
             without=(
                 *("request_id", "options", "user_roles", "credential_id", "delegate_user_id", "people", "agent"),
-                *("tools", "client_id", "only_repeat", "workflow", "goal"),
+                *("tools", "client_id", "only_repeat", "workflow", "goal", "traceparent", "trace_link"),
             ),
         ),
         conversation_id=reports_to or check_id(request.conversation_id, "conversation_id", optional=True),
@@ -125,7 +125,10 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
         steer=steer.SerializeToString(),
         interrupt=interrupt.SerializeToString(),
         options=run_pb2.Run(
-            user_roles=request.user_roles, **_present(request, "options", "undo", "agent", "workflow", "goal")
+            user_roles=request.user_roles,
+            traceparent=request.traceparent,
+            trace_link=request.trace_link,
+            **_present(request, "options", "undo", "agent", "workflow", "goal"),
         ).SerializeToString()
         + _without(limits.off)
         + _token_key(request),
@@ -350,6 +353,8 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         depth=int32(entry.depth, "delegations.depth"),
         above=entry.above,
         waits_for_jobs=entry.waits_for_jobs,
+        traceparent=entry.traceparent,
+        trace_link=entry.trace_link,
         **_present(entry, "agent", "job", "workflow", "goal", "undo"),
     )
     limits = entry.options.limits

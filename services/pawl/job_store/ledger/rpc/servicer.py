@@ -88,7 +88,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
                 lease_seconds=operations.lease_seconds(request.lease_seconds),
                 background_runs_max=request.background_runs_max,
             )
-        self._ledger.meter.claims.inc(len(claimed))
+        self._ledger.meter.claimed(claimed)
         wait_seconds = await self._ledger.leases.wait_seconds() if request.idle and not claimed else None
         response = pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed), wait_seconds=wait_seconds)
         if len(claimed) <= RUNS_LOADED_MAX:

@@ -11,7 +11,7 @@ from pawl.values import DecisionKind, Series
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
-    """The user behind an action, the credential used, and other people involved, such as the key's makers.
+    """The user behind an action, the credential used, and other people involved, such as the creators of the key.
 
     `delegate_user_id` is the delegate that acts for the user, if any. `people` only matter if several people must
     approve. Empty fields are unknown.

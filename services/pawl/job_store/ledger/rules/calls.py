@@ -182,7 +182,7 @@ def approvers(run: RunRow, approvals: Iterable[Decision]) -> int:
 
 
 def people_of(acted: Actor) -> set[UserId]:
-    """Return everyone behind an action: the user, the delegate and the makers of the key."""
+    """Return everyone behind an action: the user, the delegate and the creators of the key."""
     return {acted.user_id, acted.delegate_user_id, *acted.people} - {UserId("")}
 
 

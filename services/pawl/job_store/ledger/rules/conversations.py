@@ -215,8 +215,9 @@ _THOUGHT: Final = "</think>"
 def ask(unit: UnitOfWork, run: RunRow) -> None:
     """Request a title for the conversation of `run`, which has produced its answer.
 
-    A title is requested once per conversation, unless the user has set one. None is requested for conversations of
-    delegated runs, or after runs of other users, because they contain those users' text.
+    A title is requested once per conversation, unless the user has set one. No title is requested for conversations of
+    delegated runs. A run of another user does not request one either, because the title would be made from that user's
+    text.
     """
     conversation = unit.conversation_of(run)
     is_known = conversation.title or conversation.title_run_id or conversation.parent_run_id

@@ -106,7 +106,7 @@ class Decider(Actor, frozen=True, kw_only=True):
 
 
 def _check_asked(user_id: UserId, call: CallRow, command: Decide) -> None:
-    """Check that the call asks this user, if it names who may decide."""
+    """Check that this user may decide. If the call names a user, only that user may."""
     asked = call.asked_user_id
     if asked == "" and command.right is not DecisionRight.STORE:
         raise Refused(CommandOutcome.REFUSED, PermissionDenied("this requires the approver or admin role"))

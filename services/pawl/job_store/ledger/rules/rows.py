@@ -126,11 +126,17 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
         return ConversationKey(self.store_id, self.conversation_id)
 
     def is_shown_to(self, user_id: UserId) -> bool:
-        """Return whether a user of the store may read the conversation: the owner always, others while it is shared."""
+        """Return whether a user of the store may read the conversation.
+
+        The owner always may; other users may while it is shared.
+        """
         return self.user_id == user_id or (self.user_id != "" and self.sharing >= Sharing.READ)
 
     def takes_messages_of(self, user_id: UserId) -> bool:
-        """Return whether a user of the store may write to it: the owner always, others while sharing allows writing."""
+        """Return whether a user of the store may write to it.
+
+        The owner always may; other users may while sharing allows writing.
+        """
         return self.user_id == user_id or (self.user_id != "" and self.sharing is Sharing.WRITE)
 
     def author(self, user_id: UserId) -> UserId:

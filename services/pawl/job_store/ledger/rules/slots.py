@@ -80,7 +80,7 @@ def assign_slots(
     last_chances_max: int = 1,
     background_max: int | None = None,
 ) -> list[DueRun]:
-    """Return up to `runs_max` runs within the limits, taking one run from each line in turn.
+    """Return up to `runs_max` runs within the limits, taking one run from each store in turn.
 
     At most `background_max` of them are background runs; None means any number. Users at their limit are skipped and do
     not block the store's other users. At most `last_chances_max` runs are at their last chance, so that the cause is

@@ -114,7 +114,7 @@ def _end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) ->
 
 
 def _report(unit: UnitOfWork, run: RunRow, job_ids: tuple[RunId, ...]) -> None:
-    """Report the end of a child run, and the jobs that it leaves open, to its parent, in the same transaction.
+    """Report to the parent, in the same transaction, that its child run has ended and which of its jobs are still open.
 
     Apart from this, only a cancellation settles the call. Has no effect if the call was cancelled or the parent no
     longer exists.

@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 
 from pawl.chassis.ids import StoreId, UserId
-from pawl.job_store.ledger.rules.rows import RunRow
+from pawl.job_store.ledger.rules.rows import CallRow, RunRow
+from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.values import Usage
 
 # Number of days that are kept and can be queried.
@@ -34,13 +35,28 @@ class Used(Usage, frozen=True, kw_only=True):
 
 
 def day_of(now: datetime) -> date:
-    """Return the day (UTC) of a time."""
+    """Return the UTC date of `now`."""
     return now.astimezone(UTC).date()
 
 
 def day_end(now: datetime) -> datetime:
-    """Return the end of the day (UTC) of a time."""
+    """Return the end of the UTC day that `now` falls on."""
     return datetime.combine(day_of(now) + timedelta(days=1), time.min, UTC)
+
+
+def started_runs(unit: UnitOfWork) -> list[RunRow]:
+    """Return the runs that the operations created, without imported histories."""
+    return [run for run in unit.runs.created() if not run.imported]
+
+
+def ended_runs(unit: UnitOfWork) -> list[RunRow]:
+    ended = [run for before, run in unit.runs.changed() if run.state.is_terminal and not before.state.is_terminal]
+    return ended + [run for run in started_runs(unit) if run.state.is_terminal]
+
+
+def ended_calls(unit: UnitOfWork) -> list[CallRow]:
+    ended = [call for before, call in unit.calls.changed() if call.state.is_terminal and not before.state.is_terminal]
+    return ended + [call for call in unit.calls.created() if call.state.is_terminal]
 
 
 def added(
@@ -49,7 +65,7 @@ def added(
     usage_of: Callable[[bytes], Used],
     now: datetime,
 ) -> Sequence[tuple[UsageKey, Used]]:
-    """Return what new runs, and changed runs given as (before, after) pairs, add to the day's counts, in key order.
+    """Return what runs add to the day's counts, in key order. `changed` contains (before, after) pairs.
 
     Imported histories are not counted.
     """

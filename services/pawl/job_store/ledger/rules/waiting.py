@@ -122,7 +122,7 @@ def explain(
 ) -> Waiting | None:
     """Return why the run is not making progress; None if it is RUNNING or has ended.
 
-    `below` has the reasons of runs that execute its calls, if known.
+    `below` has the reasons why the runs that execute its calls are waiting, if known.
     """
     run = situation.run
     match run.state:

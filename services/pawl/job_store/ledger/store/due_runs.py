@@ -244,7 +244,7 @@ class DueRuns:
         return heads
 
     def _lines(self, due: Mapping[StoreId, Sequence[Record]]) -> list[Line]:
-        """Return the lines of stores, with their runs in the order of the records."""
+        """Return a `Line` for each store, with its due runs in the order of `due`."""
         return [
             Line(
                 due=[

@@ -16,7 +16,7 @@ from pawl.chassis.process import logs
 from pawl.errors import PawlError
 from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.ports import GroupConflict, Written
-from pawl.job_store.ledger.rules import log, offers, steps
+from pawl.job_store.ledger.rules import log, offers, steps, usage
 from pawl.job_store.ledger.rules.steps import CachedRun
 from pawl.job_store.ledger.rules.unit_of_work import Ids, Operation, UnitOfWork
 from pawl.job_store.ledger.store import changes, upkeep
@@ -72,6 +72,8 @@ class PostgresJournal:
             lifecycle_count=sum(len(part.outbox) for _, part in done),
             inboxes={inbox for step, _ in done for inbox in offers.inboxes(step.unit)},
             conversations={each for step, _ in done for each in log.changed_conversations(step.unit)},
+            ended_runs=[run for step, _ in done for run in usage.ended_runs(step.unit)],
+            ended_calls=[call for step, _ in done for call in usage.ended_calls(step.unit)],
         )
 
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:
@@ -113,6 +115,9 @@ class PostgresJournal:
             lifecycle_count=len(changed.outbox),
             inboxes=offers.inboxes(unit),
             conversations=log.changed_conversations(unit),
+            started_runs=usage.started_runs(unit),
+            ended_runs=usage.ended_runs(unit),
+            ended_calls=usage.ended_calls(unit),
         )
         stepped = {key.step for key in keys}
         return written, {

@@ -24,7 +24,7 @@ from pawl.server.db.database import Connection, Database, affected
 # prevents the planner from reading all due runs.
 _TAKE: Final = """
 WITH picked AS MATERIALIZED (
-    SELECT store_id, run_id FROM job_store.runs AS r
+    SELECT store_id, run_id, claim_at FROM job_store.runs AS r
     JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id)
     WHERE coalesce(r.claim_at <= now(), false) AND (r.worker_id IS NULL OR r.crashes + 1 < $5)
     FOR UPDATE OF r SKIP LOCKED
@@ -37,7 +37,7 @@ RETURNING r.store_id, r.run_id, r.epoch, r.in_background, r.last_commit IS NULL 
     r.conversation_id, (
     SELECT coalesce(max(c.last_number), 0) FROM job_store.conversations AS c
     WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id
-) AS last_number
+) AS last_number, extract(epoch FROM now() - picked.claim_at)::float8 AS waited_seconds
 """
 
 # Hops from store to store through the index runs_claimable.

@@ -17,7 +17,7 @@ from pawl.job_store.ledger.rules.trimming import Trim
 from pawl.job_store.ledger.rules.usage import UsageKey, Used
 from pawl.job_store.ledger.store.columns import IS_HEAD, Statement, Write
 from pawl.server.db.database import Connection, Database, DatabaseAdapter
-from pawl.values import CallState, RunState, Usage
+from pawl.values import CallState, RunState, Usage, WaitKind
 
 _HELD_BY: Final = """
 SELECT store_id, run_id, call_id FROM job_store.calls
@@ -34,13 +34,13 @@ ORDER BY offer_expire_time LIMIT $1
 # Background runs are `queued` if they could start, `waiting` if they continue at a certain time (for the next iteration
 # or a deadline), and `late` if no worker has claimed them within 5 s, for lack of a worker or a slot.
 _OPEN_RUNS: Final = """
-SELECT state, count(*) AS runs,
+SELECT state, waits, count(*) AS runs,
     count(*) FILTER (WHERE in_background AND active) AS working,
     count(*) FILTER (WHERE is_job AND (state = 1 OR (round = 0 AND claim_at <= now()))) AS queued,
     count(*) FILTER (WHERE is_job AND state <> 1 AND (round > 0 OR claim_at > now())) AS waiting,
     count(*) FILTER (WHERE is_job AND claim_at < now() - interval '5 s') AS late
 FROM (SELECT *, in_background AND NOT active AND claim_at IS NOT NULL AS is_job FROM job_store.runs) AS r
-WHERE state < 10 GROUP BY state
+WHERE state < 10 GROUP BY state, waits
 """
 _JOBS: Final = ("working", "queued", "waiting", "late")
 # Notices of erased conversations do not count. At most 100,000 conversations are counted.
@@ -101,26 +101,32 @@ class PostgresLedgerStats:
         self._slots = slots
 
     async def count(self) -> Mapping[str, float]:
-        """Return counts of runs by open state (`QUEUED`, ...), notices, `outbox` events, `due_schedules`, `due_events`.
+        """Return counts of runs by open state (`QUEUED`, ...) and `WaitKind` (`APPROVAL`, ...), and other counts.
 
-        The last two count only those that no worker has claimed. Background runs are counted as `working`, `queued`,
-        `waiting` and `late`. Of the due runs, `claimable` could be claimed now. The others are waiting for a slot:
-        `over_user_limit` because of the user's limit, `over_store_limit` because of the store's.
+        These are notices, `outbox` events, `due_schedules` and `due_events`. The last two count only those that no
+        worker has claimed. Background runs are counted as `working`, `queued`, `waiting` and `late`. Of the due runs,
+        `claimable` could be claimed now. The others are waiting for a slot: `over_user_limit` because of the user's
+        limit, `over_store_limit` because of the store's.
         """
         usual = self._slots.usual
         own = msgspec.json.encode(
             {store: (limits.per_store, limits.per_user) for store, limits in self._slots.unusual.items()}
         ).decode()
         async with self._database.transaction() as connection:
-            runs = {record["state"]: record for record in await connection.fetch(_OPEN_RUNS)}
+            runs = await connection.fetch(_OPEN_RUNS)
             notices = await connection.fetchrow(_NOTICES)
             # Two of the joined parts have no index: with nested loops, the time would grow with their product.
             await connection.execute("SET LOCAL enable_hashjoin = on")
             backlog = await connection.fetchrow(_BACKLOG, usual.per_store, usual.per_user, own)
         states = dict.fromkeys((state.name for state in RunState if not state.is_terminal), 0)
-        states |= {RunState(state).name: record["runs"] for state, record in runs.items()}
-        jobs = {name: sum(record[name] for record in runs.values()) for name in _JOBS}
-        return {name: float(count) for each in (states, jobs, backlog, notices) for name, count in (each or {}).items()}
+        waits = dict.fromkeys((kind.name for kind in WaitKind), 0)
+        for record in runs:
+            states[RunState(record["state"]).name] += record["runs"]
+            for kind in record["waits"] if record["state"] == RunState.WAITING else ():
+                waits[WaitKind(kind).name] += record["runs"]
+        jobs = {name: sum(record[name] for record in runs) for name in _JOBS}
+        parts = (states, waits, jobs, backlog, notices)
+        return {name: float(count) for each in parts for name, count in (each or {}).items()}
 
 
 def _keys(record: Record) -> tuple[RunKey, CallKey]:

@@ -222,7 +222,9 @@ class PostgresExecutionJournal:
         return self._state(row)
 
     async def renew(self, others: Collection[CallKey] = ()) -> Collection[CallKey]:
-        """Renew this process's lease and read those of other processes; return its calls that must be cancelled.
+        """Renew this process's lease and read the other processes' leases.
+
+        Return the calls of this process that must be cancelled.
 
         `others` are calls that this process runs without a journal entry.
         """

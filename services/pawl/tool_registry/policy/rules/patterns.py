@@ -108,7 +108,10 @@ def takes_argument(schema: Mapping[str, Any], name: str) -> bool:
 
 
 def argument_acts(schema: Mapping[str, Any]) -> tuple[Act, ...]:
-    """Return the acts in `x-pawl-acts-as`: `read_file.path`, or `read_file.path/*` for everything below it."""
+    """Return the calls that `x-pawl-acts-as` declares equivalent.
+
+    `read_file.path/*` covers everything below the path.
+    """
     found = []
     for name, part in _properties(schema):
         declared = part.get(_ACTS_AS) if isinstance(part, dict) else None

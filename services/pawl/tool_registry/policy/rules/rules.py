@@ -101,7 +101,7 @@ class Rule:
         return self.scope in (RuleScope.RUN, RuleScope.CONVERSATION)
 
     def is_in_force(self, now: float) -> bool:
-        """Return whether the rule is in force: not revoked, expired or used up."""
+        """Return whether the rule is in force, that is, neither revoked nor expired nor used up."""
         is_used_up = bool(self.uses_max) and self.uses >= self.uses_max
         return not self.revoke_time and not (self.expire_time and self.expire_time <= now) and not is_used_up
 

@@ -268,7 +268,10 @@ async def _check_id(wire: Wire, response: httpx2.Response) -> None:
 
 
 class _Limited(httpx2.AsyncByteStream):
-    """A response body with a rate limit, and with limits on its size and brackets, or on those of a stream's events."""
+    """A rate-limited response body.
+
+    The size and the brackets of the body (or, in a stream, of each event) are limited.
+    """
 
     def __init__(
         self,
