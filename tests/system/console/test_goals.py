@@ -98,7 +98,7 @@ async def test_waiting_goal_is_stopped(open_page: NewPage, tmp_path: Path) -> No
     fields = {"Aim": "what is 6 * 7", "Tool_that_checks_it": "look_up_price", "Seconds_to_wait": "3600"}
     await fill(page, "Start a goal", **fields, Arguments_of_this_tool="{", Expression="value.price / 100.0")
     await page.get_by_role("button", name="Start", exact=True).click()
-    await expect(page.get_by_role("alert")).to_contain_text("arguments_json")
+    await expect(page.get_by_role("alert")).to_contain_text("JSON")
     await page.get_by_label("Arguments of this tool").fill(json.dumps({"path": str(price)}))
     await page.get_by_role("button", name="Start", exact=True).click()
     await expect(page.get_by_role("article", name="Attempt 1")).to_contain_text("fell short at 50%")

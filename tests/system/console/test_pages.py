@@ -171,10 +171,10 @@ async def test_notification_settings_are_shown_and_changed(open_page: NewPage) -
     await page.get_by_role("button", name="Unmute").click()
     await expect(page.get_by_role("button", name="Unmute")).to_have_count(0)
     async with page.expect_response("**/UpdatePreferences"):
-        await page.get_by_label("run completed").uncheck()
+        await page.get_by_label("A run completed").uncheck()
     await page.reload()
-    await expect(page.get_by_label("run completed")).not_to_be_checked()
-    await expect(page.get_by_label("run failed")).to_be_checked()
+    await expect(page.get_by_label("A run completed")).not_to_be_checked()
+    await expect(page.get_by_label("A run failed")).to_be_checked()
     hours = [{"start": "25:00", "end": "07:00"}]
     await write(page, "Edit quiet hours", {"hours": hours, "timeZone": "Europe/Berlin"})
     await expect(page.get_by_role("alert")).to_be_visible()

@@ -17,6 +17,8 @@ export interface Editing<T> {
   value: (item: T) => unknown;
   save: (value: any, item: T) => Promise<unknown>;
   fields?: FieldSpec[];
+  /** The name of the button that sends it, by default Save. */
+  submit?: string;
 }
 
 interface Refusal {
@@ -81,6 +83,8 @@ function Open<T>({ editing, text, onText, onSave }: { editing: Editing<T>; text:
   const [busy, setBusy] = useState(false);
   const form = useRef<HTMLFormElement>(null);
   const save = async (): Promise<void> => {
+    const unreadable = form.current?.querySelector<HTMLElement>("[data-unreadable]");
+    if (unreadable) return unreadable.focus();
     setBusy(true);
     try {
       await onSave(parse(text));
@@ -145,7 +149,7 @@ function Open<T>({ editing, text, onText, onSave }: { editing: Editing<T>; text:
         </p>
       )}
       <p class="buttons">
-        <button disabled={busy}>Save</button>
+        <button disabled={busy}>{editing.submit ?? "Save"}</button>
         <button type="button" class="second" onClick={() => onText(undefined)}>
           Cancel
         </button>

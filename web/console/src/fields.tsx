@@ -15,7 +15,7 @@ export interface FieldSpec {
   label: string;
   hint?: string;
   /** A text line by default. `lines` is a list with one entry per line, `pairs` a map with one "name: value" per line. */
-  kind?: "area" | "number" | "check" | "lines" | "pairs" | "json" | "select" | "suggest" | "own";
+  kind?: "area" | "number" | "check" | "lines" | "pairs" | "json" | "select" | "suggest" | "moment" | "own";
   options?: readonly Option[];
   /** Options that are read when the form opens. */
   load?: () => Promise<Option[]>;
@@ -157,6 +157,8 @@ function Entry({ field: { kind, options, load, placeholder = "" }, value, onValu
       const lines: unknown[] = Array.isArray(value) ? value : [];
       return <textarea {...marks} rows={Math.min(8, lines.length + 2)} placeholder={placeholder || "One per line"} value={lines.join("\n")} onInput={({ currentTarget: { value: to } }) => onValue(to === "" ? undefined : to.split("\n"))} />;
     }
+    case "moment":
+      return <input {...marks} type="datetime-local" value={value ? local(value) : ""} onInput={({ currentTarget: { value: to } }) => onValue(to ? new Date(to).toISOString() : undefined)} />;
     case "pairs":
       return <Draft marks={marks} placeholder={placeholder} first={Object.entries(value ?? {}).map(([name, to]) => `${name}: ${to}`).join("\n")} onText={(to) => onValue(pairs(to))} />;
     case "json":
@@ -177,6 +179,11 @@ function Entry({ field: { kind, options, load, placeholder = "" }, value, onValu
         </>
       );
   }
+}
+
+/** A time as a field for local times takes it. */
+function local(at: string): string {
+  return new Date(Date.parse(at) - new Date(at).getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
 
 function pairs(text: string): Record<string, string> | undefined {
@@ -204,7 +211,7 @@ function Draft({ first, onText, marks, placeholder }: { first: string; onText: (
   };
   return (
     <>
-      <textarea {...marks} class="code" rows={Math.min(12, text.split("\n").length + 1)} placeholder={placeholder} aria-invalid={!!fault || marks["aria-invalid"] === true} value={text} onInput={(event) => write(event.currentTarget.value)} />
+      <textarea {...marks} data-unreadable={fault ? "" : undefined} class="code" rows={Math.min(12, text.split("\n").length + 1)} placeholder={placeholder} aria-invalid={!!fault || marks["aria-invalid"] === true} value={text} onInput={(event) => write(event.currentTarget.value)} />
       <Fault text={fault} />
     </>
   );

@@ -29,13 +29,13 @@ export const runs: Resource<RunJson> = {
   ],
   id: ({ runId }) => runId ?? "",
   columns: [
-    { name: "Run", size: 110, of: ({ runId }) => runId?.slice(-8) },
-    { name: "Answer", of: (run) => cut(run.failure?.message ?? run.outputText ?? run.waiting?.sentence) },
+    { name: "Answer", of: (run) => cut(run.failure?.message ?? run.outputText ?? run.waiting?.sentence) || `Run ${run.runId?.slice(-8)}` },
     { name: "State", size: 140, of: (run) => <State run={run} /> },
     { name: "Agent", size: 150, priority: 2, of: kindOf },
     { name: "Started", size: 110, priority: 2, of: ({ createTime }) => time(createTime) },
     { name: "Duration", size: 90, priority: 3, num: true, of: duration },
     { name: "Tokens", size: 90, priority: 3, num: true, of: tokens },
+    { name: "Run", size: 100, priority: 3, of: ({ runId }) => <code>{runId?.slice(-8)}</code> },
   ],
 };
 
