@@ -38,12 +38,14 @@ function read(text: string): Record<string, unknown> | undefined {
 /** Returns the button that opens an editor and the open editor, for two places of a page. */
 export function useEditor<T>(editing: Editing<T> | undefined, item: T, onSaved: () => void): { button: VNode | null; form: VNode | null } {
   const where = `${path.value} ${editing?.name}`;
-  const [text, show] = useState(() => kept(where) || undefined);
+  // Until it is edited, the text is the draft that an earlier visit left.
+  const [own, show] = useState<{ text: string | undefined }>();
   const [message, setMessage] = useState("");
+  const text = own ? own.text : kept(where) || undefined;
   if (!editing) return { button: null, form: null };
   const setText = (to?: string): void => {
     keep(where, to ?? "");
-    show(to);
+    show({ text: to });
   };
   const open = (): void => {
     setMessage("");

@@ -294,6 +294,10 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
 /** A text filter, applied when it is left. It keeps what is typed while the list is read again. */
 function Words({ value, onValue }: { value: string; onValue: (value: string) => void }): VNode {
   const [text, setText] = useState(value);
-  useEffect(() => setText(value), [value]);
+  const [applied, setApplied] = useState(value);
+  if (applied !== value) {
+    setApplied(value);
+    setText(value);
+  }
   return <input data-first value={text} onInput={(event) => setText(event.currentTarget.value)} onChange={(event) => onValue(event.currentTarget.value.trim())} />;
 }
