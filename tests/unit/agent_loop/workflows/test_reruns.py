@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from typing import Any
@@ -17,7 +18,7 @@ from pawl.agent_loop.loop.rules import loop_state
 from pawl.agent_loop.loop.rules.call import CallResult
 from pawl.agent_loop.loop.rules.fact import Decide, Event
 from pawl.agent_loop.loop.rules.loop_state import LoopState
-from pawl.agent_loop.loop.rules.run import PinnedWorkflow
+from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Undo
 from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.planning import sources
 from pawl.agent_loop.undo.rules import UndoState
@@ -30,13 +31,15 @@ from pawl.agent_loop.workflows.graph import Graph, failed
 from pawl.agent_loop.workflows.reading import Graphs
 from pawl.agent_loop.workflows.rerun import rerun
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import CallKey, RunId, RunKey, StoreId, UserId
-from pawl.errors import CallNotPending, CompletionNotFound
+from pawl.chassis.ids import CallId, CallKey, RunId, RunKey, StoreId, UserId
+from pawl.errors import CallNotPending, CompletionNotFound, RunNotEnded
 from pawl.event.v1 import workflow_pb2 as pb
-from pawl.values import DecisionKind, EffectClass, RunState
+from pawl.values import WITH_PEOPLE, DecisionKind, EffectClass, RunState
 from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.registry import tool
 from tests.unit.agent_loop.scenario import at_work, end_of, present
+from tests.unit.agent_loop.workflows.test_running import NODES as UNDOABLE
+from tests.unit.agent_loop.workflows.test_running import new_world
 
 CALLER = Principal(store_id=StoreId(STORE), user_id=UserId(USER))
 ERROR = CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR")
@@ -362,43 +365,51 @@ def test_cancelled_branch_of_a_reused_parallel_node_stays_cancelled() -> None:
     assert again("other", DONE | {"both.b": NodeState.CANCELLED}) == {"other", "last"}
 
 
-UNDONE_GRAPH = graphs.of_definition(
-    parsing.read(
-        {
-            "name": "w",
-            "nodes": {
-                "big": {"kind": "condition", "if": "${true}"},
-                "asked": {"kind": "human", "question": "Well?"},
-                "move": {"kind": "tool", "tool": "work"},
-                "both": {
-                    "kind": "parallel",
-                    "branches": {"a": {"kind": "agent", "task": "x"}, "b": {"kind": "wait", "seconds": 5}},
-                },
-                "each": {"kind": "map", "items": "${[1]}", "do": {"kind": "tool", "tool": "work"}},
-                "asked_each": {"kind": "map", "items": "${[1]}", "do": {"kind": "human", "question": "Well?"}},
-                "mail": {"kind": "tool", "tool": "fails", "after": ["move", "both", "each"], "on_error": "undo"},
-            },
-        }
-    )
-)
-UNDONE = {step.path: NodeState.SUCCEEDED for step in UNDONE_GRAPH.steps} | {"mail": NodeState.FAILED}
+def test_nodes_whose_effects_were_undone_run_again_with_their_dependents() -> None:
+    numbers = {step.path: step.number for step in GRAPH.steps}
+    found = rerun(GRAPH, cursor(DONE), OLD, numbers["other"], {numbers["both.a"], numbers["big"]})
+    assert {GRAPH.steps[number].path for number in found.again} == {
+        *("other", "both", "both.a", "big", "short", "long", "last")
+    }
 
 
-def reruns_from_mail(start: WorkflowCursor) -> set[str]:
-    found = rerun(UNDONE_GRAPH, start, OLD, {step.path: step.number for step in UNDONE_GRAPH.steps}["mail"])
-    return {UNDONE_GRAPH.steps[number].path for number in found.again}
+async def test_effects_undone_by_another_run_happen_again_in_a_rerun() -> None:
+    """Also if a run below made the calls, or a rerun reuses them."""
+    made = new_world()
+    nodes = {name: {**node, "after": []} for name, node in UNDOABLE.items()}
+    pinned = PinnedWorkflow(name="flow", version=made.workflows.save("flow", nodes))
 
+    async def again(key: RunKey) -> tuple[set[str], WorkflowCursor]:
+        found, rerun = await executions(made).rerun(CALLER, key.run_id, "look")
+        return {found.graph.steps[number].path for number in rerun.again}, rerun.start
 
-def test_nodes_whose_effects_the_run_has_undone_run_again() -> None:
-    ended = cursor(UNDONE, UNDONE_GRAPH)
-    assert reruns_from_mail(ended) == {"mail"}
-    assert reruns_from_mail(replace(ended, is_undone=True)) == {"move", "both", "both.a", "each", "mail"}
+    async def undo_run(key: RunKey, call_id: str = "") -> None:
+        asked = Undo(run_id=key.run_id, call_id=CallId(call_id), user_id=UserId(USER))
+        conversation_id = made.ledger.run(key).conversation_id
+        await end_of(made, made.ledger.submit("undo", conversation_id=conversation_id, undo=asked))
 
-
-def test_nodes_that_an_undone_run_had_reused_are_reused_again() -> None:
-    ended = cursor(UNDONE, UNDONE_GRAPH)
-    reused = {number: replace(record, origin=1) for number, record in ended.nodes.items()}
-    assert reruns_from_mail(replace(ended, nodes=reused, origins=(OLD,), is_undone=True)) == {"mail"}
+    async with at_work(made.worker()):
+        first = made.ledger.submit("[Workflow flow]", workflow=pinned)
+        await end_of(made, first)
+        assert (await again(first))[0] == {"look"}
+        (item,) = (call.call_id for call in made.ledger.tables.calls.values() if call.arguments == b'{"n":3}')
+        await undo_run(first, item)
+        paths, start = await again(first)
+        assert paths == {"look", "each"}
+        reused = replace(pinned, rerun_of_run_id=first.run_id, start_state=msgspec.json.encode(start))
+        second = made.ledger.submit("[Workflow flow]", workflow=reused)
+        await end_of(made, second)
+        assert (await again(second))[0] == {"look"}
+        made.registry.verdicts["unwrite"] = made.registry.verdicts["gated"]
+        undoing = asyncio.create_task(undo_run(first))
+        while not (waiting := [row for row in made.ledger.tables.calls.values() if row.state in WITH_PEOPLE]):
+            await made.clock.sleep(0.1)
+        with pytest.raises(RunNotEnded):
+            await again(second)
+        while not undoing.done():
+            await made.respond(RunKey(waiting[0].store_id, waiting[0].run_id))
+            await made.clock.sleep(0.1)
+        assert (await again(second))[0] == {"look", "first", "agent"}
 
 
 WITH_TOKEN = {"all", "all.mail", "first", "early"}
