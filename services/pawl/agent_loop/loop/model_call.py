@@ -31,6 +31,7 @@ from pawl.agent_loop.model.request import (
     ModelPort,
     ModelRequest,
     Piece,
+    Problem,
     ReasoningPiece,
     RefusalPiece,
     TextPiece,
@@ -106,6 +107,9 @@ class ModelCall:
         if not self._state.run.is_turn:
             wrong = wrong or retry.empty_answer_problem(answer)
         return ModelFailed(error=wrong, answer=answer, jitter=random()) if wrong else answer
+
+    def refused(self, error: Problem, quota_end_time: float | None = None) -> ModelFailed:
+        return ModelFailed(error=error, answer=self.answer(), jitter=0.0, quota_end_time=quota_end_time)
 
     def answer(self) -> ModelAnswer:
         return replace(self._assembly.answer(), usage=self.usage())

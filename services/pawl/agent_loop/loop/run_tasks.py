@@ -52,6 +52,7 @@ from pawl.agent_loop.loop.rules.fact import (
 )
 from pawl.agent_loop.loop.rules.history import ReasoningEcho
 from pawl.agent_loop.loop.rules.planning import Work
+from pawl.agent_loop.loop.rules.retry import KEY_GONE
 from pawl.agent_loop.loop.rules.run import PinnedAgent, PinnedTool, Run, limit_failure
 from pawl.agent_loop.loop.rules.state import MODEL, READ, START, State, check_of, stop_of
 from pawl.agent_loop.loop.rules.tool import TOOLS_MAX, ProposedCall, Resolved, Tool, Verdict
@@ -326,7 +327,7 @@ class RunTasks(Tasks):
             takes_images=self._dependencies.takes_images,
             background_as_tool=self._dependencies.background_as_tool,
         )
-        ended = await self._used_up(call, state.run) or await call.stream(request, self._dependencies.random)
+        ended = await self._refused(call, state.run) or await call.stream(request, self._dependencies.random)
         await self._is_durable.wait()
         outcome = ended.error.outcome if isinstance(ended, ModelFailed) else "answered"
         call.measure(outcome, self._dependencies.meter)
@@ -356,8 +357,10 @@ class RunTasks(Tasks):
             terms=terms,
         )
 
-    async def _used_up(self, call: ModelCall, run: Run) -> ModelFailed | None:
+    async def _refused(self, call: ModelCall, run: Run) -> ModelFailed | None:
         needed = self._dependencies
+        if self.tool_calls.key_is_gone:
+            return call.refused(KEY_GONE)
         used = run.usage.total_tokens - self._tokens_used
         self._tokens_used = run.usage.total_tokens
 
@@ -367,10 +370,7 @@ class RunTasks(Tasks):
             return await self._retry.until_answered(partial(needed.agents.agent_quota, store_id, name))
 
         quota = await needed.quotas.used_up(run, used, needed.clock.monotonic(), read)
-        if quota is None:
-            return None
-        error, end_time = budget.quota_used_up(quota), quota.day_end_time
-        return ModelFailed(error=error, answer=call.answer(), jitter=0.0, quota_end_time=end_time)
+        return None if quota is None else call.refused(budget.quota_used_up(quota), quota.day_end_time)
 
     async def _checked_output(self, state: State, answer: ModelAnswer) -> OutputChecked | None:
         form, opened = state.run.options.response_format, state.loop.model_call

@@ -19,6 +19,14 @@ BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
 # The agent's daily quota is used up.
 AGENT_QUOTA_EXHAUSTED: Final = "AGENT_QUOTA_EXHAUSTED"
 
+# The key that started a background or child run is no longer valid.
+KEY_GONE: Final = Problem(
+    reason="PERMISSION_DENIED",
+    message="The API key that started the run was revoked or has lost a role. Start it with another key.",
+    failure_class=FailureClass.LIMIT,
+    retryable=False,
+)
+
 _REASONS: Final = {
     FailureClass.AUTH: "PROVIDER_AUTH",
     FailureClass.RATE: "PROVIDER_RATE_LIMIT",
@@ -82,7 +90,7 @@ def falls_back(problem: Problem, *, fallbacks_left: int, left: float) -> bool:
 
 
 def failure_of(problem: Problem) -> RunFailure:
-    if problem.reason in {ROUND_TIMEOUT, BUDGET_EXHAUSTED}:
+    if problem.reason in {ROUND_TIMEOUT, BUDGET_EXHAUSTED, KEY_GONE.reason}:
         return RunFailure(failure_class=FailureClass.LIMIT, reason=problem.reason, message=problem.message)
     reason = "PROVIDER_REFUSED" if problem.refuses_content else _REASONS.get(problem.failure_class, "PROVIDER_ERROR")
     return RunFailure(failure_class=problem.failure_class, reason=reason, message=problem.message)
