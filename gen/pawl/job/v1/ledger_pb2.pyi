@@ -246,6 +246,8 @@ class SubmitMessageRequest(_message.Message):
     WORKFLOW_FIELD_NUMBER: _builtins.int
     GOAL_FIELD_NUMBER: _builtins.int
     ASKED_PROGRAM_SHA256_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACE_LINK_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
@@ -282,6 +284,10 @@ class SubmitMessageRequest(_message.Message):
     """
     asked_program_sha256: _builtins.bytes
     """SHA-256 of the workflow or goal as requested, which is compared instead; empty for other runs."""
+    traceparent: _builtins.str
+    """Same as Run.traceparent (not compared)."""
+    trace_link: _builtins.str
+    """Same as Run.trace_link (not compared)."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options with all defaults filled in (not compared)."""
@@ -361,10 +367,12 @@ class SubmitMessageRequest(_message.Message):
         workflow: _workflow_pb2.PinnedWorkflow | None = ...,
         goal: _goal_pb2.Goal | None = ...,
         asked_program_sha256: _builtins.bytes = ...,
+        traceparent: _builtins.str = ...,
+        trace_link: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_options", b"asked_options", "goal", b"goal", "options", b"options", "undo", b"undo", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_agent", b"asked_agent", "asked_options", b"asked_options", "asked_program_sha256", b"asked_program_sha256", "asked_tools_sha256", b"asked_tools_sha256", "client_id", b"client_id", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "conversation_must_exist", b"conversation_must_exist", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "goal", b"goal", "labels", b"labels", "only_repeat", b"only_repeat", "options", b"options", "parts", b"parts", "people", b"people", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "tools", b"tools", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_agent", b"asked_agent", "asked_options", b"asked_options", "asked_program_sha256", b"asked_program_sha256", "asked_tools_sha256", b"asked_tools_sha256", "client_id", b"client_id", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "conversation_must_exist", b"conversation_must_exist", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "goal", b"goal", "labels", b"labels", "only_repeat", b"only_repeat", "options", b"options", "parts", b"parts", "people", b"people", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "tools", b"tools", "trace_link", b"trace_link", "traceparent", b"traceparent", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1214,6 +1222,8 @@ class Delegation(_message.Message):
     GOAL_FIELD_NUMBER: _builtins.int
     WAITS_FOR_JOBS_FIELD_NUMBER: _builtins.int
     UNDO_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACE_LINK_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Call ID."""
     run_id: _builtins.str
@@ -1224,6 +1234,10 @@ class Delegation(_message.Message):
     """Number of delegations above it; see Run.depth."""
     waits_for_jobs: _builtins.bool
     """Same as Run.waits_for_jobs."""
+    traceparent: _builtins.str
+    """Same as Run.traceparent."""
+    trace_link: _builtins.str
+    """Same as Run.trace_link."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options with all defaults filled in."""
@@ -1274,10 +1288,12 @@ class Delegation(_message.Message):
         goal: _goal_pb2.Goal | None = ...,
         waits_for_jobs: _builtins.bool = ...,
         undo: _run_pb2.Undo | None = ...,
+        traceparent: _builtins.str = ...,
+        trace_link: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "goal", b"goal", "job", b"job", "options", b"options", "undo", b"undo", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "goal", b"goal", "job", b"job", "options", b"options", "run_id", b"run_id", "text", b"text", "undo", b"undo", "user_roles", b"user_roles", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "goal", b"goal", "job", b"job", "options", b"options", "run_id", b"run_id", "text", b"text", "trace_link", b"trace_link", "traceparent", b"traceparent", "undo", b"undo", "user_roles", b"user_roles", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

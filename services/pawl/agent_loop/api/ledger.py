@@ -21,6 +21,7 @@ from pawl.chassis.identity.auth import Principal, for_user
 from pawl.chassis.identity.roles import APPROVERS
 from pawl.chassis.ids import CallId, ConversationId, RequestId, RunId, StoreId
 from pawl.chassis.rpc.client import translated
+from pawl.chassis.rpc.trace_context import current_traceparent
 from pawl.errors import ConversationNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -54,6 +55,7 @@ def submission(
         user_roles=sorted(caller.roles),
         asked_options=wire.ASKED.fields(asked_options),
         options=wire.OPTIONS.fields(options),
+        traceparent=current_traceparent(),
         **fields,
     )
 

@@ -49,6 +49,7 @@ from pawl.agent_loop.loop.rules.state import MODEL, State
 from pawl.agent_loop.loop.rules.step import Step
 from pawl.agent_loop.loop.rules.tool import RecordedDecision, RecordedResult
 from pawl.agent_loop.loop.run_tasks import RunTasks, WorkerDependencies
+from pawl.agent_loop.loop.spans import RunSpans
 from pawl.chassis.ids import CallId
 from pawl.chassis.process.tasks import within
 from pawl.chassis.rpc.retry import INTERNAL_SECONDS_MAX, Retry
@@ -108,8 +109,10 @@ class Drive:
         self._from_database = 0.0
         self._active_from = 0.0
         self._plan_again_at = 0.0
+        self._is_failing = failure is not None
         self._base: State
         self._tasks: RunTasks
+        self._spans: RunSpans | None = None
 
     def wake(self) -> None:
         self._woken = True
@@ -136,14 +139,17 @@ class Drive:
             signal=self._signal,
             now=self._now,
             active_seconds=self._active_seconds,
+            spans=self._spans_of(loaded),
             own_tools=loaded.own_tools,
         )
+        left: DriveEnd | None = None
         try:
             while (left := await self._turn()) is None:
                 pass
             return left
         finally:
             await self._tasks.cancel_all()
+            self._spans_of(loaded).end(self._base, left or "lost")
 
     async def _turn(self) -> DriveEnd | None:
         async with self._slot():
@@ -298,7 +304,14 @@ class Drive:
         self._set_time(loaded.now)
         run = loaded.state.run
         options = as_deployed(run.options, self._dependencies.approvals_required)
-        return replace(loaded, state=replace(loaded.state, run=replace(run, options=options)))
+        loop = replace(loaded.state.loop, trace=self._spans_of(loaded).trace)
+        return replace(loaded, state=replace(loaded.state, run=replace(run, options=options), loop=loop))
+
+    def _spans_of(self, loaded: Loaded) -> RunSpans:
+        if self._spans is None:
+            tracing = self._dependencies.tracing
+            self._spans = RunSpans(tracing, self.claim, loaded.state, is_failing=self._is_failing)
+        return self._spans
 
     def _has_lapsed_offer(self) -> bool:
         """Return whether an offer's deadline has passed. Only the ledger knows whether a client has leased the call."""
@@ -320,6 +333,8 @@ class Drive:
         """
         commit_id = self._dependencies.ids.new("cmt")
         reported = len(self._outbox)
+        if planned.delegations and self._spans is not None:
+            planned = replace(planned, delegations=self._spans.delegated(planned.delegations))
         if not self._has_written or shared_decisions(self._base):
             # A dropped drive's step with the same epoch may still be in flight. Also, a call must not progress before
             # all of its approvals are in the log.

@@ -150,6 +150,8 @@ class ToolCalls:
         on_progress: OnProgress,
         answers: Sequence[Answer] = (),
         series: Series | None = None,
+        *,
+        traceparent: str = "",
     ) -> ExecutionResult:
         """Run the call and return how it ended. If `series` is given, the call runs under its grant.
 
@@ -168,6 +170,7 @@ class ToolCalls:
             rule_id=call.rule_id,
             answers=tuple(answers),
             series=series,
+            traceparent=traceparent,
         )
         started, failures, lost = self._clock.monotonic(), 0, 0
         while True:

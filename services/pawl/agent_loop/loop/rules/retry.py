@@ -16,9 +16,6 @@ _WAIT_SECONDS_MAX: Final = 60.0
 # The token budget is used up, or was too small for an answer.
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
 
-# The agent's daily quota is used up.
-AGENT_QUOTA_EXHAUSTED: Final = "AGENT_QUOTA_EXHAUSTED"
-
 # The key that started a background or child run is no longer valid.
 KEY_GONE: Final = Problem(
     reason="PERMISSION_DENIED",

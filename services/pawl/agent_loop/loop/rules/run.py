@@ -325,6 +325,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     waits_for_jobs: bool = False
     # The undo of its parent's calls, if the run is an undo.
     undo: Undo | None = None
+    traceparent: str = ""
+    trace_link: str = ""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -387,6 +389,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     # The approval of a job's iterations, if there has ever been one.
     grant: Grant | None = None
+    # The context of the span that started it: the run continues its trace, or has its own trace that links to it.
+    traceparent: str = ""
+    trace_link: str = ""
 
     @property
     def is_job(self) -> bool:

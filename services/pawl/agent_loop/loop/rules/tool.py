@@ -57,6 +57,7 @@ class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
     own_tool: Tool | None = None
     # The series that the call belongs to.
     series: Series | None = None
+    traceparent: str = ""
 
 
 # Most model servers do not accept more tools.

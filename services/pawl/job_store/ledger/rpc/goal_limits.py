@@ -28,7 +28,10 @@ def raised(command: ledger_pb2.RaiseGoalCommand) -> RaiseGoal:
 
 
 def encoded(request: ledger_pb2.CommitRunRequest) -> bytes:
-    """Return a goal's raised limits as an encoded Run. Appended to the run's options, it replaces their limits."""
+    """Return a goal's raised limits as an encoded Run.
+
+    If it is appended to the run's options, it replaces their limits.
+    """
     return run_pb2.Run(goal=request.goal_limits).SerializeToString() if request.HasField("goal_limits") else b""
 
 

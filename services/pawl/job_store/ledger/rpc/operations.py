@@ -115,7 +115,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
             user_messages.without_documents(request),
             without=(
                 *("request_id", "options", "user_roles", "credential_id", "delegate_user_id", "people", "agent"),
-                *("tools", "client_id", "only_repeat", "workflow", "goal"),
+                *("tools", "client_id", "only_repeat", "workflow", "goal", "traceparent", "trace_link"),
             ),
         ),
         conversation_id=reports_to or check_id(request.conversation_id, "conversation_id", optional=True),
@@ -125,7 +125,10 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
         steer=steer.SerializeToString(),
         interrupt=interrupt.SerializeToString(),
         options=run_pb2.Run(
-            user_roles=request.user_roles, **_present(request, "options", "undo", "agent", "workflow", "goal")
+            user_roles=request.user_roles,
+            traceparent=request.traceparent,
+            trace_link=request.trace_link,
+            **_present(request, "options", "undo", "agent", "workflow", "goal"),
         ).SerializeToString()
         + _without(limits.off)
         + _token_key(request),
@@ -155,7 +158,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
 
 
 def _without(off: Collection[Feature]) -> bytes:
-    """Return an encoded Run to append to another. Its options turn off features that are off in the store."""
+    """Return an encoded Run that can be appended to another. It turns off the features that are off in the store."""
     options = run_pb2.RunOptions(without_background=Feature.BACKGROUND in off)
     if Feature.DELEGATION in off:
         options.limits.agent_depth_max = 0
@@ -163,7 +166,7 @@ def _without(off: Collection[Feature]) -> bytes:
 
 
 def _token_key(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> bytes:
-    """Return an encoded Run to append to another: its workflow, if it has one, gets a random key for its tokens."""
+    """Return an encoded Run that can be appended to another. It gives a workflow a random key for its tokens."""
     if not request.HasField("workflow"):
         return b""
     pinned = workflow_pb2.PinnedWorkflow(token_key=secrets.token_bytes(_TOKEN_KEY_BYTES))
@@ -250,7 +253,7 @@ def _output(request: ledger_pb2.CommitRunRequest) -> bytes:
 
 
 def _run_part(request: ledger_pb2.CommitRunRequest, *fields: str) -> bytes:
-    """Return the named fields, which CommitRunRequest and Run have in common, as an encoded Run."""
+    """Return the named fields, which CommitRunRequest and Run share, as an encoded Run."""
     return run_pb2.Run(**{name: getattr(request, name) for name in fields}).SerializeToString()
 
 
@@ -352,6 +355,8 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         depth=int32(entry.depth, "delegations.depth"),
         above=entry.above,
         waits_for_jobs=entry.waits_for_jobs,
+        traceparent=entry.traceparent,
+        trace_link=entry.trace_link,
         **_present(entry, "agent", "job", "workflow", "goal", "undo"),
     )
     limits = entry.options.limits
