@@ -50,6 +50,7 @@ from pawl.agent_loop.loop.rules.fact import (
 )
 from pawl.agent_loop.loop.rules.history import ReasoningEcho
 from pawl.agent_loop.loop.rules.planning import Work
+from pawl.agent_loop.loop.rules.retry import KEY_GONE
 from pawl.agent_loop.loop.rules.run import PinnedAgent, Run, limit_failure
 from pawl.agent_loop.loop.rules.state import MODEL, READ, START, State, check_of, stop_of
 from pawl.agent_loop.loop.rules.tool import ProposedCall, Tool, Verdict
@@ -275,7 +276,7 @@ class RunTasks(Tasks):
             takes_images=self._dependencies.takes_images,
             background_as_tool=self._dependencies.background_as_tool,
         )
-        ended = await self._used_up(call, state.run) or await self._stream(call, request)
+        ended = await self._refused(call, state.run) or await self._stream(call, request)
         await self._is_durable.wait()
         outcome = ended.error.outcome if isinstance(ended, ModelFailed) else "answered"
         call.measure(outcome, self._dependencies.meter)
@@ -316,8 +317,10 @@ class RunTasks(Tasks):
                 answered(span, call.answer(), error_type=error, first_seconds=first)
             return ended
 
-    async def _used_up(self, call: ModelCall, run: Run) -> ModelFailed | None:
+    async def _refused(self, call: ModelCall, run: Run) -> ModelFailed | None:
         needed = self._dependencies
+        if self.tool_calls.key_is_gone:
+            return ModelFailed(error=KEY_GONE, answer=call.answer(), jitter=0.0)
         used = run.usage.own_tokens - self._tokens_used
         self._tokens_used = run.usage.own_tokens
 

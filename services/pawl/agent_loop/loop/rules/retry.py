@@ -16,6 +16,14 @@ _WAIT_SECONDS_MAX: Final = 60.0
 # The token budget is used up, or was too small for an answer.
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
 
+# The key that started a background or child run is no longer valid.
+KEY_GONE: Final = Problem(
+    reason="PERMISSION_DENIED",
+    message="The API key that started the run was revoked or has lost a role. Start it with another key.",
+    failure_class=FailureClass.LIMIT,
+    retryable=False,
+)
+
 _REASONS: Final = {
     FailureClass.AUTH: "PROVIDER_AUTH",
     FailureClass.RATE: "PROVIDER_RATE_LIMIT",
@@ -79,7 +87,7 @@ def falls_back(problem: Problem, *, fallbacks_left: int, left: float) -> bool:
 
 
 def failure_of(problem: Problem) -> RunFailure:
-    if problem.reason in {ROUND_TIMEOUT, BUDGET_EXHAUSTED}:
+    if problem.reason in {ROUND_TIMEOUT, BUDGET_EXHAUSTED, KEY_GONE.reason}:
         return RunFailure(failure_class=FailureClass.LIMIT, reason=problem.reason, message=problem.message)
     reason = "PROVIDER_REFUSED" if problem.refuses_content else _REASONS.get(problem.failure_class, "PROVIDER_ERROR")
     return RunFailure(failure_class=problem.failure_class, reason=reason, message=problem.message)
