@@ -15,7 +15,7 @@ chassis maps kinds to gRPC codes in one place, and restores the same class from 
       FailedPrecondition: RunEnded, RunNotEnded, CallNotPending, AlreadyDecided, GrantNotOffered, DigestMismatch,
         IllegalTransition, ConversationBusy, RunOfAnotherUser, DeadlinePassed, ApprovalRequired,
         AttentionNotNeeded, SourceChanged, NoTokenBudget, AgentCycle, ForkPointOpen, ConversationErased,
-        TriggerPaused, FeatureOff, Unreadable
+        TriggerPaused, FeatureOff, ModelNotAllowed, Unreadable
       OutOfRange: SeqBeyondEnd
       Aborted: LeaseLost, InboxChanged, Conflict
       ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, PastTooLong, TooManyJobs, SlowConsumer
@@ -354,6 +354,14 @@ class FeatureOff(FailedPrecondition):
 
     The request had no effect. Do the work another way, or try again later.
     """
+
+
+class ModelNotAllowed(FailedPrecondition):
+    """The store may not use the model. Metadata `model` names it."""
+
+    @classmethod
+    def of(cls, model: str) -> Self:
+        return cls(f"this store may not use the model {model!r}: see pawl settings explain", model=model)
 
 
 class Unreadable(FailedPrecondition):
