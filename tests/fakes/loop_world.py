@@ -333,6 +333,7 @@ class MemoryLedger(WorkerLedgerClient):
         goal: Goal | None = None,
         own_tools: Sequence[Tool] = (),
         workflow: PinnedWorkflow | None = None,
+        traceparent: str = "",
     ) -> RunKey:
         request = ledger_pb2.SubmitMessageRequest(
             store_id=STORE,
@@ -346,6 +347,7 @@ class MemoryLedger(WorkerLedgerClient):
             agent=run_pb2.PinnedAgent(name=agent.name, version=agent.version) if agent else None,
             tools=map(wire.OWN_TOOL.write, own_tools),
             workflow=wire.WORKFLOW.write(workflow) if workflow else None,
+            traceparent=traceparent,
         )
         key: RunKey = self.apply(request).run.key
         return key

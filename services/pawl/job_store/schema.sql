@@ -318,7 +318,7 @@ CREATE TABLE outbox (
     "time" timestamptz NOT NULL,
     -- The bytes of a life-cycle event that belongs to no run's log, such as a schedule's; `seq` is 0.
     payload bytea,
-    PRIMARY KEY (id)
+    PRIMARY KEY (id, store_id)
 );
 -- Trimming a log checks that the run's end was sent.
 CREATE INDEX outbox_of_run ON outbox (store_id, run_id);
@@ -336,7 +336,7 @@ CREATE TABLE sent (
     stream_create_time timestamptz NOT NULL,  -- the stream that acknowledged it
     stream_seq bigint NOT NULL,
     payload bytea,
-    PRIMARY KEY (id)
+    PRIMARY KEY (id, store_id)
 );
 CREATE INDEX sent_old ON sent (sent_time);
 

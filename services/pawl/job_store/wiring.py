@@ -1,4 +1,4 @@
-"""Wires the job store: builds the ledger, its servicers and its loops from its ports."""
+"""Wires the job store. Builds the ledger, its servicers and its loops from its ports."""
 
 from __future__ import annotations
 
@@ -106,6 +106,7 @@ def wire(
     limits_of: LimitsOf | None = None,
     *,
     lifecycle_written: Callable[[], None] = lambda: None,
+    one_store: bool = False,
 ) -> LedgerParts:
     group_commit = GroupCommit(
         ports.journal,
@@ -113,6 +114,7 @@ def wire(
         ports.meter,
         monotonic=ports.clock.monotonic,
         lifecycle_written=lifecycle_written,
+        one_store=one_store,
     )
     ledger = Ledger(ports, group_commit, limits, limits_of)
     loops: Loops = {
@@ -134,16 +136,17 @@ def on_postgres(
     metrics: Metrics,
     keeps_lifecycle: bool,
     forced_off: Collection[Feature] = (),
+    one_store: bool = False,
 ) -> JobStore:
     """Return the job store on PostgreSQL and NATS.
 
-    See `PostgresJournal` for `keeps_lifecycle`, and `AllSettings` for `forced_off`.
+    See `PostgresJournal` for `keeps_lifecycle`, `AllSettings` for `forced_off`, and `GroupCommit` for `one_store`.
     """
     settings = SettingsSnapshot(PostgresSettings(database), clock, limits, forced_off)
     cache = RunCache(clock.monotonic)
     ports = Ports(
         journal=PostgresJournal(database, ids, cache, keeps_lifecycle=keeps_lifecycle),
-        leases=PostgresLeases(database, settings, crashes_max=limits.crashes_max),
+        leases=PostgresLeases(database, settings, crashes_max=limits.crashes_max, one_store=one_store),
         reads=PostgresReads(database, cache),
         conversations=PostgresConversations(database),
         offer_repository=PostgresOfferRepository(database),
@@ -154,7 +157,7 @@ def on_postgres(
     )
     meter = ports.meter
     relay = Relay(PostgresOutbox(database), JetStreamLifecycle(bus), meter)
-    parts = wire(ports, limits, settings.limits_of, lifecycle_written=relay.wake)
+    parts = wire(ports, limits, settings.limits_of, lifecycle_written=relay.wake, one_store=one_store)
     group_commit, ledger = parts.group_commit, parts.ledger
     erasing = _erasing(database, bus, ports, group_commit, ids)
     keys = Keys(PostgresKeyRepository(database), clock, ids)

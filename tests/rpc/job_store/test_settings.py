@@ -41,7 +41,7 @@ async def switch(replica: Replica, feature: Feature, state: SwitchState, **field
     return await replica.settings.update(DEPLOYMENT, asked, (), only_check=False)
 
 
-async def test_runs_that_are_off_start_in_no_way_and_other_stores_and_open_runs_go_on(start: StartReplica) -> None:
+async def test_no_run_starts_where_runs_are_off_while_other_stores_and_open_runs_continue(start: StartReplica) -> None:
     """LOOP-14: on all replicas, with a typed error; a repeated request has its first answer."""
     replica, other = await start(), await start()
     ann, off = User(replica.stub), User(other.stub)
@@ -245,7 +245,7 @@ async def test_settings_that_cannot_be_read_stay_as_they_were(
     poll.cancel()
 
 
-async def test_owner_of_a_cancelled_run_ends_it_and_undo_runs_and_ended_parents_do_not_matter(replica: Replica) -> None:
+async def test_cancelling_open_runs_includes_jobs_of_ended_parents_but_not_undo_runs(replica: Replica) -> None:
     """A job that a model started outlives its parent run and is cancelled too. An undo continues."""
     ann = User(replica.stub)
     conversation_id = await start_jobs(ann, "one")
@@ -266,7 +266,9 @@ async def test_owner_of_a_cancelled_run_ends_it_and_undo_runs_and_ended_parents_
     assert conversation_id
 
 
-async def test_a_read_that_overlaps_a_change_loses_no_layer(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_that_overlaps_a_change_does_not_lose_a_layer(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await switch(replica, Feature.RUNS, SwitchState.OFF)
     read, go = asyncio.Event(), asyncio.Event()
     real = replica.settings.repository.changed_layers
@@ -288,7 +290,7 @@ async def test_a_read_that_overlaps_a_change_loses_no_layer(replica: Replica, mo
     assert set(replica.settings.unusual) == {"a", "b"}
 
 
-async def test_a_firing_that_will_be_skipped_cancels_no_earlier_run(replica: Replica) -> None:
+async def test_a_firing_that_will_be_skipped_does_not_cancel_an_earlier_run(replica: Replica) -> None:
     timer = Timer(replica)
     await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_CANCEL)
     first = await timer.fire_due()

@@ -73,7 +73,7 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
 class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
     """Why a run is not making progress. Every run that is neither RUNNING nor ended has a reason. If a WAITING
     run is waiting for several things, the reason is the first in this order; `Waiting.sentence` lists them
-    all. Interrupted and transient as in RunState.
+    all. "Interrupted" and "transient" have the same meaning as in RunState.
     """
 
 WAIT_REASON_UNSPECIFIED: WaitReason.ValueType  # 0

@@ -107,7 +107,7 @@ class ModelTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """A saved definition, and the tools that it selected when it was saved. Immutable.
+    """A saved definition and the tools that it selected when it was saved. Immutable.
 
     Version 0 is the deployment's `default`.
     """
@@ -129,7 +129,7 @@ class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
         return not allowed or not set(allowed).isdisjoint(roles)
 
     def may_be_seen_with(self, roles: Iterable[str]) -> bool:
-        """Return whether a user with these roles may see the agent: admins, and everyone who may use it."""
+        """Return whether a user with these roles may see the agent. Admins may, and so may everyone who may use it."""
         held = set(roles)
         return Role.ADMIN in held or self.may_be_used_with(held)
 
@@ -209,7 +209,7 @@ def draft_name(name: str) -> str:
 
 
 def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selected:
-    """Return the names of the selected tools, and the sources and patterns that match no tool.
+    """Return the names of the selected tools, and the sources and patterns that do not match any tool.
 
     An open selection returns no names. Otherwise, the names include `run_agent` if the agent delegates.
 
@@ -242,9 +242,9 @@ def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selec
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether `name` matches `pattern`; `*` matches any characters.
+    """Return whether `name` matches `pattern`. A `*` matches any characters.
 
-    The cost is at most proportional to the product of both lengths.
+    In the worst case, the cost is proportional to the product of both lengths.
     """
     return fnmatchcase(name, pattern.replace("[", "[[]").replace("?", "[?]"))
 

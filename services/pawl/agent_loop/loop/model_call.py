@@ -1,4 +1,4 @@
-"""Makes one model call: builds its request, assembles its answer, and shows output to watchers while it streams."""
+"""Makes one model call: builds its request, assembles its answer, and shows the output to watchers as it streams."""
 
 from __future__ import annotations
 
@@ -77,6 +77,8 @@ class ModelCall:
         # A turn's output is hidden as long as the turn could still be silent.
         self._may_be_silent = state.run.is_turn
         self._opening = ""
+        # The monotonic time of the first piece; None if there was none.
+        self.first_output_at: float | None = None
 
     def refused(self, terms: ModelTerms, model: str) -> ModelFailed | None:
         """Return why the call must not be made now; None if it may."""
@@ -140,6 +142,7 @@ class ModelCall:
 
     def _take(self, piece: Piece) -> None:
         now, before = self._monotonic(), self.output_due_at()
+        self.first_output_at = now if self.first_output_at is None else self.first_output_at
         if isinstance(piece, Finished):
             self._coalescer.end(now)
         shown = self._assembly.add(piece)

@@ -1,4 +1,4 @@
-"""Defines switches and store limits, and which layer decides each value (LOOP-14, RES-3)."""
+"""Defines switches and store limits. Determines which layer decides each value (LOOP-14, RES-3)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The values set by one layer. `version` is 0 if it has never set any."""
+    """The values that one layer has set. `version` is 0 if the layer has never set any."""
 
     layer: Layer
     store_id: StoreId = ALL_STORES
@@ -114,7 +114,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
-    """A value that applies to a store, and the layer that decides it; None if no layer sets it."""
+    """A value that applies to a store, and the layer that decides it. The layer is None if no layer sets the value."""
 
     name: str
     value: int = 0
@@ -179,7 +179,7 @@ class AllSettings:
         )
 
     def limit(self, name: Limit, store_id: StoreId) -> Decided:
-        """Return the limit of a store: the value its admins set, or its ceiling if that is lower."""
+        """Return the limit of a store. This is the value that its admins have set or, if that is lower, its ceiling."""
         ceiling = self.ceiling(name, store_id)
         asked = self.layer(Layer.STORE, store_id).limits.get(name)
         if asked is None:
@@ -253,7 +253,7 @@ class AllSettings:
 
     @property
     def cancels_before(self) -> datetime | None:
-        """In stores where runs are off, open runs created before this time are cancelled; None if they are not."""
+        """Where runs are off, open runs that were created before this time are cancelled. None if they are not."""
         switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(Feature.RUNS)
         is_forced = Feature.RUNS in self._forced_off
         if switch is None or switch.set_time is None or not switch.cancel_open_runs or is_forced:
@@ -273,13 +273,16 @@ def with_usage(decided: Decided, used: Mapping[WaitKind, tuple[int, datetime]]) 
 
 
 def governs_all(caller: Principal) -> bool:
-    """Return whether the caller may change the settings of all stores: a deployment key or the local key's owner."""
+    """Return whether the caller may change the settings of all stores.
+
+    Only deployment keys and the local key's owner may.
+    """
     is_owner = caller.credential_id == LOCAL_CREDENTIAL and Role.ADMIN in caller.roles
     return Role.DEPLOYMENT in caller.roles or is_owner
 
 
 def layer_of(caller: Principal, layer: Layer, store_id: str, *, writes: bool = False) -> StoreId:
-    """Return the store whose layer is requested, by default the caller's own.
+    """Return the store whose layer is requested. By default, this is the caller's own store.
 
     Raises:
         PermissionDenied: The caller may not read or, if it `writes`, change the layer.
@@ -301,7 +304,7 @@ def layer_of(caller: Principal, layer: Layer, store_id: str, *, writes: bool = F
 
 
 def store_of(caller: Principal, store_id: str) -> StoreId:
-    """Return the requested store, by default the caller's own.
+    """Return the requested store. By default, this is the caller's own store.
 
     Raises:
         PermissionDenied: It is another store, and the caller has no deployment key.
@@ -317,7 +320,7 @@ def store_of(caller: Principal, store_id: str) -> StoreId:
 
 
 def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: datetime) -> Settings:
-    """Return the layer with the values in `asked` set and those in `unset` removed, changed at `now`.
+    """Return the layer, changed at `now`, with the values in `asked` set and the values in `unset` removed.
 
     Increases the version by one.
 

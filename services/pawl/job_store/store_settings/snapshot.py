@@ -29,7 +29,7 @@ _log = logs.get_logger(__name__)
 
 
 class SettingsSnapshot:
-    """The settings last read by this process. `run` reads them every second.
+    """The settings that this process last read. `run` reads them every second.
 
     `started_with` holds the limits that apply if no layer sets them. Features in `forced_off` are off in all stores.
     """
@@ -110,7 +110,7 @@ class SettingsSnapshot:
         self.unusual = {store_id: slots for store_id, slots in of_stores.items() if slots != self.usual}
 
     async def update(self, caller: Principal, asked: Settings, unset: Collection[str], *, only_check: bool) -> Settings:
-        """Change a layer and record the change. `asked` has the layer, its version, and the values to set.
+        """Change a layer and record the change. `asked` contains the layer, its version, and the values to set.
 
         Raises:
             Conflict: The version is not the current one.

@@ -66,7 +66,7 @@ class OpenRun(NamedTuple):
 
 
 class SettingsChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change to a layer: the values that it changed, before and after."""
+    """A change to a layer. It has the changed values before and after the change."""
 
     change: int
     time: datetime
@@ -80,7 +80,10 @@ class SettingsChange(msgspec.Struct, frozen=True, kw_only=True):
 
 class PostgresSettings(DatabaseAdapter):
     async def changed_layers(self, after_change: int) -> tuple[Sequence[Settings], int]:
-        """Return the layers that changed after a given change, and the last change; all layers for 0."""
+        """Return the layers that changed after change `after_change`, and the number of the last change.
+
+        If `after_change` is 0, return all layers.
+        """
         async with self._database.acquire() as connection:
             last_change: int = await connection.fetchval(_LAST_CHANGE)
             rows = [] if last_change == after_change else await connection.fetch(_LAYERS, after_change)

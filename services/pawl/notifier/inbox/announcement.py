@@ -76,7 +76,7 @@ def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[
 
 
 def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
-    """Return the notification of a job's end, in case the conversation cannot report it; None if the user needs none.
+    """Return the notification to send if the conversation cannot report a job's end; None if the user needs none.
 
     A user who stopped the job is not notified.
     """

@@ -1,4 +1,4 @@
-"""Computes a run's token budget (LOOP-12): its size, how much of it is used, and estimates of unreported usage."""
+"""Computes the size of a run's token budget and how much of it is used (LOOP-12). Estimates unreported usage."""
 
 from __future__ import annotations
 
@@ -61,13 +61,16 @@ def used(state: State) -> int:
 
 
 def is_used_up(state: State) -> bool:
-    """Return whether the model must not be called: nothing is left, or less than the open call needs."""
+    """Return whether too few tokens are left to call the model: none, or fewer than the open call needs."""
     rest = left(state)
     return rest is not None and rest < max(1, _needed_by_open_call(state))
 
 
 def ends_run(state: State) -> bool:
-    """Return whether the run fails because it is out of tokens and cannot wait for a top-up, or no top-up can help."""
+    """Return whether the run is out of tokens and must fail.
+
+    It fails if it may not wait for a top-up, or if no top-up would help.
+    """
     does_not_wait = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
     return is_used_up(state) and (does_not_wait or _is_beyond_top_ups(state))
 
@@ -83,7 +86,7 @@ def _needed_by_open_call(state: State) -> int:
 
 
 def missing(state: State) -> int:
-    """Return the minimum top-up needed for the next model call, as far as known."""
+    """Return the smallest top-up that is known to be needed for the next model call."""
     last = state.loop.counted_prompt
     # Each prompt starts with the previous one.
     needed_tokens = _needed_by_open_call(state) or (last.tokens + 1 if last else 1)
@@ -136,7 +139,7 @@ def waits_for_period(state: State, exhausted: TokenBudget, now: float) -> Decisi
 
 
 def needed(state: State, prompt_tokens: int) -> int:
-    """Return the tokens that a call needs (its prompt plus one token) if fewer are left; 0 if it can be made."""
+    """Return the tokens that a call needs (its prompt plus one) if fewer are left. Return 0 if the call can be made."""
     rest = left(state)
     return prompt_tokens + 1 if rest is not None and rest <= prompt_tokens else 0
 
@@ -149,9 +152,10 @@ def need_message(state: State) -> str:
 
 
 def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
-    """Return the next answer's token limit: the requested limit or, if smaller, what the prompt leaves of the budget.
+    """Return the token limit for the next answer.
 
-    None means no limit.
+    This is the requested limit or, if it is smaller, the part of the budget that the prompt leaves. None means no
+    limit.
     """
     asked, rest = state.run.options.output_tokens_max, left(state)
     if rest is None:
@@ -161,7 +165,7 @@ def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
 
 
 def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) -> Problem | None:
-    """Return the problem if the budget cut the answer short; otherwise None. Such a partial answer is not used."""
+    """Return the problem if the budget cut the answer short. The partial answer is not used. Otherwise, return None."""
     is_budget = output_tokens_max is not None and output_tokens_max != state.run.options.output_tokens_max
     if not is_budget or not answer.cut_off:
         return None
@@ -179,8 +183,8 @@ def estimate(size_bytes: int) -> int:
 def prompt_tokens(state: State, prompt_bytes: int) -> int:
     """Estimate the next prompt's tokens.
 
-    The next prompt starts with the previous one, so this is the server's count for the previous prompt plus an
-    estimate for the new part.
+    The next prompt starts with the previous one. The estimate is therefore the server's count for the previous prompt
+    plus an estimate for the new part.
     """
     last = state.loop.counted_prompt
     if last is None:
@@ -215,7 +219,7 @@ def with_discarded(state: State, usage: Usage) -> State:
 def with_lost_call(state: State, usage_before: Usage) -> Usage:
     """Return the run's usage after the worker that made the open call died.
 
-    If output was shown, the call has already been counted. Otherwise an estimate of its prompt is added.
+    If output was shown, the usage already includes the call. Otherwise, an estimate for its prompt is added.
     """
     if state.run.usage != usage_before:
         return state.run.usage

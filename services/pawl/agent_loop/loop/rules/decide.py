@@ -53,9 +53,9 @@ _JOB_SECONDS: Final = 86_400.0
 def decide(state: State, now: float) -> Decision:
     """Return the next decision.
 
-    These guarantees apply to every program. The program decides first, unless the run is ending. Nothing starts
-    once the run is CANCELLING or about to fail, and no model call starts once the token budget is used up. An open
-    model call is handled before open calls. A run ends only when every call has its result.
+    These guarantees apply to every program. Unless the run is ending, the program decides first. Nothing starts once
+    the run is CANCELLING or about to fail, and no model call starts once the token budget is used up. An open model
+    call is handled before open calls. A run ends only when every call has its result.
     """
     if state.run.state in ENDED:
         return Wait(until=None)
@@ -76,7 +76,7 @@ def decide(state: State, now: float) -> Decision:
 
 
 def _without_running(decision: Decision, state: State) -> Decision:
-    """Leave out work that is already running. Resume a parked run instead of completing it directly."""
+    """Remove work that is already running from the decision. A parked run is resumed first, not completed directly."""
     match decision:
         case Propose():
             new = tuple(call for call in decision.calls if check_of(call.call_id) not in state.under_way)
@@ -120,7 +120,7 @@ def not_made(call: Call, now: float) -> Call:
 
 
 def _has_started(call: Call, state: State) -> bool:
-    """Return whether the registry could have an execution of the call, which is running or waiting for an answer."""
+    """Return whether the registry may be executing the call, because it is running or waits for an answer."""
     is_answered = call.state is CallState.RUNNABLE and call.call_id in state.loop.answers
     return call.state is CallState.RUNNING or call.asks_in_mid_execution or is_answered
 
@@ -171,7 +171,7 @@ def _continue_model(state: State, now: float) -> Decision:
 
 
 def _continue_calls(state: State, following: Wait, now: float) -> Decision:
-    """Let overdue approvals, questions and offers expire or fall back, then continue with the open calls.
+    """Let overdue approvals, questions and offers expire or fall back. Then continue with the open calls.
 
     If there are no open calls, wait as the program requests.
     """

@@ -41,9 +41,9 @@ def checked_calls(under_way: Iterable[str]) -> Iterator[CallId]:
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """A run, its conversation, its calls, and the work in progress.
 
-    `messages` holds the messages that the model sees, in order, and `calls` the calls that they request. `under_way`
-    lists this process's tasks for the run (START, READ, MODEL, call ids, `stop_of`, `check_of`). It starts empty, so
-    that all work starts again after a takeover.
+    `messages` contains the messages that the model sees, in order. `calls` contains the calls that these messages
+    request. `under_way` lists this process's tasks for the run (START, READ, MODEL, call ids, `stop_of`, `check_of`).
+    It is empty after a takeover, so that all work starts again.
     """
 
     run: Run
@@ -91,7 +91,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model(self) -> str:
-        """The current model: the run's own, or the fallback that replaced it."""
+        """The current model: the run's own model, or the fallback that replaced it."""
         options = self.run.options
         models = (options.model, *options.model_fallbacks)
         return models[min(self.loop.fallbacks_used, len(models) - 1)]

@@ -92,7 +92,7 @@ class PostgresTitles(DatabaseAdapter):
         self._limits_of = limits_of
 
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
-        """Claim conversations that need a title, each for two minutes.
+        """Claim conversations that need a title. Each claim lasts for two minutes.
 
         If a token budget is used up, postpone the title until its day or month ends.
         """

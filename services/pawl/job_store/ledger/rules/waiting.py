@@ -1,4 +1,4 @@
-"""Explains why a run is not making progress: a pure function of the run, its open calls and its context."""
+"""Explains why a run is not making progress. All functions are pure."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ _ROLES: Final[Mapping[WaitReason, tuple[str, ...]]] = MappingProxyType(
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """A run at `time`, with context that its row does not have.
+    """A run at `time`, with context that its row does not contain.
 
-    `calls` are its open calls, in call order; `is_cut` means that there are more. `call_counts` and `child_run_ids`
-    cover its newest calls. `before` lists the runs ahead of it in the conversation, starting with the active run. The
-    used slots of its store and user are counted only while it needs a slot.
+    `calls` are the run's open calls, in call order. `is_cut` means that there are more. `call_counts` and
+    `child_run_ids` cover its newest calls. `before` lists the runs ahead of this run in the conversation, starting with
+    the active run. The used slots of its store and user are only counted while the run needs a slot.
     """
 
     run: RunRow
@@ -108,7 +108,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queue_position(self) -> int:
-        """Position in the conversation's queue, from 1; 0 if the run is not queued."""
+        """Position in the conversation's queue, starting at 1. It is 0 if the run is not queued."""
         return len(self.before)
 
 
@@ -129,7 +129,7 @@ def explain(
 ) -> Waiting | None:
     """Return why the run is not making progress; None if it is RUNNING or has ended.
 
-    `below` has the reasons of runs that execute its calls, if known.
+    `below` has the reasons why the runs that execute its calls are waiting, if known.
     """
     run = situation.run
     match run.state:
@@ -241,7 +241,7 @@ def _parked(situation: Situation, below: Mapping[RunId, Waiting]) -> Waiting:
 
 
 def _asked(run: RunRow, calls: Sequence[CallRow]) -> tuple[UserId, ...]:
-    """Return the users who are asked by name, or as the run's user."""
+    """Return the users who are asked, either by name or because they are the run's user."""
     asked = (run.user_id if call.asked_user_id is None else call.asked_user_id for call in calls)
     return tuple(dict.fromkeys(filter(None, asked))) if calls else (run.user_id,)
 
@@ -361,7 +361,7 @@ def _simple(
 
 
 def _is_due(situation: Situation, *, of_nobody: bool = False) -> bool:
-    """Return whether a worker holds or may claim the run. With `of_nobody`, only runs that no worker holds count."""
+    """Return whether a worker holds the run or may claim it. With `of_nobody`, the run must not have a worker."""
     run = situation.run
     may_take = run.claim_at is not None and run.claim_at <= situation.time
     return may_take or (run.worker_id is not None and not of_nobody)

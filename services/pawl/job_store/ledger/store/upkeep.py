@@ -101,12 +101,12 @@ class PostgresLedgerStats:
         self._slots = slots
 
     async def count(self) -> Mapping[str, float]:
-        """Return counts of runs by open state (`QUEUED`, ...) and `WaitKind` (`APPROVAL`, ...), and other counts.
+        """Return counts of runs by open state (`QUEUED`, ...), of notices, and of events and schedules that wait.
 
-        These are notices, `outbox` events, `due_schedules` and `due_events`. The last two count only those that no
-        worker has claimed. Background runs are counted as `working`, `queued`, `waiting` and `late`. Of the due runs,
-        `claimable` could be claimed now. The others are waiting for a slot: `over_user_limit` because of the user's
-        limit, `over_store_limit` because of the store's.
+        These are `outbox` events, `due_schedules` and `due_events`. `due_schedules` and `due_events` leave out what a
+        worker has claimed. Background runs are counted as `working`, `queued`, `waiting` and `late`. `claimable` counts
+        the due runs that could be claimed now. The other due runs wait for a slot: `over_user_limit` because of the
+        user's limit, and `over_store_limit` because of the store's limit.
         """
         usual = self._slots.usual
         own = msgspec.json.encode(
@@ -258,7 +258,7 @@ def additions(counts: Sequence[tuple[UsageKey, Used]], heads: Sequence[int] | No
 
 class PostgresUsage(DatabaseAdapter):
     async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[agent_pb2.AgentUsage]:
-        """Return an agent's usage on each of the last `days` days that had any, newest first."""
+        """Return an agent's usage on each of the last `days` days, newest first. Days without usage are left out."""
         return [
             agent_pb2.AgentUsage(
                 day=record["day"].isoformat(),
@@ -270,7 +270,7 @@ class PostgresUsage(DatabaseAdapter):
         ]
 
     async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
-        """Return the tokens that an agent has used today (UTC), and when the day ends."""
+        """Return the tokens that an agent has used today (UTC), and the time when the day ends."""
         record = (await self._database.fetch(_TODAY, store_id, name))[0]
         return record["tokens"], record["day_end_time"]
 
