@@ -22,9 +22,7 @@ chassis maps kinds to gRPC codes in one place, and restores the same class from 
       Unauthenticated: SessionExpired
       PermissionDenied: BadSignature, WebhookTooOld, ForeignOrigin, ForeignHost
       Unavailable: DependencyUnavailable, SourceUnreachable, ShuttingDown
-      DeadlineExceeded
-      Cancelled
-      Internal
+      DeadlineExceeded, Cancelled, Internal
 
 The first sentence of a class docstring is the default message of the error.
 """
@@ -350,18 +348,11 @@ class TriggerPaused(FailedPrecondition):
 
 
 class FeatureOff(FailedPrecondition):
-    """The feature is switched off for this store. Metadata `feature` names the switch.
-
-    The request had no effect. Do the work another way, or try again later.
-    """
+    """The feature is switched off for this store; metadata `feature` names the switch. The request had no effect."""
 
 
 class ModelNotAllowed(FailedPrecondition):
     """The store may not use the model. Metadata `model` names it."""
-
-    @classmethod
-    def of(cls, model: str) -> Self:
-        return cls(f"this store may not use the model {model!r}: see pawl settings explain", model=model)
 
 
 class Unreadable(FailedPrecondition):

@@ -148,7 +148,7 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         options = request.definition.options
         limits = self._limits_of(StoreId(check_id(request.store_id, "store_id")))
         if refused := limits.refused_model((options.model, *options.model_fallbacks)):
-            raise ModelNotAllowed.of(refused)
+            raise ModelNotAllowed(f"this store may not use the model {refused!r}", model=refused)
         return _asked(request)
 
 

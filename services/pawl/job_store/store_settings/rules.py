@@ -381,7 +381,7 @@ def _check_models(asked: Settings, current: AllSettings) -> None:
             text = f"a model's name must have 1 to {_MODEL_CHARACTERS_MAX} printable characters, got {name!r}"
             raise InvalidField(text, field="settings.models")
         if allowed and name not in allowed:
-            raise ModelNotAllowed.of(name)
+            raise ModelNotAllowed(f"this store may not use the model {name!r}", model=name)
 
 
 def _check_switch(name: str, switch: Switch) -> None:

@@ -310,7 +310,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             if feature in self.off:
                 raise FeatureOff(f"the feature '{feature}' is switched off for this store", feature=feature)
         if self.refused_model and not self.undoes:
-            raise ModelNotAllowed.of(self.refused_model)
+            raise ModelNotAllowed(f"this store may not use the model {self.refused_model!r}", model=self.refused_model)
 
     def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
         """Refuse a run if too many runs are already waiting for one of the store's slots.
