@@ -188,6 +188,7 @@ class WorkflowServiceServicer(object):
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -220,6 +221,7 @@ class WorkflowServiceServicer(object):
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
