@@ -6,7 +6,7 @@ that consumes the command can move the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import ClassVar, Final, TypeAlias, assert_never
 
@@ -98,17 +98,24 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
-    """Raises a goal's limits. If the limits are not valid for the encoded run, `check` raises a PawlError."""
+    """Raises a goal's limits.
+
+    `check` raises a PawlError if the limits are not valid for the encoded run and the payloads of its unread raises.
+    """
 
     name: ClassVar[str] = inbox.RAISE_GOAL
     tokens: int
-    check: Callable[[bytes], None]
+    check: Callable[[bytes, Sequence[bytes]], None]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An event for a workflow run. Only the run's owner reads it."""
+    """An event for a workflow run. Only the run's owner reads it. `name` is the same for events of the same name.
 
-    name: ClassVar[str] = inbox.EVENT
+    `is_awaited` means that a node was waiting for it when the sender read the run.
+    """
+
+    name: str
+    is_awaited: bool = False
 
 
 Command: TypeAlias = (
@@ -238,7 +245,8 @@ class Send(Decider, frozen=True, kw_only=True):
             raise Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
         if isinstance(command, RaiseGoal):
             try:
-                command.check(run.options + run.output)
+                unread = [each.payload for each in unit.inbox(run) if each.name == command.name]
+                command.check(run.options + run.output, unread)
             except PawlError as error:
                 raise Refused(CommandOutcome.REFUSED, error) from None
             if not command.tokens:
@@ -249,7 +257,7 @@ class Send(Decider, frozen=True, kw_only=True):
             if not (run.program is Program.WORKFLOW or (run.reports_to and isinstance(command, Pause))):
                 raise Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is not a job or workflow"))
             if isinstance(command, Event):
-                run = inbox.keep_event(run, self.inbox_limits)
+                run = inbox.keep_event(unit, run, incoming, self.inbox_limits, is_awaited=command.is_awaited)
             return turn.wake(unit, inbox.accept_one_more(unit, run, incoming, self.inbox_limits))
         if isinstance(command, Redrive):
             if not run.is_quarantined:

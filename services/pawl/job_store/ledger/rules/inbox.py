@@ -113,13 +113,14 @@ def accept_message(
     return accept(unit, run, incoming)
 
 
-def keep_event(run: RunRow, limits: Limits) -> RunRow:
-    """Count one more event that no workflow node has taken, and return the run.
+def keep_event(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits, *, is_awaited: bool) -> RunRow:
+    """Count one more event that no workflow node has taken; return the run.
 
     Raises:
-        QueueFull: Too many events are kept.
+        QueueFull: Too many are kept, and no node waits for this one, or another unread event ends the wait.
     """
-    if run.steers_waiting >= limits.commands_max:
+    ends_wait = is_awaited and all(command.name != incoming.name for command in unit.inbox(run))
+    if run.steers_waiting >= limits.commands_max and not ends_wait:
         raise QueueFull(f"the run has {run.steers_waiting} events that no node has taken")
     return replace(run, steers_waiting=run.steers_waiting + 1)
 

@@ -52,3 +52,5 @@ class WaitReason(IntEnum):
     PROVIDER = 15
     EVENT = 16
     JOB = 17
+    STORE_TOKENS = 18
+    USER_TOKENS = 19

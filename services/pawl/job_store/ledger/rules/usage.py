@@ -44,6 +44,12 @@ def day_end(now: datetime) -> datetime:
     return datetime.combine(day_of(now) + timedelta(days=1), time.min, UTC)
 
 
+def month_end(now: datetime) -> datetime:
+    """Return the end of the month (UTC) of a time."""
+    later = day_of(now).replace(day=1) + timedelta(days=32)
+    return datetime.combine(later.replace(day=1), time.min, UTC)
+
+
 def started_runs(unit: UnitOfWork) -> list[RunRow]:
     """Return the runs that the operations created, without imported histories."""
     return [run for run in unit.runs.created() if not run.imported]

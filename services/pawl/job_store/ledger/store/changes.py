@@ -197,7 +197,7 @@ def _writes(parts: Sequence[Changes], heads: Sequence[int] | None) -> list[Write
         *_changed(tables.CALLS, *flat([unit.calls.changed() for unit in units])),
         *_created(tables.EVENTS, *flat([part.events for part in parts])),
         *_created(tables.OUTBOX, [event for event, _ in outbox], outbox_heads, [payload for _, payload in outbox]),
-        *([upkeep.addition(counts, count_heads)] if counts else []),
+        *upkeep.additions(counts, count_heads),
     ]
 
 

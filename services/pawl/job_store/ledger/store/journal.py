@@ -33,7 +33,14 @@ _CONFLICTS: Final = (
 
 _ANY_WAITS: Final = f"SELECT {changes.ANY_WAITS.format(stores='$1')}"
 
+_IS_SHARDED: Final = "SELECT coalesce(nullif(current_setting('pawl.sharded_by_store', true), ''), 'off')::boolean"
+
 _log = logs.get_logger(__name__)
+
+
+async def is_sharded(database: Database) -> bool:
+    """Return whether the database is declared to be sharded by store, so that no transaction should span stores."""
+    return bool(await database.fetchval(_IS_SHARDED))
 
 
 class PostgresJournal:

@@ -119,9 +119,13 @@ _STORES_MAX: Final = 64
 
 
 class PostgresLeases:
-    """See `reading.Leases`. Once `crashes_max` workers have died with a run, it can no longer be claimed."""
+    """See `reading.Leases`. A run can no longer be claimed once `crashes_max` workers have died with it.
 
-    def __init__(self, database: Database, slots: StoreSlots, *, crashes_max: int) -> None:
+    With `one_store`, each transaction of a claim takes one run, so that stores get theirs in turn.
+    """
+
+    def __init__(self, database: Database, slots: StoreSlots, *, crashes_max: int, one_store: bool = False) -> None:
+        self._one_store = one_store
         self._database = database
         self._due_runs = DueRuns(slots, crashes_max=crashes_max)
         self._crashes_max = crashes_max
@@ -142,8 +146,8 @@ class PostgresLeases:
                     connection,
                     worker_id,
                     after_store=after,
-                    stores_max=stores_max,
-                    runs_max=wanted,
+                    stores_max=1 if self._one_store else stores_max,
+                    runs_max=1 if self._one_store else wanted,
                     background_runs_max=background_runs_max,
                 )
                 taken = await self._take(connection, picked.runs, worker_id, lease) if picked.runs else []
