@@ -61,10 +61,12 @@ const tools: Resource<ToolJson> = {
   path: "tools",
   lead: "A tool is what an agent can do. Sensitive and destructive tools ask before they act.",
   empty: "No tools. Workers and sources provide tools.",
-  list: async (pageToken) => {
-    const page = await pawl.tools.listTools({ pageSize: 100, pageToken });
-    return { items: page.tools ?? [], next: page.nextPageToken };
+  list: async (pageToken, { words = "" }) => {
+    const page = await pawl.tools.listTools({ pageSize: 200, pageToken });
+    const fits = ({ definition }: ToolJson): boolean => `${definition?.name} ${definition?.description}`.toLowerCase().includes(words.toLowerCase());
+    return { items: (page.tools ?? []).filter(fits), next: page.nextPageToken };
   },
+  filters: [{ name: "words", label: "Name or description" }],
   id: ({ definition }) => definition?.name ?? "",
   get: async (name) => (await pawl.tools.getTool({ name })).tool,
   columns: [

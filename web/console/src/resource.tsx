@@ -19,6 +19,8 @@ export interface Filter {
   name: string;
   label: string;
   options?: readonly string[];
+  /** Shown only while it is set, by a link. */
+  linked?: true;
   /** Texts of the options. */
   labels?: Record<string, string>;
   date?: true;
@@ -258,9 +260,10 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
     else next.delete(name);
     go(`/${path}${next.size ? `?${next}` : ""}`);
   };
-  return (
+  const some = all.filter(({ name, linked }) => !linked || values[name]);
+  const fields = (
     <div class="filters" role="search">
-      {all.map(({ name, label, options, labels = {}, date, on }) => (
+      {some.map(({ name, label, options, labels = {}, date, on }) => (
         <label key={name} class={on ? "row" : ""}>
           {on ? (
             <>
@@ -289,7 +292,18 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
       ))}
     </div>
   );
+  if (some.length <= FOLDED_FROM || !matchMedia(NARROW).matches) return fields;
+  return (
+    <details class="fold" open={some.some(({ name }) => values[name])}>
+      <summary>Filters</summary>
+      {fields}
+    </details>
+  );
 }
+
+/** On phones, more filters than this are folded. */
+const FOLDED_FROM = 2;
+const NARROW = "(max-width: 720px)";
 
 /** A text filter, applied when it is left. It keeps what is typed while the list is read again. */
 function Words({ value, onValue }: { value: string; onValue: (value: string) => void }): VNode {
