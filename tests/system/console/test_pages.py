@@ -74,6 +74,7 @@ async def test_agent_is_made_with_a_form_and_found_with_the_palette(open_page: N
     await page.keyboard.press("Enter")
     await expect(page.get_by_text("Saved version 1.")).to_be_visible()
     await page.goto(at(page, "/inbox"))
+    await expect(page.get_by_role("heading", name="Inbox")).to_be_visible()
     await page.keyboard.press("Control+k")
     await page.get_by_role("combobox", name="Search").fill("formal agent")
     await expect(page.get_by_role("option", name=re.compile("formal"))).to_be_visible()

@@ -16,11 +16,11 @@ import {
 import type { VNode } from "preact";
 
 import { type Action, Actions, GONE } from "./actions";
-import { agents, Care } from "./build/agents";
-import { rules } from "./build/rules";
-import { schedules } from "./build/schedules";
-import { sources } from "./build/sources";
-import { secret, triggers } from "./build/triggers";
+import { agents, Care } from "./editing/agents";
+import { rules } from "./editing/rules";
+import { schedules } from "./editing/schedules";
+import { sources } from "./editing/sources";
+import { secret, triggers } from "./editing/triggers";
 import { CallCard, jobState } from "./cards";
 import { Badge, toneOf } from "./design/parts";
 import { type Column, Table } from "./design/table";
