@@ -21,10 +21,11 @@ from msgspec.structs import replace
 from pawl.agent_loop.loop.ports import Claim
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.run import Delegation, Run
+from pawl.agent_loop.loop.rules.run import Delegation
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.loop.rules.tool import ExecutionResult, ProposedCall
 from pawl.agent_loop.model.request import ModelRequest
+from pawl.chassis.ids import RunId
 from pawl.values import Outcome, RunState, Usage
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class RunSpans:
         }
         if tracing is None or run.is_job:
             return
-        epochs = self.trace and [_with_span_id(self.trace, _span_id(run, claim.epoch - 1))]
+        epochs = self.trace and [_with_span_id(self.trace, _span_id(run.run_id, claim.epoch - 1))]
         self._drive = self._start(
             "invoke_workflow" if run.workflow is not None else "invoke_agent",
             run.workflow.name if run.workflow is not None else run.agent_name,
@@ -117,10 +118,10 @@ class RunSpans:
                 "pawl.resumed": True if claim.epoch > 1 else None,
             },
             parent=self.trace or run.traceparent,
-            links=epochs or [each for each in (run.trace_link, *_starts_of_jobs(state)) if each],
+            links=epochs or [each for each in dict.fromkeys((run.trace_link, *_starts_of_jobs(state))) if each],
             trace_id=_id(run.run_id, size_bytes=16),
             # The drive that ends a crashed run has the same epoch as the drive that crashed.
-            span_id=0 if is_failing else _span_id(run, claim.epoch),
+            span_id=0 if is_failing else _span_id(run.run_id, claim.epoch),
         )
         self.trace = self.trace or self._drive.traceparent
 
@@ -245,8 +246,13 @@ def _id(of: str, *, size_bytes: int) -> int:
     return int.from_bytes(hashlib.sha256(of.encode()).digest()[:size_bytes])
 
 
-def _span_id(run: Run, epoch: int) -> int:
-    return _id(f"{run.run_id}/{epoch}", size_bytes=8)
+def _span_id(run_id: RunId, epoch: int) -> int:
+    return _id(f"{run_id}/{epoch}", size_bytes=8)
+
+
+def first_span(run_id: RunId) -> str:
+    """Return the context of the first span of a run that has its own trace."""
+    return f"00-{_id(run_id, size_bytes=16):032x}-{_span_id(run_id, 1):016x}-01"
 
 
 def _with_span_id(traceparent: str, span_id: int) -> str:
@@ -257,7 +263,7 @@ def _with_span_id(traceparent: str, span_id: int) -> str:
 def _starts_of_jobs(state: State) -> Sequence[str]:
     """Return the contexts in which the jobs were started whose reports started this turn."""
     jobs = (notice.run for notice in state.notices) if state.run.is_turn else ()
-    return sorted({job.traceparent or job.trace_link for job in jobs})
+    return [job.traceparent or job.trace_link for job in jobs]
 
 
 def _message(role: str, text: str, more: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
