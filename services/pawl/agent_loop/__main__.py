@@ -158,7 +158,7 @@ async def _worker(
 
 
 async def _beside(serving: Awaitable[None], stop: asyncio.Event, hand_over: Callable[[], Awaitable[None]]) -> None:
-    """Serve until shutdown, then hand over the runs while clients finish their requests."""
+    """Serve until shutdown. Then hand over the runs while clients finish their requests."""
 
     async def hand_over_in_time() -> None:
         await stop.wait()

@@ -66,7 +66,7 @@ class RunTools:
         return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
     async def _registered(self, run: Run, own: Collection[str]) -> Resolved:
-        """Return the run's registered tools, including the tool that the model must call, if it is registered."""
+        """Return the run's registered tools. If the tool that the model must call is registered, it is included."""
         options, gives_tools = run.options, run.agent is not None and run.agent.gives_tools
         names = tuple(name for name in options.tool_names if name not in own)
         if options.tool_names and not names:

@@ -59,7 +59,10 @@ def is_for_workflow(call: Call) -> bool:
 
 
 def to_read(call: Call) -> ReadAgent | None:
-    """Return the decision to read the agent or workflow that the call delegates to; None if it specifies none."""
+    """Return the decision to read the agent or workflow to which the call delegates.
+
+    Return None if it names neither.
+    """
     if is_for_workflow(call):
         named = children.named(call)
         if named is None:
@@ -77,7 +80,7 @@ def child_run_id(call: Call) -> RunId:
 
 
 def start(state: State, call: Call, now: float) -> State:
-    """Delegate the call: make it DELEGATED and add its child run, or make it FAILED if it cannot be delegated."""
+    """Delegate the call. It becomes DELEGATED and gets a child run, or becomes FAILED if it cannot be delegated."""
     try:
         run = _for_workflow(state, call) if is_for_workflow(call) else _delegation(state, call, now)
     except _Refused as refusal:
@@ -107,9 +110,8 @@ def ended(state: State, command: AgentEnded, now: float) -> State:
             reason = BUDGET_EXHAUSTED
         result = settle.error(reason, " ".join(filter(None, (_why(run), _left(command.job_ids)))))
         call = settle.settled(call, CallState.FAILED, result, now, note)
-    loop = replace(state.loop, agents_tokens=state.loop.agents_tokens + run.usage.total_tokens)
-    run = replace(state.run, usage=state.run.usage + run.usage)
-    return replace(state.with_calls([call]), run=run, loop=loop)
+    usage = replace(run.usage, delegated_tokens=run.usage.total_tokens)
+    return replace(state.with_calls([call]), run=replace(state.run, usage=state.run.usage + usage))
 
 
 def _for_workflow(state: State, call: Call) -> Delegation:
