@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from pawl.agent.v1.trigger_pb2 import DeliverWebhookRequest, DeliverWebhookResponse
 from pawl.agent.v1.whoami_pb2 import WhoAmIResponse
 from pawl.chassis.ids import IdSource
+from pawl.chassis.rpc.trace_context import current_traceparent
 from pawl.errors import ChannelNotFound, DependencyUnavailable
 from pawl.event.v1 import schedule_pb2
 from pawl.event.v1.schedule_pb2 import ScheduleFire
@@ -49,6 +50,7 @@ class Channel:
     def __init__(self) -> None:
         self.timeouts: list[float] = []
         self.metadata: dict[str, str] = {}
+        self.traceparent = ""
         self.webhooks: list[DeliverWebhookRequest] | None = None
         self.who = WhoAmIResponse()
         self.delivered = DeliverWebhookResponse()
@@ -57,7 +59,7 @@ class Channel:
     def unary_unary(self, name: str, **_: object) -> Any:
         async def call(request: Any, *_: object, timeout: float = 0.0, metadata: Any = (), **__: object) -> object:
             self.timeouts.append(timeout)
-            self.metadata = dict(metadata)
+            self.metadata, self.traceparent = dict(metadata), current_traceparent()
             if name.endswith("/DeliverWebhook") and self.webhooks is not None:
                 self.webhooks.append(request)
                 return self.delivered
@@ -131,6 +133,22 @@ async def test_only_the_gateway_sets_the_client_address() -> None:
     await browser.ask("POST", WHO, json={}, headers=BEARER | lie)
     shown = {"pawl-gateway-key": "of the gateway", "pawl-client-address": "ipv4:127.0.0.1:123"}
     assert browser.channel.metadata == {"authorization": "Bearer key"} | shown
+
+
+async def test_the_callers_trace_context_is_passed_on_if_it_is_valid() -> None:
+    browser, ids = Browser(), f"{'a' * 32}-{'b' * 16}"
+    for header, expected in [
+        (f"00-{ids}-01", f"00-{ids}-01"),
+        (f"cc-{ids}-01-new", f"00-{ids}-01"),
+        (f"00-{ids}-01-new", ""),
+        (f"ff-{ids}-01", ""),
+        (f"00-{'0' * 32}-{'b' * 16}-01", ""),
+        (f"00-{'a' * 32}-{'0' * 16}-01", ""),
+        ("é", ""),
+        ("x" * 10_000, ""),
+    ]:
+        await browser.ask("POST", WHO, json={}, headers=BEARER | {"traceparent": header.encode()})
+        assert browser.channel.traceparent == expected, header
 
 
 def reason(answer: httpx2.Response) -> str:

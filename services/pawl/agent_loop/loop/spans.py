@@ -88,19 +88,21 @@ class Traced:
 
 
 class RunSpans:
-    """The spans of one drive of a run. `trace` is the context of the run's first span, to be kept with the run.
+    """The spans of one drive of a run.
 
-    A job has no span of its own, only its calls have. Each iteration of a series has its own trace.
+    `new_trace` is the context of the run's first span, until it is kept with the run. A job has no span of its own:
+    only its calls have. Each iteration of a series has its own trace.
     """
 
     def __init__(self, tracing: Tracing | None, claim: Claim, state: State, *, is_failing: bool = False) -> None:
         run = state.run
-        self.trace = state.loop.trace
+        first = "" if run.trace == run.traceparent else run.trace
+        self.new_trace = ""
         self._tracing = tracing
         self._run = run
         self._is_series = run.series is not None
         self._usage_before = run.usage
-        self._drive = Traced(traceparent="" if self._is_series else run.traceparent)
+        self._drive = Traced(traceparent="" if self._is_series else run.trace or run.traceparent)
         self._common = {
             "gen_ai.conversation.id": run.conversation_id,
             "pawl.store.id": run.store_id,
@@ -108,7 +110,7 @@ class RunSpans:
         }
         if tracing is None or run.is_job:
             return
-        epochs = self.trace and [_with_span_id(self.trace, _span_id(run.run_id, claim.epoch - 1))]
+        epochs = first and [_with_span_id(first, _span_id(run.run_id, claim.epoch - 1))]
         self._drive = self._start(
             "invoke_workflow" if run.workflow is not None else "invoke_agent",
             run.workflow.name if run.workflow is not None else run.agent_name,
@@ -117,13 +119,13 @@ class RunSpans:
                 "gen_ai.request.model": run.options.model or None,
                 "pawl.resumed": True if claim.epoch > 1 else None,
             },
-            parent=self.trace or run.traceparent,
+            parent=first or run.traceparent,
             links=epochs or [each for each in dict.fromkeys((run.trace_link, *_starts_of_jobs(state))) if each],
             trace_id=_id(run.run_id, size_bytes=16),
             # The drive that ends a crashed run has the same epoch as the drive that crashed.
             span_id=0 if is_failing else _span_id(run.run_id, claim.epoch),
         )
-        self.trace = self.trace or self._drive.traceparent
+        self.new_trace = "" if first else self._drive.traceparent
 
     def end(self, state: State, left: str) -> None:
         """End the drive's span with what the drive has added to the run. `left` says why the run was released."""

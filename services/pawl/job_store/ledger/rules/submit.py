@@ -97,6 +97,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     program: Program = Program.DEFAULT
     off: frozenset[Feature] = frozenset()
     is_reported: bool = False
+    traceparent: str = ""
 
     @property
     def row_keys(self) -> RowKeys:
@@ -329,6 +330,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             labels=self.labels,
             program=self.program,
             in_background=bool(self.program),
+            trace=self.traceparent,
         )
 
     def _command(self, unit: UnitOfWork, run: RunRow, name: str, payload: bytes) -> CommandRow:
