@@ -104,6 +104,7 @@ class AgentRegistryServiceServicer(object):
         - NOT_FOUND / TOOL_NOT_FOUND
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
         - FAILED_PRECONDITION / AGENT_CYCLE
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -179,6 +180,7 @@ class AgentRegistryServiceServicer(object):
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
         use.
         - FAILED_PRECONDITION / AGENT_CYCLE
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

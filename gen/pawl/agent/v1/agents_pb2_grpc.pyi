@@ -52,6 +52,7 @@ class AgentRegistryServiceStub:
     - NOT_FOUND / TOOL_NOT_FOUND
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
     - FAILED_PRECONDITION / AGENT_CYCLE
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
     """
     GetAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]
@@ -103,6 +104,7 @@ class AgentRegistryServiceStub:
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
       use.
     - FAILED_PRECONDITION / AGENT_CYCLE
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
     """
     DeleteDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.DeleteDraftRequest, _agents_pb2.DeleteDraftResponse]
@@ -136,6 +138,7 @@ class AgentRegistryServiceAsyncStub(AgentRegistryServiceStub):
     - NOT_FOUND / TOOL_NOT_FOUND
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
     - FAILED_PRECONDITION / AGENT_CYCLE
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
     """
     GetAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]  # type: ignore[assignment]
@@ -187,6 +190,7 @@ class AgentRegistryServiceAsyncStub(AgentRegistryServiceStub):
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
       use.
     - FAILED_PRECONDITION / AGENT_CYCLE
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
     """
     DeleteDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.DeleteDraftRequest, _agents_pb2.DeleteDraftResponse]  # type: ignore[assignment]
@@ -223,6 +227,7 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         - NOT_FOUND / TOOL_NOT_FOUND
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
         - FAILED_PRECONDITION / AGENT_CYCLE
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
         """
 
@@ -310,6 +315,7 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
           use.
         - FAILED_PRECONDITION / AGENT_CYCLE
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
         """
 
