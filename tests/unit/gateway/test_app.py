@@ -15,7 +15,6 @@ from pydantic import SecretStr
 from pawl.agent.v1.trigger_pb2 import DeliverWebhookRequest, DeliverWebhookResponse
 from pawl.agent.v1.whoami_pb2 import WhoAmIResponse
 from pawl.chassis.ids import IdSource
-from pawl.chassis.rpc.trace_context import current_traceparent
 from pawl.errors import ChannelNotFound, DependencyUnavailable
 from pawl.event.v1 import schedule_pb2
 from pawl.event.v1.schedule_pb2 import ScheduleFire
@@ -50,7 +49,6 @@ class Channel:
     def __init__(self) -> None:
         self.timeouts: list[float] = []
         self.metadata: dict[str, str] = {}
-        self.traceparent = ""
         self.webhooks: list[DeliverWebhookRequest] | None = None
         self.who = WhoAmIResponse()
         self.delivered = DeliverWebhookResponse()
@@ -59,7 +57,7 @@ class Channel:
     def unary_unary(self, name: str, **_: object) -> Any:
         async def call(request: Any, *_: object, timeout: float = 0.0, metadata: Any = (), **__: object) -> object:
             self.timeouts.append(timeout)
-            self.metadata, self.traceparent = dict(metadata), current_traceparent()
+            self.metadata = dict(metadata)
             if name.endswith("/DeliverWebhook") and self.webhooks is not None:
                 self.webhooks.append(request)
                 return self.delivered
