@@ -24,9 +24,10 @@ from pawl.agent_loop.loop.worker import Worker, WorkerLimits
 from pawl.agent_loop.model.breaker import Breaker
 from pawl.agent_loop.model.client import OpenAiModel
 from pawl.agent_loop.model.servers import ModelServers
+from pawl.agent_loop.model.shared import PerMinute, SharedModels
 from pawl.agent_loop.schedules.rpc import ScheduleServicer
 from pawl.agent_loop.schedules.starting import Starting
-from pawl.agent_loop.settings import AgentLoopSettings
+from pawl.agent_loop.settings import DEFAULT_SERVER, AgentLoopSettings
 from pawl.agent_loop.titles.titles import TitleMaker
 from pawl.agent_loop.triggers.rpc import TriggerServicer
 from pawl.agent_loop.wiring import ClientSide
@@ -99,9 +100,20 @@ async def _worker(
     *,
     credential_is_gone: Callable[[Principal], bool],
 ) -> Worker:
+    shared = SharedModels(
+        job_store,
+        {
+            "" if name == DEFAULT_SERVER else name: PerMinute(each.requests_per_minute, each.tokens_per_minute)
+            for name, each in settings.limits.model_servers.items()
+        },
+    )
     model = ModelServers(
         {
-            name: Breaker(await _model(service, settings, base_url, api_key), service.clock.monotonic)
+            name: Breaker(
+                await _model(service, settings, base_url, api_key),
+                service.clock.monotonic,
+                partial(shared.report, name),
+            )
             for name, (base_url, api_key) in settings.model_servers.items()
         }
     )
@@ -111,6 +123,7 @@ async def _worker(
         graphs=Graphs(WorkflowLedger(job_store)),
         registry=registry,
         model=model,
+        shared=shared,
         clock=service.clock,
         ids=service.ids,
         random=random.random,
