@@ -105,12 +105,12 @@ class WorkflowServiceStub:
     """
     RerunFrom: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.RerunFromRequest, _workflow_pb2.RerunFromResponse]
     """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not
-    depend on `node`. Their effects do not happen again; all other nodes run, and their calls are
+    depend on `node`, unless their effects were undone. Their effects do not happen again; all other nodes run, and their calls are
     checked and approved anew. Idempotent by request ID, scoped to the user.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-    - FAILED_PRECONDITION / RUN_NOT_ENDED
+    - FAILED_PRECONDITION / RUN_NOT_ENDED: The run, or an undo of its effects, has not ended.
     - NOT_FOUND / NODE_NOT_FOUND
     - NOT_FOUND / WORKFLOW_NOT_FOUND: It was deleted.
     - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
@@ -237,12 +237,12 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     """
     RerunFrom: _aio.UnaryUnaryMultiCallable[_workflow_pb2.RerunFromRequest, _workflow_pb2.RerunFromResponse]  # type: ignore[assignment]
     """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not
-    depend on `node`. Their effects do not happen again; all other nodes run, and their calls are
+    depend on `node`, unless their effects were undone. Their effects do not happen again; all other nodes run, and their calls are
     checked and approved anew. Idempotent by request ID, scoped to the user.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-    - FAILED_PRECONDITION / RUN_NOT_ENDED
+    - FAILED_PRECONDITION / RUN_NOT_ENDED: The run, or an undo of its effects, has not ended.
     - NOT_FOUND / NODE_NOT_FOUND
     - NOT_FOUND / WORKFLOW_NOT_FOUND: It was deleted.
     - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
@@ -420,12 +420,12 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_workflow_pb2.RerunFromResponse, _abc.Awaitable[_workflow_pb2.RerunFromResponse]]:
         """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not
-        depend on `node`. Their effects do not happen again; all other nodes run, and their calls are
+        depend on `node`, unless their effects were undone. Their effects do not happen again; all other nodes run, and their calls are
         checked and approved anew. Idempotent by request ID, scoped to the user.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-        - FAILED_PRECONDITION / RUN_NOT_ENDED
+        - FAILED_PRECONDITION / RUN_NOT_ENDED: The run, or an undo of its effects, has not ended.
         - NOT_FOUND / NODE_NOT_FOUND
         - NOT_FOUND / WORKFLOW_NOT_FOUND: It was deleted.
         - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.

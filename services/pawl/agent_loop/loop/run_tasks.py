@@ -50,6 +50,7 @@ from pawl.agent_loop.loop.rules.fact import (
 )
 from pawl.agent_loop.loop.rules.history import ReasoningEcho
 from pawl.agent_loop.loop.rules.planning import Work
+from pawl.agent_loop.loop.rules.retry import KEY_GONE
 from pawl.agent_loop.loop.rules.run import PinnedAgent, Run, limit_failure
 from pawl.agent_loop.loop.rules.state import MODEL, READ, START, State, check_of, stop_of
 from pawl.agent_loop.loop.rules.tool import ProposedCall, Tool, Verdict
@@ -283,7 +284,8 @@ class RunTasks(Tasks):
         )
         model_terms = await self._terms(state.run)
         request = replace(request, server=model_terms.model_server)
-        ended = call.refused(model_terms, request.model) or await self._stream(call, request, state, model_terms)
+        refused = self._refused(call, model_terms, request)
+        ended = refused or await self._stream(call, request, state, model_terms)
         await self._is_durable.wait()
         outcome = ended.error.outcome if isinstance(ended, ModelFailed) else "answered"
         call.measure(outcome, self._dependencies.meter)
@@ -344,6 +346,11 @@ class RunTasks(Tasks):
         spread = (1 + opened.quota_waits) * (0.5 + self._dependencies.random())
         end_time = self._now() + min(wait_seconds * spread, _RATE_SECONDS_MAX)
         return TokenBudget(kind=WaitKind.RATE, tokens_max=0, tokens_used=0, end_time=end_time)
+
+    def _refused(self, call: ModelCall, terms: ModelTerms, request: ModelRequest) -> ModelFailed | None:
+        if self.tool_calls.key_is_gone:
+            return ModelFailed(error=KEY_GONE, answer=call.answer(), jitter=0.0)
+        return call.refused(terms, request.model)
 
     async def _terms(self, run: Run) -> ModelTerms:
         needed = self._dependencies
