@@ -107,16 +107,7 @@ async def _worker(
             for name, each in settings.limits.model_servers.items()
         },
     )
-    model = ModelServers(
-        {
-            name: Breaker(
-                await _model(service, settings, base_url, api_key),
-                service.clock.monotonic,
-                partial(shared.report, name),
-            )
-            for name, (base_url, api_key) in settings.model_servers.items()
-        }
-    )
+    model = await _models(service, settings, shared)
     dependencies = WorkerDependencies(
         ledger=WorkerLedgerClient(job_store, service.clock.monotonic),
         agents=AgentLedger(job_store),
@@ -164,15 +155,17 @@ async def _worker(
     return worker
 
 
-async def _model(service: Service, settings: AgentLoopSettings, base_url: str, api_key: str) -> OpenAiModel:
-    return await service.enter(
-        OpenAiModel(
+async def _models(service: Service, settings: AgentLoopSettings, shared: SharedModels) -> ModelServers:
+    found = {}
+    for name, (base_url, api_key) in settings.model_servers.items():
+        client = OpenAiModel(
             base_url=base_url,
             api_key=api_key,
             output_tokens_field=settings.output_tokens_field,
             format_with_tools=settings.format_with_tools,
         )
-    )
+        found[name] = Breaker(await service.enter(client), service.clock.monotonic, partial(shared.report, name))
+    return ModelServers(found)
 
 
 async def _beside(serving: Awaitable[None], stop: asyncio.Event, hand_over: Callable[[], Awaitable[None]]) -> None:

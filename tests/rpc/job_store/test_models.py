@@ -1,4 +1,4 @@
-"""Limits per minute and outages of model servers, which all agent-loop processes share (RES-5)."""
+"""Limits per minute and outages of model servers, which all agent-loop processes share (RES-3)."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ async def test_an_unresponsive_model_server_gets_one_probe_at_a_time() -> None:
 
 
 async def test_processes_that_share_outages_stop_calling_together_and_one_of_them_tries_again() -> None:
-    """RES-5. A process that gets no report from the others has a circuit of its own."""
+    """LOOP-7. A process that gets no report from the others has a circuit of its own."""
     clock = ManualClock()
     outages, may_attempt, is_lost = 0, False, False
 
