@@ -131,6 +131,10 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     """Its user has used up daily_tokens_per_user. Transient."""
     WAIT_KIND_USER_MONTHLY_TOKENS: _WaitKind.ValueType  # 17
     """Its user has used up monthly_tokens_per_user. Transient."""
+    WAIT_KIND_RATE: _WaitKind.ValueType  # 18
+    """Its store or model server has reached its limit of model calls or tokens per minute. Transient. No calls are
+    waiting at the same time.
+    """
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
     """Why a run is WAITING. A run can have several reasons to wait. "Interrupted" and "transient" have the same meaning as
@@ -182,6 +186,10 @@ WAIT_KIND_USER_DAILY_TOKENS: WaitKind.ValueType  # 16
 """Its user has used up daily_tokens_per_user. Transient."""
 WAIT_KIND_USER_MONTHLY_TOKENS: WaitKind.ValueType  # 17
 """Its user has used up monthly_tokens_per_user. Transient."""
+WAIT_KIND_RATE: WaitKind.ValueType  # 18
+"""Its store or model server has reached its limit of model calls or tokens per minute. Transient. No calls are
+waiting at the same time.
+"""
 Global___WaitKind: _TypeAlias = WaitKind  # noqa: Y015
 
 class _FailureClass:
