@@ -97,7 +97,7 @@ async def test_ended_run_shows_what_each_node_did() -> None:
     assert [attempt.error.message for attempt in whole["send"].attempts] == ["broken", "broken"]
 
 
-async def test_execution_reads_all_calls_at_once_and_only_the_output_of_a_named_node() -> None:
+async def test_an_execution_reads_all_calls_at_once_but_only_the_output_of_a_named_node() -> None:
     made = world()
     made.registry.results["look"] = CallResult(content_json=json.dumps({"n": "x" * 300_000}).encode())
     asked = list[tuple[str, int]]()
@@ -134,7 +134,7 @@ async def test_output_over_the_limit_is_left_out() -> None:
     assert (found.output_json, found.output_omitted_bytes > 1_200_000) == (b"", True)
 
 
-async def test_rerun_executes_only_what_did_not_succeed() -> None:
+async def test_a_rerun_executes_only_what_did_not_succeed() -> None:
     made = world()
     key = await played(made)
     old, rerun = await executions(made).rerun(CALLER, key.run_id, "send")
@@ -270,7 +270,7 @@ async def test_token_ends_the_wait_of_exactly_its_node() -> None:
     assert (await executions(made).of_token(gateway, token))[2] == name, "the ledger reports a repeated event"
 
 
-async def test_token_of_a_node_that_has_ended_without_an_event_is_refused() -> None:
+async def test_the_token_of_a_node_that_ended_without_an_event_is_refused() -> None:
     made = world()
     late = {**TOKENS, "paid": {**TOKENS["paid"], "timeout_seconds": 5, "on_error": {"go_to": "last"}}}
     made.workflows.save("pay", {**late, "last": {"kind": "wait", "event": "sent"}})
@@ -282,7 +282,7 @@ async def test_token_of_a_node_that_has_ended_without_an_event_is_refused() -> N
             await executions(made).of_token(CALLER, token)
 
 
-async def test_token_of_a_node_that_a_named_event_has_ended_is_refused() -> None:
+async def test_the_token_of_a_node_that_was_ended_by_a_named_event_is_refused() -> None:
     made = world()
     nodes = {name: node for name, node in TOKENS.items() if name != "other"}
     made.workflows.save("pay", nodes)
@@ -415,7 +415,9 @@ WITH_TOKEN = {"all", "all.mail", "first", "early"}
         ("${tokens[input.name]}", "other", {*WITH_TOKEN, "other"}),
     ],
 )
-def test_nodes_with_the_token_of_a_wait_run_again_with_it(link: str, path: str, expected: set[str]) -> None:
+def test_nodes_that_use_the_token_of_a_wait_run_again_when_the_wait_does(
+    link: str, path: str, expected: set[str]
+) -> None:
     mail = {"kind": "tool", "tool": "work", "arguments": {"link": link}}
     nodes = {
         "first": {"kind": "wait", "event": "first", "after": ["all"]},
@@ -432,7 +434,7 @@ def test_nodes_with_the_token_of_a_wait_run_again_with_it(link: str, path: str, 
     assert {graph.steps[number].path for number in found.again} == expected
 
 
-def test_reused_nodes_name_the_run_that_has_their_calls() -> None:
+def test_reused_nodes_name_the_run_that_made_their_calls() -> None:
     number = next(step.number for step in GRAPH.steps if step.path == "last")
     second = rerun(GRAPH, cursor(DONE), OLD, number).start
     third = rerun(GRAPH, second, RunId("run_second"), number).start
@@ -445,7 +447,7 @@ def test_reused_nodes_name_the_run_that_has_their_calls() -> None:
 
 
 @given(st.dictionaries(st.sampled_from([step.path for step in GRAPH.steps]), st.sampled_from(NodeState)), st.data())
-def test_reused_nodes_depend_on_reused_nodes_only(states: dict[str, NodeState], data: st.DataObject) -> None:
+def test_reused_nodes_depend_only_on_reused_nodes(states: dict[str, NodeState], data: st.DataObject) -> None:
     number = data.draw(st.integers(0, len(GRAPH.steps) - 1))
     found = rerun(GRAPH, cursor(states), OLD, number)
     assert number in found.again
