@@ -175,6 +175,7 @@ class AgentServiceServicer(object):
         - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run, and `policy` is REJECT.
         - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is INTERRUPT.
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -302,6 +303,7 @@ class AgentServiceServicer(object):
         - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run, and `policy` is REJECT.
         - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is STEER or INTERRUPT.
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - NOT_FOUND / AGENT_NOT_FOUND

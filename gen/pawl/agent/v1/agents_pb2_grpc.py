@@ -104,6 +104,7 @@ class AgentRegistryServiceServicer(object):
         - NOT_FOUND / TOOL_NOT_FOUND
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
         - FAILED_PRECONDITION / AGENT_CYCLE
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -178,6 +179,7 @@ class AgentRegistryServiceServicer(object):
         - NOT_FOUND / TOOL_NOT_FOUND
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist, or the caller may not use it.
         - FAILED_PRECONDITION / AGENT_CYCLE
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -52,6 +52,7 @@ class AgentRegistryServiceStub:
     - NOT_FOUND / TOOL_NOT_FOUND
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
     - FAILED_PRECONDITION / AGENT_CYCLE
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
     """
     GetAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]
@@ -102,6 +103,7 @@ class AgentRegistryServiceStub:
     - NOT_FOUND / TOOL_NOT_FOUND
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist, or the caller may not use it.
     - FAILED_PRECONDITION / AGENT_CYCLE
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
     """
     DeleteDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.DeleteDraftRequest, _agents_pb2.DeleteDraftResponse]
@@ -135,6 +137,7 @@ class AgentRegistryServiceAsyncStub(AgentRegistryServiceStub):
     - NOT_FOUND / TOOL_NOT_FOUND
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
     - FAILED_PRECONDITION / AGENT_CYCLE
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
     """
     GetAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]  # type: ignore[assignment]
@@ -185,6 +188,7 @@ class AgentRegistryServiceAsyncStub(AgentRegistryServiceStub):
     - NOT_FOUND / TOOL_NOT_FOUND
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist, or the caller may not use it.
     - FAILED_PRECONDITION / AGENT_CYCLE
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
     """
     DeleteDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.DeleteDraftRequest, _agents_pb2.DeleteDraftResponse]  # type: ignore[assignment]
@@ -221,6 +225,7 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         - NOT_FOUND / TOOL_NOT_FOUND
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
         - FAILED_PRECONDITION / AGENT_CYCLE
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
         """
 
@@ -307,6 +312,7 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         - NOT_FOUND / TOOL_NOT_FOUND
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist, or the caller may not use it.
         - FAILED_PRECONDITION / AGENT_CYCLE
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
         """
 

@@ -85,6 +85,7 @@ class GoalServiceServicer(object):
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The criterion's tool does not accept its arguments.
         - PERMISSION_DENIED / PERMISSION_DENIED: The caller may not call the criterion's tool.
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """

@@ -51,6 +51,7 @@ class GoalServiceStub:
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The criterion's tool does not accept its arguments.
     - PERMISSION_DENIED / PERMISSION_DENIED: The caller may not call the criterion's tool.
     - FAILED_PRECONDITION / FEATURE_OFF
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -102,6 +103,7 @@ class GoalServiceAsyncStub(GoalServiceStub):
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The criterion's tool does not accept its arguments.
     - PERMISSION_DENIED / PERMISSION_DENIED: The caller may not call the criterion's tool.
     - FAILED_PRECONDITION / FEATURE_OFF
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -156,6 +158,7 @@ class GoalServiceServicer(metaclass=_abc_1.ABCMeta):
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The criterion's tool does not accept its arguments.
         - PERMISSION_DENIED / PERMISSION_DENIED: The caller may not call the criterion's tool.
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """

@@ -513,7 +513,7 @@ class RerunFromRequest(_message.Message):
     """ID of the run, which must have ended."""
     node: _builtins.str
     """Path of the node from which to run again. This node and all nodes that depend on it run again. So do nodes that
-    neither succeeded nor were skipped.
+    neither succeeded nor were skipped, and nodes whose effects were undone, with the nodes that depend on them.
     """
     validate_only: _builtins.bool
     """Return the effects that would happen again, without starting a run."""

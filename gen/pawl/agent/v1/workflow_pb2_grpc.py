@@ -189,6 +189,7 @@ class WorkflowServiceServicer(object):
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -209,18 +210,19 @@ class WorkflowServiceServicer(object):
 
     def RerunFrom(self, request, context):
         """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not depend on
-        `node`. The effects of these nodes do not happen again. All other nodes run, and their calls are checked and
-        approved anew. Idempotent by request ID, scoped to the user.
+        `node`, unless their effects were undone. The effects of reused nodes do not happen again. All other nodes run, and
+        their calls are checked and approved anew. Idempotent by request ID, scoped to the user.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-        - FAILED_PRECONDITION / RUN_NOT_ENDED
+        - FAILED_PRECONDITION / RUN_NOT_ENDED: The run, or an undo of its effects, has not ended.
         - NOT_FOUND / NODE_NOT_FOUND
         - NOT_FOUND / WORKFLOW_NOT_FOUND: The workflow was deleted.
         - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """

@@ -157,6 +157,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The feature is switched off for the store; metadata `feature` names the switch
     (pawl.settings.v1.Settings.switches). The request had no effect. The caller can do the work in another way.
     """
+    ERROR_REASON_MODEL_NOT_ALLOWED: _ErrorReason.ValueType  # 82
+    """FAILED_PRECONDITION. The store may not use the model; metadata `model` names it
+    (pawl.settings.v1.Settings.models).
+    """
     ERROR_REASON_CONVERSATION_ERASED: _ErrorReason.ValueType  # 67
     """FAILED_PRECONDITION. The caller erased the conversation. It can no longer be read or written. Start a new
     conversation.
@@ -363,6 +367,10 @@ ERROR_REASON_AGENT_CYCLE: ErrorReason.ValueType  # 76
 ERROR_REASON_FEATURE_OFF: ErrorReason.ValueType  # 78
 """FAILED_PRECONDITION. The feature is switched off for the store; metadata `feature` names the switch
 (pawl.settings.v1.Settings.switches). The request had no effect. The caller can do the work in another way.
+"""
+ERROR_REASON_MODEL_NOT_ALLOWED: ErrorReason.ValueType  # 82
+"""FAILED_PRECONDITION. The store may not use the model; metadata `model` names it
+(pawl.settings.v1.Settings.models).
 """
 ERROR_REASON_CONVERSATION_ERASED: ErrorReason.ValueType  # 67
 """FAILED_PRECONDITION. The caller erased the conversation. It can no longer be read or written. Start a new

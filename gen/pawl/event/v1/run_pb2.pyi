@@ -1028,7 +1028,7 @@ class RunFailure(_message.Message):
     """Machine-readable reason: ROUND_LIMIT, STUCK_LOOP, RUN_TIMEOUT, ROUND_TIMEOUT, PROVIDER_ERROR,
     PROVIDER_REFUSED (the model server rejects the request), PROVIDER_RATE_LIMIT, PROVIDER_AUTH,
     CONTENT_FILTER, TOOL_NOT_FOUND, BUDGET_EXHAUSTED, AGENT_QUOTA_EXHAUSTED, STORE_TOKENS_EXHAUSTED,
-    USER_TOKENS_EXHAUSTED, OUTPUT_INVALID, GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS, GOAL_NO_PROGRESS, UNDO_INCOMPLETE (an undo could not run all inverses; see its
+    USER_TOKENS_EXHAUSTED, MODEL_NOT_ALLOWED, OUTPUT_INVALID, GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS, GOAL_NO_PROGRESS, UNDO_INCOMPLETE (an undo could not run all inverses; see its
     report), INTERNAL. For class TOOL, see NodeError.reason. More values may be added.
     """
     message: _builtins.str

@@ -42,6 +42,7 @@ class AgentLedgerServiceStub:
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
     - FAILED_PRECONDITION / AGENT_CYCLE
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many agents, or too many versions of this one.
     """
     GetAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]
@@ -57,8 +58,8 @@ class AgentLedgerServiceStub:
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
-    GetTokenBudgets: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetTokenBudgetsRequest, _agents_pb2.GetTokenBudgetsResponse]
-    """Returns the token budgets that apply to a user's runs with an agent, and their usage. Read-only.
+    GetModelTerms: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetModelTermsRequest, _agents_pb2.GetModelTermsResponse]
+    """Returns what the next model call of a user's run with an agent may use. Read-only.
 
     Errors: only the common ones.
     """
@@ -94,6 +95,7 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
     - FAILED_PRECONDITION / AGENT_CYCLE
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many agents, or too many versions of this one.
     """
     GetAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]  # type: ignore[assignment]
@@ -109,8 +111,8 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
-    GetTokenBudgets: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetTokenBudgetsRequest, _agents_pb2.GetTokenBudgetsResponse]  # type: ignore[assignment]
-    """Returns the token budgets that apply to a user's runs with an agent, and their usage. Read-only.
+    GetModelTerms: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetModelTermsRequest, _agents_pb2.GetModelTermsResponse]  # type: ignore[assignment]
+    """Returns what the next model call of a user's run with an agent may use. Read-only.
 
     Errors: only the common ones.
     """
@@ -149,6 +151,7 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
         - FAILED_PRECONDITION / AGENT_CYCLE
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many agents, or too many versions of this one.
         """
 
@@ -178,12 +181,12 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def GetTokenBudgets(
+    def GetModelTerms(
         self,
-        request: _agents_pb2.GetTokenBudgetsRequest,
+        request: _agents_pb2.GetModelTermsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_agents_pb2.GetTokenBudgetsResponse, _abc.Awaitable[_agents_pb2.GetTokenBudgetsResponse]]:
-        """Returns the token budgets that apply to a user's runs with an agent, and their usage. Read-only.
+    ) -> _typing.Union[_agents_pb2.GetModelTermsResponse, _abc.Awaitable[_agents_pb2.GetModelTermsResponse]]:
+        """Returns what the next model call of a user's run with an agent may use. Read-only.
 
         Errors: only the common ones.
         """

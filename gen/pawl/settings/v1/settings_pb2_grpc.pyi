@@ -56,7 +56,8 @@ class SettingsServiceStub:
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer
-      other than DEPLOYMENT, or a limit above the ceiling in the layer STORE.
+      other than DEPLOYMENT, a model server in the layer STORE, or a limit above the ceiling in it.
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED: The layer STORE lists a model that the deployment does not allow.
     - INVALID_ARGUMENT / INVALID_ID
     - ABORTED / CONFLICT: `version` is not the current version.
     - PERMISSION_DENIED
@@ -108,7 +109,8 @@ class SettingsServiceAsyncStub(SettingsServiceStub):
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer
-      other than DEPLOYMENT, or a limit above the ceiling in the layer STORE.
+      other than DEPLOYMENT, a model server in the layer STORE, or a limit above the ceiling in it.
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED: The layer STORE lists a model that the deployment does not allow.
     - INVALID_ARGUMENT / INVALID_ID
     - ABORTED / CONFLICT: `version` is not the current version.
     - PERMISSION_DENIED
@@ -169,7 +171,8 @@ class SettingsServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer
-          other than DEPLOYMENT, or a limit above the ceiling in the layer STORE.
+          other than DEPLOYMENT, a model server in the layer STORE, or a limit above the ceiling in it.
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED: The layer STORE lists a model that the deployment does not allow.
         - INVALID_ARGUMENT / INVALID_ID
         - ABORTED / CONFLICT: `version` is not the current version.
         - PERMISSION_DENIED

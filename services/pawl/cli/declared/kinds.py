@@ -257,6 +257,9 @@ class _Channels:
         await ask(target, channel_pb2.DeleteChannelRequest(channel_id=channel.channel_id))
 
 
+_TEXTS: Final = ("models", "model_server")
+
+
 class _SettingsLayers:
     """The layers of settings that the caller may read. A file has all values of its layer."""
 
@@ -271,7 +274,7 @@ class _SettingsLayers:
         for layer in settings_pb2.SettingsLayer.values()[1:]:
             with suppress(PermissionDenied, InvalidField):  # It is another's, or a deployment key has no store.
                 settings = await self._read(target, layer)
-                if settings.switches or settings.limits:
+                if _names(settings):
                     found[wording.short_name(settings_pb2.SettingsLayer.DESCRIPTOR, layer)] = _values(settings)
         return found
 
@@ -283,7 +286,7 @@ class _SettingsLayers:
         current = await self._read(target, asked.layer)
         request = settings_pb2.UpdateSettingsRequest(
             settings=asked,
-            unset=[*(current.switches.keys() - asked.switches.keys()), *(current.limits.keys() - asked.limits.keys())],
+            unset=_names(current) - _names(asked),
             validate_only=validate_only,
         )
         request.settings.version = current.version
@@ -294,8 +297,15 @@ class _SettingsLayers:
         await self.save(target, settings_pb2.Settings(layer=layer), exists=True, validate_only=False)
 
 
+def _names(settings: settings_pb2.Settings) -> set[str]:
+    return {*settings.switches, *settings.limits, *(name for name in _TEXTS if getattr(settings, name))}
+
+
 def _values(settings: settings_pb2.Settings) -> State:
-    kept = settings_pb2.Settings(layer=settings.layer, switches=settings.switches, limits=settings.limits)
+    kept = settings_pb2.Settings()
+    kept.CopyFrom(settings)
+    for name in ("store_id", "version", "update_time", "update_user_id"):
+        kept.ClearField(name)
     for switch in kept.switches.values():
         switch.ClearField("set_time")
     return State(kept)
