@@ -83,7 +83,7 @@ def test_containers_share_networks_only_as_needed() -> None:
     assert {name for name, part in PARTS.items() if part.get("ports")} == OPEN_PORTS
 
 
-def test_each_container_has_limits_and_gains_no_privileges() -> None:
+def test_each_container_has_limits_and_cannot_gain_privileges() -> None:
     for name, part in PARTS.items():
         assert {"cpus", "memory", "pids"} <= set(part["deploy"]["resources"]["limits"]), name
         assert "no-new-privileges:true" in part["security_opt"], name

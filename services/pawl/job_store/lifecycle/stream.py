@@ -14,6 +14,7 @@ from nats.js.api import RetentionPolicy, StorageType, StreamConfig, StreamInfo
 from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from pawl.chassis.process import logs
+from pawl.chassis.rpc.trace_context import TRACEPARENT_KEY
 from pawl.chassis.visible import shortened
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import event_pb2
@@ -115,6 +116,7 @@ class JetStreamLifecycle:
             "ce-source": f"/pawl/{event.store_id}",
             "ce-type": f"pawl.{event.type}",
             **({"ce-subject": event.run_id} if event.run_id else {}),
+            **({TRACEPARENT_KEY: event.trace} if event.trace else {}),
             "ce-time": event.time.isoformat().replace("+00:00", "Z"),
             "content-type": "application/x-protobuf; messageType=pawl.event.v1.RunEvent",
         }
