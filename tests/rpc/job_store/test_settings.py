@@ -220,10 +220,8 @@ async def test_one_of_two_concurrent_changes_conflicts_and_the_other_is_recorded
     assert (row.user_id, row.layer) == ("me", pb.SETTINGS_LAYER_DEPLOYMENT)
     explained = (await stub.ExplainSettings(pb.ExplainSettingsRequest(store_id="acme"))).explanations
     assert explained[0].reason == f"The switch is on for {percent} % of stores."
-    assert [each.value for each in explained[1:]] == ["on"] * 4 + ["1000", "1000", "100"] + ["unlimited"] * 4 + [
-        "all",
-        "default",
-    ]
+    values = ["on"] * 4 + ["1000", "1000", "100"] + ["unlimited"] * 6 + ["all", "default"]
+    assert [each.value for each in explained[1:]] == values
 
 
 async def test_settings_that_cannot_be_read_stay_unchanged(

@@ -29,6 +29,7 @@ from tests.rpc.tool_registry.mcp_world import (
 )
 from tests.rpc.tool_registry.registry import content, context, outcome, refusal
 
+TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 NAMES = (
     "echo note environment fail refuse hang die die_once flood say_nothing answer_others terminate huge brackets deep"
     " wrong progress kinds change garbage"
@@ -165,7 +166,8 @@ async def test_a_tool_change_that_the_server_announces_stops_the_tool_immediatel
         return bool(result.result.is_error) and "NOT_ALLOWED" in failure(result)
 
     await until(is_refused)
-    assert content(await mcp.run("fake.note", call="two")) == "noted"
+    assert content(await mcp.run("fake.note", call="two", traceparent=TRACEPARENT)) == "noted"
+    assert f"traceparent {TRACEPARENT}" in (server.folder / "log").read_text()
 
 
 async def test_replaced_configuration_applies_to_all_replicas_immediately(database_url: str, tmp_path: Path) -> None:

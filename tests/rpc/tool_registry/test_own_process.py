@@ -51,7 +51,7 @@ async def pids(path: Path) -> list[int]:
 
 
 async def test_a_tool_process_does_not_inherit_anything_from_the_registry(registry: Registry) -> None:
-    responses = [response async for response in registry.stream("look_round", {"number": "7"})]
+    responses = [response async for response in registry.stream("look_round", {"number": "7"}, traceparent="t")]
     assert responses[0].progress.message == "looking"
     found = content(responses[-1].result)
     pid = found.pop("pid")
@@ -64,6 +64,7 @@ async def test_a_tool_process_does_not_inherit_anything_from_the_registry(regist
         "cores": [0, 0],
         "key": "call",
         "user": "ann",
+        "traceparent": "t",
         "deadline_is_ahead": True,
     }
     assert content(await registry.run("look_round", {"number": 8}, call="next"))["pid"] != pid

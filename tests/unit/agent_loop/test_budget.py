@@ -309,3 +309,40 @@ async def test_a_model_call_uses_the_stores_server_and_only_its_models() -> None
     await world.finish(key)
     assert present(world.ledger.run(key).failure).reason == "MODEL_NOT_ALLOWED"
     assert len(world.model.requests) == 1
+
+
+class Refusing:
+    """Refuses the first calls, each for 10 s, and notes what is counted."""
+
+    def __init__(self, refused: int) -> None:
+        self.refused = refused
+        self.taken: list[int] = []
+        self.more = 0
+
+    def is_rated(self, _server: str) -> bool:
+        return True
+
+    async def take(self, _store_id: StoreId, _server: str, tokens: int) -> float:
+        self.refused -= 1
+        if self.refused >= 0:
+            return 10.0
+        self.taken.append(tokens)
+        return 0.0
+
+    def used(self, _store_id: StoreId, _server: str, tokens: int) -> None:
+        self.more += tokens
+
+
+@pytest.mark.parametrize("policy", TokenBudgetPolicy)
+async def test_a_run_waits_for_the_limits_per_minute_and_counts_all_tokens(policy: TokenBudgetPolicy) -> None:
+    world = World(VERDICTS, [says("Done.")])
+    shared: Any = Refusing(2)
+    world.dependencies = dataclasses.replace(world.dependencies, shared=shared)
+    key = world.ledger.submit("hello", RunOptions(token_budget_policy=policy))
+    assert await world.drive() is DriveEnd.PARKED
+    assert (world.ledger.run(key).waits, world.model.requests) == ((WaitKind.RATE,), [])
+    assert await world.drive() is DriveEnd.PARKED
+    assert await world.drive() is DriveEnd.ENDED
+    (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
+    assert (warned.reason, len(world.model.requests)) == ("RATE_LIMITED", 1)
+    assert shared.taken[0] + shared.more == world.ledger.run(key).usage.total_tokens

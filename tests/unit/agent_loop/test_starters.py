@@ -19,12 +19,14 @@ from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
 from pawl.agent.v1.workflow_pb2 import StartWorkflowRequest
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.loop.rules import checks
+from pawl.agent_loop.loop.spans import first_span
 from pawl.agent_loop.schedules.rpc import ScheduleServicer, fire_note
 from pawl.agent_loop.schedules.starting import ClaimPause, Starting
 from pawl.agent_loop.triggers.rpc import BODY_BYTES_MAX, TriggerServicer
 from pawl.agent_loop.workflows.starting import WorkflowStarting
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import IdSource, RequestId, StoreId, UserId
+from pawl.chassis.ids import IdSource, RequestId, RunId, StoreId, UserId
+from pawl.chassis.rpc.trace_context import current_traceparent, set_traceparent
 from pawl.errors import (
     AgentNotFound,
     DependencyUnavailable,
@@ -232,6 +234,27 @@ async def test_each_past_scheduled_time_has_its_own_request_id(clock: ManualCloc
     assert ledger.requests[:2] == ledger.requests[2:4]
     assert len(set(ledger.requests)) == 6
     assert ledger.requests[6:] == [(time, "") for time in times]
+
+
+async def test_a_firing_has_its_own_trace_with_a_link(clock: ManualClock) -> None:
+    """It links to the request that fires the schedule, otherwise to the previous firing's run."""
+    caller = f"00-{'a' * 32}-{'b' * 16}-01"
+
+    class Calls(Checks):
+        async def checked(self, caller: Principal, request_id: RequestId, message: Any, *, must_exist: bool) -> Any:
+            return SubmitMessageRequest(text=message.text, traceparent=current_traceparent()), None
+
+    starting = Starting(
+        cast("Messages", Calls({})), cast("WorkflowStarting", Workflows()), lambda _: False, traces=True
+    )
+    links = []
+    for given in ("", caller):
+        set_traceparent(given)
+        message, _ = await starting.message(ANN, ScheduleDefinition(text="x"), {}, last_run_id=RunId("run_1"))
+        assert message is not None
+        assert not message.traceparent
+        links.append(message.trace_link)
+    assert links == [first_span(RunId("run_1")), caller]
 
 
 # Webhook deliveries and delayed events: one failing event never stops the others.

@@ -243,6 +243,13 @@ WAITS: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[st
         "It is waiting for the next day: its user has used up the daily tokens.",
         (),
     ),
+    (
+        (WaitKind.RATE,),
+        [],
+        WaitReason.RATE,
+        "It is waiting for a model call: its store or model server has reached its limit per minute.",
+        (),
+    ),
 ]
 
 

@@ -32,6 +32,7 @@ from tests.tables import not_refused
 from tests.unit.notifier.events import TIME, asked, ended_job, event, of
 
 OPERATOR, SUPERSEDED = run_pb2.STOP_CAUSE_OPERATOR, run_pb2.STOP_CAUSE_SUPERSEDED
+TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 BOTH = [run_pb2.WAIT_KIND_ANSWER, run_pb2.WAIT_KIND_APPROVAL]
 TRIAGE = {"name": "triage", "version": 1}
 QUARANTINED = run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_QUARANTINED)
@@ -230,6 +231,7 @@ class ScriptedMessage(Msg):
     def __init__(self, data: bytes, store: BrittleStore, *, attempt: int = 1) -> None:
         self.subject = "pawl.v1.acme.lifecycle.event"
         self.data = data
+        self.headers = {"traceparent": TRACEPARENT}
         self._store = store
         self._attempt = attempt
         self.answers: list[str] = []
@@ -321,6 +323,7 @@ async def test_an_event_is_accepted_only_after_its_notification_is_stored(scene:
     delivery = scene.delivery(of("completed", "a"))
     await scene.intake.take([delivery])
     assert (delivery.answers, delivery.stored_when_answered, scene.woken) == (["accepted"], 1, 1)
+    assert scene.store.drafts[0].traceparent == TRACEPARENT
 
 
 async def test_a_poison_event_is_rejected_immediately_and_does_not_block_others(scene: Scene) -> None:
