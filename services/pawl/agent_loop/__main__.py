@@ -24,9 +24,10 @@ from pawl.agent_loop.loop.worker import Worker, WorkerLimits
 from pawl.agent_loop.model.breaker import Breaker
 from pawl.agent_loop.model.client import OpenAiModel
 from pawl.agent_loop.model.servers import ModelServers
+from pawl.agent_loop.model.shared import PerMinute, SharedModels
 from pawl.agent_loop.schedules.rpc import ScheduleServicer
 from pawl.agent_loop.schedules.starting import Starting
-from pawl.agent_loop.settings import AgentLoopSettings
+from pawl.agent_loop.settings import DEFAULT_SERVER, AgentLoopSettings
 from pawl.agent_loop.titles.titles import TitleMaker
 from pawl.agent_loop.triggers.rpc import TriggerServicer
 from pawl.agent_loop.wiring import ClientSide
@@ -104,18 +105,21 @@ async def _worker(
     tracing: Tracing | None,
     credential_is_gone: Callable[[Principal], bool],
 ) -> Worker:
-    model = ModelServers(
+    shared = SharedModels(
+        job_store,
         {
-            name: Breaker(await _model(service, settings, base_url, api_key), service.clock.monotonic)
-            for name, (base_url, api_key) in settings.model_servers.items()
-        }
+            "" if name == DEFAULT_SERVER else name: PerMinute(each.requests_per_minute, each.tokens_per_minute)
+            for name, each in settings.limits.model_servers.items()
+        },
     )
+    model = await _models(service, settings, shared)
     dependencies = WorkerDependencies(
         ledger=WorkerLedgerClient(job_store, service.clock.monotonic),
         agents=AgentLedger(job_store),
         graphs=Graphs(WorkflowLedger(job_store)),
         registry=registry,
         model=model,
+        shared=shared,
         clock=service.clock,
         ids=service.ids,
         random=random.random,
@@ -156,15 +160,17 @@ async def _worker(
     return worker
 
 
-async def _model(service: Service, settings: AgentLoopSettings, base_url: str, api_key: str) -> OpenAiModel:
-    return await service.enter(
-        OpenAiModel(
+async def _models(service: Service, settings: AgentLoopSettings, shared: SharedModels) -> ModelServers:
+    found = {}
+    for name, (base_url, api_key) in settings.model_servers.items():
+        client = OpenAiModel(
             base_url=base_url,
             api_key=api_key,
             output_tokens_field=settings.output_tokens_field,
             format_with_tools=settings.format_with_tools,
         )
-    )
+        found[name] = Breaker(await service.enter(client), service.clock.monotonic, partial(shared.report, name))
+    return ModelServers(found)
 
 
 async def _beside(serving: Awaitable[None], stop: asyncio.Event, hand_over: Callable[[], Awaitable[None]]) -> None:

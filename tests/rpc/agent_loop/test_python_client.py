@@ -108,7 +108,7 @@ async def test_synchronous_client_behaves_like_the_async_one(endpoint: Endpoint,
     assert len(runs) == 2
 
 
-async def test_closed_client_leaves_no_thread_and_raises(endpoint: Endpoint) -> None:
+async def test_a_closed_client_raises_and_leaves_no_thread(endpoint: Endpoint) -> None:
     pawl = Client(endpoint.address, api_key=KEY, environment={})
     assert "pawl-client" in [thread.name for thread in threading.enumerate()]
     await asyncio.to_thread(pawl.close)

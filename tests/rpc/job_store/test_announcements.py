@@ -245,7 +245,7 @@ async def test_each_scheduled_run_publishes_its_outcome_once(
     assert "ce-subject" not in told[1].headers
 
 
-async def test_inbox_watchers_are_notified_only_of_each_change(
+async def test_inbox_watchers_are_notified_only_when_something_changes(
     start: StartReplica, nats: servers.NatsServer, listener: Bus
 ) -> None:
     replica = await start(nats_url=nats.url)

@@ -222,7 +222,7 @@ async def test_test_delivery_is_sent_once_even_to_a_disabled_channel(desk: Desk,
     assert verified_body(receiver.asked[0], secret)["data"]["channel_id"] == channel_id
 
 
-async def test_delivery_of_a_dead_process_is_retried_and_its_late_result_ignored(
+async def test_a_delivery_of_a_dead_process_is_retried_and_its_late_result_is_ignored(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, database: Database
 ) -> None:
     receiver.answer = lambda _: Reply(waits=True)

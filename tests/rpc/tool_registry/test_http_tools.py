@@ -301,7 +301,9 @@ async def test_success_response_is_the_result_and_any_other_is_an_error(world: W
     assert len(world.server.asked) == 1, "a POST does not follow redirects"
 
 
-async def test_interrupted_call_has_an_unknown_outcome_unless_repeatable_or_never_sent(world: World) -> None:
+async def test_an_interrupted_call_has_an_unknown_outcome_unless_it_is_repeatable_or_was_never_sent(
+    world: World,
+) -> None:
     tool = await world.endpoint("/breaks", "POST")
     with pytest.raises(OutcomeUnknown):
         await world.call(tool)

@@ -153,7 +153,7 @@ async def test_sigterm_drains_all_workers_of_a_process(registry: Registry) -> No
         await asyncio.gather(*tasks)
 
 
-async def test_exception_or_return_value_never_ends_the_worker(registry: Registry) -> None:
+async def test_an_exception_or_return_value_never_ends_the_worker(registry: Registry) -> None:
     """Checkpoints, errors and progress may contain untrusted data, and other calls run in parallel."""
     too_deep: Any = 1
     for _ in range(40):

@@ -144,7 +144,7 @@ async def test_the_sampling_decision_reaches_the_tools(
     assert len({each.traceparent[3:35] for each in world.registry.asked}) == 1
 
 
-async def test_a_receiver_that_hangs_costs_spans_and_nothing_else(
+async def test_a_receiver_that_hangs_costs_spans_but_nothing_else(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")

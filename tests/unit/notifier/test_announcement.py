@@ -101,7 +101,7 @@ def test_text_is_truncated_to_a_byte_limit_between_characters() -> None:
     assert draft.body.endswith("ü...")
 
 
-def test_a_jobs_end_belongs_to_its_reporting_conversation() -> None:
+def test_a_jobs_end_belongs_to_the_conversation_to_which_it_reports() -> None:
     """ASYNC-5: job ends that need no report are not announced."""
     rows: list[tuple[str, dict[str, Any], str]] = [
         ("completed", {}, "completed"),
@@ -180,7 +180,7 @@ def test_a_call_that_asks_a_user_by_name_notifies_only_that_user() -> None:
     assert {draft.inbox.user_id for draft in drafts_of(approvers, APPROVERS)} == {"bob", "eve"}
 
 
-def test_state_changes_settle_user_requests_and_run_ends_settle_approvals() -> None:
+def test_state_changes_settle_user_requests_while_run_ends_settle_approvals() -> None:
     over = ResolvedNeed(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME)
     of_call = ResolvedNeed(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME, call_id=CallId("call_1"))
     settled = asked()

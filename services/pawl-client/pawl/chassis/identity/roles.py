@@ -110,6 +110,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (TOOL_REGISTRY,): "NoteCompletion GetConversation",
         (AGENT_LOOP, TOOL_REGISTRY): "GetRun ListJobs StopJob GetCall",
     },
+    "pawl.job.v1.ModelService": {(AGENT_LOOP,): "TakeModelCall ReportModelServer"},
     "pawl.job.v1.TitleService": {(AGENT_LOOP,): "ClaimTitles SetTitle"},
     "pawl.job.v1.ScheduleLedgerService": {
         (AGENT_LOOP,): "GetDueSchedule ClaimSchedules FireSchedule",
@@ -180,7 +181,7 @@ CALLERS: Final[Mapping[str, frozenset[str]]] = dict(_rows())
 
 
 def rights(roles: Collection[str]) -> frozenset[str]:
-    """Return the entries of CALLERS for a credential with these roles; no roles mean member.
+    """Return the entries of CALLERS for a credential with these roles. A credential without roles is a member.
 
     Unknown roles, such as misspelt ones, give no rights.
     """
