@@ -45,10 +45,10 @@ async def test_another_agent_loop_finishes_the_runs_of_a_killed_one(
     """OPS-5: both replicas are killed while they drive runs."""
     await survive(
         partial(kill, suite, "agent-loop"),
+        trace_continues_without_the_lost_span(agent, receiver, tmp_path / "traced"),
         a_tool_is_not_repeated(agent, tmp_path / "once"),
         stream_is_complete_without_repeats(agent, pawl),
         conversation_is_followed_without_repeats(pawl, tmp_path / "job"),
-        trace_continues_without_the_lost_span(agent, receiver, tmp_path / "traced"),
     )
 
 
