@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GoalServiceStub(object):
-    """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
+    """Pursues goals. A goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
     A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
     also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason
@@ -65,7 +65,7 @@ class GoalServiceStub(object):
 
 
 class GoalServiceServicer(object):
-    """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
+    """Pursues goals. A goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
     A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
     also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason
@@ -161,7 +161,7 @@ def add_GoalServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GoalService(object):
-    """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
+    """Pursues goals. A goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
     A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
     also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GoalServiceStub:
-    """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
+    """Pursues goals. A goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
     A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
     also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason
@@ -82,7 +82,7 @@ class GoalServiceStub:
 
 @_typing.type_check_only
 class GoalServiceAsyncStub(GoalServiceStub):
-    """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
+    """Pursues goals. A goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
     A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
     also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason
@@ -133,7 +133,7 @@ class GoalServiceAsyncStub(GoalServiceStub):
     """
 
 class GoalServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
+    """Pursues goals. A goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
     A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
     also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason

@@ -248,7 +248,7 @@ class TokenBudget(_message.Message):
     TOKENS_USED_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
     kind: _run_pb2.WaitKind.ValueType
-    """Whose budget it is, and for how long: what a run waits for when it is used up."""
+    """Whose budget it is, and for how long. A run that has used up the budget waits for this."""
     tokens_max: _builtins.int
     """The limit."""
     tokens_used: _builtins.int
@@ -366,7 +366,7 @@ class PutDraftResponse(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
-    """Whether this request changed (or would change) it."""
+    """Whether this request changed (or would change) the draft."""
     @_builtins.property
     def agent(self) -> _agent_pb2.AgentVersion:
         """The resulting draft."""

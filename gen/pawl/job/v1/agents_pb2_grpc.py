@@ -79,11 +79,11 @@ class AgentLedgerServiceServicer(object):
     """
 
     def PutAgent(self, request, context):
-        """Stores a new version of an agent, unless it equals the newest one. Delegation is checked in the same
+        """Stores a new version of an agent, unless it equals the newest version. Delegation is checked in the same
         transaction, so concurrent requests cannot create a cycle. Idempotent.
 
         Errors:
-        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
         - FAILED_PRECONDITION / AGENT_CYCLE
         - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many agents, or too many versions of this one.

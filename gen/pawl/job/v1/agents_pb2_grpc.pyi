@@ -36,11 +36,11 @@ class AgentLedgerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentLedgerServiceAsyncStub: ...
     PutAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.PutAgentRequest, _agents_pb2.PutAgentResponse]
-    """Stores a new version of an agent, unless it equals the newest one. Delegation is checked in the same
+    """Stores a new version of an agent, unless it equals the newest version. Delegation is checked in the same
     transaction, so concurrent requests cannot create a cycle. Idempotent.
 
     Errors:
-    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
     - FAILED_PRECONDITION / AGENT_CYCLE
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many agents, or too many versions of this one.
@@ -89,11 +89,11 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     PutAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.PutAgentRequest, _agents_pb2.PutAgentResponse]  # type: ignore[assignment]
-    """Stores a new version of an agent, unless it equals the newest one. Delegation is checked in the same
+    """Stores a new version of an agent, unless it equals the newest version. Delegation is checked in the same
     transaction, so concurrent requests cannot create a cycle. Idempotent.
 
     Errors:
-    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
     - FAILED_PRECONDITION / AGENT_CYCLE
     - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many agents, or too many versions of this one.
@@ -145,11 +145,11 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.PutAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.PutAgentResponse, _abc.Awaitable[_agents_pb2.PutAgentResponse]]:
-        """Stores a new version of an agent, unless it equals the newest one. Delegation is checked in the same
+        """Stores a new version of an agent, unless it equals the newest version. Delegation is checked in the same
         transaction, so concurrent requests cannot create a cycle. Idempotent.
 
         Errors:
-        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
         - FAILED_PRECONDITION / AGENT_CYCLE
         - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many agents, or too many versions of this one.

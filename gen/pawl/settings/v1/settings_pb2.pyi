@@ -36,7 +36,7 @@ class _SettingsLayerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Setting
     """Set by a store's admin, for that store."""
 
 class SettingsLayer(_SettingsLayer, metaclass=_SettingsLayerEnumTypeWrapper):
-    """Who sets a value, and for which stores."""
+    """Says who sets a value, and for which stores."""
 
 SETTINGS_LAYER_UNSPECIFIED: SettingsLayer.ValueType  # 0
 """In ExplainSettings: no layer sets it."""
@@ -66,7 +66,7 @@ class _SwitchStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SwitchSta
     """On in all stores. The default."""
 
 class SwitchState(_SwitchState, metaclass=_SwitchStateEnumTypeWrapper):
-    """Which stores a feature is on for."""
+    """The stores for which a feature is on."""
 
 SWITCH_STATE_UNSPECIFIED: SwitchState.ValueType  # 0
 """Not allowed in a request."""
@@ -92,7 +92,7 @@ class Switch(_message.Message):
     CANCEL_OPEN_RUNS_FIELD_NUMBER: _builtins.int
     SET_TIME_FIELD_NUMBER: _builtins.int
     state: Global___SwitchState.ValueType
-    """Which stores the feature is on for."""
+    """The stores for which the feature is on."""
     percent: _builtins.int
     """Percentage of stores, 0 to 100. A hash of the switch's name and the store's ID selects them, so
     raising the percentage never drops a store.
@@ -213,8 +213,8 @@ class Settings(_message.Message):
         - `active_runs_per_user`: active runs of each user.
         - `background_runs`: active background runs of the store, in addition to the others.
         - `daily_tokens`, `monthly_tokens`: input and output tokens of all runs of the store per day or month (UTC).
-          Unlimited by default. Once they are used up, runs wait before their next model call
-          (WAIT_KIND_STORE_DAILY_TOKENS and others) until the day or month ends or the limit is raised.
+          Unlimited by default. Once these tokens are used up, runs wait before their next model call
+          (WAIT_KIND_STORE_DAILY_TOKENS and others) until the day or month ends, or until the limit is raised.
         - `daily_tokens_per_user`, `monthly_tokens_per_user`: the same, of all runs of each user.
         - `model_requests_per_minute`, `model_tokens_per_minute`: model calls of the store, and their tokens. Unlimited by
           default. Further runs wait before their next model call (WAIT_KIND_RATE).

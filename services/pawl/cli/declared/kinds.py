@@ -36,7 +36,10 @@ _RULE_OUTPUTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A resource as stored on the servers, or as they would save it. `comments` include an agent's selected tools."""
+    """A resource as it is stored on the servers, or as they would save it.
+
+    `comments` include an agent's selected tools.
+    """
 
     definition: Any
     comments: tuple[str, ...] = ()
@@ -90,7 +93,7 @@ class _Agents:
 
 
 class Faulty(Exception):  # It carries several faults, each of which is an error.
-    """A definition has faults: paths and messages."""
+    """Raised when a definition has faults. Each fault has a path and a message."""
 
     def __init__(self, faults: Iterable[WorkflowFault]) -> None:
         self.faults = [(each.path, each.message + (f" ({each.hint})" if each.hint else "")) for each in faults]
@@ -313,7 +316,7 @@ def _of_agent(agent: agent_pb2.AgentVersion) -> State:
 
 
 def _at(definition: Any, path: str) -> Any:
-    """Return an object with only the field at a path such as `nodes.fetch.tool`."""
+    """Return an object that has only the field at a path such as `nodes.fetch.tool`."""
     names = files.PARTS.findall(path)
     found = definition
     for name in names[:-1]:
@@ -353,7 +356,7 @@ DRAFTS: Final[Mapping[str, Kind]] = {"agent": _Agents(drafts=True)}
 
 
 def references(key: Key, definition: Any) -> set[Key]:
-    """Return the agents, sources and workflows that a definition refers to."""
+    """Return the agents, sources and workflows to which a definition refers."""
     sources, agents, workflows = set[str](), set[str](), set[str]()
     match key.kind:
         case "agent":
@@ -372,7 +375,7 @@ def references(key: Key, definition: Any) -> set[Key]:
 
 
 def _named_by_nodes(value: Any) -> Iterator[Key]:
-    """Yield the resources that a workflow's nodes refer to. A tool name can also refer to a workflow."""
+    """Yield the resources to which a workflow's nodes refer. A tool name can also refer to a workflow."""
     if isinstance(value, dict):
         for field, each in value.items():
             if isinstance(each, str) and field in {"agent", "workflow"}:
@@ -388,9 +391,10 @@ def _named_by_nodes(value: Any) -> Iterator[Key]:
 
 
 def without(key: Key, definition: Any, later: Collection[Key]) -> Any:
-    """Return a definition that servers can validate before the resources in `later` exist. It does not refer to them.
+    """Return a definition that servers can validate before the resources in `later` exist.
 
-    A workflow is unchanged: each of its faults refers to a resource.
+    The definition no longer refers to them. A workflow is returned unchanged, because each of its faults refers to a
+    resource.
     """
     if not later or key.kind == "workflow":
         return definition

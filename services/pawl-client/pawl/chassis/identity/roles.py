@@ -181,7 +181,7 @@ CALLERS: Final[Mapping[str, frozenset[str]]] = dict(_rows())
 
 
 def rights(roles: Collection[str]) -> frozenset[str]:
-    """Return the entries of CALLERS for a credential with these roles; no roles mean member.
+    """Return the entries of CALLERS for a credential with these roles. A credential without roles is a member.
 
     Unknown roles, such as misspelt ones, give no rights.
     """
