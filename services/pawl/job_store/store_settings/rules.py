@@ -224,7 +224,8 @@ class AllSettings:
             if name in set_in.limits:
                 return Decided(name=name, value=set_in.limits[name], layer=layer, reason=reason)
         if not name.has_default:
-            return Decided(name=name, value=name.maximum, layer=None, reason=_NOT_SET)
+            reason = "Only agent-loop's limits file applies." if name in RUN_LIMITS else _NOT_SET
+            return Decided(name=name, value=name.maximum, layer=None, reason=reason)
         started = self._started_with[name]
         return Decided(name=name, value=started, layer=None, reason="Set when the process started.")
 
