@@ -19,7 +19,7 @@ from pawl.agent_loop.loop.ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerCl
 from pawl.agent_loop.loop.metrics import PrometheusMeter
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
-from pawl.agent_loop.loop.spans import tracing_of
+from pawl.agent_loop.loop.spans import Tracing, tracing_of
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
 from pawl.agent_loop.model.breaker import Breaker
 from pawl.agent_loop.model.client import OpenAiModel
@@ -56,10 +56,14 @@ async def main(stop: asyncio.Event) -> None:
         registry = RegistryClient(
             await service.open_channel("tool_registry", settings.tool_registry_address, optional=True)
         )
+        tracer = await service.open_tracer()
         is_gone = gone(settings, service.clock, lambda: service.key_rows)
         worker = None
         if settings.drives_runs:
-            worker = await _worker(service, settings, bus, job_store, registry, credential_is_gone=is_gone)
+            tracing = tracing_of(tracer, settings.openai_base_url)
+            worker = await _worker(
+                service, settings, bus, job_store, registry, tracing=tracing, credential_is_gone=is_gone
+            )
         server = service.rpc_server(KeySyncClient(job_store))
         if settings.serves_clients:
             live = BusEvents(bus)
@@ -78,7 +82,7 @@ async def main(stop: asyncio.Event) -> None:
             service.background.start("pending", partial(clients.pending.follow, live))
             service.background.start("conversations", partial(clients.conversations.follow, live))
             clients.add_to(server)
-            starting = Starting(clients.messages, clients.workflow_starting, is_gone)
+            starting = Starting(clients.messages, clients.workflow_starting, is_gone, traces=tracer is not None)
             stub = ScheduleLedgerServiceStub(job_store)
             schedules = ScheduleServicer(stub, starting, service.clock, clients.forward)
             server.add_forwarding(add_ScheduleServiceServicer_to_server, schedules, clients.forward)
@@ -98,6 +102,7 @@ async def _worker(
     job_store: grpc.aio.Channel,
     registry: RegistryClient,
     *,
+    tracing: Tracing | None,
     credential_is_gone: Callable[[Principal], bool],
 ) -> Worker:
     shared = SharedModels(
@@ -124,7 +129,7 @@ async def _worker(
         background_as_tool=settings.limits.background == "tool",
         takes_images=settings.takes_images,
         makes_titles=settings.titles == "model",
-        tracing=tracing_of(await service.open_tracer(), settings.openai_base_url),
+        tracing=tracing,
         approvals_required=settings.limits.approvals_required,
         credential_is_gone=credential_is_gone,
     )

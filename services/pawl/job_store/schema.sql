@@ -147,6 +147,7 @@ CREATE TABLE runs (
     -- The placeholder run of an imported history. It never ran here and no list shows it.
     imported boolean NOT NULL DEFAULT false,
     own_tools bytea,  -- tools that came with this run only; null for none
+    trace text COLLATE "C" NOT NULL DEFAULT '',  -- the trace context for work that the run causes
     -- Labels are lines, each prefixed with its owner's mark, and indexed only where set: most updates touch neither
     -- column.
     agent_name text COLLATE "C" NOT NULL DEFAULT 'default',

@@ -53,7 +53,7 @@ def waiting() -> Simulation:
 
 
 class TestExhaustion:
-    def test_a_failed_attempt_counts_and_is_not_retried_over_budget(self) -> None:
+    def test_a_failed_attempt_counts_and_is_not_retried_if_the_budget_is_used_up(self) -> None:
         run = with_budget(TOKENS_PER_ANSWER)
         run.model_fails()
         assert (run.model_calls, run.run.state) == (1, RunState.WAITING)
@@ -179,7 +179,7 @@ class TestCallInFlight:
         assert (run.under_way, run.base.loop.model_call and run.base.loop.model_call.attempt) == ({MODEL}, 1)
         assert run.run.tokens_needed == 0
 
-    def test_missing_tokens_are_the_required_minus_the_remaining_ones(self) -> None:
+    def test_the_number_of_missing_tokens_is_the_required_minus_the_remaining_number(self) -> None:
         rows: list[Any] = [(90, 50, 40), (90, 0, 1), (100, 0, 1), (100, 50, 50)]
         for used, needed, missing in rows:
             base = with_budget(100).base
@@ -254,7 +254,7 @@ async def test_a_run_with_an_exhausted_agent_quota_waits_for_the_next_day() -> N
     assert len(world.model.requests) == 1
 
 
-async def test_a_run_may_fail_on_an_exhausted_agent_quota_instead() -> None:
+async def test_a_run_may_fail_instead_if_its_agents_quota_is_exhausted() -> None:
     world = World(VERDICTS, [says("Done.")])
     await give(world, 100)
     use(world, 101)

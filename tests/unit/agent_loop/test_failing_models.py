@@ -285,7 +285,7 @@ async def test_a_run_stays_with_its_fallback_model_to_the_end() -> None:
     assert world.model.requests[4].model == "first", "another run starts with the first model"
 
 
-async def test_a_failed_models_opaque_fields_are_not_sent_to_another_model() -> None:
+async def test_opaque_fields_of_a_failed_model_are_not_sent_to_another_model() -> None:
     """The switch happens during a run, and the second model accepts a history with calls of the first."""
 
     world, key = await finished(

@@ -293,7 +293,7 @@ def test_a_run_that_waits_for_people_names_them() -> None:
         assert waiting.roles == (() if is_named else roles.get(reason, ()))
 
 
-def test_a_run_whose_wait_has_ended_waits_for_a_worker() -> None:
+def test_a_run_whose_wait_has_ended_is_waiting_for_a_worker() -> None:
     call = call_row("a", CallState.AWAITING_APPROVAL, reserved_by="cmd_1")
     waiting = waiting_of(RunState.WAITING, call, waits=(WaitKind.APPROVAL,), claim_at=NOW)
     assert waiting.reason is WaitReason.WORKER

@@ -97,6 +97,8 @@ class Lifecycle:
     type: str
     time: datetime
     payload: bytes
+    # The trace context of the run; may be empty.
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
