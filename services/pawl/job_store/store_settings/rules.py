@@ -45,12 +45,12 @@ class Limit(StrEnum):
 
     @property
     def is_of_runs(self) -> bool:
-        """Whether it limits a number of runs. Others are unlimited by default."""
+        """Whether this limits the number of runs. Other limits are unlimited by default."""
         return self in {Limit.ACTIVE_RUNS, Limit.ACTIVE_RUNS_PER_USER, Limit.BACKGROUND_RUNS}
 
     @property
     def maximum(self) -> int:
-        """The highest value. If the limit is not of runs, this value means that there is no limit."""
+        """The highest value. For limits on anything but runs, this value means unlimited."""
         return RUNS_MAX if self.is_of_runs else TOKENS_MAX
 
 
