@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -35,7 +35,7 @@ from pawl.event.v1 import event_pb2, run_pb2
 from pawl.event.v1.agent_pb2 import AgentUsage
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
-from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer
+from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, Budgets
 from pawl.job_store.agents.rules import AGENT, SaveDraft
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.cache import RunCache
@@ -49,7 +49,7 @@ from pawl.job_store.ledger.store.upkeep import PostgresUsage
 from pawl.job_store.versions.rules import DefinitionRow, Kind, Save, VersionRow
 from pawl.job_store.versions.store import PostgresVersions
 from pawl.job_store.workflows.rpc import WORKFLOW, WorkflowLedgerServicer, WorkflowServicer
-from pawl.values import ENDED, CallState, CommandOutcome, DecisionKind, Usage
+from pawl.values import ENDED, CallState, CommandOutcome, DecisionKind, Usage, WaitKind
 from tests.fakes.manual_clock import VirtualClock
 from tests.fakes.model import FakeModel, Script
 from tests.fakes.registry import FakeRegistry
@@ -148,6 +148,9 @@ class MemoryUsage(PostgresUsage):
     async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
         return self.tokens_today.get((store_id, name), 0), self.day_end_time
 
+    async def tokens(self, store_id: StoreId, user_id: UserId) -> Mapping[WaitKind, tuple[int, datetime]]:
+        return {kind: (self.tokens_today.get((store_id, ""), 0), self.day_end_time) for kind in WaitKind}
+
 
 def workflow_servicers() -> tuple[object, ...]:
     workflows = MemoryVersions(WORKFLOW)
@@ -160,7 +163,10 @@ class MemoryAgents(AgentLedger):
         self.usage = MemoryUsage()
         # Handles forwarded calls
         self.forwarded = AgentServicer(self.repository, self.usage)
-        servicer = AgentLedgerServicer(self.repository, self.usage)
+        # Token budgets of all stores, by what a run waits for.
+        self.limits: dict[WaitKind, int] = {}
+        budgets = Budgets(self.repository, self.usage, lambda _: self.limits)
+        servicer = AgentLedgerServicer(self.repository, budgets)
         channel: Any = Channel(lambda method, request, _: answer([servicer], method, request))
         super().__init__(channel)
 

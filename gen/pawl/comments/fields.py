@@ -521,7 +521,7 @@ COMMENTS: dict[str, str] = {
     'pawl.settings.v1.GetSettingsRequest.store_id': "Store ID; empty means the caller's own store.",
     'pawl.settings.v1.ListSettingsChangesRequest.store_id': "Store ID; empty means the caller's own store or, for a deployment key, all changes.",
     'pawl.settings.v1.Settings.layer': 'The layer.',
-    'pawl.settings.v1.Settings.limits': 'Limits by name, 1 to 10000. - `active_runs`: active runs of the store; more runs wait in the queue. - `active_runs_per_user`: active runs of each user. - `background_runs`: active background runs of the store, in addition to the others.',
+    'pawl.settings.v1.Settings.limits': 'Limits by name: numbers of runs from 1 to 10000, numbers of tokens from 1 to 2^53. - `active_runs`: active runs of the store; more runs wait in the queue. - `active_runs_per_user`: active runs of each user. - `background_runs`: active background runs of the store, in addition to the others. - `daily_tokens`, `monthly_tokens`: input and output tokens of all runs of the store per day or month (UTC).',
     'pawl.settings.v1.Settings.store_id': 'Store ID; empty for the layer DEPLOYMENT.',
     'pawl.settings.v1.Settings.switches': 'Switches by name; only in the layer DEPLOYMENT.',
     'pawl.settings.v1.Settings.update_time': 'When it was last changed.',

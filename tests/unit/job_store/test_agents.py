@@ -16,7 +16,7 @@ from pawl.errors import AgentCycle, AgentNotFound, TooLarge
 from pawl.job_store.agents.rules import AGENT, DRAFTS_MAX, drafted
 from pawl.job_store.ledger.rules import usage
 from pawl.job_store.ledger.rules.rows import RunRow
-from pawl.job_store.ledger.rules.usage import Used
+from pawl.job_store.ledger.rules.usage import Used, month_end
 from pawl.job_store.versions import rules as versions
 from pawl.job_store.versions.rules import DefinitionRow, VersionRow
 from pawl.values import RunState
@@ -161,6 +161,12 @@ def test_changes_without_usage_add_nothing() -> None:
 
 def test_an_imported_history_does_not_count_as_usage() -> None:
     assert usage.added([replace(run(used=Used(input_tokens=7)), imported=True)], [], read, NOW) == []
+
+
+def test_months_end_with_their_last_day_in_utc() -> None:
+    late = datetime(2026, 12, 31, 23, 30, tzinfo=timezone(timedelta(hours=-2)))
+    assert month_end(late) == datetime(2027, 2, 1, tzinfo=UTC)
+    assert month_end(datetime(2028, 2, 29, tzinfo=UTC)) == datetime(2028, 3, 1, tzinfo=UTC)
 
 
 def test_usage_days_are_utc_days() -> None:

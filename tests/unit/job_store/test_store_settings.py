@@ -127,6 +127,7 @@ def test_a_change_sets_the_named_values_and_keeps_the_others() -> None:
     [
         ({"limits": {"active_runs": 0}}, "settings.limits.active_runs"),
         ({"limits": {"active_runs": 10_001}}, "settings.limits.active_runs"),
+        ({"limits": {"daily_tokens": 2**53 + 1}}, "settings.limits.daily_tokens"),
         ({"limits": {"active_run": 3}}, "settings.limits"),
         ({"switches": {"run": Switch(state=SwitchState.ALL)}}, "settings.switches"),
         ({"switches": {"runs": Switch(state=SwitchState.PERCENT, percent=101)}}, "settings.switches.runs.percent"),

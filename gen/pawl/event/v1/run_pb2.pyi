@@ -122,6 +122,16 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     """A child run is waiting for the jobs below it (Run.waits_for_jobs). Transient."""
     WAIT_KIND_PERSON: _WaitKind.ValueType  # 13
     """Another user must decide on a call or answer a question (Call.asked_user_id). Interrupted."""
+    WAIT_KIND_STORE_DAILY_TOKENS: _WaitKind.ValueType  # 14
+    """Its store has used up its daily_tokens (see pawl.settings.v1.Settings.limits). Transient. As for the kinds below, the
+    run resumes when the day or month (UTC) ends or the limit is raised. No calls are waiting at the same time.
+    """
+    WAIT_KIND_STORE_MONTHLY_TOKENS: _WaitKind.ValueType  # 15
+    """Its store has used up its monthly_tokens. Transient."""
+    WAIT_KIND_USER_DAILY_TOKENS: _WaitKind.ValueType  # 16
+    """Its user has used up daily_tokens_per_user. Transient."""
+    WAIT_KIND_USER_MONTHLY_TOKENS: _WaitKind.ValueType  # 17
+    """Its user has used up monthly_tokens_per_user. Transient."""
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
     """Why a run is WAITING. A run can have several reasons to wait. "Interrupted" and "transient" have the same meaning as
@@ -164,6 +174,16 @@ WAIT_KIND_JOB: WaitKind.ValueType  # 12
 """A child run is waiting for the jobs below it (Run.waits_for_jobs). Transient."""
 WAIT_KIND_PERSON: WaitKind.ValueType  # 13
 """Another user must decide on a call or answer a question (Call.asked_user_id). Interrupted."""
+WAIT_KIND_STORE_DAILY_TOKENS: WaitKind.ValueType  # 14
+"""Its store has used up its daily_tokens (see pawl.settings.v1.Settings.limits). Transient. As for the kinds below, the
+run resumes when the day or month (UTC) ends or the limit is raised. No calls are waiting at the same time.
+"""
+WAIT_KIND_STORE_MONTHLY_TOKENS: WaitKind.ValueType  # 15
+"""Its store has used up its monthly_tokens. Transient."""
+WAIT_KIND_USER_DAILY_TOKENS: WaitKind.ValueType  # 16
+"""Its user has used up daily_tokens_per_user. Transient."""
+WAIT_KIND_USER_MONTHLY_TOKENS: WaitKind.ValueType  # 17
+"""Its user has used up monthly_tokens_per_user. Transient."""
 Global___WaitKind: _TypeAlias = WaitKind  # noqa: Y015
 
 class _FailureClass:
@@ -411,7 +431,8 @@ class _TokenBudgetPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tok
     """
     TOKEN_BUDGET_POLICY_FAIL: _TokenBudgetPolicy.ValueType  # 2
     """The run fails with reason BUDGET_EXHAUSTED, class LIMIT. If its agent's daily budget
-    (AgentDefinition.daily_tokens_max) is used up, the reason is AGENT_QUOTA_EXHAUSTED.
+    (AgentDefinition.daily_tokens_max) is used up, the reason is AGENT_QUOTA_EXHAUSTED; if a budget of its
+    store or user is, STORE_TOKENS_EXHAUSTED or USER_TOKENS_EXHAUSTED.
     """
 
 class TokenBudgetPolicy(_TokenBudgetPolicy, metaclass=_TokenBudgetPolicyEnumTypeWrapper):
@@ -426,7 +447,8 @@ it fails immediately, as with FAIL.
 """
 TOKEN_BUDGET_POLICY_FAIL: TokenBudgetPolicy.ValueType  # 2
 """The run fails with reason BUDGET_EXHAUSTED, class LIMIT. If its agent's daily budget
-(AgentDefinition.daily_tokens_max) is used up, the reason is AGENT_QUOTA_EXHAUSTED.
+(AgentDefinition.daily_tokens_max) is used up, the reason is AGENT_QUOTA_EXHAUSTED; if a budget of its
+store or user is, STORE_TOKENS_EXHAUSTED or USER_TOKENS_EXHAUSTED.
 """
 Global___TokenBudgetPolicy: _TypeAlias = TokenBudgetPolicy  # noqa: Y015
 
@@ -1004,8 +1026,8 @@ class RunFailure(_message.Message):
     reason: _builtins.str
     """Machine-readable reason: ROUND_LIMIT, STUCK_LOOP, RUN_TIMEOUT, ROUND_TIMEOUT, PROVIDER_ERROR,
     PROVIDER_REFUSED (the model server rejects the request), PROVIDER_RATE_LIMIT, PROVIDER_AUTH,
-    CONTENT_FILTER, TOOL_NOT_FOUND, BUDGET_EXHAUSTED, AGENT_QUOTA_EXHAUSTED, OUTPUT_INVALID, GOAL_BUDGET,
-    GOAL_DEADLINE, GOAL_ATTEMPTS, GOAL_NO_PROGRESS, UNDO_INCOMPLETE (an undo could not run all inverses; see its
+    CONTENT_FILTER, TOOL_NOT_FOUND, BUDGET_EXHAUSTED, AGENT_QUOTA_EXHAUSTED, STORE_TOKENS_EXHAUSTED,
+    USER_TOKENS_EXHAUSTED, OUTPUT_INVALID, GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS, GOAL_NO_PROGRESS, UNDO_INCOMPLETE (an undo could not run all inverses; see its
     report), INTERNAL. For class TOOL, see NodeError.reason. More values may be added.
     """
     message: _builtins.str
@@ -1039,6 +1061,7 @@ class Usage(_message.Message):
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     MODEL_CALLS_FIELD_NUMBER: _builtins.int
     ESTIMATED_TOKENS_FIELD_NUMBER: _builtins.int
+    DELEGATED_TOKENS_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
     """Tokens in all prompts, including cached ones."""
     cached_input_tokens: _builtins.int
@@ -1051,6 +1074,8 @@ class Usage(_message.Message):
     """Model calls, including failed attempts."""
     estimated_tokens: _builtins.int
     """Input and output tokens that were estimated."""
+    delegated_tokens: _builtins.int
+    """Input and output tokens used by the runs to which this one delegated. The other figures include them."""
     def __init__(
         self,
         *,
@@ -1060,10 +1085,11 @@ class Usage(_message.Message):
         reasoning_tokens: _builtins.int = ...,
         model_calls: _builtins.int = ...,
         estimated_tokens: _builtins.int = ...,
+        delegated_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_input_tokens", b"cached_input_tokens", "estimated_tokens", b"estimated_tokens", "input_tokens", b"input_tokens", "model_calls", b"model_calls", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_input_tokens", b"cached_input_tokens", "delegated_tokens", b"delegated_tokens", "estimated_tokens", b"estimated_tokens", "input_tokens", b"input_tokens", "model_calls", b"model_calls", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1510,7 +1510,7 @@ Global___PauseCommand: _TypeAlias = PauseCommand  # noqa: Y015
 @_typing.final
 class EventCommand(_message.Message):
     """An event for a workflow's wait nodes. The command ID is the event ID. A run keeps at most 100 events
-    that no node has taken; more are QUEUE_FULL.
+    that no node has taken; more are QUEUE_FULL, unless SendCommandRequest.event_is_awaited.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1875,6 +1875,7 @@ class SendCommandRequest(_message.Message):
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     PEOPLE_FIELD_NUMBER: _builtins.int
+    EVENT_IS_AWAITED_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     run_id: _builtins.str
@@ -1898,6 +1899,10 @@ class SendCommandRequest(_message.Message):
     """
     delegate_user_id: _builtins.str
     """User ID of the delegate; empty if the user acts directly. Not part of the fingerprint."""
+    event_is_awaited: _builtins.bool
+    """A node was waiting for this event when the sender read the run. The run then keeps the event even if it has too
+    many, unless an unread event has the same name. Only for events. Not part of the fingerprint.
+    """
     @_builtins.property
     def command(self) -> Global___Command:
         """The command; the ledger sets `time`."""
@@ -1921,10 +1926,11 @@ class SendCommandRequest(_message.Message):
         credential_id: _builtins.str = ...,
         delegate_user_id: _builtins.str = ...,
         people: _abc.Iterable[_builtins.str] | None = ...,
+        event_is_awaited: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_operator", b"as_operator", "command", b"command", "credential_id", b"credential_id", "decision_right", b"decision_right", "delegate_user_id", b"delegate_user_id", "people", b"people", "run_id", b"run_id", "session_id", b"session_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_operator", b"as_operator", "command", b"command", "credential_id", b"credential_id", "decision_right", b"decision_right", "delegate_user_id", b"delegate_user_id", "event_is_awaited", b"event_is_awaited", "people", b"people", "run_id", b"run_id", "session_id", b"session_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

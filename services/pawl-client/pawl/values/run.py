@@ -49,6 +49,10 @@ class WaitKind(IntEnum):
     EVENT = 11
     JOB = 12
     PERSON = 13
+    STORE_DAILY_TOKENS = 14
+    STORE_MONTHLY_TOKENS = 15
+    USER_DAILY_TOKENS = 16
+    USER_MONTHLY_TOKENS = 17
 
 
 class StopCause(IntEnum):
@@ -97,7 +101,8 @@ class Overlap(IntEnum):
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Token usage of model calls; `model_calls` includes failed attempts.
 
-    `estimated_tokens` counts the input and output tokens that the model server did not report.
+    `estimated_tokens` counts the input and output tokens that the model server did not report, and `delegated_tokens`
+    those that the run's agents used.
     """
 
     input_tokens: int = 0
@@ -106,11 +111,17 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0
     model_calls: int = 0
     estimated_tokens: int = 0
+    delegated_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
         """Tokens that count against the budget. Input includes cached input, and output includes reasoning."""
         return self.input_tokens + self.output_tokens
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens that the run used itself."""
+        return self.total_tokens - self.delegated_tokens
 
     def __add__(self, other: Usage) -> Usage:
         """Return the sum, capped at TOKENS_MAX."""

@@ -19,7 +19,7 @@ from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import DEFAULT_AGENT, DRAFT, check_agent_name, check_id
 from pawl.chassis.labels import check_labels
 from pawl.errors import InvalidField, ToolNotFound
-from pawl.values import TOKENS_MAX
+from pawl.values import TOKENS_MAX, WaitKind
 
 DEFAULT: Final = DEFAULT_AGENT
 # The tool that delegates a task to another agent.
@@ -68,17 +68,22 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     daily_tokens_max: int = 0
 
 
-class AgentQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent's daily token quota (0 means no limit) and its usage today."""
+class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit on the tokens of a day or month, for an agent, user or store. `kind` is what a run waits for."""
 
-    tokens_max: int = 0
-    tokens_used: int = 0
-    day_end_time: float = 0.0
+    kind: WaitKind
+    tokens_max: int
+    tokens_used: int
+    end_time: float
 
     @property
     def is_used_up(self) -> bool:
-        """True if the agent's runs must not call the model until the day ends."""
-        return 0 < self.tokens_max <= self.tokens_used
+        """True if no model call may start until the period ends."""
+        return self.tokens_max <= self.tokens_used
+
+    @property
+    def left_until_nearly_used_up(self) -> int:
+        return self.tokens_max * 9 // 10 - self.tokens_used
 
 
 class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):

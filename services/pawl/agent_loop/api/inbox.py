@@ -35,6 +35,7 @@ from pawl.errors import (
     NotFound,
     OutOfRange,
     PermissionDenied,
+    QueueFull,
     ResourceExhausted,
     RunNotFound,
 )
@@ -304,16 +305,29 @@ class Inbox:
         return await self._send(caller, run_id, request_id, pause=pb.PauseCommand(resumes=resumes))
 
     async def send_event(
-        self, caller: Principal, event_id: RequestId, run_id: RunId, name: str, payload_json: bytes
+        self,
+        caller: Principal,
+        event_id: RequestId,
+        run_id: RunId,
+        event: pb.EventCommand,
+        is_awaited: Callable[[], Awaitable[bool]],
     ) -> Reply:
         """Send an event to a workflow run. Idempotent by event id.
+
+        If the run already keeps too many events, it still accepts this one if a node waits for it (`is_awaited`).
 
         Raises:
             TooLarge, InvalidJson, RequestIdReused, QueueFull
         """
-        payload = strict_json.loads(payload_json or b"null", bytes_max=_EVENT_BYTES_MAX)
-        command = pb.EventCommand(name=name, payload_json=strict_json.dumps_canonical(payload))
-        return await self._send(caller, run_id, event_id, event=command)
+        payload = strict_json.loads(event.payload_json or b"null", bytes_max=_EVENT_BYTES_MAX)
+        event = pb.EventCommand(name=event.name, payload_json=strict_json.dumps_canonical(payload))
+        try:
+            return await self._send(caller, run_id, event_id, event=event)
+        except QueueFull:
+            if not await is_awaited():
+                raise
+        command = pb.Command(command_id=event_id or self._ids.new("cmd"), event=event)
+        return await self._ledger.send_command(caller, run_id, command, event_is_awaited=True)
 
     async def _send(
         self,

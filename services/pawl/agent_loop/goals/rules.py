@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import RUN_AGENT
 from pawl.agent_loop.goals import judging, texts
-from pawl.agent_loop.goals.asking import ATTEMPTS_MAX
 from pawl.agent_loop.goals.cursor import Attempt, GoalCursor, Tried
 from pawl.agent_loop.goals.judging import Evidence, Judgement
 from pawl.agent_loop.loop.rules.call import Call
@@ -144,13 +143,9 @@ def recorded(state: State, goal: Goal) -> State:
 
 
 def raised(state: State, goal: Goal, by: RaiseGoal) -> State:
-    """Return the state after raising the goal's limits.
-
-    The ledger has checked each raise against the limits, but not against other raises that had not been applied yet.
-    """
-    attempts_max = min(ATTEMPTS_MAX, goal.attempts_max + by.attempts)
-    deadline_time = max(filter(None, (goal.deadline_time, by.deadline_time)), default=None)
-    goal = replace(goal, attempts_max=attempts_max, deadline_time=deadline_time)
+    """Return the state with the goal's raised limits, which the ledger has checked."""
+    deadline_time = by.deadline_time if by.deadline_time is not None else goal.deadline_time
+    goal = replace(goal, attempts_max=goal.attempts_max + by.attempts, deadline_time=deadline_time)
     if by.tokens:
         cursor = cursor_of(state)
         state = _with(state, replace(cursor, lacks_tokens=False, topped_up=len(cursor.attempts) + 1))

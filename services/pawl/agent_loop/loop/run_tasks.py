@@ -11,10 +11,10 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import AgentQuota, AgentVersion, draft_name
+from pawl.agent_loop.agents.rules import AgentVersion, TokenBudget, draft_name
 from pawl.agent_loop.goals import judging
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient, calls_of_run
-from pawl.agent_loop.loop.model_call import AgentQuotas, ModelCall, request_of
+from pawl.agent_loop.loop.model_call import ModelCall, TokenBudgets, request_of
 from pawl.agent_loop.loop.ports import AgentReader, Meter, Randomness, Registry
 from pawl.agent_loop.loop.rules import answering, budget, hints, jobs, output, proposals, step
 from pawl.agent_loop.loop.rules.answering import usage_of
@@ -62,7 +62,7 @@ from pawl.agent_loop.undo import planning as undo_planning
 from pawl.agent_loop.workflows import reading
 from pawl.agent_loop.workflows.reading import Graphs
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import CallId, IdSource, StoreId
+from pawl.chassis.ids import CallId, IdSource, StoreId, UserId
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.retry import Retry
 from pawl.errors import AgentNotFound, CallNotFound, ToolNotFound
@@ -101,7 +101,7 @@ class WorkerDependencies:
     approvals_required: int = 1
     # Held by background runs during a step.
     background_steps: Slots = field(default_factory=Slots)
-    quotas: AgentQuotas = field(default_factory=AgentQuotas)
+    budgets: TokenBudgets = field(default_factory=TokenBudgets)
     # Returns whether a principal's API key is no longer valid.
     credential_is_gone: Callable[[Principal], bool] = lambda _: False
     # None if this process records no traces.
@@ -318,19 +318,22 @@ class RunTasks(Tasks):
 
     async def _used_up(self, call: ModelCall, run: Run) -> ModelFailed | None:
         needed = self._dependencies
-        used = run.usage.total_tokens - self._tokens_used
-        self._tokens_used = run.usage.total_tokens
+        used = run.usage.own_tokens - self._tokens_used
+        self._tokens_used = run.usage.own_tokens
 
-        async def read(store_id: StoreId, name: str) -> AgentQuota:
+        async def read(store_id: StoreId, user_id: UserId, name: str) -> Sequence[TokenBudget]:
+            ask = partial(needed.agents.token_budgets, store_id, user_id, name)
+            budgets = await self._retry.until_answered(ask)
+            if self._is_durable.is_set() or all(each.left_until_nearly_used_up > 0 for each in budgets):
+                return budgets
             # The step that counts the last call must be durable first.
             await self._is_durable.wait()
-            return await self._retry.until_answered(partial(needed.agents.agent_quota, store_id, name))
+            return await self._retry.until_answered(ask)
 
-        quota = await needed.quotas.used_up(run, used, needed.clock.monotonic(), read)
-        if quota is None:
+        exhausted = await needed.budgets.used_up(run, used, needed.clock.monotonic(), read)
+        if exhausted is None:
             return None
-        error, end_time = budget.quota_used_up(quota), quota.day_end_time
-        return ModelFailed(error=error, answer=call.answer(), jitter=0.0, quota_end_time=end_time)
+        return ModelFailed(error=budget.used_up(exhausted), answer=call.answer(), jitter=0.0, used_up=exhausted)
 
     async def _checked_output(self, state: State, answer: ModelAnswer) -> OutputChecked | None:
         form, opened = state.run.options.response_format, state.loop.model_call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Final
@@ -13,7 +14,7 @@ from pawl.agent_loop.loop.ports import CallContext, Registry
 from pawl.agent_loop.loop.rules import settle
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.fact import OutputChecked
-from pawl.agent_loop.loop.rules.run import PinnedTool, Run
+from pawl.agent_loop.loop.rules.run import PinnedTool, Run, UnknownOutcomePolicy
 from pawl.agent_loop.loop.rules.tool import (
     ExecutionResult,
     ProposedCall,
@@ -27,7 +28,7 @@ from pawl.agent_loop.loop.rules.tool import (
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId
 from pawl.chassis.process.clock import Clock
-from pawl.chassis.rpc.retry import TRANSIENT, Retry
+from pawl.chassis.rpc.retry import TRANSIENT, UNAVAILABLE, Retry
 from pawl.errors import DependencyUnavailable, Overloaded, PawlError
 from pawl.values import REPEATABLE, Answer, Disposition, Execution, Outcome, Progress, ReadTimeouts, Series
 
@@ -148,7 +149,8 @@ class ToolCalls:
     ) -> ExecutionResult:
         """Run the call and return how it ended. If `series` is given, the call runs under its grant.
 
-        Errors from the tool or the registry are not raised; they are part of the result.
+        Errors from the tool or the registry are not raised; they are part of the result. If an unknown outcome would
+        need an operator, wait while the registry is unavailable, because its journal may know the outcome.
         """
         execution = Execution(
             call_id=call.call_id,
@@ -172,6 +174,8 @@ class ToolCalls:
             if isinstance(ended, ExecutionResult):
                 return ended
             failures += 1
+            if isinstance(ended, UNAVAILABLE) and self._needs_operator(call):
+                started = self._clock.monotonic()
             # An overloaded registry did not start the call. After any other error, it may have done so.
             lost += not isinstance(ended, Overloaded)
 
@@ -206,22 +210,28 @@ class ToolCalls:
         except TimeoutError:
             return await self._time_out(call)
         except TRANSIENT as error:
+            waits = isinstance(error, UNAVAILABLE) and self._needs_operator(call)
             try:
-                await self._retry.pause(error, failures + 1, left=left)
+                await self._retry.pause(error, failures + 1, left=math.inf if waits else left)
             except PawlError:
                 return _unreachable(call)
             return error
         except PawlError as error:
             return ExecutionResult(outcome=Outcome.FAILED, result=settle.error(error.reason, error.message))
 
-    async def _time_out(self, call: Call) -> ExecutionResult:
+    async def _time_out(self, call: Call) -> ExecutionResult | PawlError:
         answer = await self.stop(call)
         if answer.result is not None:
             return answer.result
         if answer.stopped:
             message = f"The call took more than {call.timeout_seconds:g} seconds."
             return ExecutionResult(outcome=Outcome.FAILED, result=settle.error("TOOL_TIMEOUT", message))
-        return _unreachable(call)
+        return DependencyUnavailable(_UNREACHABLE) if self._needs_operator(call) else _unreachable(call)
+
+    def _needs_operator(self, call: Call) -> bool:
+        """Return whether the run stops for an operator if the outcome of the call is unknown."""
+        policy = self._run.options.unknown_outcome_policy
+        return policy is UnknownOutcomePolicy.NEEDS_ATTENTION and call.effect_class not in REPEATABLE
 
 
 def _refusal(call_id: CallId, reason: str, message: str) -> Verdict:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.chassis.ids import CallId, RunId
-from pawl.values import CallState
+from pawl.values import REPEATABLE, CallState
 
 # The message of an error without a call is truncated to this length, and omitted once all messages exceed the limit.
 MESSAGE_CHARACTERS_MAX: Final = 120
@@ -235,7 +235,9 @@ def reason_of(call: Call) -> str:
     """Return why a call did not succeed."""
     if call.state is CallState.FAILED and call.result is not None and call.result.error_reason:
         return call.result.error_reason[:_REASON_CHARACTERS_MAX]
-    return call.state.name
+    # The call may be repeated, so its node may be retried.
+    is_safe = call.state is CallState.OUTCOME_UNKNOWN and call.effect_class in REPEATABLE
+    return "TOOL_ERROR" if is_safe else call.state.name
 
 
 class ChunkOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -108,6 +108,14 @@ class Executions:
             known = f"it waits for {', '.join(names)}" if names else "it waits for no events"
             raise InvalidField(f"name: no node of the workflow waits for {name!r:.130}; {known}", field="name")
 
+    async def awaits(self, caller: Principal, run_id: RunId, name: str) -> bool:
+        """Return whether a node of a run is waiting for an event."""
+        found = await self.run(caller, run_id)
+        waits = (found.graph.steps[number] for number, record in found.cursor.nodes.items() if record.is_open)
+        return any(
+            isinstance(step.node, WaitNode) and name in {step.node.event, event_of_token(step.path)} for step in waits
+        )
+
     async def of_token(self, caller: Principal, token: str) -> tuple[Principal, RunId, str]:
         """Find the run in the caller's store that has this token. Return its user, the run, and the token's event.
 

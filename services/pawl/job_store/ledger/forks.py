@@ -84,7 +84,7 @@ class Forks:
         return max(forks.fork_points(heads, open_calls), default=0)
 
     async def _open_calls(self, source: ConversationRow) -> frozenset[CallId]:
-        """Return the calls without a result. Only the active run can have any."""
+        """Return the calls that have no result. Only the active run can have any."""
         if source.active_run_id is None:
             return frozenset()
         key = RunKey(source.store_id, source.active_run_id)

@@ -23,6 +23,10 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_TOOL_RESULT: "a front end to run a tool",
     run_pb2.WAIT_KIND_BUDGET: "more tokens: its budget is nearly used up",
     run_pb2.WAIT_KIND_AGENT_QUOTA: "the next day: its agent has used up today's tokens",
+    run_pb2.WAIT_KIND_STORE_DAILY_TOKENS: "the next day: its store has used up today's tokens",
+    run_pb2.WAIT_KIND_STORE_MONTHLY_TOKENS: "the next month: its store has used up this month's tokens",
+    run_pb2.WAIT_KIND_USER_DAILY_TOKENS: "the next day: you have used up today's tokens",
+    run_pb2.WAIT_KIND_USER_MONTHLY_TOKENS: "the next month: you have used up this month's tokens",
 }
 _NOT_NOTIFIED: Final = frozenset(
     {

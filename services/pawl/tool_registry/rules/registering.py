@@ -105,10 +105,11 @@ def check_owner(current: ToolVersion, registrant: Principal) -> None:
 
 
 def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant: Principal) -> None:
-    """Check that a definition may replace the newest one with its name in the store, even an unregistered one.
+    """Check that a definition may replace the newest definition with its name, even if that one is unregistered.
 
     Raises:
-        PermissionDenied: It is laxer, and the registrant is either not an admin or a delegate without decision rights.
+        PermissionDenied: The definition is laxer, and the registrant is not an admin or is a delegate without decision
+            rights.
     """
     if earlier is None or not is_laxer(new, earlier.definition):
         return
@@ -136,9 +137,10 @@ def check_quota(source_kind: str, registrant: Principal, *, of_user: int, of_sto
 
 
 def own_version(store_id: StoreId, definition: ToolDefinition) -> ToolVersion:
-    """Return the only version of a tool that was sent with a run.
+    """Return the version of a tool that was sent with a run. There is only one version.
 
-    It counts as newer than any rule, so no rule allows its calls: no rule's author could have known the tool.
+    The tool counts as newer than any rule, because the author of a rule could not have known it. Therefore, no rule
+    allows its calls.
     """
     return ToolVersion(store_id=store_id, definition=definition, version=1, source=OWN, create_time=math.inf)
 
@@ -149,10 +151,10 @@ def own_label(tool_name: str, definition_sha256: str) -> str:
 
 
 def check_own(definitions: Sequence[ToolDefinition]) -> None:
-    """Check the tools sent with a run. `Catalog` makes the checks that they share with RegisterTool.
+    """Check the tools sent with a run. `Catalog` makes the checks that also apply to RegisterTool.
 
     Raises:
-        InvalidField: There are too many tools, two have the same name, or one restricts its callers.
+        InvalidField: There are too many tools, two tools have the same name, or a tool restricts its callers.
     """
     if not 1 <= len(definitions) <= OWN_TOOLS_MAX:
         raise InvalidField(
@@ -179,7 +181,7 @@ def check_not_shadowing(definitions: Iterable[ToolDefinition], others: Iterable[
     A registered front-end tool with the same definition counts as the same tool.
 
     Raises:
-        ToolExists: A name is taken.
+        ToolExists: A name is already taken.
     """
     # Models see the dot in a source tool's name as two underscores.
     taken = {entry.definition.name.replace(".", "__"): entry for entry in others}

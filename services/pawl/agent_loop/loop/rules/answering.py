@@ -143,16 +143,16 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
 
 
 def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Retry a failed model call, hold it, or fail the run. It is held for tokens, a quota or the model server.
+    """Retry a failed model call, hold it (for tokens, a budget or the model server), or fail the run.
 
     A turn started by job notices does not wait for the server, because no user is waiting for it.
     """
     opened = state.loop.model_call
     if opened is None:
         return state, ()
-    if fact.quota_end_time is not None:
+    if fact.used_up is not None:
         held = replace(state.loop, model_call=replace(opened, held=True, quota_waits=opened.quota_waits + 1))
-        state = replace(state, loop=held, model_starts_in=None, quota_end_time=fact.quota_end_time)
+        state = replace(state, loop=held, model_starts_in=None, used_up=fact.used_up)
         warning = Warned(reason=fact.error.reason, message=fact.error.message)
         return state, () if opened.quota_waits else (warning,)
     if fact.tokens_needed:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import AgentQuota
+from pawl.agent_loop.agents.rules import TokenBudget
 from pawl.agent_loop.loop.rules import history
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.decision import Decision, Fail, Finish, Park
-from pawl.agent_loop.loop.rules.retry import AGENT_QUOTA_EXHAUSTED, BUDGET_EXHAUSTED
+from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
 from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure, TokenBudgetPolicy
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.model.request import Problem, UsageReport
@@ -24,6 +25,14 @@ _BYTES_PER_TOKEN: Final = 3
 _BYTES_PER_TOKEN_MAX: Final = 8
 _QUOTA_WAIT_SECONDS: Final = 300.0
 _QUOTA_WAITS_COUNTED_MAX: Final = 8
+# For each budget of tokens: the reason of a failure, whose it is, and its period.
+_BUDGETS: Final[Mapping[WaitKind, tuple[str, str, str]]] = {
+    WaitKind.AGENT_QUOTA: ("AGENT_QUOTA_EXHAUSTED", "This agent's runs have", "daily"),
+    WaitKind.STORE_DAILY_TOKENS: ("STORE_TOKENS_EXHAUSTED", "The store's runs have", "daily"),
+    WaitKind.STORE_MONTHLY_TOKENS: ("STORE_TOKENS_EXHAUSTED", "The store's runs have", "monthly"),
+    WaitKind.USER_DAILY_TOKENS: ("USER_TOKENS_EXHAUSTED", "This user's runs have", "daily"),
+    WaitKind.USER_MONTHLY_TOKENS: ("USER_TOKENS_EXHAUSTED", "This user's runs have", "monthly"),
+}
 
 
 TOO_LITTLE: Final = Problem(
@@ -48,7 +57,7 @@ def left(state: State) -> int | None:
 def used(state: State) -> int:
     """Return how many tokens of the run's budget have been used, including by runs that share the budget."""
     own, shared_max = state.run.usage.total_tokens, state.shared_tokens_max
-    return own if shared_max is None else max(own, tokens(state) - (shared_max - state.own_tokens))
+    return own if shared_max is None else max(own, tokens(state) - (shared_max - state.run.usage.own_tokens))
 
 
 def is_used_up(state: State) -> bool:
@@ -104,28 +113,29 @@ def exhausted(state: State, now: float) -> Decision:
     return Park(state=RunState.WAITING, waits=(WaitKind.BUDGET,), wake_time=deadline)
 
 
-def quota_used_up(quota: AgentQuota) -> Problem:
+def used_up(exhausted: TokenBudget) -> Problem:
+    reason, whose, period = _BUDGETS[exhausted.kind]
     return Problem(
-        reason=AGENT_QUOTA_EXHAUSTED,
+        reason=reason,
         failure_class=FailureClass.LIMIT,
-        message=f"This agent's runs have used up its daily quota of {quota.tokens_max} tokens (UTC).",
+        message=f"{whose} used up the {period} budget of {exhausted.tokens_max} tokens (UTC).",
     )
 
 
-def waits_for_day(state: State, day_end_time: float, now: float) -> Decision:
-    """Decide whether a run fails or waits for the next day after its agent has used up its daily quota.
+def waits_for_period(state: State, exhausted: TokenBudget, now: float) -> Decision:
+    """Decide whether a run fails or waits for the next day or month after it has used up a token budget.
 
-    A waiting run checks again after 5 minutes, then after 20, and so on, and at the latest when the day ends. The
-    ledger wakes waiting runs when the quota is raised, but it may do so just before this run parks. A minimum pause
+    A waiting run checks again after 5 minutes, then after 20, and so on, and at the latest when the period ends. The
+    ledger wakes waiting runs when the budget is raised, but it may do so just before this run parks. A minimum pause
     guards against a local clock that is ahead of the ledger's.
     """
     if state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL:
-        message = "This agent's runs have used up its daily token quota (UTC)."
-        failure = RunFailure(failure_class=FailureClass.LIMIT, reason=AGENT_QUOTA_EXHAUSTED, message=message)
+        problem = used_up(exhausted)
+        failure = RunFailure(failure_class=FailureClass.LIMIT, reason=problem.reason, message=problem.message)
         return Fail(failure=failure)
     waits = min(state.loop.model_call.quota_waits, _QUOTA_WAITS_COUNTED_MAX) if state.loop.model_call else 1
-    wake_time = min(max(day_end_time, now + 1), now + _QUOTA_WAIT_SECONDS * 4 ** (waits - 1))
-    return Park(state=RunState.WAITING, waits=(WaitKind.AGENT_QUOTA,), wake_time=wake_time)
+    wake_time = min(max(exhausted.end_time, now + 1), now + _QUOTA_WAIT_SECONDS * 4 ** (waits - 1))
+    return Park(state=RunState.WAITING, waits=(exhausted.kind,), wake_time=wake_time)
 
 
 def needed(state: State, prompt_tokens: int) -> int:

@@ -163,8 +163,8 @@ def _continue_model(state: State, now: float) -> Decision:
         return TakeOver()
     if budget.is_used_up(state):
         return budget.exhausted(state, now)
-    if state.quota_end_time is not None:
-        return budget.waits_for_day(state, state.quota_end_time, now)
+    if state.used_up is not None:
+        return budget.waits_for_period(state, state.used_up, now)
     if opened is not None and opened.next_try_time is not None and opened.next_try_time > now:
         return Park(state=RunState.WAITING, waits=(WaitKind.PROVIDER,), wake_time=opened.next_try_time)
     return StartModel(delay_seconds=state.model_starts_in or 0.0)

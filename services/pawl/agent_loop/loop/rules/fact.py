@@ -9,7 +9,7 @@ import msgspec
 from msgspec import field
 
 from pawl import values
-from pawl.agent_loop.agents.rules import AgentVersion
+from pawl.agent_loop.agents.rules import AgentVersion, TokenBudget
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.background import RequestedTerms
 from pawl.agent_loop.loop.rules.call import ByPerson, Call, CallResult
@@ -74,15 +74,15 @@ class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
 class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The model call failed after `answer`. `jitter` is between 0 and 1.
 
-    `tokens_needed` is set if the call was not made because too few tokens are left. `quota_end_time` is set if it was
-    not made because the agent's daily quota is used up until that time.
+    `tokens_needed` is set if the call was not made because fewer tokens are left. `used_up` is set if it was not made
+    because this budget is used up.
     """
 
     error: Problem
     answer: ModelAnswer
     jitter: float
     tokens_needed: int = 0
-    quota_end_time: float | None = None
+    used_up: TokenBudget | None = None
     shown: Shown = field(default_factory=Shown)
 
 

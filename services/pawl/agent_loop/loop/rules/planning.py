@@ -254,7 +254,7 @@ def _start_model(state: State) -> State:
         state = replace(state, loop=loop)
     # A redriven run is QUEUED with its model call open. Mark it as running now: otherwise the ledger would report that
     # after the output, and the message would reference the wrong events.
-    return replace(_with_work(_running(state), MODEL), model_starts_in=None, quota_end_time=None)
+    return replace(_with_work(_running(state), MODEL), model_starts_in=None, used_up=None)
 
 
 def _park(state: State, decision: Park) -> State:

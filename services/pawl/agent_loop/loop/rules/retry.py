@@ -16,9 +16,6 @@ _WAIT_SECONDS_MAX: Final = 60.0
 # The token budget is used up, or was too small for an answer.
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
 
-# The agent's daily quota is used up.
-AGENT_QUOTA_EXHAUSTED: Final = "AGENT_QUOTA_EXHAUSTED"
-
 _REASONS: Final = {
     FailureClass.AUTH: "PROVIDER_AUTH",
     FailureClass.RATE: "PROVIDER_RATE_LIMIT",

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import field
 from msgspec.structs import replace
 
+from pawl.agent_loop.agents.rules import TokenBudget
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.fact import AgentRead, Command
 from pawl.agent_loop.loop.rules.loop_state import LoopState
@@ -82,16 +83,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     # Seconds until this process starts the open model call; None if the call has been started, here or elsewhere.
     model_starts_in: float | None = None
 
-    # When the agent's used-up daily quota ends. Not persisted.
-    quota_end_time: float | None = None
+    # The token budget that is used up. Not persisted.
+    used_up: TokenBudget | None = None
 
     # According to the last commit, the shared budget is used up when `own_tokens` reaches this value; None if unknown.
     shared_tokens_max: int | None = None
-
-    @property
-    def own_tokens(self) -> int:
-        """Tokens that the run's own model calls have used, without the tokens used by its agents."""
-        return self.run.usage.total_tokens - self.loop.agents_tokens
 
     @property
     def model(self) -> str:

@@ -131,7 +131,7 @@ def between(
         round=_changed(old.round, new.round),
         usage=new.usage if changes_usage else None,
         tokens_needed=new.tokens_needed if changes_usage else 0,
-        tokens_used=after.own_tokens - base.own_tokens,
+        tokens_used=after.run.usage.own_tokens - base.run.usage.own_tokens,
         budget_run_id=new.budget_run_id,
         output_text=new.output_text if changes_output else None,
         output_json=new.output_json if changes_output else b"",
@@ -173,7 +173,7 @@ def committed(after: State, last_seq: int, shared_tokens_left: int | None) -> St
 
 
 def with_shared_budget(state: State, left: int | None) -> State:
-    return replace(state, shared_tokens_max=None if left is None else left + state.own_tokens)
+    return replace(state, shared_tokens_max=None if left is None else left + state.run.usage.own_tokens)
 
 
 def _advances(state: State) -> int:

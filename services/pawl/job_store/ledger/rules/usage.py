@@ -1,4 +1,4 @@
-"""Computes agents' daily usage: pure functions of the runs before and after a group of operations."""
+"""Computes agents' daily usage from the runs before and after a group of operations. All functions are pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class UsageKey(msgspec.Struct, frozen=True, order=True):
 
 
 class Used(Usage, frozen=True, kw_only=True):
-    """Runs started and tokens used. Negative values correct earlier counts."""
+    """The numbers of runs started and tokens used. Negative values correct earlier counts."""
 
     runs: int = 0
 
@@ -42,6 +42,12 @@ def day_of(now: datetime) -> date:
 def day_end(now: datetime) -> datetime:
     """Return the end of the UTC day that `now` falls on."""
     return datetime.combine(day_of(now) + timedelta(days=1), time.min, UTC)
+
+
+def month_end(now: datetime) -> datetime:
+    """Return the end of the month (UTC) of a time."""
+    later = day_of(now).replace(day=1) + timedelta(days=32)
+    return datetime.combine(later.replace(day=1), time.min, UTC)
 
 
 def started_runs(unit: UnitOfWork) -> list[RunRow]:

@@ -14,7 +14,7 @@ from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
 from pawl.event.v1 import agent_pb2, run_pb2
 from pawl.job_store.ledger.rules.slots import StoreSlots
 from pawl.job_store.ledger.rules.trimming import Trim
-from pawl.job_store.ledger.rules.usage import UsageKey, Used
+from pawl.job_store.ledger.rules.usage import UsageKey, Used, day_end, month_end
 from pawl.job_store.ledger.store.columns import IS_HEAD, Statement, Write
 from pawl.server.db.database import Connection, Database, DatabaseAdapter
 from pawl.values import CallState, RunState, Usage, WaitKind
@@ -101,12 +101,12 @@ class PostgresLedgerStats:
         self._slots = slots
 
     async def count(self) -> Mapping[str, float]:
-        """Return counts of runs by open state (`QUEUED`, ...) and `WaitKind` (`APPROVAL`, ...), and other counts.
+        """Return counts of runs by open state (`QUEUED`, ...), of notices, and of events and schedules that wait.
 
-        These are notices, `outbox` events, `due_schedules` and `due_events`. The last two count only those that no
-        worker has claimed. Background runs are counted as `working`, `queued`, `waiting` and `late`. Of the due runs,
-        `claimable` could be claimed now. The others are waiting for a slot: `over_user_limit` because of the user's
-        limit, `over_store_limit` because of the store's.
+        These are `outbox` events, `due_schedules` and `due_events`. `due_schedules` and `due_events` leave out what a
+        worker has claimed. Background runs are counted as `working`, `queued`, `waiting` and `late`. `claimable` counts
+        the due runs that could be claimed now. The other due runs wait for a slot: `over_user_limit` because of the
+        user's limit, and `over_store_limit` because of the store's limit.
         """
         usual = self._slots.usual
         own = msgspec.json.encode(
@@ -212,15 +212,53 @@ FROM job_store.usage_days WHERE store_id = $1 AND agent_name = $2 AND day = (now
 """
 
 
-def addition(counts: Sequence[tuple[UsageKey, Used]], heads: Sequence[int] | None = None) -> Write:
-    """Return the write that adds to usage counts: without `heads`, in key order, to avoid deadlocks."""
+_TOKENS_ADDED: Final = f"""INSERT INTO job_store.token_days AS t (slot, store_id, user_id, day, tokens)
+SELECT pg_backend_pid() % 8, u.store_id, k.user_id, u.day, least(sum(u.tokens), {_COUNT_MAX})::bigint
+FROM ({{rows}}) AS u ({{names}}) CROSS JOIN LATERAL (VALUES (u.user_id), ('')) AS k (user_id){{guard}}
+GROUP BY u.store_id, k.user_id, u.day ORDER BY u.store_id COLLATE "C", k.user_id COLLATE "C", u.day
+ON CONFLICT (store_id, user_id, day, slot)
+DO UPDATE SET tokens = least(t.tokens, {_COUNT_MAX}) + excluded.tokens"""
+_TOKEN_NAMES: Final = ("store_id", "user_id", "day", "tokens")
+_TOKEN_TYPES: Final = ("text", "text", "date", "bigint")
+_ADD_TOKENS: Final = Statement(
+    _TOKENS_ADDED.format(rows="{rows}", names=", ".join(_TOKEN_NAMES), guard=""), _TOKEN_TYPES, gathered=False
+)
+_ADD_TOKENS_GUARDED: Final = Statement(
+    _TOKENS_ADDED.format(rows="{rows}", names=", ".join(("head", *_TOKEN_NAMES)), guard=f" WHERE {IS_HEAD}"),
+    ("integer", *_TOKEN_TYPES),
+    gathered=False,
+)
+_TOKENS: Final = f"""
+SELECT t.user_id, now() AS now, {_count("sum(t.tokens)")} AS month,
+    {_count("sum(t.tokens) FILTER (WHERE t.day = today.day)")} AS day
+FROM (SELECT (now() AT TIME ZONE 'UTC')::date AS day) AS today
+CROSS JOIN (SELECT DISTINCT unnest(ARRAY['', $2::text])) AS k (user_id)
+LEFT JOIN job_store.token_days AS t ON t.store_id = $1 AND t.user_id = k.user_id
+    AND t.day BETWEEN date_trunc('month', today.day)::date AND today.day
+GROUP BY t.user_id
+"""
+
+
+def additions(counts: Sequence[tuple[UsageKey, Used]], heads: Sequence[int] | None = None) -> list[Write]:
+    """Return the writes that add to usage counts: without `heads`, in key order, to avoid deadlocks."""
+    if not counts:
+        return []
+    numbers = [None] * len(counts) if heads is None else heads
+    tokens = [
+        (number, key.store_id, key.user_id, key.day, used.own_tokens)
+        for number, (key, used) in zip(numbers, counts, strict=True)
+        if used.own_tokens
+    ]
     columns = list(zip(*((*astuple(key), *astuple(used)) for key, used in counts), strict=True))
-    return Write(_ADD, columns) if heads is None else Write(_ADD_GUARDED, [heads, *columns])
+    of_tokens = list(zip(*tokens, strict=True))
+    if heads is None:
+        return [Write(_ADD, columns), *([Write(_ADD_TOKENS, of_tokens[1:])] if tokens else [])]
+    return [Write(_ADD_GUARDED, [heads, *columns]), *([Write(_ADD_TOKENS_GUARDED, of_tokens)] if tokens else [])]
 
 
 class PostgresUsage(DatabaseAdapter):
     async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[agent_pb2.AgentUsage]:
-        """Return an agent's usage on each of the last `days` days that had any, newest first."""
+        """Return an agent's usage on each of the last `days` days, newest first. Days without usage are left out."""
         return [
             agent_pb2.AgentUsage(
                 day=record["day"].isoformat(),
@@ -232,6 +270,18 @@ class PostgresUsage(DatabaseAdapter):
         ]
 
     async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
-        """Return the tokens that an agent has used today (UTC), and when the day ends."""
+        """Return the tokens that an agent has used today (UTC), and the time when the day ends."""
         record = (await self._database.fetch(_TODAY, store_id, name))[0]
         return record["tokens"], record["day_end_time"]
+
+    async def tokens(self, store_id: StoreId, user_id: UserId) -> Mapping[WaitKind, tuple[int, datetime]]:
+        """Return the tokens that the store and the user have used this day and month (UTC), and when these end."""
+        rows = {row["user_id"]: row for row in await self._database.fetch(_TOKENS, store_id, user_id)}
+        now = next(iter(rows.values()))["now"]
+        used = {each: (rows[each]["day"], rows[each]["month"]) if each in rows else (0, 0) for each in ("", user_id)}
+        return {
+            WaitKind.STORE_DAILY_TOKENS: (used[""][0], day_end(now)),
+            WaitKind.STORE_MONTHLY_TOKENS: (used[""][1], month_end(now)),
+            WaitKind.USER_DAILY_TOKENS: (used[user_id][0], day_end(now)),
+            WaitKind.USER_MONTHLY_TOKENS: (used[user_id][1], month_end(now)),
+        }
