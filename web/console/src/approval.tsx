@@ -60,7 +60,7 @@ export function Approval({ call, about }: { call: CallJson; about: ComponentChil
       <header class="ask">
         <Icon name={iconOf(call.toolName)} />
         <div>
-          <h3>{wish(call)}</h3>
+          <h2>{wish(call)}</h2>
           {about}
         </div>
         {mayDecide && (

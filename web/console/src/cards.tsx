@@ -84,7 +84,7 @@ function Card({ call, progress, where, children }: CardProps): VNode {
           <header class="ask">
             <Icon name={isApproval ? iconOf(call.toolName) : "help"} />
             <div>
-              <h3>{wish(call)}</h3>
+              <h2>{wish(call)}</h2>
               <About call={call} where={where} />
             </div>
           </header>
@@ -137,7 +137,7 @@ function Summary({ call, job, where }: { call: CallJson; job: BackgroundJobJson 
           {entriesOf(args).length > 0 ? <Fields all={entriesOf(args)} /> : typeof args === "string" && <Json value={args} />}
           {result && (
             <>
-              <h4>Result</h4>
+              <p class="label">Result</p>
               <Json value={read(result.contentJson)} />
               {result.note && <p class="quiet">{visible(result.note)}</p>}
             </>

@@ -1,4 +1,5 @@
 import {
+  type ConversationJson,
   type ConversationView,
   emptyConversation,
   isEnded,
@@ -143,16 +144,7 @@ function Conversation({ conversationId }: { conversationId: string }): VNode {
           {agent !== DEFAULT && <span class="badge">{visible(agent)}</span>}
           {older(conversation) && <a href={`/c/${older(conversation)}`}>Earlier version</a>}
           {newer(conversation) && <a href={`/c/${newer(conversation)}`}>Newer version</a>}
-          {conversation.updateTime && (
-            <details class="menu" onFocusOut={({ currentTarget, relatedTarget }) => relatedTarget && !currentTarget.contains(relatedTarget as Node) && (currentTarget.open = false)}>
-              <summary class="button icon" aria-label="Conversation actions">
-                <Icon name="more" />
-              </summary>
-              <div>
-                <Actions all={ACTIONS} item={conversation} onDone={reload} gone={() => (go("/"), reload())} />
-              </div>
-            </details>
-          )}
+          {conversation.updateTime && <Menu conversation={conversation} />}
         </header>
       )}
       <div class="turns">
@@ -195,6 +187,29 @@ function Conversation({ conversationId }: { conversationId: string }): VNode {
         </Composer>
       </div>
     </section>
+  );
+}
+
+/** What can be done with the conversation. It closes after each action. */
+function Menu({ conversation }: { conversation: ConversationJson }): VNode {
+  const menu = useRef<HTMLDetailsElement>(null);
+  const close = (): void => {
+    if (menu.current) menu.current.open = false;
+  };
+  return (
+    <details
+      ref={menu}
+      class="menu"
+      onFocusOut={({ currentTarget, relatedTarget }) => relatedTarget && !currentTarget.contains(relatedTarget as Node) && close()}
+      onKeyDown={({ key }) => key === "Escape" && close()}
+    >
+      <summary class="button icon" aria-label="Conversation actions">
+        <Icon name="more" />
+      </summary>
+      <div>
+        <Actions all={ACTIONS} item={conversation} onDone={() => (close(), reload())} gone={() => (go("/"), reload())} />
+      </div>
+    </details>
   );
 }
 

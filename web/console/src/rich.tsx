@@ -71,7 +71,7 @@ function Node({ node }: { node: Nodes }): VNode | null {
       return <p>{children(node)}</p>;
     case "heading": {
       // Start below the heading levels of the page.
-      const Tag = `h${Math.min(node.depth + 2, 6)}` as "h3";
+      const Tag = `h${Math.min(node.depth + 1, 6)}` as "h2";
       return <Tag>{children(node)}</Tag>;
     }
     case "strong":
