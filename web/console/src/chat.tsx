@@ -54,7 +54,7 @@ export function Chat({ conversationId }: { conversationId: string }): VNode {
 function Conversation({ conversationId }: { conversationId: string }): VNode {
   const [view, setView] = useState(() => emptyConversation(conversationId));
   const [missing, setMissing] = useState(false);
-  const [chosen, setChosen] = useState<string>();
+  const [chosen, setChosen] = useState(query.value.get("agent") ?? undefined);
   const [sent, setSent] = useState<Sent[]>([]);
   const [pending, setPending] = useState<string>();
   const talk = useRef<HTMLElement>(null);
