@@ -5,7 +5,7 @@ import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { FieldView, type FieldSpec, meant } from "./fields";
-import { blank, Fault, Form, type Schema } from "./form";
+import { blank, Form, type Schema } from "./form";
 import { pack, parse, unpack } from "./json";
 import { keep, kept, path } from "./state";
 
