@@ -69,7 +69,7 @@ async def test_user_logs_in_with_a_known_key_and_out_again(open_page: NewPage, s
     await expect(page.get_by_label("Your key")).to_be_visible()
 
 
-async def test_draft_survives_expired_session_and_reload(open_page: NewPage, suite: Suite) -> None:
+async def test_a_draft_survives_an_expired_session_and_a_reload(open_page: NewPage, suite: Suite) -> None:
     """A login link that is opened in the tab of the login page also logs in."""
     page = await open_page(user="me")
     message = page.get_by_label("Your message")
@@ -205,7 +205,7 @@ async def inside_out(page: Page, selector: str) -> list[str]:
     return list(await page.locator(selector).evaluate_all(wider))
 
 
-async def test_login_page_requests_nothing_that_needs_a_login(open_page: NewPage) -> None:
+async def test_the_login_page_does_not_request_anything_that_requires_a_login(open_page: NewPage) -> None:
     """Browsers list each refused request as an error."""
     page = await open_page("/unknown", user="")
     refused: list[str] = []
