@@ -238,7 +238,7 @@ export function Several({ all, onAll, blank, add, row }: { all: Values[]; onAll:
   return (
     <>
       {all.map((item, index) => (
-        <div key={index} class="several">
+        <div key={index} class="rowset">
           {row(item, (to) => onAll(all.map((each, at) => (at === index ? to : each))), index + 1)}
           <button type="button" class="second small" aria-label={`Remove row ${index + 1}`} onClick={() => onAll(all.filter((_, at) => at !== index))}>
             Remove

@@ -237,7 +237,7 @@ function Call({ call }: { call: CallJson }): VNode {
   const { toolName = "", state, startTime = "", endTime = "", attempt: tries = 1, result, childRunId } = call;
   const seconds = (Date.parse(endTime) - Date.parse(startTime)) / 1000;
   return (
-    <article class="panel call" aria-label={`Call ${visible(toolName)}`}>
+    <article class="panel io" aria-label={`Call ${visible(toolName)}`}>
       <header class="row">
         <strong>{visible(toolName)}</strong>
         <Badge tone={toneOf(state)}>{word(state)}</Badge>

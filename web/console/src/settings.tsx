@@ -5,7 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 
 import type { NotificationKindJson, PreferencesJson } from "@pawl/client";
 import { Head } from "./design/parts";
-import { type Editing, Editor } from "./editor";
+import { type Editing, useEditor } from "./editor";
 import { Checks, Options, Several, type Values } from "./fields";
 import { KINDS } from "./kinds";
 import { Fact } from "./runs";
@@ -23,13 +23,14 @@ export function Settings(): VNode {
   const quiet: Editing<PreferencesJson> = {
     name: "Edit quiet hours",
     method: UPDATE,
-    value: ({ quiet: now }) => now ?? { hours: [{ start: "22:00", end: "07:00" }], timeZone: Intl.DateTimeFormat().resolvedOptions().timeZone },
+    value: ({ quiet: now }) => now?.hours?.length ? now : { hours: [{ start: "22:00", end: "07:00" }], timeZone: Intl.DateTimeFormat().resolvedOptions().timeZone },
     fields: [
       { at: "hours", label: "Hours", kind: "own", view: (props) => <Hours {...props} /> },
       { at: "timeZone", label: "Time zone", kind: "suggest", half: true, load: async () => Intl.supportedValuesOf("timeZone").map((zone) => [zone, ""] as const) },
     ],
     save: async (value) => void (await pawl.preferences.updatePreferences({ quiet: value })),
   };
+  const { button, form } = useEditor(writes && found ? quiet : undefined, found ?? {}, () => void attempt(load));
   return (
     <section class="page narrow">
       <Head title="Settings" />
@@ -65,7 +66,8 @@ export function Settings(): VNode {
                 {hours.start} to {hours.end} {found.quiet?.timeZone} {hours.days?.map((day) => word(day.replace("WEEKDAY_", ""))).join(", ")}
               </p>
             ))}
-            {writes && <Editor key={JSON.stringify(found.quiet)} editing={quiet} item={found} onSaved={() => void attempt(load)} />}
+            {button}
+            {form}
           </div>
           <div class="panel">
           <h2>Muted conversations</h2>
