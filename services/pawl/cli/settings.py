@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final
 
 import typer
@@ -20,6 +21,9 @@ _STATES: Final = {
     "listed": pb.SWITCH_STATE_LISTED,
     "on": pb.SWITCH_STATE_ALL,
 }
+
+# A number that the contract's fields can hold.
+_NUMBER: Final = re.compile("[0-9]{1,18}")
 
 Name = Annotated[str, typer.Argument(help="Name of a switch or limit. `pawl settings explain` shows all.")]
 AllStores = Annotated[
@@ -58,7 +62,7 @@ async def set_value(
     ceiling_of: CeilingOf = "",
 ) -> None:
     """Set a switch or a limit. A limit applies to your own store by default."""
-    if value.isdecimal():
+    if _NUMBER.fullmatch(value):
         if stores or cancel_open_runs:
             raise CommandError("--store-id and --cancel-open-runs apply only to switches, but a number sets a limit.")
         await _update(
@@ -68,7 +72,7 @@ async def set_value(
     if all_stores or ceiling_of:
         raise CommandError("--all-stores and --ceiling-of apply only to limits. A switch always applies to all stores.")
     switch = pb.Switch(store_ids=stores, cancel_open_runs=cancel_open_runs)
-    if value.removesuffix("%").isdecimal():
+    if _NUMBER.fullmatch(value.removesuffix("%")):
         switch.state, switch.percent = pb.SWITCH_STATE_PERCENT, min(int(value.removesuffix("%")), 2**32 - 1)
     elif value in _STATES:
         switch.state = _STATES[value]

@@ -96,6 +96,8 @@ def test_an_invalid_command_line_exits_with_2_and_explains_why(monkeypatch: pyte
         ("triggers", "delete", "", "--yes"): "No Pawl suite answers",
         ("rules", "allow", "*", "--run", "run_1", "--all-users"): "Specify only one of --run,",
         ("apply", "--file", "/dev/null"): "No resources found in",
+        ("settings", "set", "runs", "\u0663%"): "'\u0663%' is not valid: use on, off,",
+        ("settings", "set", "active_runs", "9" * 5000): "is not valid: use on, off,",
         ("notify", "update", "hook_1", "--kind", "foo"): "'--kind': 'foo' is not one of 'run-completed'",
         ("notify", "update", "hook_1", "--kind", "run-failed"): "notifier does not answer",
         ("notify", "preferences", "--quiet", "Fri-Mon,wed 22:00-07:00"): "notifier does not answer",
