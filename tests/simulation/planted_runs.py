@@ -64,7 +64,7 @@ OF_RUNS = (
     Mutant(
         name="child_usage_is_not_counted",
         module="pawl.agent_loop.loop.rules.delegation",
-        text="usage=state.run.usage + run.usage",
+        text="usage=state.run.usage + usage",
         instead="usage=state.run.usage",
         checker="child_usage_counts_for_the_caller",
         seed=15,

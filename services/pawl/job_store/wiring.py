@@ -213,10 +213,10 @@ def _erasing(database: Database, bus: Bus, ports: Ports, group_commit: GroupComm
 def _add_resources(server: RpcServer, database: Database, settings: SettingsSnapshot) -> None:
     internal = partial(server.add, service_only=True)
     agents, usage = PostgresAgents(database), PostgresUsage(database)
-    budgets = Budgets(agents, usage, settings.token_limits_of)
-    internal(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, budgets))
+    budgets = Budgets(agents, usage, settings.limits_of)
+    internal(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, budgets, settings.limits_of))
     server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(agents, usage))
-    titles = PostgresTitles(database, budgets.of)
+    titles = PostgresTitles(database, budgets.of, settings.limits_of)
     internal(add_TitleServiceServicer_to_server, TitleServicer(titles))
     workflows = PostgresVersions(database, WORKFLOW)
     internal(add_WorkflowLedgerServiceServicer_to_server, WorkflowLedgerServicer(workflows))
