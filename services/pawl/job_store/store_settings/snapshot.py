@@ -156,6 +156,9 @@ class SettingsSnapshot:
             )
         return limits
 
+    def off(self, store_id: StoreId) -> Collection[Feature]:
+        return self.limits_of(store_id).off
+
     def _slots(self, store_id: StoreId) -> SlotLimits:
         return SlotLimits(
             per_store=self.all.limit(Limit.ACTIVE_RUNS, store_id).value,
