@@ -161,9 +161,7 @@ def test_an_empty_key_is_not_replaced_by_the_local_key(tmp_path: Path) -> None:
     assert client("k").metadata == (("authorization", "Bearer k"), ("pawl-store", "acme"), ("pawl-user", "ann"))
 
 
-def test_the_local_key_is_sent_only_to_its_own_suite(
-    tmp_path: Path,
-) -> None:
+def test_the_local_key_is_sent_only_to_its_own_suite(tmp_path: Path) -> None:
     def replica(address: str) -> Replica:
         return Replica(grpc=address, metrics="", pid=1, ready=True)
 
