@@ -174,6 +174,22 @@ async def test_tokens_of_all_runs_count_once_toward_the_budgets_of_their_store_a
     assert [run.run_id for run in claimed] == [parked.run_id]
 
 
+async def test_limits_of_new_runs_are_lowered_to_those_of_their_store_and_the_run_says_so(
+    replica: Replica, user: User
+) -> None:
+    asked = Settings(layer=Layer.DEPLOYMENT, limits={"rounds_max": 20, "total_tokens_max": 500, "agent_depth_max": 1})
+    await replica.settings.update(DEPLOYMENT, asked, (), only_check=False)
+    own = Settings(layer=Layer.STORE, store_id=StoreId("acme"), limits={"rounds_max": 8})
+    await replica.settings.update(DEPLOYMENT, own, (), only_check=False)
+    limits = run_pb2.RunLimits(rounds_max=50, agent_depth_max=0, run_timeout_seconds=60)
+    run = (await user.submit(options=run_pb2.RunOptions(limits=limits))).run
+    kept = run.options.limits
+    assert (kept.rounds_max, kept.total_tokens_max, kept.agent_depth_max, run.token_budget) == (8, 500, 0, 500)
+    assert dict(run.lowered_limits) == {"rounds_max": 50, "total_tokens_max": 0, "topped_up_tokens_max": 0}
+    of_beta = (await User(replica.stub, store_id="beta").submit(options=run_pb2.RunOptions(limits=limits))).run
+    assert (of_beta.options.limits.rounds_max, kept.run_timeout_seconds) == (20, 60)
+
+
 async def test_models_that_a_store_may_not_use_are_refused_for_runs_and_agents(replica: Replica, user: User) -> None:
     large: Any = {"options": run_pb2.RunOptions(model="small", model_fallbacks=["large"])}
     earlier = await user.submit(request_id="r1", **large)
@@ -220,7 +236,7 @@ async def test_one_of_two_concurrent_changes_conflicts_and_the_other_is_recorded
     assert (row.user_id, row.layer) == ("me", pb.SETTINGS_LAYER_DEPLOYMENT)
     explained = (await stub.ExplainSettings(pb.ExplainSettingsRequest(store_id="acme"))).explanations
     assert explained[0].reason == f"The switch is on for {percent} % of stores."
-    values = ["on"] * 4 + ["1000", "1000", "100"] + ["unlimited"] * 6 + ["all", "default"]
+    values = ["on"] * 4 + ["1000", "1000", "100"] + ["unlimited"] * 15 + ["1", "all", "default"]
     assert [each.value for each in explained[1:]] == values
 
 

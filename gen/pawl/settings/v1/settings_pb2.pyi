@@ -218,6 +218,11 @@ class Settings(_message.Message):
         - `daily_tokens_per_user`, `monthly_tokens_per_user`: the same, of all runs of each user.
         - `model_requests_per_minute`, `model_tokens_per_minute`: model calls of the store, and their tokens. Unlimited by
           default. Further runs wait before their next model call (WAIT_KIND_RATE).
+        - `rounds_max`, `calls_per_round_max`, `model_attempts_max`, `agent_depth_max`, `total_tokens_max`,
+          `tool_timeout_seconds`, `round_timeout_seconds`, `run_timeout_seconds`, `provider_wait_seconds`: the most that a new
+          run may have of these limits (pawl.event.v1.RunLimits). A run that would have more gets this value, and
+          Run.lowered_limits says so.
+        - `weight`: while several stores have runs that are due, each gets turns in proportion to its weight; 1 by default.
         """
 
     @_builtins.property
