@@ -241,9 +241,16 @@ def _state_and_waits(run: run_pb2.Run) -> str:
     return f"{wording.state_name(run.state)} for {waits}" if waits else wording.state_name(run.state)
 
 
+def _program(run: run_pb2.Run) -> str:
+    if run.HasField("goal"):
+        return f"goal: {wording.one_line(run.goal.aim, 40)}"
+    return f"workflow: {wording.clean(run.workflow.name)}" if run.HasField("workflow") else ""
+
+
 COLUMNS: Final[Columns] = {
     "run": "run_id",
     "state": _state_and_waits,
+    "program": _program,
     "created": "create_time",
     "conversation": "conversation_id",
     "output": lambda run: wording.one_line(run.output_text),

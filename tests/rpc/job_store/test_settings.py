@@ -25,7 +25,7 @@ from pawl.settings.v1.settings_pb2_grpc import SettingsServiceStub
 from pawl.values import Feature
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.job_store.conftest import Replica, StartReplica
-from tests.rpc.job_store.test_background import asks_for, claimed_jobs, start_jobs
+from tests.rpc.job_store.test_background import asks_for, claimed_jobs, ended, start_jobs
 from tests.rpc.job_store.test_schedules import SKIPPED, Timer
 from tests.rpc.job_store.test_triggers import Hook
 from tests.rpc.job_store.user import User
@@ -312,3 +312,11 @@ async def test_a_firing_that_will_be_skipped_does_not_cancel_an_earlier_run(repl
     await switch(replica, Feature.RUNS, SwitchState.OFF)
     assert (await timer.fire_due()).outcome == SKIPPED
     assert (await User(replica.stub).run(first.run_id)).state == run_pb2.RUN_STATE_QUEUED
+
+
+async def test_reports_of_jobs_start_no_turn_where_runs_are_off(replica: Replica, user: User) -> None:
+    conversation_id = await start_jobs(user, "a", "b")
+    for job, state, turns in zip(await claimed_jobs(user, 2), (SwitchState.OFF, SwitchState.ALL), (0, 1), strict=True):
+        await switch(replica, Feature.RUNS, state)
+        await ended(job)
+        assert len((await user.ask("ListRuns", conversation_id=conversation_id)).runs) == 1 + turns

@@ -169,6 +169,9 @@ class SettingsSnapshot:
             )
         return limits
 
+    def off(self, store_id: StoreId) -> Collection[Feature]:
+        return self.limits_of(store_id).off
+
     def _limit(self, name: Limit, store_id: StoreId) -> int:
         decided = self.all.limit(name, store_id)
         return decided.value if decided.is_set else 0
