@@ -32,7 +32,6 @@ from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, CallKey, CredentialId, IdSource, RunKey, StoreId, UserId, WorkerId
 from pawl.errors import LeaseLost, RunEnded
 from pawl.event.v1 import event_pb2, run_pb2
-from pawl.event.v1.agent_pb2 import AgentUsage
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
 from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer
@@ -45,7 +44,7 @@ from pawl.job_store.ledger.rpc import messages, operations
 from pawl.job_store.ledger.rules.rows import ConversationKey, RunRow
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.submit import Submitted
-from pawl.job_store.ledger.store.upkeep import PostgresUsage
+from pawl.job_store.ledger.store.usage import PostgresAgentTokens
 from pawl.job_store.versions.rules import DefinitionRow, Kind, Save, VersionRow
 from pawl.job_store.versions.store import PostgresVersions
 from pawl.job_store.workflows.rpc import WORKFLOW, WorkflowLedgerServicer, WorkflowServicer
@@ -136,14 +135,10 @@ class MemoryAgentRepository(MemoryVersions, PostgresAgents):
         return self.drafts.get((store_id, user_id), {}).pop(name, None) is not None
 
 
-class MemoryUsage(PostgresUsage):
+class MemoryUsage(PostgresAgentTokens):
     def __init__(self) -> None:
-        self.of_agents: dict[tuple[StoreId, str], list[AgentUsage]] = {}
         self.tokens_today: dict[tuple[StoreId, str], int] = {}
         self.day_end_time = TIME
-
-    async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[AgentUsage]:
-        return self.of_agents.get((store_id, name), [])[:days]
 
     async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
         return self.tokens_today.get((store_id, name), 0), self.day_end_time
@@ -159,7 +154,7 @@ class MemoryAgents(AgentLedger):
         self.repository = MemoryAgentRepository()
         self.usage = MemoryUsage()
         # Handles forwarded calls
-        self.forwarded = AgentServicer(self.repository, self.usage)
+        self.forwarded = AgentServicer(self.repository)
         servicer = AgentLedgerServicer(self.repository, self.usage)
         channel: Any = Channel(lambda method, request, _: answer([servicer], method, request))
         super().__init__(channel)

@@ -14,6 +14,7 @@ from pawl.agent.v1.declaration_pb2_grpc import add_DeclarationServiceServicer_to
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.agent.v1.trigger_pb2_grpc import add_TriggerServiceServicer_to_server
+from pawl.agent.v1.usage_pb2_grpc import add_UsageServiceServicer_to_server
 from pawl.agent.v1.workflow_pb2_grpc import add_WorkflowServiceServicer_to_server
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import Clock
@@ -54,7 +55,8 @@ from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.leases import PostgresLeases
 from pawl.job_store.ledger.store.reads import PostgresReads
 from pawl.job_store.ledger.store.situations import PostgresAttentionRepository
-from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats, PostgresOfferRepository, PostgresUsage
+from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats, PostgresOfferRepository
+from pawl.job_store.ledger.store.usage import PostgresAgentTokens
 from pawl.job_store.lifecycle.store import PostgresOutbox
 from pawl.job_store.lifecycle.stream import JetStreamLifecycle
 from pawl.job_store.schedules.rpc import ScheduleLedgerServicer, ScheduleServicer
@@ -67,6 +69,8 @@ from pawl.job_store.sweeps import Relay, RetentionPeriods
 from pawl.job_store.triggers.rpc import TriggerLedgerServicer, TriggerServicer
 from pawl.job_store.triggers.store import PostgresTriggers
 from pawl.job_store.triggers.triggers import Triggers
+from pawl.job_store.usage.rpc import UsageServicer
+from pawl.job_store.usage.store import PostgresUsage
 from pawl.job_store.versions.store import PostgresVersions
 from pawl.job_store.workflows.rpc import WORKFLOW, WorkflowLedgerServicer, WorkflowServicer
 from pawl.server.bus.connection import Bus
@@ -181,7 +185,7 @@ def on_postgres(
         internal(add_KeySyncServiceServicer_to_server, KeySyncServicer(keys))
         server.add(add_SettingsServiceServicer_to_server, SettingsServicer(settings))
         internal(add_ErasureServiceServicer_to_server, ErasureServicer(erasing))
-        _add_resources(server, database)
+        _add_resources(server, database, clock)
         _add_starters(server, schedules, triggers, settings.limits_of)
 
     return JobStore(
@@ -205,11 +209,12 @@ def _erasing(database: Database, bus: Bus, ports: Ports, group_commit: GroupComm
     )
 
 
-def _add_resources(server: RpcServer, database: Database) -> None:
+def _add_resources(server: RpcServer, database: Database, clock: Clock) -> None:
     internal = partial(server.add, service_only=True)
-    agents, usage = PostgresAgents(database), PostgresUsage(database)
+    agents, usage = PostgresAgents(database), PostgresAgentTokens(database)
     internal(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, usage))
-    server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(agents, usage))
+    server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(agents))
+    server.add_forwarded(add_UsageServiceServicer_to_server, UsageServicer(PostgresUsage(database), clock))
     titles = PostgresTitles(database, partial(quota, agents, usage))
     internal(add_TitleServiceServicer_to_server, TitleServicer(titles))
     workflows = PostgresVersions(database, WORKFLOW)

@@ -114,6 +114,7 @@ class TitleMaker:
             attempt=task.attempt,
             text=answer.text[:_TEXT_CHARACTERS_MAX] if is_whole else "",
             usage=wire.USAGE.write(usage),
+            model=request.model,
         )
         try:
             await translated(self._stub.SetTitle(title))

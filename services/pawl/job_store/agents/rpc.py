@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
 
 from pawl.agent.v1 import agents_pb2 as pb
 from pawl.chassis.identity.auth import Principal, require_decider, require_user
@@ -11,7 +10,7 @@ from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import DEFAULT_AGENT, StoreId, check_id
 from pawl.chassis.process import logs
 from pawl.chassis.rpc.kinds import Context
-from pawl.errors import AgentNotFound, InvalidField
+from pawl.errors import AgentNotFound
 from pawl.event.v1 import agent_pb2
 from pawl.job.v1 import agents_pb2 as ledger
 from pawl.job.v1 import agents_pb2_grpc
@@ -19,20 +18,16 @@ from pawl.job_store.agents.rules import AGENT, drafted
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.pages import Id, next_token, page_size, read_token
 from pawl.job_store.ledger.rpc.messages import timestamp
-from pawl.job_store.ledger.rules.usage import DAYS_MAX
-from pawl.job_store.ledger.store.upkeep import PostgresUsage
+from pawl.job_store.ledger.store.usage import PostgresAgentTokens
 from pawl.job_store.versions.rpc import VERSION_MAX, message_of, versions_for
 from pawl.job_store.versions.rules import VersionRow, saved
-
-_DAYS: Final = 30
 
 _log = logs.get_logger(__name__)
 
 
 class AgentServicer:
-    def __init__(self, agents: PostgresAgents, usage: PostgresUsage) -> None:
+    def __init__(self, agents: PostgresAgents) -> None:
         self._agents = agents
-        self._usage = usage
 
     async def ListAgentVersions(
         self, request: pb.ListAgentVersionsRequest, context: Context
@@ -55,15 +50,6 @@ class AgentServicer:
         _log.info("agent.deleted", store=user.store_id, user=user.user_id, agent=name)
         return pb.DeleteAgentResponse()
 
-    async def GetAgentUsage(self, request: pb.GetAgentUsageRequest, context: Context) -> pb.GetAgentUsageResponse:
-        user, name = require_user(), check_id(request.name, "name")
-        if request.days > DAYS_MAX:
-            raise InvalidField(f"days must be at most {DAYS_MAX}, got {request.days}", field="days")
-        if name != DEFAULT_AGENT and await self._agents.get(user.store_id, name, 1) is None:
-            raise AgentNotFound
-        found = await self._usage.of_agent(user.store_id, name, days=request.days or _DAYS)
-        return pb.GetAgentUsageResponse(days=found)
-
     async def DeleteDraft(self, request: pb.DeleteDraftRequest, context: Context) -> pb.DeleteDraftResponse:
         user = require_user()
         if not await self._agents.delete_draft(user.store_id, user.user_id, check_id(request.name, "name")):
@@ -72,7 +58,7 @@ class AgentServicer:
 
 
 class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
-    def __init__(self, agents: PostgresAgents, usage: PostgresUsage) -> None:
+    def __init__(self, agents: PostgresAgents, usage: PostgresAgentTokens) -> None:
         self._agents = agents
         self._usage = usage
 
@@ -150,7 +136,7 @@ def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[
 
 
 async def quota(
-    agents: PostgresAgents, usage: PostgresUsage, store_id: StoreId, name: str
+    agents: PostgresAgents, usage: PostgresAgentTokens, store_id: StoreId, name: str
 ) -> ledger.GetAgentQuotaResponse:
     newest = await agents.get(store_id, name, 0)
     used, day_end_time = await usage.today(store_id, name)

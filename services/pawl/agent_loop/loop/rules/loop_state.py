@@ -137,8 +137,6 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     summarised_round: int = 0
     # Tokens that top-ups have added to the budget.
     tokens_added: int = 0
-    # How many tokens of the run's usage were used by the agents it delegated to.
-    agents_tokens: int = 0
     # When the run stops waiting for a top-up; None if it is not waiting.
     top_up_deadline_time: float | None = None
     # Number of answers that did not fit the response format.

@@ -343,6 +343,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 0
     last_seq: int = 0
     usage: Usage = field(default_factory=Usage)
+    # The part of `usage` that is of child runs.
+    delegated_usage: Usage = field(default_factory=Usage)
     # The minimum top-up, while the run waits for one.
     tokens_needed: int = 0
     failure: RunFailure | None = None

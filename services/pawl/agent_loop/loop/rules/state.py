@@ -91,7 +91,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def own_tokens(self) -> int:
         """Tokens used by the run's own model calls, excluding those used by its agents."""
-        return self.run.usage.total_tokens - self.loop.agents_tokens
+        return self.run.usage.total_tokens - self.run.delegated_usage.total_tokens
 
     @property
     def model(self) -> str:

@@ -49,6 +49,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     round: int | None = None
     usage: Usage | None = None
     # Only set with `usage`.
+    delegated_usage: Usage | None = None
+    # Only set with `usage`: the model whose calls changed it.
+    model: str = ""
+    # Only set with `usage`.
     tokens_needed: int = 0
     # Only set with `usage`: tokens of the run's own model calls since the last step.
     tokens_used: int = 0
@@ -127,6 +131,8 @@ def between(
         stop_cause=new.stop_cause if moved and new.state is RunState.CANCELLED else None,
         round=_changed(old.round, new.round),
         usage=new.usage if changes_usage else None,
+        delegated_usage=new.delegated_usage if changes_usage and new.delegated_usage != Usage() else None,
+        model=base.model if changes_usage else "",
         tokens_needed=new.tokens_needed if changes_usage else 0,
         tokens_used=after.own_tokens - base.own_tokens,
         budget_run_id=new.budget_run_id,

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from pawl.job_store.ledger.rules.usage import DAYS_MAX
-from pawl.job_store.ledger.store import tables
+from pawl.job_store.ledger.rules.usage import DAYS_MAX, HOURS_DAYS_MAX
+from pawl.job_store.ledger.store import tables, usage
 from pawl.job_store.ledger.store.columns import joined
 from pawl.server.db.database import Connection, Database, DatabaseAdapter, affected
 
@@ -22,9 +22,24 @@ DELETE FROM job_store.requests WHERE (store_id, user_id, request_id) IN (
 )
 """
 _OLD_USAGE: Final = """
-DELETE FROM job_store.usage_days WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM job_store.usage_days WHERE day <= (now() AT TIME ZONE 'UTC')::date - $1::integer LIMIT $2
+DELETE FROM job_store.usage_hours WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM job_store.usage_hours WHERE day <= (now() AT TIME ZONE 'UTC')::date - $1::integer LIMIT $2
 ))
+"""
+# The merged row of a day has the hour -1. Only this statement writes rows of old days.
+_MERGED: Final = usage.NAMES.replace("hour", "-1 AS hour", 1)
+_OLD_HOURS: Final = f"""
+WITH gone AS (
+    DELETE FROM job_store.usage_hours WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM job_store.usage_hours
+        WHERE day <= (now() AT TIME ZONE 'UTC')::date - $1::integer AND hour >= 0 ORDER BY day LIMIT $2
+    )) RETURNING *
+), merged AS (
+    INSERT INTO job_store.usage_hours AS u (slot, {usage.NAMES})
+    SELECT 0, {usage.KEY}, {usage.TOTALS} FROM (SELECT {_MERGED} FROM gone) AS old
+    GROUP BY {usage.KEY} ORDER BY {usage.ORDER} {usage.ON_CONFLICT}
+)
+SELECT count(*) FROM gone
 """
 _OLD_UNSENT: Final = """
 DELETE FROM job_store.outbox WHERE id IN (
@@ -234,8 +249,9 @@ class PostgresRetention(DatabaseAdapter):
         return count
 
     async def remove_usage(self, *, rows_max: int) -> int:
-        """Remove usage counts older than 400 days; return how many were removed."""
-        return await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
+        """Remove usage older than 400 days, and merge the hours of days older than 35 days; return how many rows."""
+        merged: int = await self._database.fetchval(_OLD_HOURS, HOURS_DAYS_MAX, rows_max)
+        return merged + await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
 
     async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Remove old trigger events and unused lanes; return the number of rows removed."""

@@ -1,23 +1,18 @@
-"""Maintains the ledger in PostgreSQL: expired offers, counts for metrics, trims and usage."""
+"""Maintains the ledger in PostgreSQL: expired offers, counts for metrics, and trims."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Final
 
 import msgspec
 from asyncpg import Record
-from msgspec.structs import astuple
 
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
-from pawl.event.v1 import agent_pb2, run_pb2
 from pawl.job_store.ledger.rules.slots import StoreSlots
 from pawl.job_store.ledger.rules.trimming import Trim
-from pawl.job_store.ledger.rules.usage import UsageKey, Used
-from pawl.job_store.ledger.store.columns import IS_HEAD, Statement, Write
 from pawl.server.db.database import Connection, Database, DatabaseAdapter
-from pawl.values import CallState, RunState, Usage, WaitKind
+from pawl.values import CallState, RunState, WaitKind
 
 _HELD_BY: Final = """
 SELECT store_id, run_id, call_id FROM job_store.calls
@@ -162,76 +157,3 @@ async def remove(connection: Connection, trims: Sequence[Trim]) -> None:
     stores, runs = [trim.run.store_id for trim in trims], [trim.run.run_id for trim in trims]
     await connection.execute(_CALLS, stores, runs, [trim.round for trim in trims], CallState.SUCCEEDED)
     await connection.execute(_EVENTS, stores, runs, [trim.seq for trim in trims])
-
-
-# The statements are built only from constants in this module.
-# ruff: noqa: S608
-
-_FIGURES: Final = Used.__struct_fields__
-_NAMES: Final = ", ".join(("store_id", "agent_name", "day", "user_id", *_FIGURES))
-# Counts are capped so that sums over all users stay in range.
-_COUNT_MAX: Final = 2**62
-_SUMS: Final = ", ".join(f"least(u.{name}, {_COUNT_MAX}) + excluded.{name}" for name in _FIGURES)
-_KEY: Final = "store_id, agent_name, day, user_id"
-# By code point, as transactions sort them, whatever the database's collation: both lock the rows in the same order.
-_ORDER: Final = 'store_id COLLATE "C", agent_name COLLATE "C", day, user_id COLLATE "C"'
-_ON_CONFLICT: Final = f"ON CONFLICT ({_KEY}, slot) DO UPDATE SET ({', '.join(_FIGURES)}) = ROW({_SUMS})"
-_TYPES: Final = ("text", "text", "date", "text", *["bigint"] * len(_FIGURES))
-_ADD: Final = Statement(
-    f"""INSERT INTO job_store.usage_days AS u (slot, {_NAMES})
-    SELECT pg_backend_pid() % 8, k.* FROM ({{rows}}) AS k ({_NAMES}) {_ON_CONFLICT}""",
-    _TYPES,
-    gathered=False,
-)
-_ADD_GUARDED: Final = Statement(
-    f"""INSERT INTO job_store.usage_days AS u (slot, {_NAMES})
-    SELECT pg_backend_pid() % 8, {_KEY}, {", ".join(f"least(sum({name}), {_COUNT_MAX})::bigint" for name in _FIGURES)}
-    FROM ({{rows}}) AS u (head, {_NAMES}) WHERE {IS_HEAD} GROUP BY {_KEY} ORDER BY {_ORDER} {_ON_CONFLICT}""",
-    ("integer", *_TYPES),
-    gathered=False,
-)
-
-
-def _count(total: str) -> str:
-    # An estimate that was too high on the day before may make the sum negative.
-    return f"greatest(least(coalesce({total}, 0), {_COUNT_MAX}), 0)::bigint"
-
-
-_OF_AGENT: Final = f"""
-SELECT day, count(DISTINCT user_id) AS users, {", ".join(f"{_count(f'sum({n})')} AS {n}" for n in _FIGURES)}
-FROM job_store.usage_days
-WHERE store_id = $1 AND agent_name = $2 AND day > (now() AT TIME ZONE 'UTC')::date - $3::integer
-GROUP BY day ORDER BY day DESC
-"""
-
-
-_TODAY: Final = f"""
-SELECT {_count("sum(input_tokens) + sum(output_tokens)")} AS tokens,
-    ((now() AT TIME ZONE 'UTC')::date + 1)::timestamp AT TIME ZONE 'UTC' AS day_end_time
-FROM job_store.usage_days WHERE store_id = $1 AND agent_name = $2 AND day = (now() AT TIME ZONE 'UTC')::date
-"""
-
-
-def addition(counts: Sequence[tuple[UsageKey, Used]], heads: Sequence[int] | None = None) -> Write:
-    """Return the write that adds to usage counts: without `heads`, in key order, to avoid deadlocks."""
-    columns = list(zip(*((*astuple(key), *astuple(used)) for key, used in counts), strict=True))
-    return Write(_ADD, columns) if heads is None else Write(_ADD_GUARDED, [heads, *columns])
-
-
-class PostgresUsage(DatabaseAdapter):
-    async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[agent_pb2.AgentUsage]:
-        """Return an agent's usage on each of the last `days` days that had any, newest first."""
-        return [
-            agent_pb2.AgentUsage(
-                day=record["day"].isoformat(),
-                runs=record["runs"],
-                users=record["users"],
-                usage=run_pb2.Usage(**{name: record[name] for name in Usage.__struct_fields__}),
-            )
-            for record in await self._database.fetch(_OF_AGENT, store_id, name, days)
-        ]
-
-    async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
-        """Return the tokens that an agent has used today (UTC), and when the day ends."""
-        record = (await self._database.fetch(_TODAY, store_id, name))[0]
-        return record["tokens"], record["day_end_time"]
