@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -34,7 +34,7 @@ from pawl.errors import LeaseLost, RunEnded
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
-from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer
+from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, Budgets
 from pawl.job_store.agents.rules import AGENT, SaveDraft
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.cache import RunCache
@@ -44,11 +44,11 @@ from pawl.job_store.ledger.rpc import messages, operations
 from pawl.job_store.ledger.rules.rows import ConversationKey, RunRow
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.submit import Submitted
-from pawl.job_store.ledger.store.usage import PostgresAgentTokens
+from pawl.job_store.ledger.store.usage import PostgresTokens
 from pawl.job_store.versions.rules import DefinitionRow, Kind, Save, VersionRow
 from pawl.job_store.versions.store import PostgresVersions
 from pawl.job_store.workflows.rpc import WORKFLOW, WorkflowLedgerServicer, WorkflowServicer
-from pawl.values import ENDED, CallState, CommandOutcome, DecisionKind, Usage
+from pawl.values import ENDED, CallState, CommandOutcome, DecisionKind, Usage, WaitKind
 from tests.fakes.manual_clock import VirtualClock
 from tests.fakes.model import FakeModel, Script
 from tests.fakes.registry import FakeRegistry
@@ -135,13 +135,16 @@ class MemoryAgentRepository(MemoryVersions, PostgresAgents):
         return self.drafts.get((store_id, user_id), {}).pop(name, None) is not None
 
 
-class MemoryUsage(PostgresAgentTokens):
+class MemoryUsage(PostgresTokens):
     def __init__(self) -> None:
         self.tokens_today: dict[tuple[StoreId, str], int] = {}
         self.day_end_time = TIME
 
     async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
         return self.tokens_today.get((store_id, name), 0), self.day_end_time
+
+    async def tokens(self, store_id: StoreId, user_id: UserId) -> Mapping[WaitKind, tuple[int, datetime]]:
+        return {kind: (self.tokens_today.get((store_id, ""), 0), self.day_end_time) for kind in WaitKind}
 
 
 def workflow_servicers() -> tuple[object, ...]:
@@ -155,7 +158,10 @@ class MemoryAgents(AgentLedger):
         self.usage = MemoryUsage()
         # Handles forwarded calls
         self.forwarded = AgentServicer(self.repository)
-        servicer = AgentLedgerServicer(self.repository, self.usage)
+        # Token budgets of all stores, by what a run waits for.
+        self.limits: dict[WaitKind, int] = {}
+        budgets = Budgets(self.repository, self.usage, lambda _: self.limits)
+        servicer = AgentLedgerServicer(self.repository, budgets)
         channel: Any = Channel(lambda method, request, _: answer([servicer], method, request))
         super().__init__(channel)
 
@@ -323,6 +329,7 @@ class MemoryLedger(WorkerLedgerClient):
         goal: Goal | None = None,
         own_tools: Sequence[Tool] = (),
         workflow: PinnedWorkflow | None = None,
+        traceparent: str = "",
     ) -> RunKey:
         request = ledger_pb2.SubmitMessageRequest(
             store_id=STORE,
@@ -336,6 +343,7 @@ class MemoryLedger(WorkerLedgerClient):
             agent=run_pb2.PinnedAgent(name=agent.name, version=agent.version) if agent else None,
             tools=map(wire.OWN_TOOL.write, own_tools),
             workflow=wire.WORKFLOW.write(workflow) if workflow else None,
+            traceparent=traceparent,
         )
         key: RunKey = self.apply(request).run.key
         return key

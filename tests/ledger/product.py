@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from msgspec.structs import astuple
 
-from pawl.chassis.ids import RunId, RunKey
+from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.errors import PawlError
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job_store.ledger.group_commit import GroupCommit
@@ -88,19 +88,27 @@ class Product:
                 return ("ok", await store.leases.release(ask["worker"]))
             case "sweep_crashed":
                 runs = await store.attention_repository.doomed(crashes_max=self._crashes_max, runs_max=_MANY)
-                return ("ok", await self._change(tag, Quarantine(runs=runs, crashes_max=self._crashes_max)))
+                ended = 0
+                for store_id, own in by_store(runs, lambda run: run.store_id).items():
+                    quarantine = Quarantine(runs=own, crashes_max=self._crashes_max)
+                    ended += await self._change(f"{tag}_{store_id}", quarantine, store_id)
+                return ("ok", ended)
             case "renew_offers":
                 calls = await store.offer_repository.held_by(ask["store"], ask["user"], ask["client"], RunId(""))
                 session = {"client_id": ask["client"], "session_id": ask["session"]}
                 renewal = RenewOffers(**session, lease_seconds=ask["seconds"], calls=_sorted(calls))
-                return ("ok", {call.call_id for call in await self._change(tag, renewal)})
+                return ("ok", {call.call_id for call in await self._change(tag, renewal, ask["store"])})
             case "release_offers":
                 calls = await store.offer_repository.held_by(ask["store"], ask["user"], ask["client"], ask["run"])
                 session = {"client_id": ask["client"], "session_id": ask["session"]}
-                return ("ok", await self._change(tag, ReleaseOffers(**session, calls=_sorted(calls))))
+                release = ReleaseOffers(**session, calls=_sorted(calls))
+                return ("ok", await self._change(tag, release, ask["store"]))
             case "sweep_offers":
-                calls = await store.offer_repository.run_out(calls_max=_MANY)
-                return ("ok", await self._change(tag, ReleaseOffers(client_id=None, calls=_sorted(calls))))
+                calls, released = await store.offer_repository.run_out(calls_max=_MANY), 0
+                for store_id, lost in by_store(calls, lambda call: call[0].store_id).items():
+                    release = ReleaseOffers(client_id=None, calls=_sorted(lost))
+                    released += await self._change(f"{tag}_{store_id}", release, store_id)
+                return ("ok", released)
             case _:
                 (answer,) = await self.group([ask])
                 return answer
@@ -108,12 +116,20 @@ class Product:
     async def group(self, asks: Sequence[Row]) -> list[tuple[Any, ...]]:
         """Answer asks that arrive together and share a transaction."""
         now = await self.store.now()
-        changes = [self._change(ask["tag"], operation(ask, now)) for ask in asks]
+        changes = [self._change(ask["tag"], operation(ask, now), ask["store"]) for ask in asks]
         answers = await asyncio.gather(*changes, return_exceptions=True)
         return [_answer(answer) for answer in answers]
 
-    async def _change(self, tag: str, operation: Operation[T]) -> T:
-        return await self._group_commit.run(Tagged(tag=tag, operation=operation), size_bytes=1)
+    async def _change(self, tag: str, operation: Operation[T], store_id: StoreId) -> T:
+        tagged = Tagged(tag=tag, operation=operation)
+        return await self._group_commit.run(tagged, size_bytes=1, store_id=store_id)
+
+
+def by_store(items: Iterable[T], store_of: Callable[[T], StoreId]) -> Mapping[StoreId, tuple[T, ...]]:
+    found: defaultdict[StoreId, list[T]] = defaultdict(list)
+    for item in items:
+        found[store_of(item)].append(item)
+    return {store_id: tuple(own) for store_id, own in found.items()}
 
 
 def _sorted(keys: tuple[T, ...]) -> tuple[T, ...]:

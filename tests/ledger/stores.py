@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
@@ -54,7 +54,7 @@ DO $$ BEGIN EXECUTE 'ALTER DATABASE ' || current_database() || ' SET search_path
 """
 
 # PostgreSQL leaves the order of runs due at the same moment open: a microsecond orders them.
-_PASS_TIME = """
+PASS_TIME = """
 WITH tick AS (UPDATE still.clock SET time = time + $1)
 UPDATE job_store.runs AS r SET claim_at = r.claim_at + (place - 1) * interval '1 microsecond'
 FROM (
@@ -79,15 +79,15 @@ class Store(ABC):
     reads: Reads
     offer_repository: OfferRepository
     attention_repository: AttentionRepository
+    one_store = False
 
     def __init__(self, limits: Mapping[str, int]) -> None:
         self.limits = limits
         self.announced = Announcements()
 
     def open(self) -> GroupCommit:
-        return GroupCommit(
-            self.journal, self.announced, Unmetered(), monotonic=lambda: 0.0, lifecycle_written=lambda: None
-        )
+        clock: dict[str, Callable[[], Any]] = {"monotonic": lambda: 0.0, "lifecycle_written": lambda: None}
+        return GroupCommit(self.journal, self.announced, Unmetered(), **clock, one_store=self.one_store)
 
     @abstractmethod
     async def now(self) -> datetime: ...
@@ -164,12 +164,14 @@ class PostgresStore(Store):
     # Of all replicas: they share the clock.
     passed_seconds: ClassVar[list[float]] = [0.0]
 
-    def __init__(self, database: postgres.Database, limits: Mapping[str, int]) -> None:
+    def __init__(self, database: postgres.Database, limits: Mapping[str, int], *, one_store: bool = False) -> None:
         super().__init__(limits)
+        self.one_store = one_store
         self.database = database
         self.cache = RunCache(lambda: self.passed_seconds[0])
         self.journal = PostgresJournal(database, IdSource(ManualClock()), self.cache)
-        self.leases = PostgresLeases(database, _slots_of(limits), crashes_max=limits["crashes"])
+        crashes_max = limits["crashes"]
+        self.leases = PostgresLeases(database, _slots_of(limits), crashes_max=crashes_max, one_store=one_store)
         self.reads = PostgresReads(database, self.cache)
         self.offer_repository = PostgresOfferRepository(database)
         self.attention_repository = PostgresAttentionRepository(database)
@@ -181,7 +183,7 @@ class PostgresStore(Store):
 
     async def pass_time(self, seconds: float) -> None:
         async with self.database.acquire() as connection:
-            await connection.execute(_PASS_TIME, timedelta(seconds=seconds))
+            await connection.execute(PASS_TIME, timedelta(seconds=seconds))
         self.passed_seconds[0] += seconds
 
     async def wipe(self) -> None:

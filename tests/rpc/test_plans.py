@@ -1,4 +1,7 @@
-"""Query plans of all statements of the services, as prepared before the tables have statistics."""
+"""Query plans of all statements of the services, as prepared before the tables have statistics.
+
+Also what sharding by store needs: keys that contain the store, and statements that name it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import itertools
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -25,6 +28,8 @@ class Service:
     few: frozenset[str]
     # Statements that cover a whole store or all stores, for operators, metrics and sweeps
     of_all: tuple[str, ...]
+    # Small tables of the whole deployment, which a sharded database keeps on every node
+    reference: frozenset[str] = frozenset()
 
 
 JOB_STORE = Service(
@@ -59,7 +64,9 @@ FROM generate_series(1, $1) AS n
         "ledger.store.upkeep._OPEN_RUNS",
         "store_settings.store._OPEN_RUNS",
         "store_settings.store._STORES_WITH_OPEN_RUNS",
+        "store_settings.store._WAKE",
     ),
+    reference=frozenset({"clock", "key_changes", "api_keys", "key_events", "settings_changes", "schema_version"}),
 )
 TOOL_REGISTRY = Service(
     schema="tool_registry",
@@ -88,6 +95,7 @@ FROM generate_series(1, $1) AS n
         "execution.store.completions._ROW",
         "sources.worker.store.statements.WAITING_GROUPS",
     ),
+    reference=frozenset({"instances", "schema_version"}),
 )
 NOTIFIER = Service(
     schema="notifier",
@@ -108,6 +116,7 @@ SELECT 'dlv' || n, 'webhook' || n / 50, 'acme', 'ann', n, '', '' FROM generate_s
     # Pending publications, unread items in order, and channel tests.
     few=frozenset({"notifications_unpublished", "notifications_unread", "webhook_deliveries_tests_of_webhook"}),
     of_all=("deliveries.store.DUE", "deliveries.store._DUE_SECONDS", "deliveries.store._COUNT_WAITING"),
+    reference=frozenset({"schema_version"}),
 )
 # Columns that select a whole store or user and do not identify a row.
 _WHOLE = {"store_id", "user_id", "state"}
@@ -117,6 +126,52 @@ SELECT i.relname, t.relname AS of_table,
     ARRAY(SELECT pg_get_indexdef(indexrelid, n, true) FROM generate_series(1, indnkeyatts) AS n) AS columns
 FROM pg_index JOIN pg_class i ON i.oid = indexrelid JOIN pg_class t ON t.oid = indrelid
 """
+
+
+# Each table's keys: the names of the columns of primary keys, unique indexes and foreign keys.
+_KEYS = """
+SELECT t.relname AS of_table, i.indexrelid::regclass::text AS name,
+    ARRAY(SELECT pg_get_indexdef(i.indexrelid, n, true) FROM generate_series(1, i.indnkeyatts) AS n) AS columns
+FROM pg_index i JOIN pg_class t ON t.oid = i.indrelid
+WHERE i.indisunique AND t.relkind = 'r' AND t.relnamespace = to_regnamespace($1)
+UNION ALL
+SELECT t.relname, c.conname, ARRAY(
+    SELECT a.attname FROM pg_attribute a JOIN unnest(c.conkey) AS k (number) ON a.attnum = k.number
+    WHERE a.attrelid = t.oid
+) FROM pg_constraint c JOIN pg_class t ON t.oid = c.conrelid
+WHERE c.contype = 'f' AND t.relnamespace = to_regnamespace($1)
+"""
+_STORES = """
+SELECT t.relname AS of_table, a.attnotnull, a.atttypid::regtype::text || ' ' || a.attcollation::regcollation AS type
+FROM pg_class t LEFT JOIN pg_attribute a ON a.attrelid = t.oid AND a.attname = 'store_id'
+WHERE t.relkind = 'r' AND t.relnamespace = to_regnamespace($1)
+"""
+# Statements of job-store that concern several stores: claims and leases of workers, sweeps, figures, searches by the
+# marks of users, and the relay of life-cycle events. A sharded database asks all its nodes for them.
+_OF_SEVERAL_STORES = (
+    "ledger.store.due_runs._DUE",
+    "ledger.store.due_runs._HAS_LAST_CHANCE",
+    "ledger.store.leases.",
+    "schedules.store._CLAIM",
+    "schedules.store._WAIT",
+    "triggers.store._CLAIM",
+    "triggers.store._WAIT",
+    "triggers.store._LEASE_MAILBOXES",
+    "ledger.store.situations._DOOMED",
+    "ledger.store.upkeep._RUN_OUT",
+    "ledger.store.upkeep._OPEN_RUNS",
+    "ledger.store.upkeep._NOTICES",
+    "ledger.store.upkeep._BACKLOG",
+    "store_settings.store._",
+    "lifecycle.store.",
+    "erasure.store.retention.",
+    "erasure.store.erasures._LOG_AGAIN",
+    "conversations.store.search_index._DUE",
+    "conversations.store.titles._CLAIM",
+    "conversations.store.conversations.SEARCHED",
+    "conversations.store.conversations.SHARED_SEARCHED",
+)
+_CONDITIONS = ("Index Cond", "Filter", "Recheck Cond", "Join Filter", "Hash Cond", "Merge Cond")
 
 
 @pytest.fixture
@@ -144,6 +199,35 @@ async def test_no_query_scans_all_of_a_stores_rows(new_database_url: str, servic
                 if not name.startswith(service.of_all) and _reads_everything(service, indexes, node)
             ]
     assert not whole, "\n".join(whole)
+
+
+@pytest.mark.parametrize("service", [JOB_STORE, TOOL_REGISTRY, NOTIFIER], ids=lambda service: service.schema)
+async def test_every_key_contains_the_store(new_database_url: str, service: Service) -> None:
+    """Otherwise the tables could not be distributed by store: a shard can only check keys that belong to it."""
+    async with Database(new_database_url, application_name="test") as database:
+        keys = await database.fetch(_KEYS, service.schema)
+        stores = await database.fetch(_STORES, service.schema)
+    distributed = [store for store in stores if store["of_table"] not in service.reference]
+    assert {store["of_table"] for store in stores} >= service.reference
+    assert [store["of_table"] for store in distributed if not store["attnotnull"]] == []
+    assert len({store["type"] for store in distributed}) == 1, "tables of different types are not in the same shards"
+    keys = [key for key in keys if key["of_table"] not in service.reference]
+    assert [key["name"] for key in keys if "store_id" not in key["columns"]] == []
+
+
+@pytest.mark.parametrize("service", [JOB_STORE], ids=lambda service: service.schema)
+async def test_statements_name_the_store(new_database_url: str, service: Service) -> None:
+    wide: list[str] = []
+    async with Database(new_database_url, application_name="test") as database, database.acquire() as connection:
+        names = [table["name"].split(".")[-1] for table in await connection.fetch(_TABLES, service.schema)]
+        tables = tuple(name for name in names if name not in service.reference)
+        for name, statement in _statements(replace(service, tables=tables)):
+            for node in await planned(connection, statement):
+                conditions = " ".join(str(node.get(key, "")) for key in _CONDITIONS)
+                read = node.get("Relation Name") in tables and node["Node Type"] != "ModifyTable"
+                wide += [name] if read and "store_id" not in conditions else []
+    assert {name for name in wide if not name.startswith(_OF_SEVERAL_STORES)} == set()
+    assert [each for each in _OF_SEVERAL_STORES if not any(name.startswith(each) for name in wide)] == []
 
 
 def _reads_everything(service: Service, indexes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> bool:

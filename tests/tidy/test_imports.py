@@ -152,6 +152,9 @@ def distributions(modules: set[str]) -> set[str]:
             names.add("googleapis-common-protos")
         elif module.startswith("google.protobuf"):
             names.add("protobuf")
+        elif top == "opentelemetry":
+            named = (normal(name) for name in found[top] if module.startswith(normal(name).replace("-", ".")))
+            names.add(max(named, key=len, default="opentelemetry-api"))
         elif module.startswith("pawl."):
             names.add(next(name for name, root in ROOTS.items() if list(root.glob(f"{module.split('.')[1]}*"))))
         elif top not in sys.stdlib_module_names and top not in {"pawl", "tests"}:

@@ -32,7 +32,7 @@ def test_comments_contain_no_todo() -> None:
     assert lines_that_match(UNFINISHED) == []
 
 
-def test_no_file_contains_a_path_of_a_home_folder() -> None:
+def test_no_file_contains_a_path_in_a_home_folder() -> None:
     assert lines_that_match(HOME) == []
 
 
@@ -47,7 +47,7 @@ def test_links_of_every_page_resolve() -> None:
     assert [f"{tree.name(page)}: {link}" for page, link in links if not (page.parent / link).exists()] == []
 
 
-def test_documents_link_to_no_source_file() -> None:
+def test_documents_do_not_link_to_source_files() -> None:
     """Such links are dead on the site, and `make docs` refuses them."""
     pages = [page for page in tree.files(".md") if page.is_relative_to(tree.ROOT / "docs")]
     links = [(page, link) for page in pages for link in LINK.findall(page.read_text(encoding="utf-8"))]

@@ -1,6 +1,6 @@
 import "@copilotkit/react-core/v2/styles.css";
 import { CopilotChat, CopilotKitProvider, useAgent, useCopilotKit, useFrontendTool, useHumanInTheLoop, useInterrupt } from "@copilotkit/react-core/v2";
-import { useEffect, useState } from "react";
+import { useEffect, useRef, useState } from "react";
 import { createRoot } from "react-dom/client";
 import { z } from "zod";
 
@@ -65,10 +65,16 @@ function Job({ content }: { content: z.infer<typeof job> }) {
 }
 const activities = [{ activityType: "pawl.job", content: job, render: Job }];
 
-// Background work makes progress and starts turns when no run is open. A stream beside CopilotKit's reports both.
+// Background work makes progress and starts turns when no run is open. A stream beside CopilotKit's reports both. It also
+// shows when the gateway can be reached again after CopilotKit's own stream broke.
 function useTurns(threadId: string) {
   const { agent } = useAgent();
   const { copilotkit } = useCopilotKit();
+  const isBroken = useRef(false);
+  useEffect(() => {
+    const broke = () => void (isBroken.current = true);
+    return agent.subscribe({ onRunErrorEvent: broke, onRunFailed: broke }).unsubscribe;
+  }, [agent]);
   useEffect(() => {
     if (agent.isRunning) return;
     const turns = new EventSource(`/turns?thread=${encodeURIComponent(threadId)}`);
@@ -76,8 +82,11 @@ function useTurns(threadId: string) {
       const { type, name, messageId, content, messages = [] } = JSON.parse(data);
       const isJob = ({ id }) => type === "ACTIVITY_SNAPSHOT" && id === messageId;
       if (agent.messages.some(isJob)) agent.setMessages(agent.messages.map((shown) => (isJob(shown) ? { ...shown, content } : shown)));
-      const isNew = ({ id, role, content }) => role === "assistant" && content && !agent.messages.some((shown) => shown.id === id);
-      if (!agent.isRunning && (name === "pawl.run" || messages.some(isNew))) void copilotkit.connectAgent({ agent });
+      const isShown = ({ id, content }) => agent.messages.some((shown) => shown.id === id && shown.content === content);
+      const isNew = (message) => message.role === "assistant" && message.content && !isShown(message);
+      if (agent.isRunning || !(isBroken.current || name === "pawl.run" || messages.some(isNew))) return;
+      isBroken.current = false;
+      void copilotkit.connectAgent({ agent });
     };
     return () => turns.close();
   }, [agent, agent.isRunning, threadId]);

@@ -17,11 +17,14 @@ const agent = () => new HttpAgent({ url: `${gateway}/agui`, headers });
 class PawlRunner extends AgentRunner {
   #runs = new Map(); // the run that each thread shows: Stop names it, so a late Stop cannot cancel a newer run
   #follow(threadId, events) {
-    return events.pipe(tap(({ name, value }) => name === "pawl.run" && this.#runs.set(threadId, value.runId)));
+    const error = ({ payload, message }) => of({ type: "RUN_ERROR", message: payload?.message ?? message });
+    return events.pipe(
+      tap(({ name, value }) => name === "pawl.run" && this.#runs.set(threadId, value.runId)),
+      catchError(error),
+    );
   }
   run({ agent, input }) {
-    const told = ({ payload, message }) => of({ type: "RUN_ERROR", message: payload?.message ?? message });
-    return this.#follow(input.threadId, agent.run(input)).pipe(catchError(told));
+    return this.#follow(input.threadId, agent.run(input));
   }
   connect({ threadId }) {
     const input = { threadId, runId: crypto.randomUUID(), messages: [], tools: [], context: [], state: {} };
@@ -73,4 +76,6 @@ const server = createServer(async (request, response) => {
   response.writeHead(files.has(pathname) ? 200 : 404, { "Content-Type": types[pathname] ?? "text/plain" });
   response.end(files.get(pathname));
 });
+// If the gateway breaks a stream, HttpAgent reports it and then also rejects a promise that is out of reach here.
+process.on("unhandledRejection", (error) => console.error(error));
 server.listen(Number(process.argv[2]), "127.0.0.1", () => console.log(`Open http://127.0.0.1:${process.argv[2]}`));

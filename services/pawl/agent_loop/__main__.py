@@ -19,6 +19,7 @@ from pawl.agent_loop.loop.ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerCl
 from pawl.agent_loop.loop.metrics import PrometheusMeter
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
+from pawl.agent_loop.loop.spans import tracing_of
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
 from pawl.agent_loop.model.breaker import Breaker
 from pawl.agent_loop.model.client import OpenAiModel
@@ -120,6 +121,7 @@ async def _worker(
         background_as_tool=settings.limits.background == "tool",
         takes_images=settings.takes_images,
         makes_titles=settings.titles == "model",
+        tracing=tracing_of(await service.open_tracer(), settings.openai_base_url),
         approvals_required=settings.limits.approvals_required,
         credential_is_gone=credential_is_gone,
     )
@@ -151,7 +153,7 @@ async def _worker(
 
 
 async def _beside(serving: Awaitable[None], stop: asyncio.Event, hand_over: Callable[[], Awaitable[None]]) -> None:
-    """Serve until shutdown, then hand over the runs while clients finish their requests."""
+    """Serve until shutdown. Then hand over the runs while clients finish their requests."""
 
     async def hand_over_in_time() -> None:
         await stop.wait()

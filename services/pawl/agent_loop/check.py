@@ -56,7 +56,7 @@ class Report:
     settings: dict[str, str] = field(default_factory=dict)
 
     def add(self, mark: Literal["ok", "note", "FAIL"], text: str) -> None:
-        """Add a finding. `note` marks a limitation; `FAIL` means that runs cannot use the server."""
+        """Add a finding. `note` marks a limitation. `FAIL` means that runs cannot use the server."""
         self.lines.append(f"{mark:<6}{text}")
 
     @property
@@ -107,7 +107,7 @@ class Probe:
             report.add("ok", "it sends reasoning separately from the text")
 
     async def _limit(self) -> None:
-        """Find the request field that limits an answer's length. Token budgets need it."""
+        """Find the request field that limits the length of an answer. Token budgets need this field."""
         for name in ("max_completion_tokens", "max_tokens"):
             self._field = name
             try:

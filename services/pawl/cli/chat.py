@@ -278,7 +278,11 @@ class Chat:
         return not self._active or bool(self._pending) or self._held.keys() >= self._active.keys()
 
     def _done(self) -> bool:
-        """Return whether to leave: on request, or once the input has ended and no run can continue without it."""
+        """Return whether to leave.
+
+        The chat ends if the user asks to leave, or if no run can continue without further input and the input has
+        ended.
+        """
         return self._leaving or (self._input_over and self._wants_line())
 
     # Frames from the suite.

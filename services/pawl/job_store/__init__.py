@@ -1,4 +1,4 @@
-"""The ledger: conversations, messages, runs, calls, events and each run's inbox.
+"""The ledger, which holds conversations, messages, runs, calls, events and each run's inbox.
 
 The job store owns the PostgreSQL schema `job_store`; no other service accesses it. State changes follow the tables in
 `ledger/rules/run_table.py` and `ledger/rules/call_table.py`. Every worker write is fenced by the worker's epoch. A

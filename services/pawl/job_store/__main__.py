@@ -7,6 +7,7 @@ import asyncio
 import pawl.server.bus  # noqa: F401  # before the modules that import nats
 from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.ledger.store.journal import is_sharded
 from pawl.job_store.settings import JobStoreSettings
 from pawl.job_store.sweeps import RetentionPeriods
 from pawl.job_store.wiring import on_postgres
@@ -40,6 +41,7 @@ async def main(stop: asyncio.Event) -> None:
             metrics=service.metrics,
             keeps_lifecycle=bus.is_configured,
             forced_off={Feature.RUNS} if settings.runs == "off" else (),
+            one_store=await is_sharded(database),
         )
         # Before the first request, so that nothing that is switched off is on for a moment.
         await parts.settings.refresh()

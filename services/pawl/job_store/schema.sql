@@ -318,7 +318,7 @@ CREATE TABLE outbox (
     "time" timestamptz NOT NULL,
     -- The bytes of a life-cycle event that belongs to no run's log, such as a schedule's; `seq` is 0.
     payload bytea,
-    PRIMARY KEY (id)
+    PRIMARY KEY (id, store_id)
 );
 -- Trimming a log checks that the run's end was sent.
 CREATE INDEX outbox_of_run ON outbox (store_id, run_id);
@@ -336,7 +336,7 @@ CREATE TABLE sent (
     stream_create_time timestamptz NOT NULL,  -- the stream that acknowledged it
     stream_seq bigint NOT NULL,
     payload bytea,
-    PRIMARY KEY (id)
+    PRIMARY KEY (id, store_id)
 );
 CREATE INDEX sent_old ON sent (sent_time);
 
@@ -565,6 +565,17 @@ CREATE TABLE usage_hours (
 CREATE INDEX usage_hours_of_store ON usage_hours (store_id, day);
 CREATE INDEX usage_hours_fine ON usage_hours (day) WHERE hour >= 0;
 CREATE INDEX usage_hours_old ON usage_hours (day);
+
+-- Tokens used per day (UTC) by a user or, if `user_id` is empty, by the whole store. Those of delegated runs count once.
+CREATE TABLE token_days (
+    store_id text COLLATE "C" NOT NULL,
+    user_id text COLLATE "C" NOT NULL,
+    day date NOT NULL,
+    slot smallint NOT NULL,
+    tokens bigint NOT NULL,
+    PRIMARY KEY (store_id, user_id, day, slot)
+) WITH (fillfactor = 50);
+CREATE INDEX token_days_old ON token_days (day);
 
 -- Which set of files owns a resource. `user_id` is empty for resources of the store.
 CREATE TABLE declarations (

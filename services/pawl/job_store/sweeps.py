@@ -70,7 +70,7 @@ class Relay:
         self._written.set()
 
     async def run(self) -> None:
-        """Relay when woken and at least every second, to pick up events left by other replicas or earlier failures."""
+        """Relay when woken, and at least every second to pick up events left by other replicas or earlier failures."""
         while True:
             tasks.check_cancelled()
             self._written.clear()
@@ -93,7 +93,8 @@ async def offer_again(ledger: Ledger, clock: Clock) -> None:
 async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
     """If the database's clock goes back, make runs claimable earlier, so that they do not wait twice.
 
-    Polls every three seconds, and compares the time with the times that earlier polls and other replicas have seen.
+    The clock is polled every three seconds, and compared with the times that earlier polls and other replicas have
+    seen.
     """
     seen: tuple[float, float] | None = None
     while True:
@@ -112,7 +113,10 @@ async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
 
 
 async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> None:
-    """Quarantine runs that crash their workers. Polls every three seconds, or every second while runs are suspected."""
+    """Quarantine runs that crash their workers.
+
+    Poll every three seconds, or every second if there are suspected runs.
+    """
     silence = Silence()
     while True:
         silence = silence.after(await ledger.doomed(), clock.monotonic())
@@ -153,7 +157,7 @@ async def _cancel_runs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPeriods:
-    """The retention period of each kind of record, and the interval between sweeps, in seconds."""
+    """The retention period of each kind of record, and the interval between sweeps. Both are in seconds."""
 
     events_seconds: float
     conversations_seconds: float
@@ -171,7 +175,7 @@ async def remove_expired(retention: PostgresRetention, clock: Clock, periods: Re
 
 
 async def sweep_retention(retention: PostgresRetention, clock: Clock, keep: RetentionPeriods) -> None:
-    """Remove all records that have expired. A failing step does not block the others."""
+    """Remove all records that have expired. If a step fails, the others still run."""
     await _empty(clock, retention.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
     await _empty(clock, retention.remove_keys, keep.keys_seconds, rows_max=_ROWS_BATCH)
     await _empty(clock, retention.remove_key_events, None, rows_max=_ROWS_BATCH)
@@ -185,7 +189,7 @@ async def sweep_retention(retention: PostgresRetention, clock: Clock, keep: Rete
 
 
 async def _empty(clock: Clock, remove: Callable[..., Awaitable[int]], seconds: float | None, **batch: int) -> None:
-    """Call `remove` until nothing is left. Pass None for `seconds` if the records have a fixed age limit."""
+    """Call `remove` until nothing is left. If the records have a fixed age limit, pass None for `seconds`."""
     bounds = batch if seconds is None else {"older_than_seconds": seconds, **batch}
     try:
         while await remove(**bounds):
@@ -195,7 +199,7 @@ async def _empty(clock: Clock, remove: Callable[..., Awaitable[int]], seconds: f
 
 
 async def collect_stats(stats: PostgresLedgerStats, meter: PrometheusMeter, clock: Clock) -> None:
-    """Update the ledger's metrics every 15 s, or less often (up to 60 s) if counting is slow."""
+    """Update the ledger's metrics every 15 s. If counting is slow, update them less often, but every 60 s at least."""
     while True:
         start = clock.monotonic()
         meter.ledger_counted(await stats.count())

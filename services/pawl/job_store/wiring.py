@@ -1,4 +1,4 @@
-"""Wires the job store: builds the ledger, its servicers and its loops from its ports."""
+"""Wires the job store. Builds the ledger, its servicers and its loops from its ports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pawl.job.v1.titles_pb2_grpc import add_TitleServiceServicer_to_server
 from pawl.job.v1.triggers_pb2_grpc import add_TriggerLedgerServiceServicer_to_server
 from pawl.job.v1.workflows_pb2_grpc import add_WorkflowLedgerServiceServicer_to_server
 from pawl.job_store import sweeps
-from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, quota
+from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, Budgets
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.conversations.rpc import ConversationServicer
 from pawl.job_store.conversations.store.conversations import PostgresConversations
@@ -56,7 +56,7 @@ from pawl.job_store.ledger.store.leases import PostgresLeases
 from pawl.job_store.ledger.store.reads import PostgresReads
 from pawl.job_store.ledger.store.situations import PostgresAttentionRepository
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats, PostgresOfferRepository
-from pawl.job_store.ledger.store.usage import PostgresAgentTokens
+from pawl.job_store.ledger.store.usage import PostgresTokens
 from pawl.job_store.lifecycle.store import PostgresOutbox
 from pawl.job_store.lifecycle.stream import JetStreamLifecycle
 from pawl.job_store.schedules.rpc import ScheduleLedgerServicer, ScheduleServicer
@@ -110,6 +110,7 @@ def wire(
     limits_of: LimitsOf | None = None,
     *,
     lifecycle_written: Callable[[], None] = lambda: None,
+    one_store: bool = False,
 ) -> LedgerParts:
     group_commit = GroupCommit(
         ports.journal,
@@ -117,6 +118,7 @@ def wire(
         ports.meter,
         monotonic=ports.clock.monotonic,
         lifecycle_written=lifecycle_written,
+        one_store=one_store,
     )
     ledger = Ledger(ports, group_commit, limits, limits_of)
     loops: Loops = {
@@ -138,16 +140,17 @@ def on_postgres(
     metrics: Metrics,
     keeps_lifecycle: bool,
     forced_off: Collection[Feature] = (),
+    one_store: bool = False,
 ) -> JobStore:
     """Return the job store on PostgreSQL and NATS.
 
-    See `PostgresJournal` for `keeps_lifecycle`, and `AllSettings` for `forced_off`.
+    See `PostgresJournal` for `keeps_lifecycle`, `AllSettings` for `forced_off`, and `GroupCommit` for `one_store`.
     """
     settings = SettingsSnapshot(PostgresSettings(database), clock, limits, forced_off)
     cache = RunCache(clock.monotonic)
     ports = Ports(
         journal=PostgresJournal(database, ids, cache, keeps_lifecycle=keeps_lifecycle),
-        leases=PostgresLeases(database, settings, crashes_max=limits.crashes_max),
+        leases=PostgresLeases(database, settings, crashes_max=limits.crashes_max, one_store=one_store),
         reads=PostgresReads(database, cache),
         conversations=PostgresConversations(database),
         offer_repository=PostgresOfferRepository(database),
@@ -158,7 +161,7 @@ def on_postgres(
     )
     meter = ports.meter
     relay = Relay(PostgresOutbox(database), JetStreamLifecycle(bus), meter)
-    parts = wire(ports, limits, settings.limits_of, lifecycle_written=relay.wake)
+    parts = wire(ports, limits, settings.limits_of, lifecycle_written=relay.wake, one_store=one_store)
     group_commit, ledger = parts.group_commit, parts.ledger
     erasing = _erasing(database, bus, ports, group_commit, ids)
     keys = Keys(PostgresKeyRepository(database), clock, ids)
@@ -183,9 +186,9 @@ def on_postgres(
         server.add_forwarded(add_OperatorServiceServicer_to_server, ListServicer(ledger))
         server.add(add_KeyServiceServicer_to_server, KeyServicer(keys))
         internal(add_KeySyncServiceServicer_to_server, KeySyncServicer(keys))
-        server.add(add_SettingsServiceServicer_to_server, SettingsServicer(settings))
+        server.add(add_SettingsServiceServicer_to_server, SettingsServicer(settings, PostgresTokens(database)))
         internal(add_ErasureServiceServicer_to_server, ErasureServicer(erasing))
-        _add_resources(server, database, clock)
+        _add_resources(server, database, clock, settings)
         _add_starters(server, schedules, triggers, settings.limits_of)
 
     return JobStore(
@@ -209,13 +212,14 @@ def _erasing(database: Database, bus: Bus, ports: Ports, group_commit: GroupComm
     )
 
 
-def _add_resources(server: RpcServer, database: Database, clock: Clock) -> None:
+def _add_resources(server: RpcServer, database: Database, clock: Clock, settings: SettingsSnapshot) -> None:
     internal = partial(server.add, service_only=True)
-    agents, usage = PostgresAgents(database), PostgresAgentTokens(database)
-    internal(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, usage))
+    agents = PostgresAgents(database)
+    budgets = Budgets(agents, PostgresTokens(database), settings.token_limits_of)
+    internal(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, budgets))
     server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(agents))
     server.add_forwarded(add_UsageServiceServicer_to_server, UsageServicer(PostgresUsage(database), clock))
-    titles = PostgresTitles(database, partial(quota, agents, usage))
+    titles = PostgresTitles(database, budgets.of)
     internal(add_TitleServiceServicer_to_server, TitleServicer(titles))
     workflows = PostgresVersions(database, WORKFLOW)
     internal(add_WorkflowLedgerServiceServicer_to_server, WorkflowLedgerServicer(workflows))

@@ -82,7 +82,7 @@ CREATE TABLE webhooks (
     -- The credential that saved the channel last, and the user of the delegate that acted; empty for none.
     credential_id text NOT NULL,
     delegate_user_id text NOT NULL,
-    PRIMARY KEY (webhook_id)
+    PRIMARY KEY (webhook_id, store_id)
 );
 CREATE UNIQUE INDEX webhooks_by_request ON webhooks (store_id, user_id, request_id) WHERE request_id <> '';
 CREATE INDEX webhooks_by_user ON webhooks (store_id, user_id, webhook_id);
@@ -107,7 +107,7 @@ CREATE TABLE webhook_deliveries (
     resent boolean NOT NULL DEFAULT false,  -- resent by the user, so preferences do not apply
     -- Its first attempt was delayed, by `after_seconds` or quiet hours.
     put_off boolean NOT NULL DEFAULT false,
-    PRIMARY KEY (delivery_id),
+    PRIMARY KEY (delivery_id, store_id),
     FOREIGN KEY (store_id, user_id, number) REFERENCES notifications ON DELETE CASCADE
 );
 CREATE INDEX webhook_deliveries_by_webhook ON webhook_deliveries (webhook_id, insert_time DESC, delivery_id DESC);
@@ -165,7 +165,7 @@ CREATE TABLE channel_events (
     status integer NOT NULL DEFAULT 0,
     error text NOT NULL,
     "time" timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (event_id)
+    PRIMARY KEY (event_id, store_id)
 );
 CREATE INDEX channel_events_time ON channel_events ("time");
 

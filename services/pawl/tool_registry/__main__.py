@@ -156,7 +156,10 @@ def _builtin_tools(
 
 
 def _erasures(service: Service, database: Database, job_store: grpc.aio.Channel, files: FileFolders) -> ErasureWork:
-    """Return the worker that erases conversations: first their rows, and then the file tools' records of past calls."""
+    """Return the worker that erases conversations.
+
+    It erases their rows first, then the file tools' records of past calls.
+    """
     rows = PostgresErasures(database)
 
     async def erase(part: ErasurePart) -> None:

@@ -83,7 +83,7 @@ def own_definition_from(message: tool_pb2.ToolDefinition) -> ToolDefinition:
 def workflow_tool_from(message: execution_pb2.PutWorkflowToolRequest) -> ToolDefinition:
     """Return the definition of a workflow's tool.
 
-    Each call starts one run, whose ID is derived from the call. The run's own calls need their own approvals.
+    Each call starts one run, whose ID is derived from the call. The calls that this run makes need their own approvals.
 
     Raises:
         InvalidSchema: The input schema is not a JSON object.
@@ -118,7 +118,7 @@ def proposed_from(message: execution_pb2.ProposedCall) -> ProposedCall:
 
 
 def series_from(message: execution_pb2.ProposedCall | execution_pb2.ExecuteToolRequest) -> Series | None:
-    """Read a call's series; None if the call does not belong to one.
+    """Read a call's series. Return None if the call does not belong to a series.
 
     Raises:
         InvalidField: The series is invalid.
@@ -272,7 +272,7 @@ def _sha256(digest: str, field: str) -> str:
 
 
 def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts | None:
-    """Read the timeouts for read-only calls; None if the request does not ask to run such calls."""
+    """Read the timeouts for read-only calls. Return None if the request does not ask to run such calls."""
     if not request.HasField("execute_reads"):
         return None
     asked = (request.execute_reads.timeout_seconds, request.execute_reads.timeout_seconds_max)

@@ -29,7 +29,7 @@ class LedgerReads:
         self._agents = agents_pb2_grpc.AgentLedgerServiceStub(channel)
 
     async def has_run(self, run: RunKey, user_id: UserId) -> bool:
-        """Return whether the user has a run with this id, open or ended."""
+        """Return whether the user has a run with this id, whether open or ended."""
         request = ledger_pb2.GetRunRequest(store_id=run.store_id, user_id=user_id, run_id=run.run_id)
         return await _found(self._ledger.GetRun(request), RunNotFound) is not None
 
@@ -47,7 +47,7 @@ class LedgerReads:
         )
 
     async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
-        """Return the tool name of a user's call that needed approval; None if the user has no such call."""
+        """Return the tool name of a user's call that needed approval. Return None if the user has no such call."""
         call = await self._call(key, user_id)
         return call.tool_name if call is not None and call.approval.digest else None
 
@@ -62,7 +62,10 @@ class LedgerReads:
         return found is not None and found.run.state not in {*ENDED, run_pb2.RUN_STATE_CANCELLING}
 
     async def labels(self, run: RunKey) -> Mapping[str, str]:
-        """Return the labels of the root run above a run, or its own; empty if it does not exist."""
+        """Return the labels of the root run above a run. A root run has its own labels.
+
+        Empty if the run does not exist.
+        """
         request = ledger_pb2.GetRunRequest(store_id=run.store_id, run_id=run.run_id)
         found = await _found(self._ledger.GetRun(request), RunNotFound)
         if found is not None and found.run.above:
@@ -70,7 +73,7 @@ class LedgerReads:
         return found.run.labels if found is not None else {}
 
     async def note_completion(self, run: RunKey, key: CallKey) -> None:
-        """Notify a run that its call was completed. Has no effect if there is no such run."""
+        """Notify a run that its call was completed. If there is no such run, nothing happens."""
         request = ledger_pb2.NoteCompletionRequest(store_id=run.store_id, run_id=run.run_id, call_id=key.call_id)
         with suppress(RunNotFound):
             await translated(self._ledger.NoteCompletion(request))
@@ -83,7 +86,7 @@ class LedgerReads:
     async def read(
         self, key: CallKey, user_id: UserId, conversation_id: ConversationId, caller_run_id: RunId
     ) -> bytes | None:
-        """Return the JSON result of a call in the conversation or in one of its jobs; None if it has no result.
+        """Return the JSON result of a call in the conversation or in one of its jobs. None if it has no result.
 
         For a delegated run, the jobs below it are included.
         """
@@ -109,7 +112,7 @@ class LedgerReads:
         *,
         ended_max: int,
     ) -> Sequence[run_pb2.Run]:
-        """Return the caller's open jobs, then its ended jobs, each newest first.
+        """Return the caller's open jobs, followed by its ended jobs. Both are sorted newest first.
 
         These are the jobs of its conversation or, for a delegated run, the jobs that it started.
         """
@@ -133,7 +136,7 @@ class LedgerReads:
         caller_run_id: RunId,
         command_id: CommandId,
     ) -> tuple[run_pb2.Run, bool] | None:
-        """Stop a job of the conversation, or one that the caller started; return it and whether it was still open.
+        """Stop a job of the conversation, or one that the caller started. Return it and whether it was still open.
 
         Returns None if there is no such job.
         """

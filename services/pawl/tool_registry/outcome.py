@@ -71,7 +71,7 @@ def unexpected_text(definition: ToolDefinition, error: str) -> str:
 
 
 def doubt(definition: ToolDefinition) -> str:
-    """Return the suffix for an interrupted tool's error, which says whether the tool may have taken effect."""
+    """Return the suffix for an interrupted tool's error. It says whether the tool may have taken effect."""
     return "; it may still have taken effect" if definition.effect.is_journaled else ""
 
 
@@ -85,7 +85,7 @@ def of_error(
 ) -> ExecutionResult:
     """Return the result for a tool that raised an exception.
 
-    Only a ToolError's text reaches the model. For other exceptions, the model sees only the type, because their text
+    Only a ToolError's text reaches the model. For all other exceptions, the model sees only the type, because the text
     can contain paths, queries and passwords. For the same reason, only the type and the stack frames are logged.
     """
     if isinstance(error, OutcomeUnknown):
@@ -108,7 +108,7 @@ def of_error(
 def of_timeout(
     definition: ToolDefinition, limit_seconds: float, seconds: float, end: ToolEnd, *, hindrance: str = ""
 ) -> ExecutionResult:
-    """Return the result for a tool that timed out, possibly because another tool blocked it (`hindrance`)."""
+    """Return the result for a tool that timed out. `hindrance` names another tool that may have blocked it."""
     match end:
         case ToolEnd.STOPPED | ToolEnd.NEVER_STARTED:
             then = f"and was stopped{doubt(definition)}"

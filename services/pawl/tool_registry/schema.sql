@@ -209,7 +209,7 @@ CREATE TABLE workers (
     tool_hashes text[] NOT NULL,
     PRIMARY KEY (store_id, group_name, worker_id)
 );
-CREATE UNIQUE INDEX workers_attachment ON workers (attachment);
+CREATE UNIQUE INDEX workers_attachment ON workers (attachment, store_id);
 
 -- Calls for workers, from the request until some time after the deadline. `details` are empty once the call is over.
 -- `token` and `asker_id` name the execution and its process. `lease_epoch` grows with each hand-out, also over

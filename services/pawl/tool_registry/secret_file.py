@@ -35,15 +35,15 @@ class FileSecrets:
             raise StartError(f'PAWL_TOOL_SECRETS_FILE: {path} must be JSON like {{"*": {{"name": "value"}}}}') from None
 
     def find(self, store_id: StoreId, name: str) -> str | None:
-        """Return the store's own secret, otherwise the common one; None if neither exists.
+        """Return the store's own secret or, if there is none, the common secret. Return None if neither exists.
 
-        Only for the deployment's own code.
+        This is only for the deployment's own code.
         """
         own = self.own(store_id, name)
         return own if own is not None else self._secrets.get(COMMON, {}).get(name)
 
     def own(self, store_id: StoreId, name: str) -> str | None:
-        """Return the store's own secret; None if there is none.
+        """Return the store's own secret, or None if there is none.
 
         This is for sources that one of the store's admins has connected. Such an admin chooses where the secret is
         sent, so the deployment's common secrets are not available here.

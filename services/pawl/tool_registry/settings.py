@@ -62,7 +62,10 @@ class ToolRegistrySettings(ServiceSettings):
         return self.local_key is not None and not (self.api_keys_file or self.oidc_file)
 
     def private_paths(self, environment: Mapping[str, str]) -> list[str]:
-        """Return the paths that source programs must not access: the data folder, and files with keys or secrets."""
+        """Return the paths that source programs must not access.
+
+        These are the data folder, and files with keys or secrets.
+        """
         files = [Path(path) for name, path in environment.items() if re.fullmatch("PAWL_.*_FILE", name) and path]
         files += [Path(path) for path in self.private_files.split(",") if path]
         return [str(path.absolute()) for path in (self.data, *files)]

@@ -63,7 +63,7 @@ pytestmark = pytest.mark.usefixtures("gated_run")
 UNKNOWN = 999
 
 
-async def test_invalid_message_is_rejected_with_its_field(api: Api, ledger: PlayedLedger) -> None:
+async def test_error_for_an_invalid_message_names_the_field(api: Api, ledger: PlayedLedger) -> None:
     """LOOP-15: no run is started."""
     mode = run_pb2.ToolChoice
     await check_refusals(

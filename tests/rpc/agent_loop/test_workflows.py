@@ -377,7 +377,7 @@ async def test_execution_has_the_edges_of_the_graph(workflows: WorkflowServiceAs
     assert list(found.edges) == [workflow_pb2.WorkflowEdge(source="fetch", target="late", kind="after")]
 
 
-async def test_token_sends_one_event_for_its_node_and_reveals_no_run(
+async def test_token_sends_one_event_for_its_node_and_does_not_reveal_the_run(
     workflows: WorkflowServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     await workflows.SaveWorkflow(save(nodes=WAITS), metadata=ADMIN)

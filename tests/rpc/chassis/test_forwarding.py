@@ -102,7 +102,7 @@ async def test_forwarded_call_acts_for_the_user_and_users_cannot_name_a_caller(
                 await translated(method(request, metadata=(*mine, *for_user(BOB))))
 
 
-async def test_agent_loop_must_name_a_user_and_no_other_service_may(backend: grpc.aio.Channel, tmp_path: Path) -> None:
+async def test_only_agent_loop_may_name_a_user_and_it_must(backend: grpc.aio.Channel, tmp_path: Path) -> None:
     """I13: all other combinations are rejected."""
     request = pb.GetConversationRequest(conversation_id="c1")
     named = for_user(ANN)

@@ -95,7 +95,7 @@ async def test_related_calls_from_all_callers_go_to_one_replica(serve: Serve) ->
             assert len(replicas.servers[preferred]._batches._streams) == 2
 
 
-async def test_replica_restart_fails_no_calls_and_traffic_returns(serve: Serve) -> None:
+async def test_calls_survive_a_replica_restart_and_traffic_returns_to_it(serve: Serve) -> None:
     async with two(serve) as replicas:
         preferred = await replicas.preferred()
         await replicas.stop(preferred)

@@ -160,17 +160,21 @@ def budget(tokens: int) -> pb.PutAgentRequest:
 async def test_budget_usage_counts_from_midnight(replica: Replica) -> None:
     agents = AgentLedgerServiceStub(replica.channel)
 
-    async def quota(name: str = "clerk") -> tuple[int, int]:
-        found = await agents.GetAgentQuota(pb.GetAgentQuotaRequest(store_id="acme", name=name))
-        assert 0 < found.day_end_time.ToDatetime(tzinfo=UTC).timestamp() - time.time() <= 86_400
+    async def quota(name: str = "clerk") -> tuple[int, int] | None:
+        asked = pb.GetTokenBudgetsRequest(store_id="acme", user_id="ann", name=name)
+        (found,) = (await agents.GetTokenBudgets(asked)).budgets or [None]
+        if found is None:
+            return None
+        assert 0 < found.end_time.ToDatetime(tzinfo=UTC).timestamp() - time.time() <= 86_400
+        assert found.kind == run_pb2.WAIT_KIND_AGENT_QUOTA
         return found.tokens_max, found.tokens_used
 
-    assert await quota() == (0, 0)
+    assert await quota() is None
     await agents.PutAgent(budget(100))
     owner = await User(replica.stub).start(agent={"name": "clerk", "version": 1})
     await owner.commit(usage=run_pb2.Usage(input_tokens=90, cached_input_tokens=50, output_tokens=9))
     assert await quota() == (100, 99)
-    assert await quota("other") == (0, 0)
+    assert await quota("other") is None
     await replica.database.execute("UPDATE job_store.usage_hours SET day = day - 1")
     assert await quota() == (100, 0)
 

@@ -44,7 +44,7 @@ async def listed(replica: Replica, caller: Principal) -> list[tuple[str, str, st
     return [(each.kind, each.name, each.set, each.version) for each in found]
 
 
-async def test_of_two_concurrent_changes_one_gets_a_conflict_with_the_name(replica: Replica) -> None:
+async def test_one_of_two_concurrent_changes_gets_a_conflict_that_names_the_other_user(replica: Replica) -> None:
     assert (await put(replica)).version == 1
     done = await asyncio.gather(
         *(put(replica, user(name, "admin"), version=1, set=name) for name in ("bob", "eve")), return_exceptions=True

@@ -258,7 +258,7 @@ async def test_restored_conversation_is_erased_again_and_a_lost_log_is_rebuilt(
     assert log.entries == {("acme", conversation_id)}
 
 
-async def test_replicas_share_erasures_and_receipts_expire_with_conversations(
+async def test_erasing_is_shared_by_replicas_and_its_receipts_expire_with_the_conversations(
     start: StartReplica, database: Database
 ) -> None:
     replicas = [await start(), await start()]

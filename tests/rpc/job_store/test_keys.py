@@ -103,7 +103,7 @@ async def revoke(stub: KeyServiceAsyncStub, key_id: str) -> None:
     await stub.RevokeKey(pb.RevokeKeyRequest(key_id=key_id))
 
 
-async def test_key_is_created_used_and_revoked_and_its_secret_returned_once(
+async def test_a_key_works_until_it_is_revoked_and_its_secret_is_returned_only_once(
     world: World, capfd: pytest.CaptureFixture[str], owner: KeyServiceAsyncStub
 ) -> None:
     """OPS-1: the secret is neither stored nor logged."""

@@ -232,7 +232,7 @@ async def test_only_an_admin_resumes_a_mailbox(box: Box) -> None:
     assert len(await box.leased()) == 1
 
 
-async def test_invalid_mailbox_is_rejected_with_its_field(box: Box) -> None:
+async def test_error_for_an_invalid_mailbox_names_the_field(box: Box) -> None:
     wrong: list[tuple[str, Any]] = [
         ("host", ""),
         ("port", 65536),

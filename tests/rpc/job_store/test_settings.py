@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from pawl.chassis.process.clock import SystemClock
 from pawl.chassis.rpc.client import translated
 from pawl.errors import Conflict, FeatureOff, InvalidField
 from pawl.event.v1 import run_pb2, schedule_pb2
-from pawl.job.v1 import ledger_pb2
+from pawl.job.v1 import agents_pb2, ledger_pb2
+from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
 from pawl.job_store import sweeps
 from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.ledger.rules.usage import day_end
 from pawl.job_store.store_settings.rules import Layer, Settings, Switch, SwitchState
 from pawl.settings.v1 import settings_pb2 as pb
 from pawl.settings.v1.settings_pb2_grpc import SettingsServiceStub
@@ -38,7 +41,7 @@ async def switch(replica: Replica, feature: Feature, state: SwitchState, **field
     return await replica.settings.update(DEPLOYMENT, asked, (), only_check=False)
 
 
-async def test_runs_that_are_off_start_in_no_way_and_other_stores_and_open_runs_go_on(start: StartReplica) -> None:
+async def test_no_run_starts_where_runs_are_off_while_other_stores_and_open_runs_continue(start: StartReplica) -> None:
     """LOOP-14: on all replicas, with a typed error; a repeated request has its first answer."""
     replica, other = await start(), await start()
     ann, off = User(replica.stub), User(other.stub)
@@ -125,6 +128,54 @@ async def test_a_stores_own_limits_decide_how_many_of_its_runs_are_claimed(start
     }
 
 
+async def test_tokens_of_all_runs_count_once_toward_the_budgets_of_their_store_and_user(replica: Replica) -> None:
+    """Also under concurrent commits. Runs that wait for a budget check it again once it is raised."""
+    stub, agents = SettingsServiceStub(replica.channel), AgentLedgerServiceStub(replica.channel)
+    ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
+    owners = [await user.start() for user in (ann, ann, bob)]
+    usage, delegated = run_pb2.Usage(input_tokens=90, output_tokens=20), run_pb2.Usage(input_tokens=10)
+    await asyncio.gather(*(owner.commit(usage=usage, delegated_usage=delegated) for owner in owners))
+    await replica.database.execute(
+        "UPDATE job_store.token_days SET day = date_trunc('month', day) WHERE user_id = 'bob'"
+    )
+
+    async def limit(layer: pb.SettingsLayer.ValueType, **limits: int) -> None:
+        store_id = "" if layer == pb.SETTINGS_LAYER_DEPLOYMENT else "acme"
+        current = await stub.GetSettings(pb.GetSettingsRequest(layer=layer, store_id=store_id))
+        asked = pb.Settings(layer=layer, store_id=store_id, version=current.settings.version, limits=limits)
+        await translated(stub.UpdateSettings(pb.UpdateSettingsRequest(settings=asked)))
+
+    async def budgets(user_id: str) -> dict[int, tuple[int, int]]:
+        asked = agents_pb2.GetTokenBudgetsRequest(store_id="acme", user_id=user_id)
+        return {
+            each.kind: (each.tokens_max, each.tokens_used) for each in (await agents.GetTokenBudgets(asked)).budgets
+        }
+
+    assert await budgets("ann") == {}
+    await limit(pb.SETTINGS_LAYER_DEPLOYMENT, monthly_tokens=1000, monthly_tokens_per_user=100)
+    await limit(pb.SETTINGS_LAYER_CEILING, daily_tokens=300)
+    month, of_user = run_pb2.WAIT_KIND_STORE_MONTHLY_TOKENS, run_pb2.WAIT_KIND_USER_MONTHLY_TOKENS
+    daily = run_pb2.WAIT_KIND_STORE_DAILY_TOKENS
+    assert await budgets("ann") == {month: (1000, 300), of_user: (100, 200), daily: (300, 300)}
+    assert await budgets("bob") == {month: (1000, 300), of_user: (100, 100), daily: (300, 300)}
+    explained = await stub.ExplainSettings(pb.ExplainSettingsRequest(store_id="acme"))
+    texts = {each.name: (each.value, each.reason) for each in explained.explanations}
+    assert texts["daily_tokens_per_user"] == ("unlimited", "No layer sets it.")
+    midnight = f"{day_end(datetime.now(UTC)):%Y-%m-%d} 00:00 UTC."
+    assert texts["daily_tokens"][1].endswith(f"The store has used it up. It is renewed at {midnight}")
+    assert "The store has used 300 tokens. A new period" in texts["monthly_tokens"][1]
+
+    parked = owners[0]
+    await parked.park(daily, wake_time=datetime.now(UTC) + timedelta(days=1))
+    poll = asyncio.create_task(replica.settings.run())
+    await limit(pb.SETTINGS_LAYER_CEILING, daily_tokens=301)
+    async with asyncio.timeout(60):
+        while not (claimed := await ann.claim()):
+            await asyncio.sleep(0.02)
+    poll.cancel()
+    assert [run.run_id for run in claimed] == [parked.run_id]
+
+
 async def test_of_two_concurrent_changes_one_conflicts_and_the_other_is_recorded(replica: Replica) -> None:
     stub = SettingsServiceStub(replica.channel)
 
@@ -146,7 +197,7 @@ async def test_of_two_concurrent_changes_one_conflicts_and_the_other_is_recorded
     assert (row.user_id, row.layer) == ("me", pb.SETTINGS_LAYER_DEPLOYMENT)
     explained = (await stub.ExplainSettings(pb.ExplainSettingsRequest(store_id="acme"))).explanations
     assert explained[0].reason == f"The switch is on for {percent} % of stores."
-    assert [each.value for each in explained[1:]] == ["on"] * 4 + ["1000", "1000", "100"]
+    assert [each.value for each in explained[1:]] == ["on"] * 4 + ["1000", "1000", "100"] + ["unlimited"] * 4
 
 
 async def test_settings_that_cannot_be_read_stay_as_they_were(
@@ -168,7 +219,7 @@ async def test_settings_that_cannot_be_read_stay_as_they_were(
     poll.cancel()
 
 
-async def test_owner_of_a_cancelled_run_ends_it_and_undo_runs_and_ended_parents_do_not_matter(replica: Replica) -> None:
+async def test_cancelling_open_runs_includes_jobs_of_ended_parents_but_not_undo_runs(replica: Replica) -> None:
     """A job that a model started outlives its parent run and is cancelled too. An undo continues."""
     ann = User(replica.stub)
     conversation_id = await start_jobs(ann, "one")
@@ -189,7 +240,9 @@ async def test_owner_of_a_cancelled_run_ends_it_and_undo_runs_and_ended_parents_
     assert conversation_id
 
 
-async def test_a_read_that_overlaps_a_change_loses_no_layer(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_that_overlaps_a_change_does_not_lose_a_layer(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await switch(replica, Feature.RUNS, SwitchState.OFF)
     read, go = asyncio.Event(), asyncio.Event()
     real = replica.settings.repository.changed_layers
@@ -211,7 +264,7 @@ async def test_a_read_that_overlaps_a_change_loses_no_layer(replica: Replica, mo
     assert set(replica.settings.unusual) == {"a", "b"}
 
 
-async def test_a_firing_that_will_be_skipped_cancels_no_earlier_run(replica: Replica) -> None:
+async def test_a_firing_that_will_be_skipped_does_not_cancel_an_earlier_run(replica: Replica) -> None:
     timer = Timer(replica)
     await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_CANCEL)
     first = await timer.fire_due()

@@ -165,7 +165,7 @@ async def test_trigger_is_stored_once_and_returns_its_secret_once(hook: Hook, re
         await hook.delete()
 
 
-async def test_invalid_trigger_is_rejected_with_its_field(hook: Hook) -> None:
+async def test_error_for_an_invalid_trigger_names_the_field(hook: Hook) -> None:
     wrong: list[tuple[str, Any]] = [
         ("conversation_pointer", "order"),
         ("conversation_pointer", "/a~2"),

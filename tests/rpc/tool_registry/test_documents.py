@@ -152,7 +152,7 @@ async def test_only_an_admin_changes_store_documents(shelf: Shelf) -> None:
     assert (await bob.GetDocument(get(name="rules", owner=STORE))).text == "be kind"
 
 
-async def test_invalid_document_is_rejected_with_its_field(shelf: Shelf) -> None:
+async def test_error_for_an_invalid_document_names_the_field(shelf: Shelf) -> None:
     rows: list[tuple[dict[str, Any], str, dict[str, str]]] = [
         ({"name": "a\nb"}, "INVALID_FIELD", {"field": "name"}),
         ({"name": ""}, "INVALID_FIELD", {"field": "name"}),

@@ -219,7 +219,7 @@ async def test_redirects_are_followed_up_to_a_limit_and_only_for_safe_methods() 
     assert (found.status, times) == (307, 1)
 
 
-async def test_redirect_to_a_forbidden_address_opens_no_connection() -> None:
+async def test_redirect_to_a_forbidden_address_does_not_open_a_connection() -> None:
     async with web_server(pages({})) as other, web_server(pages({})) as server:
         for location in (
             "http://127.0.0.1:{other}/",

@@ -115,7 +115,7 @@ async def test_approvers_see_the_html_and_the_attachments(office: Office) -> Non
     assert (verdict.approval_cause, verdict.preview) == ("category SENSITIVE", shown)
 
 
-async def test_documents_of_the_store_are_attached_and_those_of_others_are_not(office: Office) -> None:
+async def test_the_stores_documents_can_be_attached_but_other_users_documents_cannot(office: Office) -> None:
     await office.put("both", "mine")
     await office.put("both", "the store's", STORE_OWNER)
     await office.put("shared", "the store's", STORE_OWNER)

@@ -60,7 +60,7 @@ async def test_users_share_a_process_only_if_the_server_is_stateless(
     assert server.starts == starts, "discovery had its own process"
 
 
-async def test_errors_content_and_progress_are_passed_on(mcp: McpRegistry, server: FakeServer) -> None:
+async def test_all_kinds_of_answers_are_passed_on(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config())
     failed = await mcp.run("fake.fail")
     assert (outcome(failed), failure(failed)) == ("FAILED TOOL_ERROR", "no such city")
@@ -264,7 +264,7 @@ async def test_questions_to_different_users_do_not_affect_each_other(mcp: McpReg
         assert content(done) == '{"action": "accept"}'
 
 
-async def test_question_on_a_shared_connection_reaches_no_user(mcp: McpRegistry, asker: FakeServer) -> None:
+async def test_question_on_a_shared_connection_is_not_shown_to_any_user(mcp: McpRegistry, asker: FakeServer) -> None:
     await mcp.add(asker.config(stateless=True))
     assert json.loads(content(await mcp.run("fake.ask", secret_question("ann")))) == {"action": "decline"}
 

@@ -1,4 +1,4 @@
-"""The story of a long job in two front ends, with the gateway and agent-loop killed at each stage."""
+"""The story of a long job in three front ends, with the gateway and agent-loop killed at each stage."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from playwright.async_api import Browser
 
 from pawl.client import AsyncClient
 from pawl.event.v1 import message_pb2, run_pb2
@@ -19,7 +20,7 @@ from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
 from tests.poll import put, until
 from tests.system.console.conftest import NewPage
-from tests.system.console.windows import PHONE, ClientWindow, ConsoleWindow, Window
+from tests.system.console.windows import PHONE, ClientWindow, ConsoleWindow, CopilotKitWindow, Window
 from tests.system.suite.client import addresses, kill
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long, pytest.mark.timeout(1800)]
@@ -51,6 +52,15 @@ async def test_story_of_a_long_job_in_the_console_survives_kills(
     await window.open()
     async with user_of(suite, user) as pawl:
         await play(window, suite, pawl, tmp_path / "pages")
+
+
+async def test_story_of_a_long_job_in_copilotkit_survives_kills(
+    copilotkit: str, browser: Browser, suite: Suite, pawl: AsyncClient, tmp_path: Path
+) -> None:
+    window = CopilotKitWindow(browser, copilotkit)
+    await window.open()
+    await play(window, suite, pawl, tmp_path / "pages")
+    await window.close()
 
 
 async def play(window: Window, suite: Suite, pawl: AsyncClient, pages: Path) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
-from playwright.async_api import Locator, expect
+from playwright.async_api import Browser, Locator, expect
 
 from pawl.agent.v1 import jobs_pb2
 from pawl.client import AsyncClient
+from pawl.errors import ConversationNotFound
 from pawl.event.v1 import message_pb2
 from tests.poll import until
 from tests.system.console.conftest import NewPage, at, done, say
+from tests.system.console.copilotkit import Chat, chatting
 
 SHOWN_SECONDS = 240.0
 PHONE = {"viewport": {"width": 390, "height": 800}}
@@ -96,6 +98,49 @@ async def until_uncovered(element: Locator) -> None:
         return element.contains(document.elementFromPoint(x + width / 2, y + height / 2));
     }"""
     await until(lambda: element.evaluate(on_top))
+
+
+class CopilotKitWindow(Window):
+    def __init__(self, browser: Browser, url: str) -> None:
+        self._browser, self._url = browser, url
+        self._stack = AsyncExitStack()
+
+    async def open(self, thread: str = "", **device: Any) -> None:
+        self._chat: Chat = await self._stack.enter_async_context(chatting(self._browser, self._url, thread, **device))
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    async def say(self, text: str) -> None:
+        await self._chat.say(text)
+
+    async def conversation_id(self, pawl: AsyncClient) -> str:
+        async def exists() -> str:
+            with suppress(ConversationNotFound):
+                return (await pawl.get_conversation(conversation_key=self._chat.thread)).conversation_id
+            return ""
+
+        await until(exists)
+        return await exists()
+
+    async def answered(self, count: int, text: str) -> None:
+        await expect(self._chat.answers.last).to_contain_text(text, timeout=SHOWN_SECONDS * 1000)
+
+    async def shows(self, progress: str) -> None:
+        await expect(self._chat.job).to_contain_text(progress, timeout=SHOWN_SECONDS * 1000)
+
+    async def reopen(self, **device: Any) -> None:
+        await self.close()
+        await self.open(self._chat.thread, **device)
+
+    async def stop(self) -> None:
+        stop = self._chat.job.get_by_role("button", name="Stop")
+        await stop.click()
+        await expect(stop).to_have_count(0)
+
+    async def said(self) -> list[str]:
+        mine = self._chat.page.get_by_test_id("copilot-user-message")
+        return [*await mine.all_inner_texts(), *await self._chat.answers.all_inner_texts()]
 
 
 class ClientWindow(Window):

@@ -103,7 +103,7 @@ def test_second_launcher_is_refused_and_ctrl_c_stops_everything_in_order(data: P
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="otherwise the next start finds them")
-def test_killed_launcher_leaves_no_process_and_a_signal_stops_a_restart(
+def test_a_killed_launcher_leaves_no_process_and_the_next_one_can_be_stopped_during_its_start(
     data: Path,
 ) -> None:
     """OPS-5: the next launcher starts the servers again."""

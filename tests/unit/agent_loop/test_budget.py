@@ -262,3 +262,36 @@ async def test_a_run_may_fail_on_an_exhausted_agent_quota_instead() -> None:
     run = world.ledger.run(key)
     assert run.state is RunState.FAILED
     assert present(run.failure).reason == "AGENT_QUOTA_EXHAUSTED"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "text"),
+    [
+        (WaitKind.STORE_DAILY_TOKENS, "STORE_TOKENS_EXHAUSTED", "The store's runs have used up the daily"),
+        (
+            WaitKind.USER_MONTHLY_TOKENS,
+            "USER_TOKENS_EXHAUSTED",
+            "This user's runs have used up the monthly",
+        ),
+    ],
+)
+@pytest.mark.parametrize("policy", [TokenBudgetPolicy.WAIT, TokenBudgetPolicy.FAIL])
+async def test_a_run_without_an_agent_has_the_budgets_of_its_store_and_user(
+    kind: WaitKind, reason: str, text: str, policy: TokenBudgetPolicy
+) -> None:
+    """I18."""
+    world = World(VERDICTS, [says("Done.")])
+    world.agents.limits = {WaitKind.STORE_MONTHLY_TOKENS: 100, kind: 9}
+    world.agents.usage.tokens_today[StoreId(STORE), ""] = 9
+    world.agents.usage.day_end_time = world.ledger.time() + timedelta(hours=1)
+    key = world.ledger.submit("hello", RunOptions(token_budget_policy=policy))
+    if policy is TokenBudgetPolicy.FAIL:
+        await world.finish(key)
+        failure = present(world.ledger.run(key).failure)
+        assert (failure.reason, failure.message) == (reason, f"{text} budget of 9 tokens (UTC).")
+        return
+    assert await world.drive() is DriveEnd.PARKED
+    assert world.ledger.run(key).waits == (kind,)
+    world.agents.limits = {kind: 10}
+    assert await world.drive() is DriveEnd.ENDED
+    assert (world.ledger.run(key).output_text, len(world.model.requests)) == ("Done.", 1)

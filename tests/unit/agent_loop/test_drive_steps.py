@@ -251,7 +251,7 @@ async def test_the_answering_model_writes_the_title_from_what_it_saw() -> None:
 
 
 @pytest.mark.parametrize("script", [fails(), fails(after=says("Half a ti")[:1]), [2 * SECONDS_MAX]])
-async def test_a_failing_model_gives_no_title_and_does_not_block_others(script: Script) -> None:
+async def test_a_failing_model_leaves_the_title_unset_and_does_not_block_others(script: Script) -> None:
     ledger = Ledger(tasks(6))
     await made(ledger, FakeModel([script, *[says("Warmth")] * 5]))
     assert sorted(text for _, text, _ in ledger.brought) == ["", *["Warmth"] * 5]

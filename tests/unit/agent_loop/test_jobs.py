@@ -454,7 +454,7 @@ async def test_a_delegated_run_that_is_still_working_is_notified_of_its_job() ->
     assert json.loads(present(call.result).content_json) == {"answer": "It is done."}
 
 
-async def test_an_agent_at_the_depth_limit_starts_no_agent_in_the_background() -> None:
+async def test_an_agent_at_the_depth_limit_cannot_start_another_in_the_background() -> None:
     story = story_of(
         start=[calls(HIRE), says("Asked.")], help=[calls(background("run_agent", task="more")), says("No.")]
     )

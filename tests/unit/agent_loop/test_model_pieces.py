@@ -137,7 +137,7 @@ def test_an_idle_machine_shows_output_every_100_ms(seconds: float, most: int) ->
 
 
 @pytest.mark.parametrize("seconds", [0.2, 0.5, 2.0])
-def test_a_pause_of_the_model_delays_no_piece(seconds: float) -> None:
+def test_pieces_are_not_delayed_when_the_model_pauses(seconds: float) -> None:
     coalescer = Coalescer(HEAD)
     for at, piece in paced(10, seconds):
         coalescer.add(piece, at)

@@ -202,7 +202,7 @@ async def asked_of(world: World, worker: Worker, seconds: float) -> list[str]:
         return list(asked)
 
 
-async def test_the_claims_for_the_end_of_a_run_and_for_the_next_message_are_one() -> None:
+async def test_one_claim_serves_both_the_end_of_a_run_and_the_next_message() -> None:
     world, asked = World(VERDICTS, [long(seconds=0.1) for _ in range(5)]), list[str]()
     worker = world.worker()
     await worker.listen(cast("Bus", Hints()))

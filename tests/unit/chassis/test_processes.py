@@ -252,7 +252,7 @@ logging.getLogger("asyncpg.pool").warning("Failed to restore")
     assert "old" in old["event"]
 
 
-def test_log_lines_of_a_program_that_is_no_service_go_to_logging() -> None:
+def test_a_program_other_than_a_service_logs_through_logging() -> None:
     program = "from pawl.chassis.process import logs; logs.get_logger('lib').warning('tool.failed', tool='charge')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == "tool.failed tool='charge'\n"

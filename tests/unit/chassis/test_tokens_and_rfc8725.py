@@ -313,7 +313,7 @@ def test_rfc8725_3_1_a_key_is_used_only_for_its_key_type() -> None:
         refused(f"{part({'alg': alg, 'kid': 'k1'})}.{claims}.{signature}", published_keys=both)
 
 
-def test_rfc8725_3_1_a_key_for_another_use_verifies_no_signature() -> None:
+def test_rfc8725_3_1_a_key_for_another_use_is_not_used_to_verify_signatures() -> None:
     rows: list[dict[str, Any]] = [{"use": "enc"}, {"key_ops": ["encrypt"]}, {"key_ops": []}, {"alg": "RSA-OAEP-256"}]
     for more in rows:
         private = key("RSA", 2048)

@@ -129,7 +129,7 @@ async def test_resources_are_created_in_order_and_deleted_only_with_prune(tmp_pa
     assert (set(store.agents), store.schedules, len(store.owners)) == ({"counter"}, {}, 1)
 
 
-async def test_a_plan_shows_only_changes_of_the_files(tmp_path: Path) -> None:
+async def test_a_plan_shows_only_changes_made_in_the_files(tmp_path: Path) -> None:
     store = Store()
     await applied(store, written(tmp_path, {"agents/clerk.yaml": "name: clerk\n"}))
     planned = await applied(store, written(tmp_path, CLERK), dry_run=True)
@@ -196,7 +196,7 @@ async def test_resources_of_others_are_refused_unless_they_are_adopted(tmp_path:
         await applied(store, mine / "agents" / "clerk.yaml")
 
 
-async def test_a_second_applier_gets_a_conflict_with_the_name(tmp_path: Path) -> None:
+async def test_a_second_applier_gets_a_conflict_that_names_the_agent_and_user(tmp_path: Path) -> None:
     store, found = Store(), Store()
     found = store
     folder = written(tmp_path, CLERK)

@@ -118,7 +118,7 @@ def test_an_error_suggests_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "The key came from PAWL_API_KEY" in explain(Unauthenticated("the key is not known"), [UNREACHABLE])
 
 
-def test_an_invalid_value_is_refused_with_its_option() -> None:
+def test_the_error_for_an_invalid_value_names_the_option() -> None:
     for command, option in [
         (("runs", "--since", "5x"), "--since"),
         (("rules", "allow", "*", "--for", "5x"), "--for"),
@@ -266,7 +266,7 @@ def test_a_typed_answer_decides_on_the_call_shown() -> None:
         assert answers.chosen(line, ASKED) == answer
 
 
-def test_an_unknown_answer_is_refused_with_the_possible_ones() -> None:
+def test_the_error_for_an_unknown_answer_lists_the_possible_ones() -> None:
     lines = ("e {", 'e {"a": 1, "a": 2}', "e [1]", "e 1", "", "x", "t", "maybe")
     assert not_refused(CommandError, lambda line: answers.decision_of(line, GATED), lines) == []
 

@@ -107,7 +107,7 @@ async def test_a_client_keeps_its_id_across_reconnects(cluster: Cluster) -> None
     assert b'"required":["title"]' in definition.arguments_schema_json
 
 
-async def test_a_refused_frame_raises_with_the_receipt(cluster: Cluster) -> None:
+async def test_a_refused_frame_raises_the_error_in_its_receipt(cluster: Cluster) -> None:
     cluster.book.refusals["decision"] = types_pb2.Receipt(
         status=types_pb2.RECEIPT_STATUS_LATE, reason="ALREADY_DECIDED", message="somebody was faster"
     )

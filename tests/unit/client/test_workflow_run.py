@@ -45,7 +45,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Service:
     return service
 
 
-async def test_result_waits_for_changes_of_the_run_and_reads_no_nodes(service: Service) -> None:
+async def test_result_waits_for_the_run_to_change_without_reading_its_nodes(service: Service) -> None:
     async with AsyncClient("127.0.0.1:1", environment={}) as pawl:
         assert (await pawl.workflow_run("run_1").result()).last_seq == 3
     assert service.asked == [("GetRun", 0), ("GetRun", 1), ("GetRun", 2)]

@@ -158,7 +158,7 @@ def test_late_joiners_also_see_that_a_run_needs_an_operator() -> None:
     assert fold.attach()[-1:] == events
 
 
-def test_an_invalid_request_is_refused_with_the_field() -> None:
+def test_the_error_for_an_invalid_request_names_the_field() -> None:
     def read(wrong: dict[str, Any]) -> None:
         body = {"threadId": "t", "runId": "r", "messages": [{"id": "1", "role": "user", "content": "go"}]}
         found = agui_input.read(body | wrong)
@@ -393,7 +393,7 @@ async def test_follow_streams_the_progress_of_a_job_between_turns_as_an_activity
     assert (page.ended, fractions, services.cursors) == (True, [0.25, 0.5], [""])
 
 
-async def test_follow_is_refused_with_a_message_and_for_a_thread_without_messages() -> None:
+async def test_follow_is_refused_if_the_request_has_messages_or_the_thread_has_none() -> None:
     body: dict[str, Any] = {"threadId": "t", "runId": "f", "forwardedProps": {"pawl": {"follow": True}}}
     for more in ({"messages": [{"id": "1", "role": "user", "content": "go"}]}, {"messages": [], "resume": resume()}):
         with pytest.raises(InvalidField, match="follow is read-only"):

@@ -258,7 +258,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
-async def test_a_bad_request_is_refused_in_json_and_reaches_no_service() -> None:
+async def test_a_bad_request_gets_a_json_error_and_never_reaches_a_service() -> None:
     """LOOP-15, OPS-1: the response sets no cookie."""
     for row, status, why in REFUSED:
         browser = Browser()
@@ -290,7 +290,7 @@ async def test_the_console_page_has_a_strict_content_security_policy() -> None:
         assert answer.headers["cross-origin-resource-policy"] == "same-origin"
 
 
-async def test_a_wrong_method_is_refused_with_the_allowed_one() -> None:
+async def test_the_error_for_a_wrong_method_names_the_allowed_one() -> None:
     """Otherwise a GET would show the console, which serves all other addresses."""
     for method, path, allowed in [
         ("GET", WHO, "POST"),

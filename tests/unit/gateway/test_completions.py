@@ -11,7 +11,7 @@ from pawl.agent.v1.workflow_pb2 import SendEventRequest, SendEventResponse
 from tests.unit.gateway.test_app import Browser, Channel
 
 
-async def test_a_token_with_dots_ends_a_wait_of_a_workflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_token_with_dots_ends_a_workflows_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = tmp_path / "keys.json"
     keys.write_text('{"acme": "key"}', encoding="utf-8")
     sent = list[tuple[str, SendEventRequest]]()

@@ -242,7 +242,7 @@ def test_a_grant_covers_the_series_as_edited(world: World) -> None:
     assert (grant.arguments, grant.series.interval_seconds) == (b'{"to":"bob"}', 5.0)
 
 
-def test_an_approval_of_one_call_grants_no_series(world: World) -> None:
+def test_approving_one_call_does_not_grant_the_series(world: World) -> None:
     run_id = asked(world)
     assert decide(world, run_id, for_series=False, digest=DIGEST).reason == ""
     started(world, run_id)

@@ -20,6 +20,8 @@ from pawl.job_store.ledger.ports import GroupConflict, LogRow, Written
 from pawl.job_store.ledger.rules.unit_of_work import Operation, RowKeys, UnitOfWork
 from tests.poll import until
 
+STORE = StoreId("s")
+
 
 @dataclass(frozen=True)
 class Named:
@@ -103,10 +105,12 @@ def recorder() -> Recorder:
 
 
 @asynccontextmanager
-async def running(journal: ScriptedJournal, recorder: Recorder) -> AsyncIterator[GroupCommit]:
-    everything_else: Any = recorder
+async def running(
+    journal: ScriptedJournal, recorder: Recorder, *, one_store: bool = False
+) -> AsyncIterator[GroupCommit]:
+    other: Any = recorder
     async with GroupCommit(
-        journal, everything_else, everything_else, monotonic=lambda: 0.0, lifecycle_written=lambda: None
+        journal, other, other, monotonic=lambda: 0.0, lifecycle_written=lambda: None, one_store=one_store
     ) as commit:
         yield commit
 
@@ -114,7 +118,8 @@ async def running(journal: ScriptedJournal, recorder: Recorder) -> AsyncIterator
 async def run_all(commit: GroupCommit, names: Sequence[str], *, size_bytes: int = 1) -> list[Any]:
     operations = [Named(name) for name in names]
     return await asyncio.gather(
-        *(commit.run(operation, size_bytes=size_bytes) for operation in operations), return_exceptions=True
+        *(commit.run(operation, size_bytes=size_bytes, store_id=STORE) for operation in operations),
+        return_exceptions=True,
     )
 
 
@@ -123,7 +128,7 @@ async def test_operations_that_arrive_during_a_write_share_the_next_group(
 ) -> None:
     async with running(journal, recorder) as commit:
         journal.open.clear()
-        first = asyncio.create_task(commit.run(Named("first"), size_bytes=1))
+        first = asyncio.create_task(commit.run(Named("first"), size_bytes=1, store_id=STORE))
         await until(lambda: len(journal.groups) == 1)
         rest = asyncio.create_task(run_all(commit, ["a", "b", "c"]))
         await asyncio.sleep(0)
@@ -198,13 +203,13 @@ async def test_an_unexpected_error_never_leaves_callers_waiting(
 async def test_a_cancelled_caller_does_not_affect_others(journal: ScriptedJournal, recorder: Recorder) -> None:
     async with running(journal, recorder) as commit:
         journal.open.clear()
-        gone = asyncio.create_task(commit.run(Named("gone"), size_bytes=1))
+        gone = asyncio.create_task(commit.run(Named("gone"), size_bytes=1, store_id=STORE))
         await until(lambda: len(journal.groups) == 1)
         gone.cancel()
-        never_taken = asyncio.create_task(commit.run(Named("never taken"), size_bytes=1))
+        never_taken = asyncio.create_task(commit.run(Named("never taken"), size_bytes=1, store_id=STORE))
         await asyncio.sleep(0)
         never_taken.cancel()
-        stays = asyncio.create_task(commit.run(Named("stays"), size_bytes=1))
+        stays = asyncio.create_task(commit.run(Named("stays"), size_bytes=1, store_id=STORE))
         await asyncio.sleep(0)
         journal.open.set()
         assert await stays == "stays"
@@ -227,12 +232,12 @@ async def test_shutdown_writes_waiting_operations_and_refuses_new_ones(
 ) -> None:
     async with running(journal, recorder) as commit:
         journal.open.clear()
-        waiting = [asyncio.create_task(commit.run(Named(name), size_bytes=1)) for name in ("a", "b")]
+        waiting = [asyncio.create_task(commit.run(Named(name), size_bytes=1, store_id=STORE)) for name in ("a", "b")]
         await until(lambda: len(journal.groups) == 1)
         asyncio.get_running_loop().call_soon(journal.open.set)
     assert [await task for task in waiting] == ["a", "b"]
     with pytest.raises(ShuttingDown):
-        await commit.run(Named("late"), size_bytes=1)
+        await commit.run(Named("late"), size_bytes=1, store_id=STORE)
 
 
 # Lane, store, number and size; size 0 means that the caller has gone.
@@ -248,18 +253,18 @@ def filled(drawn: list[tuple[Lane, str, int]]) -> Lanes[Waiting]:
     return lanes
 
 
-def groups(lanes: Lanes[Waiting], *, operations_max: int = 128, bytes_max: int = 10_000) -> list[list[Waiting]]:
+def groups(lanes: Lanes[Waiting], **limits: Any) -> list[list[Waiting]]:
     found = []
     while lanes:
-        found.append(lanes.next_group(lambda each: each[3], operations_max=operations_max, bytes_max=bytes_max))
+        found.append(lanes.next_group(lambda each: each[3], **limits))
     return found
 
 
-@given(drawn=WAITING, operations_max=st.integers(64, 128), bytes_max=st.integers(1, 2000))
+@given(drawn=WAITING, operations_max=st.integers(64, 128), bytes_max=st.integers(1, 2000), one_store=st.booleans())
 def test_operations_are_written_once_and_in_order_in_bounded_groups(
-    drawn: list[tuple[Lane, str, int]], operations_max: int, bytes_max: int
+    drawn: list[tuple[Lane, str, int]], operations_max: int, bytes_max: int, one_store: bool
 ) -> None:
-    found = groups(filled(drawn), operations_max=operations_max, bytes_max=bytes_max)
+    found = groups(filled(drawn), operations_max=operations_max, bytes_max=bytes_max, one_store=one_store)
     assert sorted(each[2] for group in found for each in group) == [n for n, each in enumerate(drawn) if each[2]]
     for lane in Lane:
         for store in "abc":
@@ -268,6 +273,24 @@ def test_operations_are_written_once_and_in_order_in_bounded_groups(
     for group in found:
         assert len(group) <= operations_max
         assert sum(each[3] for each in group[:-1]) < bytes_max
+        assert not one_store or len({each[1] for each in group}) <= 1
+
+
+def test_groups_of_one_store_serve_a_store_that_has_only_work() -> None:
+    lanes = filled([(Lane.PEOPLE, store, 1) for store in "abcdef"] + [(Lane.WORK, "w", 1)])
+    first_two = [lanes.next_group(lambda each: each[3], operations_max=9, bytes_max=9, one_store=True) for _ in "12"]
+    assert "w" in {each[1] for group in first_two for each in group}
+
+
+async def test_groups_of_one_store_are_written_side_by_side(journal: ScriptedJournal, recorder: Recorder) -> None:
+    names = [f"store-{number}" for number in range(group_commit.STORE_QUEUES * 4)]
+    async with running(journal, recorder, one_store=True) as commit:
+        journal.open.clear()
+        done = asyncio.gather(*(commit.run(Named(name), size_bytes=1, store_id=StoreId(name)) for name in names))
+        await until(lambda: len(journal.groups) == group_commit.STORE_QUEUES)
+        journal.open.set()
+        assert await done == names
+    assert all(len(group) == 1 for group in journal.groups)
 
 
 @given(people=st.integers(0, 300), work=st.integers(0, 300))
@@ -297,7 +320,7 @@ def test_a_busy_store_does_not_delay_others(noise: int, lane: Lane, others: int)
     assert sum(each[1] == "quiet" for each in group) == others
 
 
-async def test_steps_are_answered_and_what_they_leave_is_written_in_a_transaction(
+async def test_steps_are_written_at_once_and_the_other_operations_share_a_transaction(
     journal: ScriptedJournal, recorder: Recorder
 ) -> None:
     journal.alone = {"step", "other"}

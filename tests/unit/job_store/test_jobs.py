@@ -187,7 +187,7 @@ def test_a_delegated_runs_model_stops_only_jobs_that_it_started() -> None:
 
 
 @pytest.mark.parametrize("is_below_job", [True, False])
-def test_stop_of_a_job_also_stops_the_jobs_of_the_agents_below_it(*, is_below_job: bool) -> None:
+def test_stopping_a_job_also_stops_the_jobs_of_agents_below_it(*, is_below_job: bool) -> None:
     """A cancelled run leaves its jobs running, but a stopped job does not."""
     desk = Desk()
     root = desk.start_run()

@@ -64,7 +64,7 @@ def prepare(world: World, *operations: Any, known: CachedRun | None) -> list[Ste
         {"loop_state": b"state"},
     ],
 )
-def test_step_of_its_run_alone_is_prepared_with_the_changes_of_the_transaction(fields: dict[str, Any]) -> None:
+def test_a_prepared_step_makes_the_same_changes_as_a_transaction(fields: dict[str, Any]) -> None:
     world = World()
     run_id = world.start_run()
     world.commit(run_id, calls=(change("open", CallState.RUNNING),))
@@ -114,7 +114,7 @@ def test_repeated_step_is_left_to_the_transaction() -> None:
     assert prepare(world, step_of(run_id, events=(OUTPUT,)), known=cached(world, run_id)) == []
 
 
-def test_group_with_another_operation_or_two_steps_of_a_run_is_left_to_the_transaction() -> None:
+def test_a_group_is_left_to_the_transaction_if_it_has_other_operations_or_two_steps_of_one_run() -> None:
     world = World()
     run_id = world.start_run()
     first, second = step_of(run_id, events=(OUTPUT,)), step_of(run_id, commit_id="d1", events=(OUTPUT,))
@@ -125,7 +125,7 @@ def test_group_with_another_operation_or_two_steps_of_a_run_is_left_to_the_trans
         assert prepare(world, *group, known=known) == []
 
 
-def test_times_of_a_run_never_go_back_and_a_clock_that_did_is_read_again() -> None:
+def test_a_run_never_goes_back_in_time_because_a_clock_that_did_is_read_again() -> None:
     world = World()
     run_id = world.start_run()
     known, start = cached(world, run_id), world.now

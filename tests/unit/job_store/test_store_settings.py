@@ -88,7 +88,7 @@ def test_forced_off_is_off_whatever_the_switch_says() -> None:
         (None, None, 1, 1, Layer.STORE),
     ],
 )
-def test_the_ceiling_of_the_store_replaces_the_deployments_and_bounds_what_its_admins_set(
+def test_a_stores_ceiling_replaces_the_deployments_limit_and_caps_its_admins_limit(
     deployed: int | None, ceiling: int | None, asked: int | None, value: int, layer: Layer | None
 ) -> None:
     set_in = {(Layer.DEPLOYMENT, ALL_STORES): deployed, (Layer.CEILING, ACME): ceiling, (Layer.STORE, ACME): asked}
@@ -127,6 +127,7 @@ def test_a_change_sets_the_named_values_and_keeps_the_others() -> None:
     [
         ({"limits": {"active_runs": 0}}, "settings.limits.active_runs"),
         ({"limits": {"active_runs": 10_001}}, "settings.limits.active_runs"),
+        ({"limits": {"daily_tokens": 2**53 + 1}}, "settings.limits.daily_tokens"),
         ({"limits": {"active_run": 3}}, "settings.limits"),
         ({"switches": {"run": Switch(state=SwitchState.ALL)}}, "settings.switches"),
         ({"switches": {"runs": Switch(state=SwitchState.PERCENT, percent=101)}}, "settings.switches.runs.percent"),
@@ -147,13 +148,13 @@ def test_a_change_sets_the_named_values_and_keeps_the_others() -> None:
         ),
     ],
 )
-def test_bad_values_are_refused_with_their_field(asked: Mapping[str, Any], field: str) -> None:
+def test_errors_for_bad_values_name_the_field(asked: Mapping[str, Any], field: str) -> None:
     with pytest.raises(PawlError) as refused:
         change(deployment(), **asked)
     assert refused.value.metadata["field"] == field
 
 
-def test_a_store_sets_no_switches_and_no_limit_above_its_ceiling() -> None:
+def test_a_store_cannot_set_switches_or_exceed_its_ceiling() -> None:
     store = Settings(layer=Layer.STORE, store_id=ACME)
     with pytest.raises(InvalidField, match="only for all stores"):
         change(store, switches={"runs": Switch(state=SwitchState.ALL)})
@@ -178,7 +179,7 @@ WRITES = [
 
 
 @pytest.mark.parametrize(("who", "reads", "changes"), WRITES)
-def test_only_the_deployment_changes_switches_and_ceilings_and_only_admins_their_stores_values(
+def test_only_deployment_keys_set_switches_and_ceilings_while_admins_set_store_limits(
     who: Principal, reads: set[Layer], changes: set[Layer]
 ) -> None:
     """OPS-1."""

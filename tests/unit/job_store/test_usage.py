@@ -10,7 +10,7 @@ from pawl.chassis.identity.auth import Principal, user_principal
 from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import InvalidField, PermissionDenied
-from pawl.job_store.ledger.rules.usage import UNKNOWN_TOOL, UsageKey, Used, added
+from pawl.job_store.ledger.rules.usage import UNKNOWN_TOOL, UsageKey, Used, added, month_end
 from pawl.job_store.usage.rules import Period, dimensions, scope, times
 from pawl.values import CallState, Usage
 from tests.unit.job_store.world import World, change
@@ -85,3 +85,9 @@ def test_figures_are_of_utc_hours_and_models_have_short_names() -> None:
     key = UsageKey.at(west, StoreId("acme"), "clerk", UserId("ann"), model="m\0" * 200)
     assert (key.day.isoformat(), key.hour, key.model) == ("2026-02-01", 4, "m" * 128)
     assert Used.by_model(Usage(input_tokens=-3)).plus(Used(runs=1, input_tokens=4)) == Used(runs=1, input_tokens=1)
+
+
+def test_months_end_with_their_last_day_in_utc() -> None:
+    late = datetime(2026, 12, 31, 23, 30, tzinfo=timezone(timedelta(hours=-2)))
+    assert month_end(late) == datetime(2027, 2, 1, tzinfo=UTC)
+    assert month_end(datetime(2028, 2, 29, tzinfo=UTC)) == datetime(2028, 3, 1, tzinfo=UTC)

@@ -15,7 +15,7 @@ from pawl.job_store.ledger.rules.approval import Decision
 from pawl.job_store.ledger.rules.rows import Attention, CallRow, Offer, RunRow
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.states import AttentionReason, WaitReason
-from pawl.job_store.ledger.rules.usage import day_end
+from pawl.job_store.ledger.rules.usage import day_end, month_end
 from pawl.job_store.ledger.rules.waiting import Situation, Waiting, explain, explain_all
 from pawl.values import CallState, DecisionKind, RunState, StopCause, WaitKind
 from tests.unit.job_store.world import DIGEST
@@ -229,6 +229,20 @@ WAITS: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[st
         "It is waiting for the next day: the agent default has used up its daily tokens.",
         (),
     ),
+    (
+        (WaitKind.STORE_MONTHLY_TOKENS,),
+        [],
+        WaitReason.STORE_TOKENS,
+        "It is waiting for the next month: its store has used up the monthly tokens.",
+        (),
+    ),
+    (
+        (WaitKind.USER_DAILY_TOKENS,),
+        [],
+        WaitReason.USER_TOKENS,
+        "It is waiting for the next day: its user has used up the daily tokens.",
+        (),
+    ),
 ]
 
 
@@ -264,8 +278,10 @@ def test_a_run_that_waits_for_people_names_them() -> None:
         assert (waiting.reason, waiting.sentence, waiting.user_ids) == (reason, sentence, user_ids)
         since = NOW - timedelta(minutes=10 if calls else 5)
         assert (waiting.since_time, waiting.call_ids) == (since, ("call",) if calls else ()), sentence
-        assert waiting.deadline_time == (day_end(NOW) if reason is WaitReason.AGENT_QUOTA else due)
-        roles = {WaitReason.APPROVAL: ("admin", "approver"), WaitReason.AGENT_QUOTA: ("admin",)}
+        ends = {WaitReason.AGENT_QUOTA: day_end(NOW), WaitReason.USER_TOKENS: day_end(NOW)}
+        ends[WaitReason.STORE_TOKENS] = month_end(NOW)
+        assert waiting.deadline_time == ends.get(reason, due)
+        roles = {WaitReason.APPROVAL: ("admin", "approver"), **dict.fromkeys(ends, ("admin",))}
         is_named = any(call.asked_user_id for call in calls)
         assert waiting.roles == (() if is_named else roles.get(reason, ()))
 

@@ -323,7 +323,7 @@ async def test_an_event_is_accepted_only_after_its_notification_is_stored(scene:
     assert (delivery.answers, delivery.stored_when_answered, scene.woken) == (["accepted"], 1, 1)
 
 
-async def test_a_poison_event_is_rejected_immediately_and_blocks_no_other(scene: Scene) -> None:
+async def test_a_poison_event_is_rejected_immediately_and_does_not_block_others(scene: Scene) -> None:
     """I20: it is not retried."""
     poison, good = scene.delivery(b"\xff"), scene.delivery(of("completed", "a"))
     await scene.intake.take([poison, good])

@@ -139,7 +139,7 @@ def growing(levels: int, level: Callable[[dict[str, str]], dict[str, Any]]) -> d
         (growing(2000, lambda next_one: next_one), "counting references"),
     ],
 )
-def test_an_unusable_schema_is_refused_with_the_reason(schema: dict[str, Any], expected: str) -> None:
+def test_the_error_for_an_unusable_schema_gives_the_reason(schema: dict[str, Any], expected: str) -> None:
     """A small schema that grows without limit would keep the process busy for all stores."""
     with pytest.raises(InvalidSchema, match="schema") as error:
         compile_schema(schema)

@@ -137,7 +137,7 @@ def test_an_option_of_the_wrong_type_is_refused_at_definition(options: dict[str,
         tool(**options)(everything.function)
 
 
-def test_an_unknown_option_value_is_refused_with_the_known_ones() -> None:
+def test_the_error_for_an_unknown_option_value_lists_the_known_ones() -> None:
     with pytest.raises(ToolDefinitionError, match=r"category.*; it may be SAFE, SENSITIVE, DESTRUCTIVE$"):
         tool(category="harmless")(everything.function)  # type: ignore[call-overload]
     with pytest.raises(ToolDefinitionError, match="that the registry runs"):

@@ -1,7 +1,7 @@
 import { signal } from "@preact/signals";
-import { type ConversationJson, emptyConversation, isEnded, type MessageJson, pendingCalls, requestId, type RunView, type Sent, turnsOf } from "@pawl/client";
-import type { ComponentChildren, VNode } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { type ConversationJson, type ConversationView, emptyConversation, isEnded, type MessageJson, pendingCalls, requestId, type RunView, type Sent, type Turn, turnsOf } from "@pawl/client";
+import { Component, type ComponentChildren, type VNode } from "preact";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions } from "./actions";
 import { CallCard, JobStrip } from "./cards";
@@ -64,7 +64,9 @@ export function Chat({ conversationId }: { conversationId: string }): VNode {
             <li key={each.conversationId}>
               <a href={`/c/${each.conversationId}`} aria-current={each.conversationId === conversationId ? "page" : undefined}>
                 {visible(each.title || "Untitled")}
-                <small class="quiet">{ago(each.updateTime)}</small>
+                <small class="quiet">
+                  <Ago time={each.updateTime} />
+                </small>
               </a>
             </li>
           ))}
@@ -122,10 +124,10 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
     if (!conversationId) return;
     return pawl.follow(
       conversationId,
-      (now) => {
+      paced((now) => {
         setView(now);
         for (const call of [...Object.values(now.logs).flatMap(({ calls }) => Object.values(calls)), ...pendingCalls(now)]) void runTool(call);
-      },
+      }),
       (error) => (isAbsent(error) ? setMissing(true) : void attempt(() => Promise.reject(error))),
     );
   }, [conversationId]);
@@ -155,7 +157,8 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
   const length = view.messages.length + elsewhere.length + Object.values(view.logs).reduce((sum, { seq }) => sum + seq, sent.length);
   const near = useRef(true);
   const top = useRef(0);
-  useEffect(() => {
+  // In the frame of the new text, so that it costs one frame.
+  useLayoutEffect(() => {
     if (near.current) talk.current?.scrollTo({ top: talk.current.scrollHeight });
   }, [length, open.length]);
 
@@ -228,26 +231,15 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
             Show earlier messages
           </button>
         )}
-        {turns.map(({ run, log, known, asked, answers, notice, last }, index) => (
-          <div key={run.runId} class="turn" data-run={run.runId} data-state={word(run.state)}>
-            {asked && !notice && <div class="mine">{visible(asked)}</div>}
-            {notice && <p class="quiet">↩ {visible(asked.replace(/ \(run_\w+\)$/gm, "") || "background update")}</p>}
-            {known ? <RunLog view={log} answers={answers} /> : answers.map((text, key) => <Markdown key={key} text={text} />)}
-            {pending && log === active && !log.notes.some(({ text }) => text === pending) && <div class="mine">{visible(pending)} <small class="quiet">(sending)</small></div>}
-            <p class="quiet tools">
-              {known && <a href={`/c/${conversationId}?run=${run.runId}`}>Details</a>}
-              {isEnded(run) && asked && !notice && mayFork && (
-                <button class="plain" onClick={() => void fork(conversationId, turns[index - 1]?.last, asked)}>
-                  Edit and resend
-                </button>
-              )}
-              {isEnded(run) && last > 0 && mayFork && (
-                <button class="plain" onClick={() => void fork(conversationId, last)}>
-                  Fork from here
-                </button>
-              )}
-            </p>
-          </div>
+        {turns.map((turn, index) => (
+          <TurnView
+            key={turn.run.runId}
+            {...turn}
+            conversationId={conversationId}
+            before={turns[index - 1]?.last ?? 0}
+            pending={turn.log === active && !turn.log.notes.some(({ text }) => text === pending) ? pending : undefined}
+            mayFork={mayFork}
+          />
         ))}
         {elsewhere.map((call) => (
           <CallCard key={call.callId} call={call} where />
@@ -270,6 +262,71 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
       </div>
     </section>
   );
+}
+
+type TurnProps = Turn & { conversationId: string; before: number; pending: string | undefined; mayFork: boolean };
+
+/** A message and what followed. Only turns that have changed are drawn again. */
+class TurnView extends Component<TurnProps> {
+  override shouldComponentUpdate(next: TurnProps): boolean {
+    const isSame = (one: unknown, other: unknown): boolean =>
+      Array.isArray(one) && Array.isArray(other) ? one.length === other.length && one.every((each, index) => each === other[index]) : one === other;
+    return !Object.entries(next).every(([name, value]) => isSame(value, this.props[name as keyof TurnProps]));
+  }
+
+  override render({ run, log, known, asked, answers, notice, last, conversationId, before, pending, mayFork }: TurnProps): VNode {
+    return (
+      <div class="turn" data-run={run.runId} data-state={word(run.state)}>
+        {asked && !notice && <div class="mine">{visible(asked)}</div>}
+        {notice && <p class="quiet">↩ {visible(asked.replace(/ \(run_\w+\)$/gm, "") || "background update")}</p>}
+        {known ? <RunLog view={log} answers={answers} /> : answers.map((text, key) => <Markdown key={key} text={text} />)}
+        {pending && <div class="mine">{visible(pending)} <small class="quiet">(sending)</small></div>}
+        <p class="quiet tools">
+          {known && <a href={`/c/${conversationId}?run=${run.runId}`}>Details</a>}
+          {isEnded(run) && asked && !notice && mayFork && (
+            <button class="plain" onClick={() => void fork(conversationId, before, asked)}>
+              Edit and resend
+            </button>
+          )}
+          {isEnded(run) && last > 0 && mayFork && (
+            <button class="plain" onClick={() => void fork(conversationId, last)}>
+              Fork from here
+            </button>
+          )}
+        </p>
+      </div>
+    );
+  }
+}
+
+/** A time such as "2 min ago", which alone is drawn again each second. */
+function Ago({ time }: { time: string | undefined }): VNode {
+  return <>{ago(time)}</>;
+}
+
+const LONG = 8000;
+const PACE_MAX_MS = 400;
+
+/** Passes each view on; while a long text grows, less often: its last view, up to 0.4 s later. */
+function paced(draw: (view: ConversationView) => void): (view: ConversationView) => void {
+  let latest: ConversationView;
+  let drawn = 0;
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const flush = (): void => {
+    timer = undefined;
+    drawn = performance.now();
+    draw(latest);
+  };
+  return (view) => {
+    latest = view;
+    const open = Object.values(view.logs).filter(({ ended }) => !ended);
+    const length = open.reduce((sum, { rounds }) => Math.max(sum, rounds.at(-1)?.text.length ?? 0), 0);
+    const wait = length > LONG ? drawn + Math.min(PACE_MAX_MS, length / 200) - performance.now() : 0;
+    if (wait <= 0) {
+      clearTimeout(timer);
+      flush();
+    } else timer ??= setTimeout(flush, wait);
+  };
 }
 
 /** The agent used by default. */
@@ -356,7 +413,7 @@ function Composer({
 }
 
 /** Opens a copy of a conversation up to a message, with a draft; without a message number, a new conversation. */
-async function fork(conversationId: string, number: number | undefined, text = ""): Promise<void> {
+async function fork(conversationId: string, number: number, text = ""): Promise<void> {
   const request = { requestId: requestId(), conversationId, number: String(number) };
   const made = number ? await attempt(() => pawl.conversations.forkConversation(request)) : {};
   if (!made) return;

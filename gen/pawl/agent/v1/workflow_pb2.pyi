@@ -465,7 +465,9 @@ class GetExecutionResponse(_message.Message):
 
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_workflow_pb2.NodeExecution]:
-        """Its nodes in the order in which they can run; for the run of a map's items, one per item."""
+        """The run's nodes, in the order in which they can run. If the run processes items of a map, there is one node per
+        item.
+        """
 
     @_builtins.property
     def current_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -473,7 +475,7 @@ class GetExecutionResponse(_message.Message):
 
     @_builtins.property
     def edges(self) -> _containers.RepeatedCompositeFieldContainer[_workflow_pb2.WorkflowEdge]:
-        """The edges between the nodes. Empty for the run of a map's items, and if `node` is set."""
+        """The edges between the nodes. Empty if the run processes items of a map, or if `node` is set."""
 
     def __init__(
         self,

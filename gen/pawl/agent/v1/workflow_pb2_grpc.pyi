@@ -140,7 +140,8 @@ class WorkflowServiceStub:
     """
     SendEvent: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.SendEventRequest, _workflow_pb2.SendEventResponse]
     """Sends an event to a workflow run. It ends the wait of one node that waits for this event name. If no node is
-    waiting, the event is kept, at most 100 per run. Idempotent by `event_id`.
+    waiting, the event is kept, at most 100 per run. A node that waits always gets its event. Idempotent by
+    `event_id`.
 
     With a `token`, the event ends the wait of the token's node, once. Any caller in the store who has the
     token may send it, and sending the same payload again has no effect. The gateway offers this as
@@ -151,7 +152,7 @@ class WorkflowServiceStub:
     - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
     - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_FIELD: No node of the workflow waits for an event with this name.
-    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken.
+    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken, and no node waits for this one.
     - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID or token was already used with a different name or payload.
     - NOT_FOUND / COMPLETION_NOT_FOUND: No run in the store has this token.
     - FAILED_PRECONDITION / CALL_NOT_PENDING: The token's node has ended without an event.
@@ -269,7 +270,8 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     """
     SendEvent: _aio.UnaryUnaryMultiCallable[_workflow_pb2.SendEventRequest, _workflow_pb2.SendEventResponse]  # type: ignore[assignment]
     """Sends an event to a workflow run. It ends the wait of one node that waits for this event name. If no node is
-    waiting, the event is kept, at most 100 per run. Idempotent by `event_id`.
+    waiting, the event is kept, at most 100 per run. A node that waits always gets its event. Idempotent by
+    `event_id`.
 
     With a `token`, the event ends the wait of the token's node, once. Any caller in the store who has the
     token may send it, and sending the same payload again has no effect. The gateway offers this as
@@ -280,7 +282,7 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
     - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_FIELD: No node of the workflow waits for an event with this name.
-    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken.
+    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken, and no node waits for this one.
     - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID or token was already used with a different name or payload.
     - NOT_FOUND / COMPLETION_NOT_FOUND: No run in the store has this token.
     - FAILED_PRECONDITION / CALL_NOT_PENDING: The token's node has ended without an event.
@@ -467,7 +469,8 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_workflow_pb2.SendEventResponse, _abc.Awaitable[_workflow_pb2.SendEventResponse]]:
         """Sends an event to a workflow run. It ends the wait of one node that waits for this event name. If no node is
-        waiting, the event is kept, at most 100 per run. Idempotent by `event_id`.
+        waiting, the event is kept, at most 100 per run. A node that waits always gets its event. Idempotent by
+        `event_id`.
 
         With a `token`, the event ends the wait of the token's node, once. Any caller in the store who has the
         token may send it, and sending the same payload again has no effect. The gateway offers this as
@@ -478,7 +481,7 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_FIELD: No node of the workflow waits for an event with this name.
-        - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken, and no node waits for this one.
         - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID or token was already used with a different name or payload.
         - NOT_FOUND / COMPLETION_NOT_FOUND: No run in the store has this token.
         - FAILED_PRECONDITION / CALL_NOT_PENDING: The token's node has ended without an event.

@@ -65,7 +65,7 @@ class _CallStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallState.V
 
 class CallState(_CallState, metaclass=_CallStateEnumTypeWrapper):
     """State of a tool call. See docs/design/architecture.md for the transition table. A terminal state never
-    changes. Interrupted and transient as in RunState.
+    changes. "Interrupted" and "transient" have the same meaning as in RunState.
     """
 
 CALL_STATE_UNSPECIFIED: CallState.ValueType  # 0

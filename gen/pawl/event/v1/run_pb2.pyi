@@ -122,9 +122,21 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     """A child run is waiting for the jobs below it (Run.waits_for_jobs). Transient."""
     WAIT_KIND_PERSON: _WaitKind.ValueType  # 13
     """Another user must decide on a call or answer a question (Call.asked_user_id). Interrupted."""
+    WAIT_KIND_STORE_DAILY_TOKENS: _WaitKind.ValueType  # 14
+    """Its store has used up its daily_tokens (see pawl.settings.v1.Settings.limits). Transient. As for the kinds below, the
+    run resumes when the day or month (UTC) ends or the limit is raised. No calls are waiting at the same time.
+    """
+    WAIT_KIND_STORE_MONTHLY_TOKENS: _WaitKind.ValueType  # 15
+    """Its store has used up its monthly_tokens. Transient."""
+    WAIT_KIND_USER_DAILY_TOKENS: _WaitKind.ValueType  # 16
+    """Its user has used up daily_tokens_per_user. Transient."""
+    WAIT_KIND_USER_MONTHLY_TOKENS: _WaitKind.ValueType  # 17
+    """Its user has used up monthly_tokens_per_user. Transient."""
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
-    """Why a run is WAITING. A run can have several reasons to wait. Interrupted and transient as in RunState."""
+    """Why a run is WAITING. A run can have several reasons to wait. "Interrupted" and "transient" have the same meaning as
+    in RunState.
+    """
 
 WAIT_KIND_UNSPECIFIED: WaitKind.ValueType  # 0
 """Never sent."""
@@ -162,6 +174,16 @@ WAIT_KIND_JOB: WaitKind.ValueType  # 12
 """A child run is waiting for the jobs below it (Run.waits_for_jobs). Transient."""
 WAIT_KIND_PERSON: WaitKind.ValueType  # 13
 """Another user must decide on a call or answer a question (Call.asked_user_id). Interrupted."""
+WAIT_KIND_STORE_DAILY_TOKENS: WaitKind.ValueType  # 14
+"""Its store has used up its daily_tokens (see pawl.settings.v1.Settings.limits). Transient. As for the kinds below, the
+run resumes when the day or month (UTC) ends or the limit is raised. No calls are waiting at the same time.
+"""
+WAIT_KIND_STORE_MONTHLY_TOKENS: WaitKind.ValueType  # 15
+"""Its store has used up its monthly_tokens. Transient."""
+WAIT_KIND_USER_DAILY_TOKENS: WaitKind.ValueType  # 16
+"""Its user has used up daily_tokens_per_user. Transient."""
+WAIT_KIND_USER_MONTHLY_TOKENS: WaitKind.ValueType  # 17
+"""Its user has used up monthly_tokens_per_user. Transient."""
 Global___WaitKind: _TypeAlias = WaitKind  # noqa: Y015
 
 class _FailureClass:
@@ -409,7 +431,8 @@ class _TokenBudgetPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tok
     """
     TOKEN_BUDGET_POLICY_FAIL: _TokenBudgetPolicy.ValueType  # 2
     """The run fails with reason BUDGET_EXHAUSTED, class LIMIT. If its agent's daily budget
-    (AgentDefinition.daily_tokens_max) is used up, the reason is AGENT_QUOTA_EXHAUSTED.
+    (AgentDefinition.daily_tokens_max) is used up, the reason is AGENT_QUOTA_EXHAUSTED; if a budget of its
+    store or user is, STORE_TOKENS_EXHAUSTED or USER_TOKENS_EXHAUSTED.
     """
 
 class TokenBudgetPolicy(_TokenBudgetPolicy, metaclass=_TokenBudgetPolicyEnumTypeWrapper):
@@ -424,7 +447,8 @@ it fails immediately, as with FAIL.
 """
 TOKEN_BUDGET_POLICY_FAIL: TokenBudgetPolicy.ValueType  # 2
 """The run fails with reason BUDGET_EXHAUSTED, class LIMIT. If its agent's daily budget
-(AgentDefinition.daily_tokens_max) is used up, the reason is AGENT_QUOTA_EXHAUSTED.
+(AgentDefinition.daily_tokens_max) is used up, the reason is AGENT_QUOTA_EXHAUSTED; if a budget of its
+store or user is, STORE_TOKENS_EXHAUSTED or USER_TOKENS_EXHAUSTED.
 """
 Global___TokenBudgetPolicy: _TypeAlias = TokenBudgetPolicy  # noqa: Y015
 
@@ -1002,8 +1026,8 @@ class RunFailure(_message.Message):
     reason: _builtins.str
     """Machine-readable reason: ROUND_LIMIT, STUCK_LOOP, RUN_TIMEOUT, ROUND_TIMEOUT, PROVIDER_ERROR,
     PROVIDER_REFUSED (the model server rejects the request), PROVIDER_RATE_LIMIT, PROVIDER_AUTH,
-    CONTENT_FILTER, TOOL_NOT_FOUND, BUDGET_EXHAUSTED, AGENT_QUOTA_EXHAUSTED, OUTPUT_INVALID, GOAL_BUDGET,
-    GOAL_DEADLINE, GOAL_ATTEMPTS, GOAL_NO_PROGRESS, UNDO_INCOMPLETE (an undo could not run all inverses; see its
+    CONTENT_FILTER, TOOL_NOT_FOUND, BUDGET_EXHAUSTED, AGENT_QUOTA_EXHAUSTED, STORE_TOKENS_EXHAUSTED,
+    USER_TOKENS_EXHAUSTED, OUTPUT_INVALID, GOAL_BUDGET, GOAL_DEADLINE, GOAL_ATTEMPTS, GOAL_NO_PROGRESS, UNDO_INCOMPLETE (an undo could not run all inverses; see its
     report), INTERNAL. For class TOOL, see NodeError.reason. More values may be added.
     """
     message: _builtins.str
@@ -1574,6 +1598,8 @@ class Run(_message.Message):
     WORKFLOW_FIELD_NUMBER: _builtins.int
     GOAL_FIELD_NUMBER: _builtins.int
     WAITS_FOR_JOBS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACE_LINK_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store (tenant) of the run."""
     user_id: _builtins.str
@@ -1647,6 +1673,12 @@ class Run(_message.Message):
     waits_for_jobs: _builtins.bool
     """For a child run: whether it ends only when all jobs that it and the runs below it started have ended. It then
     receives their reports.
+    """
+    traceparent: _builtins.str
+    """W3C `traceparent` of the span that started it, whose trace it continues; empty if there is none."""
+    trace_link: _builtins.str
+    """Like `traceparent`, for a run that has its own trace, which links to that span: a run that a schedule or trigger
+    started, a turn started by a job report, or items of a workflow's map.
     """
     @_builtins.property
     def waits(self) -> _containers.RepeatedScalarFieldContainer[Global___WaitKind.ValueType]:
@@ -1852,10 +1884,12 @@ class Run(_message.Message):
         workflow: _workflow_pb2.PinnedWorkflow | None = ...,
         goal: _goal_pb2.Goal | None = ...,
         waits_for_jobs: _builtins.bool = ...,
+        traceparent: _builtins.str = ...,
+        trace_link: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attention", b"attention", "create_time", b"create_time", "delegated_usage", b"delegated_usage", "end_time", b"end_time", "failure", b"failure", "goal", b"goal", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "options", b"options", "own_tools", b"own_tools", "progress_time", b"progress_time", "start_time", b"start_time", "undo", b"undo", "update_time", b"update_time", "usage", b"usage", "waiting", b"waiting", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "budget_run_id", b"budget_run_id", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "delegated_usage", b"delegated_usage", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "generation", b"generation", "goal", b"goal", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "labels", b"labels", "last_seq", b"last_seq", "missed_iterations", b"missed_iterations", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "reports_to_conversation_id", b"reports_to_conversation_id", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tokens_needed", b"tokens_needed", "tools", b"tools", "trimmed_failures", b"trimmed_failures", "trimmed_rounds", b"trimmed_rounds", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "budget_run_id", b"budget_run_id", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "delegated_usage", b"delegated_usage", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "generation", b"generation", "goal", b"goal", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "labels", b"labels", "last_seq", b"last_seq", "missed_iterations", b"missed_iterations", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "reports_to_conversation_id", b"reports_to_conversation_id", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tokens_needed", b"tokens_needed", "tools", b"tools", "trace_link", b"trace_link", "traceparent", b"traceparent", "trimmed_failures", b"trimmed_failures", "trimmed_rounds", b"trimmed_rounds", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

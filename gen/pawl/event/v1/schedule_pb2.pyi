@@ -172,7 +172,7 @@ class ScheduleDefinition(_message.Message):
     3600. Only the last 100 missed times fire. Times during a pause do not.
     """
     workflow: _builtins.str
-    """Workflow that each firing starts, at its newest version. Not allowed with `text`, `agent` and
+    """Workflow that each firing starts, in its newest version. Cannot be combined with `text`, `agent` or
     `conversation_key`.
     """
     input_json: _builtins.bytes

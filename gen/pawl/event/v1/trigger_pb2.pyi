@@ -210,8 +210,8 @@ class TriggerDefinition(_message.Message):
     overlap: _schedule_pb2.ScheduleOverlap.ValueType
     """What happens if it fires while the previous run has not ended; default ALLOW."""
     workflow: _builtins.str
-    """Workflow that each event starts, at its newest version. Not allowed with `text`, `agent`,
-    `conversation_key` and `conversation_pointer`.
+    """Workflow that each event starts, in its newest version. Cannot be combined with `text`, `agent`, `conversation_key`
+    or `conversation_pointer`.
     """
     input_json: _builtins.bytes
     """Input of the workflow: a JSON object, at most 16 KiB; default {"event": "${event}"}. Its strings are

@@ -65,11 +65,15 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     """A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
     WAIT_REASON_JOB: _WaitReason.ValueType  # 17
     """A child run is waiting for the jobs below it. Transient."""
+    WAIT_REASON_STORE_TOKENS: _WaitReason.ValueType  # 18
+    """Its store has used up its daily or monthly tokens (pawl.settings.v1.Settings.limits). Transient."""
+    WAIT_REASON_USER_TOKENS: _WaitReason.ValueType  # 19
+    """Its user has used up their daily or monthly tokens (pawl.settings.v1.Settings.limits). Transient."""
 
 class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
     """Why a run is not making progress. Every run that is neither RUNNING nor ended has a reason. If a WAITING
     run is waiting for several things, the reason is the first in this order; `Waiting.sentence` lists them
-    all. Interrupted and transient as in RunState.
+    all. "Interrupted" and "transient" have the same meaning as in RunState.
     """
 
 WAIT_REASON_UNSPECIFIED: WaitReason.ValueType  # 0
@@ -110,6 +114,10 @@ WAIT_REASON_EVENT: WaitReason.ValueType  # 16
 """A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
 WAIT_REASON_JOB: WaitReason.ValueType  # 17
 """A child run is waiting for the jobs below it. Transient."""
+WAIT_REASON_STORE_TOKENS: WaitReason.ValueType  # 18
+"""Its store has used up its daily or monthly tokens (pawl.settings.v1.Settings.limits). Transient."""
+WAIT_REASON_USER_TOKENS: WaitReason.ValueType  # 19
+"""Its user has used up their daily or monthly tokens (pawl.settings.v1.Settings.limits). Transient."""
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
 
 @_typing.final

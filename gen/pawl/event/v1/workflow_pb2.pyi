@@ -44,7 +44,7 @@ class _NodeStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NodeState.V
     """Stopped with the run, or no longer needed by its parallel node. Terminal state."""
 
 class NodeState(_NodeState, metaclass=_NodeStateEnumTypeWrapper):
-    """State of a node of a workflow run. Transient, Interrupted and Terminal mean the same as in RunState."""
+    """State of a node in a workflow run. "Transient", "interrupted" and "terminal" have the same meaning as in RunState."""
 
 NODE_STATE_UNSPECIFIED: NodeState.ValueType  # 0
 """Never sent."""
@@ -334,7 +334,7 @@ class NodeExecution(_message.Message):
     child_run_id: _builtins.str
     """The last call's child run; empty if there is none."""
     item_index: _builtins.int
-    """In the run of a map's items: the item's index in the map's list."""
+    """In a run that processes a map's items: the item's index in the map's list."""
     reused: _builtins.bool
     """Whether the run reused it from an earlier run (RerunFrom)."""
     @_builtins.property

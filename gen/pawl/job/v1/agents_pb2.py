@@ -24,43 +24,46 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from pawl.event.v1 import agent_pb2 as pawl_dot_event_dot_v1_dot_agent__pb2
+from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/job/v1/agents.proto\x12\x0bpawl.job.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pawl/event/v1/agent.proto\"\xaa\x01\n\x0fPutAgentRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x32\n\ndefinition\x18\x04 \x01(\x0b\x32\x1e.pawl.event.v1.AgentDefinition\x12\x12\n\ntool_names\x18\x05 \x03(\t\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\"O\n\x10PutAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"B\n\x0fGetAgentRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\r\">\n\x10GetAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\"L\n\x11ListAgentsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"Z\n\x12ListAgentsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"6\n\x14GetAgentQuotaRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"r\n\x15GetAgentQuotaResponse\x12\x12\n\ntokens_max\x18\x01 \x01(\x04\x12\x13\n\x0btokens_used\x18\x02 \x01(\x04\x12\x30\n\x0c\x64\x61y_end_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xaa\x01\n\x0fPutDraftRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x32\n\ndefinition\x18\x04 \x01(\x0b\x32\x1e.pawl.event.v1.AgentDefinition\x12\x12\n\ntool_names\x18\x05 \x03(\t\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\"O\n\x10PutDraftResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"B\n\x0fGetDraftRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\">\n\x10GetDraftResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\"]\n\x11ListDraftsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\t\"Z\n\x12ListDraftsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xae\x04\n\x12\x41gentLedgerService\x12G\n\x08PutAgent\x12\x1c.pawl.job.v1.PutAgentRequest\x1a\x1d.pawl.job.v1.PutAgentResponse\x12G\n\x08GetAgent\x12\x1c.pawl.job.v1.GetAgentRequest\x1a\x1d.pawl.job.v1.GetAgentResponse\x12M\n\nListAgents\x12\x1e.pawl.job.v1.ListAgentsRequest\x1a\x1f.pawl.job.v1.ListAgentsResponse\x12V\n\rGetAgentQuota\x12!.pawl.job.v1.GetAgentQuotaRequest\x1a\".pawl.job.v1.GetAgentQuotaResponse\x12G\n\x08PutDraft\x12\x1c.pawl.job.v1.PutDraftRequest\x1a\x1d.pawl.job.v1.PutDraftResponse\x12G\n\x08GetDraft\x12\x1c.pawl.job.v1.GetDraftRequest\x1a\x1d.pawl.job.v1.GetDraftResponse\x12M\n\nListDrafts\x12\x1e.pawl.job.v1.ListDraftsRequest\x1a\x1f.pawl.job.v1.ListDraftsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/job/v1/agents.proto\x12\x0bpawl.job.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pawl/event/v1/agent.proto\x1a\x17pawl/event/v1/run.proto\"\xaa\x01\n\x0fPutAgentRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x32\n\ndefinition\x18\x04 \x01(\x0b\x32\x1e.pawl.event.v1.AgentDefinition\x12\x12\n\ntool_names\x18\x05 \x03(\t\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\"O\n\x10PutAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"B\n\x0fGetAgentRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\r\">\n\x10GetAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\"L\n\x11ListAgentsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"Z\n\x12ListAgentsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"I\n\x16GetTokenBudgetsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x8b\x01\n\x0bTokenBudget\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.pawl.event.v1.WaitKind\x12\x12\n\ntokens_max\x18\x02 \x01(\x04\x12\x13\n\x0btokens_used\x18\x03 \x01(\x04\x12,\n\x08\x65nd_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"D\n\x17GetTokenBudgetsResponse\x12)\n\x07\x62udgets\x18\x01 \x03(\x0b\x32\x18.pawl.job.v1.TokenBudget\"\xaa\x01\n\x0fPutDraftRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x32\n\ndefinition\x18\x04 \x01(\x0b\x32\x1e.pawl.event.v1.AgentDefinition\x12\x12\n\ntool_names\x18\x05 \x03(\t\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\"O\n\x10PutDraftResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"B\n\x0fGetDraftRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\">\n\x10GetDraftResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\"]\n\x11ListDraftsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\t\"Z\n\x12ListDraftsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xb4\x04\n\x12\x41gentLedgerService\x12G\n\x08PutAgent\x12\x1c.pawl.job.v1.PutAgentRequest\x1a\x1d.pawl.job.v1.PutAgentResponse\x12G\n\x08GetAgent\x12\x1c.pawl.job.v1.GetAgentRequest\x1a\x1d.pawl.job.v1.GetAgentResponse\x12M\n\nListAgents\x12\x1e.pawl.job.v1.ListAgentsRequest\x1a\x1f.pawl.job.v1.ListAgentsResponse\x12\\\n\x0fGetTokenBudgets\x12#.pawl.job.v1.GetTokenBudgetsRequest\x1a$.pawl.job.v1.GetTokenBudgetsResponse\x12G\n\x08PutDraft\x12\x1c.pawl.job.v1.PutDraftRequest\x1a\x1d.pawl.job.v1.PutDraftResponse\x12G\n\x08GetDraft\x12\x1c.pawl.job.v1.GetDraftRequest\x1a\x1d.pawl.job.v1.GetDraftResponse\x12M\n\nListDrafts\x12\x1e.pawl.job.v1.ListDraftsRequest\x1a\x1f.pawl.job.v1.ListDraftsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.job.v1.agents_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PUTAGENTREQUEST']._serialized_start=102
-  _globals['_PUTAGENTREQUEST']._serialized_end=272
-  _globals['_PUTAGENTRESPONSE']._serialized_start=274
-  _globals['_PUTAGENTRESPONSE']._serialized_end=353
-  _globals['_GETAGENTREQUEST']._serialized_start=355
-  _globals['_GETAGENTREQUEST']._serialized_end=421
-  _globals['_GETAGENTRESPONSE']._serialized_start=423
-  _globals['_GETAGENTRESPONSE']._serialized_end=485
-  _globals['_LISTAGENTSREQUEST']._serialized_start=487
-  _globals['_LISTAGENTSREQUEST']._serialized_end=563
-  _globals['_LISTAGENTSRESPONSE']._serialized_start=565
-  _globals['_LISTAGENTSRESPONSE']._serialized_end=655
-  _globals['_GETAGENTQUOTAREQUEST']._serialized_start=657
-  _globals['_GETAGENTQUOTAREQUEST']._serialized_end=711
-  _globals['_GETAGENTQUOTARESPONSE']._serialized_start=713
-  _globals['_GETAGENTQUOTARESPONSE']._serialized_end=827
-  _globals['_PUTDRAFTREQUEST']._serialized_start=830
-  _globals['_PUTDRAFTREQUEST']._serialized_end=1000
-  _globals['_PUTDRAFTRESPONSE']._serialized_start=1002
-  _globals['_PUTDRAFTRESPONSE']._serialized_end=1081
-  _globals['_GETDRAFTREQUEST']._serialized_start=1083
-  _globals['_GETDRAFTREQUEST']._serialized_end=1149
-  _globals['_GETDRAFTRESPONSE']._serialized_start=1151
-  _globals['_GETDRAFTRESPONSE']._serialized_end=1213
-  _globals['_LISTDRAFTSREQUEST']._serialized_start=1215
-  _globals['_LISTDRAFTSREQUEST']._serialized_end=1308
-  _globals['_LISTDRAFTSRESPONSE']._serialized_start=1310
-  _globals['_LISTDRAFTSRESPONSE']._serialized_end=1400
-  _globals['_AGENTLEDGERSERVICE']._serialized_start=1403
-  _globals['_AGENTLEDGERSERVICE']._serialized_end=1961
+  _globals['_PUTAGENTREQUEST']._serialized_start=127
+  _globals['_PUTAGENTREQUEST']._serialized_end=297
+  _globals['_PUTAGENTRESPONSE']._serialized_start=299
+  _globals['_PUTAGENTRESPONSE']._serialized_end=378
+  _globals['_GETAGENTREQUEST']._serialized_start=380
+  _globals['_GETAGENTREQUEST']._serialized_end=446
+  _globals['_GETAGENTRESPONSE']._serialized_start=448
+  _globals['_GETAGENTRESPONSE']._serialized_end=510
+  _globals['_LISTAGENTSREQUEST']._serialized_start=512
+  _globals['_LISTAGENTSREQUEST']._serialized_end=588
+  _globals['_LISTAGENTSRESPONSE']._serialized_start=590
+  _globals['_LISTAGENTSRESPONSE']._serialized_end=680
+  _globals['_GETTOKENBUDGETSREQUEST']._serialized_start=682
+  _globals['_GETTOKENBUDGETSREQUEST']._serialized_end=755
+  _globals['_TOKENBUDGET']._serialized_start=758
+  _globals['_TOKENBUDGET']._serialized_end=897
+  _globals['_GETTOKENBUDGETSRESPONSE']._serialized_start=899
+  _globals['_GETTOKENBUDGETSRESPONSE']._serialized_end=967
+  _globals['_PUTDRAFTREQUEST']._serialized_start=970
+  _globals['_PUTDRAFTREQUEST']._serialized_end=1140
+  _globals['_PUTDRAFTRESPONSE']._serialized_start=1142
+  _globals['_PUTDRAFTRESPONSE']._serialized_end=1221
+  _globals['_GETDRAFTREQUEST']._serialized_start=1223
+  _globals['_GETDRAFTREQUEST']._serialized_end=1289
+  _globals['_GETDRAFTRESPONSE']._serialized_start=1291
+  _globals['_GETDRAFTRESPONSE']._serialized_end=1353
+  _globals['_LISTDRAFTSREQUEST']._serialized_start=1355
+  _globals['_LISTDRAFTSREQUEST']._serialized_end=1448
+  _globals['_LISTDRAFTSRESPONSE']._serialized_start=1450
+  _globals['_LISTDRAFTSRESPONSE']._serialized_end=1540
+  _globals['_AGENTLEDGERSERVICE']._serialized_start=1543
+  _globals['_AGENTLEDGERSERVICE']._serialized_end=2107
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from pawl.event.v1 import agent_pb2 as _agent_pb2
+from pawl.event.v1 import run_pb2 as _run_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -207,62 +208,94 @@ class ListAgentsResponse(_message.Message):
 Global___ListAgentsResponse: _TypeAlias = ListAgentsResponse  # noqa: Y015
 
 @_typing.final
-class GetAgentQuotaRequest(_message.Message):
-    """Request for GetAgentQuota."""
+class GetTokenBudgetsRequest(_message.Message):
+    """Request for GetTokenBudgets."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STORE_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
+    user_id: _builtins.str
+    """User ID."""
     name: _builtins.str
-    """Agent name."""
+    """Agent name; empty if the run has no agent with a budget."""
     def __init__(
         self,
         *,
         store_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
         name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetAgentQuotaRequest: _TypeAlias = GetAgentQuotaRequest  # noqa: Y015
+Global___GetTokenBudgetsRequest: _TypeAlias = GetTokenBudgetsRequest  # noqa: Y015
 
 @_typing.final
-class GetAgentQuotaResponse(_message.Message):
-    """Response from GetAgentQuota."""
+class TokenBudget(_message.Message):
+    """A limit on the tokens of a day or month (UTC)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    KIND_FIELD_NUMBER: _builtins.int
     TOKENS_MAX_FIELD_NUMBER: _builtins.int
     TOKENS_USED_FIELD_NUMBER: _builtins.int
-    DAY_END_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    kind: _run_pb2.WaitKind.ValueType
+    """Whose budget it is, and for how long: what a run waits for when it is used up."""
     tokens_max: _builtins.int
-    """The agent's daily_tokens_max; 0 if it has no limit or does not exist."""
+    """The limit."""
     tokens_used: _builtins.int
-    """Tokens used today."""
+    """Tokens used so far."""
     @_builtins.property
-    def day_end_time(self) -> _timestamp_pb2.Timestamp:
-        """End of the day."""
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """End of the day or month."""
 
     def __init__(
         self,
         *,
+        kind: _run_pb2.WaitKind.ValueType = ...,
         tokens_max: _builtins.int = ...,
         tokens_used: _builtins.int = ...,
-        day_end_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["day_end_time", b"day_end_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["day_end_time", b"day_end_time", "tokens_max", b"tokens_max", "tokens_used", b"tokens_used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "kind", b"kind", "tokens_max", b"tokens_max", "tokens_used", b"tokens_used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetAgentQuotaResponse: _TypeAlias = GetAgentQuotaResponse  # noqa: Y015
+Global___TokenBudget: _TypeAlias = TokenBudget  # noqa: Y015
+
+@_typing.final
+class GetTokenBudgetsResponse(_message.Message):
+    """Response from GetTokenBudgets."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUDGETS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def budgets(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenBudget]:
+        """The budgets that the store, its user and its agent have."""
+
+    def __init__(
+        self,
+        *,
+        budgets: _abc.Iterable[Global___TokenBudget] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTokenBudgetsResponse: _TypeAlias = GetTokenBudgetsResponse  # noqa: Y015
 
 @_typing.final
 class PutDraftRequest(_message.Message):

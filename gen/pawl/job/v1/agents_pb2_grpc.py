@@ -51,10 +51,10 @@ class AgentLedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentsRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentsResponse.FromString,
                 _registered_method=True)
-        self.GetAgentQuota = channel.unary_unary(
-                '/pawl.job.v1.AgentLedgerService/GetAgentQuota',
-                request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentQuotaRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentQuotaResponse.FromString,
+        self.GetTokenBudgets = channel.unary_unary(
+                '/pawl.job.v1.AgentLedgerService/GetTokenBudgets',
+                request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetTokenBudgetsRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetTokenBudgetsResponse.FromString,
                 _registered_method=True)
         self.PutDraft = channel.unary_unary(
                 '/pawl.job.v1.AgentLedgerService/PutDraft',
@@ -112,8 +112,8 @@ class AgentLedgerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetAgentQuota(self, request, context):
-        """Returns the budget and today's usage of an agent that is not deleted. Read-only.
+    def GetTokenBudgets(self, request, context):
+        """Returns the token budgets that apply to a user's runs with an agent, and their usage. Read-only.
 
         Errors: only the common ones.
         """
@@ -168,10 +168,10 @@ def add_AgentLedgerServiceServicer_to_server(servicer, server):
                     request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentsRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentsResponse.SerializeToString,
             ),
-            'GetAgentQuota': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetAgentQuota,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentQuotaRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentQuotaResponse.SerializeToString,
+            'GetTokenBudgets': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTokenBudgets,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetTokenBudgetsRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetTokenBudgetsResponse.SerializeToString,
             ),
             'PutDraft': grpc.unary_unary_rpc_method_handler(
                     servicer.PutDraft,
@@ -283,7 +283,7 @@ class AgentLedgerService(object):
             _registered_method=True)
 
     @staticmethod
-    def GetAgentQuota(request,
+    def GetTokenBudgets(request,
             target,
             options=(),
             channel_credentials=None,
@@ -296,9 +296,9 @@ class AgentLedgerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/pawl.job.v1.AgentLedgerService/GetAgentQuota',
-            pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentQuotaRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentQuotaResponse.FromString,
+            '/pawl.job.v1.AgentLedgerService/GetTokenBudgets',
+            pawl_dot_job_dot_v1_dot_agents__pb2.GetTokenBudgetsRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_agents__pb2.GetTokenBudgetsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,8 +57,8 @@ class AgentLedgerServiceStub:
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
-    GetAgentQuota: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentQuotaRequest, _agents_pb2.GetAgentQuotaResponse]
-    """Returns the budget and today's usage of an agent that is not deleted. Read-only.
+    GetTokenBudgets: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetTokenBudgetsRequest, _agents_pb2.GetTokenBudgetsResponse]
+    """Returns the token budgets that apply to a user's runs with an agent, and their usage. Read-only.
 
     Errors: only the common ones.
     """
@@ -109,8 +109,8 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
-    GetAgentQuota: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentQuotaRequest, _agents_pb2.GetAgentQuotaResponse]  # type: ignore[assignment]
-    """Returns the budget and today's usage of an agent that is not deleted. Read-only.
+    GetTokenBudgets: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetTokenBudgetsRequest, _agents_pb2.GetTokenBudgetsResponse]  # type: ignore[assignment]
+    """Returns the token budgets that apply to a user's runs with an agent, and their usage. Read-only.
 
     Errors: only the common ones.
     """
@@ -178,12 +178,12 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def GetAgentQuota(
+    def GetTokenBudgets(
         self,
-        request: _agents_pb2.GetAgentQuotaRequest,
+        request: _agents_pb2.GetTokenBudgetsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_agents_pb2.GetAgentQuotaResponse, _abc.Awaitable[_agents_pb2.GetAgentQuotaResponse]]:
-        """Returns the budget and today's usage of an agent that is not deleted. Read-only.
+    ) -> _typing.Union[_agents_pb2.GetTokenBudgetsResponse, _abc.Awaitable[_agents_pb2.GetTokenBudgetsResponse]]:
+        """Returns the token budgets that apply to a user's runs with an agent, and their usage. Read-only.
 
         Errors: only the common ones.
         """

@@ -246,6 +246,8 @@ class SubmitMessageRequest(_message.Message):
     WORKFLOW_FIELD_NUMBER: _builtins.int
     GOAL_FIELD_NUMBER: _builtins.int
     ASKED_PROGRAM_SHA256_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACE_LINK_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
@@ -282,6 +284,10 @@ class SubmitMessageRequest(_message.Message):
     """
     asked_program_sha256: _builtins.bytes
     """SHA-256 of the workflow or goal as requested, which is compared instead; empty for other runs."""
+    traceparent: _builtins.str
+    """Same as Run.traceparent (not compared)."""
+    trace_link: _builtins.str
+    """Same as Run.trace_link (not compared)."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options with all defaults filled in (not compared)."""
@@ -361,10 +367,12 @@ class SubmitMessageRequest(_message.Message):
         workflow: _workflow_pb2.PinnedWorkflow | None = ...,
         goal: _goal_pb2.Goal | None = ...,
         asked_program_sha256: _builtins.bytes = ...,
+        traceparent: _builtins.str = ...,
+        trace_link: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_options", b"asked_options", "goal", b"goal", "options", b"options", "undo", b"undo", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_agent", b"asked_agent", "asked_options", b"asked_options", "asked_program_sha256", b"asked_program_sha256", "asked_tools_sha256", b"asked_tools_sha256", "client_id", b"client_id", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "conversation_must_exist", b"conversation_must_exist", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "goal", b"goal", "labels", b"labels", "only_repeat", b"only_repeat", "options", b"options", "parts", b"parts", "people", b"people", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "tools", b"tools", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_agent", b"asked_agent", "asked_options", b"asked_options", "asked_program_sha256", b"asked_program_sha256", "asked_tools_sha256", b"asked_tools_sha256", "client_id", b"client_id", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "conversation_must_exist", b"conversation_must_exist", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "goal", b"goal", "labels", b"labels", "only_repeat", b"only_repeat", "options", b"options", "parts", b"parts", "people", b"people", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "tools", b"tools", "trace_link", b"trace_link", "traceparent", b"traceparent", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -692,7 +700,7 @@ class LoadRunResponse(_message.Message):
     shared_tokens_left: _builtins.int
     """Same as CommitRunResponse.shared_tokens_left."""
     continues_known: _builtins.bool
-    """Whether `messages` and `calls` lack those of the request's `known`, which is still valid."""
+    """Whether the request's `known` is still valid. If so, `messages` and `calls` contain only what comes after it."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run."""
@@ -1224,6 +1232,8 @@ class Delegation(_message.Message):
     GOAL_FIELD_NUMBER: _builtins.int
     WAITS_FOR_JOBS_FIELD_NUMBER: _builtins.int
     UNDO_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACE_LINK_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Call ID."""
     run_id: _builtins.str
@@ -1234,6 +1244,10 @@ class Delegation(_message.Message):
     """Number of delegations above it; see Run.depth."""
     waits_for_jobs: _builtins.bool
     """Same as Run.waits_for_jobs."""
+    traceparent: _builtins.str
+    """Same as Run.traceparent."""
+    trace_link: _builtins.str
+    """Same as Run.trace_link."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options with all defaults filled in."""
@@ -1284,10 +1298,12 @@ class Delegation(_message.Message):
         goal: _goal_pb2.Goal | None = ...,
         waits_for_jobs: _builtins.bool = ...,
         undo: _run_pb2.Undo | None = ...,
+        traceparent: _builtins.str = ...,
+        trace_link: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "goal", b"goal", "job", b"job", "options", b"options", "undo", b"undo", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "goal", b"goal", "job", b"job", "options", b"options", "run_id", b"run_id", "text", b"text", "undo", b"undo", "user_roles", b"user_roles", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "goal", b"goal", "job", b"job", "options", b"options", "run_id", b"run_id", "text", b"text", "trace_link", b"trace_link", "traceparent", b"traceparent", "undo", b"undo", "user_roles", b"user_roles", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1504,7 +1520,7 @@ Global___PauseCommand: _TypeAlias = PauseCommand  # noqa: Y015
 @_typing.final
 class EventCommand(_message.Message):
     """An event for a workflow's wait nodes. The command ID is the event ID. A run keeps at most 100 events
-    that no node has taken; more are QUEUE_FULL.
+    that no node has taken; more are QUEUE_FULL, unless SendCommandRequest.event_is_awaited.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1869,6 +1885,7 @@ class SendCommandRequest(_message.Message):
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     PEOPLE_FIELD_NUMBER: _builtins.int
+    EVENT_IS_AWAITED_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     run_id: _builtins.str
@@ -1892,6 +1909,10 @@ class SendCommandRequest(_message.Message):
     """
     delegate_user_id: _builtins.str
     """User ID of the delegate; empty if the user acts directly. Not part of the fingerprint."""
+    event_is_awaited: _builtins.bool
+    """A node was waiting for this event when the sender read the run. The run then keeps the event even if it has too
+    many, unless an unread event has the same name. Only for events. Not part of the fingerprint.
+    """
     @_builtins.property
     def command(self) -> Global___Command:
         """The command; the ledger sets `time`."""
@@ -1915,10 +1936,11 @@ class SendCommandRequest(_message.Message):
         credential_id: _builtins.str = ...,
         delegate_user_id: _builtins.str = ...,
         people: _abc.Iterable[_builtins.str] | None = ...,
+        event_is_awaited: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_operator", b"as_operator", "command", b"command", "credential_id", b"credential_id", "decision_right", b"decision_right", "delegate_user_id", b"delegate_user_id", "people", b"people", "run_id", b"run_id", "session_id", b"session_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_operator", b"as_operator", "command", b"command", "credential_id", b"credential_id", "decision_right", b"decision_right", "delegate_user_id", b"delegate_user_id", "event_is_awaited", b"event_is_awaited", "people", b"people", "run_id", b"run_id", "session_id", b"session_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

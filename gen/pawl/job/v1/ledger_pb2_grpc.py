@@ -384,7 +384,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetCalls(self, request, context):
-        """Returns those of some calls that exist, without their arguments, questions and large results. Read-only.
+        """Returns the given calls, skipping those that do not exist. Arguments, questions and large results are left out.
+        Read-only.
 
         Errors: only the common ones.
         """

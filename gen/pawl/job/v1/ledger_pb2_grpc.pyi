@@ -184,7 +184,8 @@ class LedgerServiceStub:
     - NOT_FOUND / CALL_NOT_FOUND
     """
     GetCalls: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetCallsRequest, _ledger_pb2.GetCallsResponse]
-    """Returns those of some calls that exist, without their arguments, questions and large results. Read-only.
+    """Returns the given calls, skipping those that do not exist. Arguments, questions and large results are left out.
+    Read-only.
 
     Errors: only the common ones.
     """
@@ -384,7 +385,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     - NOT_FOUND / CALL_NOT_FOUND
     """
     GetCalls: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetCallsRequest, _ledger_pb2.GetCallsResponse]  # type: ignore[assignment]
-    """Returns those of some calls that exist, without their arguments, questions and large results. Read-only.
+    """Returns the given calls, skipping those that do not exist. Arguments, questions and large results are left out.
+    Read-only.
 
     Errors: only the common ones.
     """
@@ -695,7 +697,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.GetCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.GetCallsResponse, _abc.Awaitable[_ledger_pb2.GetCallsResponse]]:
-        """Returns those of some calls that exist, without their arguments, questions and large results. Read-only.
+        """Returns the given calls, skipping those that do not exist. Arguments, questions and large results are left out.
+        Read-only.
 
         Errors: only the common ones.
         """

@@ -41,7 +41,7 @@ class PutWorkflowRequest(_message.Message):
     """Validate without saving."""
     @_builtins.property
     def workflow(self) -> _workflow_pb2.WorkflowVersion:
-        """The validated workflow, without version, time and user."""
+        """The validated workflow, without its version, time or user."""
 
     @_builtins.property
     def uses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -271,7 +271,7 @@ class ChannelServiceServicer(object):
 
     def ListDeliveries(self, request, context):
         """Lists the deliveries of one or all of the caller's channels, newest first. Deliveries are kept as long as
-        notifications; of the tests that have ended, the newest 20 per channel are kept. Read-only.
+        notifications, except that only the newest 20 finished tests per channel are kept. Read-only.
 
         Errors:
         - NOT_FOUND / CHANNEL_NOT_FOUND

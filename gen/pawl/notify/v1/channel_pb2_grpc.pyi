@@ -140,7 +140,7 @@ class ChannelServiceStub:
     """
     ListDeliveries: _grpc.UnaryUnaryMultiCallable[_channel_pb2.ListDeliveriesRequest, _channel_pb2.ListDeliveriesResponse]
     """Lists the deliveries of one or all of the caller's channels, newest first. Deliveries are kept as long as
-    notifications; of the tests that have ended, the newest 20 per channel are kept. Read-only.
+    notifications, except that only the newest 20 finished tests per channel are kept. Read-only.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -285,7 +285,7 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     """
     ListDeliveries: _aio.UnaryUnaryMultiCallable[_channel_pb2.ListDeliveriesRequest, _channel_pb2.ListDeliveriesResponse]  # type: ignore[assignment]
     """Lists the deliveries of one or all of the caller's channels, newest first. Deliveries are kept as long as
-    notifications; of the tests that have ended, the newest 20 per channel are kept. Read-only.
+    notifications, except that only the newest 20 finished tests per channel are kept. Read-only.
 
     Errors:
     - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -487,7 +487,7 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.ListDeliveriesResponse, _abc.Awaitable[_channel_pb2.ListDeliveriesResponse]]:
         """Lists the deliveries of one or all of the caller's channels, newest first. Deliveries are kept as long as
-        notifications; of the tests that have ended, the newest 20 per channel are kept. Read-only.
+        notifications, except that only the newest 20 finished tests per channel are kept. Read-only.
 
         Errors:
         - NOT_FOUND / CHANNEL_NOT_FOUND

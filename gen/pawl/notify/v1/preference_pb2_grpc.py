@@ -79,8 +79,8 @@ class PreferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdatePreferences(self, request, context):
-        """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent; of concurrent changes, the last
-        writer wins.
+        """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent. If two changes are made concurrently, the
+        last writer wins.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD

@@ -44,8 +44,8 @@ class PreferenceServiceStub:
     Errors: only the common ones.
     """
     UpdatePreferences: _grpc.UnaryUnaryMultiCallable[_preference_pb2.UpdatePreferencesRequest, _preference_pb2.UpdatePreferencesResponse]
-    """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent; of concurrent changes, the last
-    writer wins.
+    """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent. If two changes are made concurrently, the
+    last writer wins.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
@@ -81,8 +81,8 @@ class PreferenceServiceAsyncStub(PreferenceServiceStub):
     Errors: only the common ones.
     """
     UpdatePreferences: _aio.UnaryUnaryMultiCallable[_preference_pb2.UpdatePreferencesRequest, _preference_pb2.UpdatePreferencesResponse]  # type: ignore[assignment]
-    """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent; of concurrent changes, the last
-    writer wins.
+    """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent. If two changes are made concurrently, the
+    last writer wins.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
@@ -127,8 +127,8 @@ class PreferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _preference_pb2.UpdatePreferencesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_preference_pb2.UpdatePreferencesResponse, _abc.Awaitable[_preference_pb2.UpdatePreferencesResponse]]:
-        """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent; of concurrent changes, the last
-        writer wins.
+        """Changes kinds or quiet hours. Absent fields stay unchanged. Idempotent. If two changes are made concurrently, the
+        last writer wins.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD

@@ -202,10 +202,14 @@ class Settings(_message.Message):
 
     @_builtins.property
     def limits(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Limits by name, 1 to 10000.
+        """Limits by name: numbers of runs from 1 to 10000, numbers of tokens from 1 to 2^53.
         - `active_runs`: active runs of the store; more runs wait in the queue.
         - `active_runs_per_user`: active runs of each user.
         - `background_runs`: active background runs of the store, in addition to the others.
+        - `daily_tokens`, `monthly_tokens`: input and output tokens of all runs of the store per day or month (UTC).
+          Unlimited by default. Once they are used up, runs wait before their next model call
+          (WAIT_KIND_STORE_DAILY_TOKENS and others) until the day or month ends or the limit is raised.
+        - `daily_tokens_per_user`, `monthly_tokens_per_user`: the same, of all runs of each user.
         """
 
     @_builtins.property

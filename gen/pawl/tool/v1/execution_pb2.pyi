@@ -509,6 +509,7 @@ class ProposedCall(_message.Message):
     EDITED_FIELD_NUMBER: _builtins.int
     OWN_TOOL_FIELD_NUMBER: _builtins.int
     SERIES_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Call ID."""
     tool_name: _builtins.str
@@ -519,6 +520,8 @@ class ProposedCall(_message.Message):
     """Arguments as the model wrote them; empty means an empty object."""
     edited: _builtins.bool
     """Whether a reviewer wrote the arguments, in which case rules cannot allow the call."""
+    traceparent: _builtins.str
+    """W3C `traceparent` for the tool, if the call is executed at once; may be empty."""
     @_builtins.property
     def own_tool(self) -> _tool_pb2.OwnTool:
         """The tool, if it was sent with the run; the registry is then not consulted."""
@@ -537,10 +540,11 @@ class ProposedCall(_message.Message):
         edited: _builtins.bool = ...,
         own_tool: _tool_pb2.OwnTool | None = ...,
         series: _call_pb2.Series | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["own_tool", b"own_tool", "series", b"series"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "edited", b"edited", "own_tool", b"own_tool", "series", b"series", "tool_name", b"tool_name", "tool_version", b"tool_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "edited", b"edited", "own_tool", b"own_tool", "series", b"series", "tool_name", b"tool_name", "tool_version", b"tool_version", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1072,6 +1076,7 @@ class ExecuteToolRequest(_message.Message):
     RULE_ID_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
     SERIES_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Call ID, which is also the idempotency key."""
     tool_name: _builtins.str
@@ -1092,6 +1097,8 @@ class ExecuteToolRequest(_message.Message):
     """
     rule_id: _builtins.str
     """Rule in the verdict. If it no longer applies, the request fails with APPROVAL_REQUIRED."""
+    traceparent: _builtins.str
+    """W3C `traceparent` for the tool; may be empty."""
     @_builtins.property
     def context(self) -> Global___CallContext:
         """On whose behalf the calls are made."""
@@ -1121,10 +1128,11 @@ class ExecuteToolRequest(_message.Message):
         rule_id: _builtins.str = ...,
         answers: _abc.Iterable[Global___Answer] | None = ...,
         series: _call_pb2.Series | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "series", b"series"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "rule_id", b"rule_id", "series", b"series", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "unknowns_resolved", b"unknowns_resolved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "rule_id", b"rule_id", "series", b"series", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "traceparent", b"traceparent", "unknowns_resolved", b"unknowns_resolved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

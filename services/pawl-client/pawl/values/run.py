@@ -49,6 +49,10 @@ class WaitKind(IntEnum):
     EVENT = 11
     JOB = 12
     PERSON = 13
+    STORE_DAILY_TOKENS = 14
+    STORE_MONTHLY_TOKENS = 15
+    USER_DAILY_TOKENS = 16
+    USER_MONTHLY_TOKENS = 17
 
 
 class StopCause(IntEnum):

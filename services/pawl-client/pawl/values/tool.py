@@ -140,6 +140,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     answers: tuple[Answer, ...] = ()
     # The series whose grant covers the call; None if no grant does.
     series: Series | None = None
+    # The trace context for the tool.
+    traceparent: str = ""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import grpc
 
 from pawl.agent.v1.agents_pb2 import ListAgentsRequest
 from pawl.agent_loop.agents import rules as agents
-from pawl.agent_loop.agents.rules import DEFAULT, AgentDefinition, AgentQuota, AgentVersion
+from pawl.agent_loop.agents.rules import DEFAULT, AgentDefinition, AgentVersion, TokenBudget
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules.options import RunDefaults
@@ -27,7 +27,7 @@ from pawl.job.v1 import agents_pb2_grpc
 
 _DEFINITION: Final = wire.WIRE.struct(AgentDefinition, agent_pb2.AgentDefinition)
 VERSION: Final = wire.WIRE.struct(AgentVersion, agent_pb2.AgentVersion)
-_QUOTA: Final = wire.WIRE.struct(AgentQuota, pb.GetAgentQuotaResponse)
+_BUDGET: Final = wire.WIRE.struct(TokenBudget, pb.TokenBudget)
 
 
 class AgentLedger:
@@ -48,9 +48,9 @@ class AgentLedger:
         draft: bool,
         validate_only: bool,
     ) -> tuple[AgentVersion, bool]:
-        """Save a new version or a draft unless it is identical to the newest version.
+        """Save a new version of an agent, or a draft. Nothing is saved if the newest version is identical.
 
-        Return the newest version and whether it is new. With `validate_only`, nothing is saved.
+        Return the newest version and whether it is new. With `validate_only`, nothing is ever saved.
 
         Raises:
             AgentNotFound: an agent in `delegates_to` does not exist.
@@ -84,7 +84,7 @@ class AgentLedger:
         return VERSION.read(response.agent)
 
     async def list(self, caller: Principal, asked: ListAgentsRequest) -> tuple[Sequence[AgentVersion], str]:
-        """Return a page of agents in their newest versions, or of the caller's drafts, and the next page token.
+        """Return a page of agents in their newest versions, or of the caller's drafts. Also return the next page token.
 
         Raises:
             InvalidPageToken
@@ -101,9 +101,9 @@ class AgentLedger:
             response = await translated(self._stub.ListAgents(pb.ListAgentsRequest(**page)))
         return [*map(VERSION.read, response.agents)], response.next_page_token
 
-    async def agent_quota(self, store_id: StoreId, name: str) -> AgentQuota:
-        request = pb.GetAgentQuotaRequest(store_id=store_id, name=name)
-        return _QUOTA.read(await translated(self._stub.GetAgentQuota(request)))
+    async def token_budgets(self, store_id: StoreId, user_id: UserId, name: str) -> Sequence[TokenBudget]:
+        request = pb.GetTokenBudgetsRequest(store_id=store_id, user_id=user_id, name=name)
+        return [*map(_BUDGET.read, (await translated(self._stub.GetTokenBudgets(request))).budgets)]
 
     async def get_draft(self, store_id: StoreId, user_id: UserId, name: str) -> AgentVersion:
         """Return a user's draft.
@@ -123,7 +123,7 @@ _log = logs.get_logger(__name__)
 
 
 class Agents:
-    """Creates and finds agents. An agent that the caller may not see or use is reported as not found."""
+    """Creates and finds agents. Agents that the caller may not see or use are reported as not found."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Agents:
     async def update(
         self, caller: Principal, definition: AgentDefinition, *, draft: bool, validate_only: bool
     ) -> dict[str, Any]:
-        """Save an agent or a draft with the tools that it currently selects, unless it is unchanged.
+        """Save an agent or a draft, with the tools that it currently selects, unless it is unchanged.
 
         Return the fields of the response.
 
@@ -201,9 +201,9 @@ class Agents:
         return found
 
     async def list(self, caller: Principal, request: ListAgentsRequest) -> tuple[Sequence[AgentVersion], str]:
-        """Return a page of agents in their newest versions, or of the caller's drafts, and the next page token.
+        """Return a page of agents in their newest versions, or of the caller's drafts. Also return the next page token.
 
-        Sorted by name. The deployment's `default` comes first if the store does not have its own.
+        The agents are sorted by name. The deployment's `default` comes first if the store does not have its own.
 
         Raises:
             InvalidPageToken

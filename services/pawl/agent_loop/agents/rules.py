@@ -19,7 +19,7 @@ from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import DEFAULT_AGENT, DRAFT, check_agent_name, check_id
 from pawl.chassis.labels import check_labels
 from pawl.errors import InvalidField, ToolNotFound
-from pawl.values import TOKENS_MAX
+from pawl.values import TOKENS_MAX, WaitKind
 
 DEFAULT: Final = DEFAULT_AGENT
 # The tool that delegates a task to another agent.
@@ -68,21 +68,26 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     daily_tokens_max: int = 0
 
 
-class AgentQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent's daily token quota (0 means no limit) and its usage today."""
+class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit on the tokens of a day or month, for an agent, user or store. `kind` is what a run waits for."""
 
-    tokens_max: int = 0
-    tokens_used: int = 0
-    day_end_time: float = 0.0
+    kind: WaitKind
+    tokens_max: int
+    tokens_used: int
+    end_time: float
 
     @property
     def is_used_up(self) -> bool:
-        """True if the agent's runs must not call the model until the day ends."""
-        return 0 < self.tokens_max <= self.tokens_used
+        """True if no model call may start until the period ends."""
+        return self.tokens_max <= self.tokens_used
+
+    @property
+    def left_until_nearly_used_up(self) -> int:
+        return self.tokens_max * 9 // 10 - self.tokens_used
 
 
 class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """A saved definition, and the tools that it selected when it was saved. Immutable.
+    """A saved definition and the tools that it selected when it was saved. Immutable.
 
     Version 0 is the deployment's `default`.
     """
@@ -104,7 +109,7 @@ class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
         return not allowed or not set(allowed).isdisjoint(roles)
 
     def may_be_seen_with(self, roles: Iterable[str]) -> bool:
-        """Return whether a user with these roles may see the agent: admins, and everyone who may use it."""
+        """Return whether a user with these roles may see the agent. Admins may, and so may everyone who may use it."""
         held = set(roles)
         return Role.ADMIN in held or self.may_be_used_with(held)
 
@@ -184,7 +189,7 @@ def draft_name(name: str) -> str:
 
 
 def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selected:
-    """Return the names of the selected tools, and the sources and patterns that match no tool.
+    """Return the names of the selected tools, and the sources and patterns that do not match any tool.
 
     An open selection returns no names. Otherwise, the names include `run_agent` if the agent delegates.
 
@@ -217,9 +222,9 @@ def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selec
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether `name` matches `pattern`; `*` matches any characters.
+    """Return whether `name` matches `pattern`. A `*` matches any characters.
 
-    The cost is at most proportional to the product of both lengths.
+    In the worst case, the cost is proportional to the product of both lengths.
     """
     return fnmatchcase(name, pattern.replace("[", "[[]").replace("?", "[?]"))
 

@@ -10,8 +10,8 @@ from pawl.values import DecisionRight
 def decision_right(caller: Principal) -> DecisionRight:
     """Return which calls the caller may decide on.
 
-    Approvers and admins decide on gated calls in the whole store. Users who only have other roles decide on none. Users
-    without roles decide on calls in their own runs. A run's questions can only be answered by its own user.
+    Approvers and admins decide on gated calls in the whole store. Users who only have other roles may not decide on any
+    calls. Users without roles decide on the calls of their own runs. Only a run's own user can answer its questions.
     """
     if caller.roles & APPROVERS:
         return DecisionRight.STORE

@@ -61,10 +61,10 @@ class Watcher:
                     self.position = event.seq
 
     async def pages(self, *, silence_seconds: float | None = None) -> AsyncGenerator[Sequence[bytes] | Gap, None]:
-        """Yield encoded events in order, in batches; return after the last event.
+        """Yield encoded events in order, in batches. Return after the last event.
 
-        Yields an empty page after each `silence_seconds` without an event. Yields a gap instead of events that
-        retention has removed, even if it removed them while the watcher was catching up.
+        Yields an empty page after each `silence_seconds` without an event. If retention has removed events, yields a
+        gap instead, even if they were removed while the watcher was catching up.
 
         Raises:
             PawlError: the log can no longer be read.
@@ -102,11 +102,11 @@ class Watcher:
         self._page = await self._feed.read(self.position)
 
     def leave_tail(self) -> None:
-        """Make the watcher read the ledger again, because the tail is restarting after events that were removed."""
+        """Make the watcher read the ledger again. The tail is about to restart after events that were removed."""
         self._joined = False
 
     def check_not_behind(self, first_seq: int) -> None:
-        """Disconnect the watcher if its next event is no longer in the tail, which now starts at `first_seq`."""
+        """Disconnect the watcher if the tail, which now starts at `first_seq`, no longer contains its next event."""
         if self._joined and self.position + 1 < first_seq and not self.cut:
             self.cut = True
             if self.scope is not None:
@@ -184,7 +184,7 @@ class Feed:
         return self._last_seq is not None and self._first_seq() <= position + 1
 
     def after(self, position: int) -> Sequence[bytes]:
-        """Return the tail's next events after `position`, at most one page; empty if there are none yet.
+        """Return the tail's next events after `position`, at most one page. Return nothing if there are none yet.
 
         Raises:
             PawlError: the log can no longer be read.
@@ -209,7 +209,7 @@ class Feed:
         return (self._last_seq or 0) - len(self._tail) + 1
 
     async def _take(self, events: Sequence[bytes], last: RunEvent) -> None:
-        """Accept live events. Those that arrive early are kept until the events before them have arrived."""
+        """Accept live events. Keep those that arrive early until the events before them have arrived."""
         if self._last_seq is not None and last.seq <= self._last_seq:
             return
         if len(self._ahead) + len(events) > BEHIND_EVENTS_MAX:

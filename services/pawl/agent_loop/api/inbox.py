@@ -35,6 +35,7 @@ from pawl.errors import (
     NotFound,
     OutOfRange,
     PermissionDenied,
+    QueueFull,
     ResourceExhausted,
     RunNotFound,
 )
@@ -58,7 +59,7 @@ _EVENT_BYTES_MAX: Final = 64 * 1024
 
 
 def derived_id(*parts: str) -> RequestId:
-    """Return an id derived from these parts. The same parts give the same id."""
+    """Return an id derived from `parts`. The same parts always give the same id."""
     return RequestId("d_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40])
 
 
@@ -103,7 +104,7 @@ class Inbox:
         results: Sequence[types_pb2.ToolResult],
         client_id: ClientId = NO_CLIENT.client_id,
     ) -> tuple[list[Reply], run_pb2.Run]:
-        """Submit results without a stream. Return one reply per result, in order, and the resulting run.
+        """Submit results without a stream. Return the replies, one per result and in order, and the resulting run.
 
         With a client id, only results of calls that this client has leased are accepted. An invalid result does
         not affect the others. Idempotent by request id and call.
@@ -125,7 +126,7 @@ class Inbox:
     ) -> Reply:
         """Submit one result.
 
-        If `client` has a client id, the result must refer to that client's current lease. If `client` also has a
+        If `client` has a client id, the result must refer to the current lease of that client. If `client` also has a
         session id, that session must hold the call.
 
         Raises:
@@ -250,7 +251,7 @@ class Inbox:
         )
 
     async def cancel(self, caller: Principal, request_id: RequestId, run_id: RunId, reason: str) -> Reply:
-        """Cancel a run. A run that has already ended is unchanged, and the outcome is LATE.
+        """Cancel a run. If the run has already ended, it does not change, and the outcome is LATE.
 
         Raises:
             InvalidField, TooLarge, RequestIdReused
@@ -304,16 +305,29 @@ class Inbox:
         return await self._send(caller, run_id, request_id, pause=pb.PauseCommand(resumes=resumes))
 
     async def send_event(
-        self, caller: Principal, event_id: RequestId, run_id: RunId, name: str, payload_json: bytes
+        self,
+        caller: Principal,
+        event_id: RequestId,
+        run_id: RunId,
+        event: pb.EventCommand,
+        is_awaited: Callable[[], Awaitable[bool]],
     ) -> Reply:
         """Send an event to a workflow run. Idempotent by event id.
+
+        If the run already keeps too many events, it still accepts this one if a node waits for it (`is_awaited`).
 
         Raises:
             TooLarge, InvalidJson, RequestIdReused, QueueFull
         """
-        payload = strict_json.loads(payload_json or b"null", bytes_max=_EVENT_BYTES_MAX)
-        command = pb.EventCommand(name=name, payload_json=strict_json.dumps_canonical(payload))
-        return await self._send(caller, run_id, event_id, event=command)
+        payload = strict_json.loads(event.payload_json or b"null", bytes_max=_EVENT_BYTES_MAX)
+        event = pb.EventCommand(name=event.name, payload_json=strict_json.dumps_canonical(payload))
+        try:
+            return await self._send(caller, run_id, event_id, event=event)
+        except QueueFull:
+            if not await is_awaited():
+                raise
+        command = pb.Command(command_id=event_id or self._ids.new("cmd"), event=event)
+        return await self._ledger.send_command(caller, run_id, command, event_is_awaited=True)
 
     async def _send(
         self,
@@ -332,7 +346,7 @@ class Inbox:
 
 
 async def _alone(reply: Awaitable[Reply]) -> Reply:
-    """Await the reply. Return an error about this item as a refusal, so that other items are not affected."""
+    """Await the reply. Return an error about this item as a refusal, so that it does not affect other items."""
     try:
         return await reply
     except REFUSALS as error:

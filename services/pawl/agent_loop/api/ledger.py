@@ -21,6 +21,7 @@ from pawl.chassis.identity.auth import Principal, for_user
 from pawl.chassis.identity.roles import APPROVERS
 from pawl.chassis.ids import CallId, ConversationId, RequestId, RunId, StoreId
 from pawl.chassis.rpc.client import translated
+from pawl.chassis.rpc.trace_context import current_traceparent
 from pawl.errors import ConversationNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -54,6 +55,7 @@ def submission(
         user_roles=sorted(caller.roles),
         asked_options=wire.ASKED.fields(asked_options),
         options=wire.OPTIONS.fields(options),
+        traceparent=current_traceparent(),
         **fields,
     )
 
@@ -61,8 +63,8 @@ def submission(
 class PublicLedger:
     """Client for job-store, acting on behalf of a user. Other users' private resources are reported as not found.
 
-    It does not retry, and every method may raise DependencyUnavailable. Mutations can be retried with the same id and
-    payload. It calls `run_due` when a request may have made a run due.
+    The client does not retry, and every method may raise DependencyUnavailable. Mutations can be retried with the same
+    id and payload. The client calls `run_due` when a request may have made a run due.
     """
 
     def __init__(self, channel: grpc.aio.Channel, run_due: Callable[[], None] = lambda: None) -> None:
@@ -82,7 +84,7 @@ class PublicLedger:
         return response
 
     async def start_job(self, job: pb.StartJobRequest) -> run_pb2.Run:
-        """Create a job and return it. A repeated request id returns the existing job.
+        """Create a job and return it. If the request id is repeated, return the existing job.
 
         Raises:
             ConversationNotFound, ConversationErased, TooManyJobs, QueueFull, RequestIdReused
@@ -115,7 +117,10 @@ class PublicLedger:
         return response
 
     def _note(self, run: run_pb2.Run) -> None:
-        """Call `run_due` if the run may be due. A run that is being driven has a worker, which the ledger notifies."""
+        """Call `run_due` if the run may be due.
+
+        If a worker is already driving the run, the ledger notifies that worker.
+        """
         if run.state not in _NOT_DUE:
             self._run_due()
 
@@ -186,7 +191,10 @@ class PublicLedger:
     async def get_calls(
         self, caller: Principal, call_ids: Collection[CallId], *, result_bytes_max: int
     ) -> list[call_pb2.Call]:
-        """Return those of the user's calls that exist, without arguments, questions and results over a size."""
+        """Return the user's calls with these ids, without arguments, questions or results over `result_bytes_max`.
+
+        Unknown ids are skipped.
+        """
         found, ids = list[call_pb2.Call](), sorted(call_ids)
         for first in range(0, len(ids), _CALLS_PER_READ):
             part = ids[first : first + _CALLS_PER_READ]
@@ -206,7 +214,7 @@ class PublicLedger:
         return await translated(self._stub.ListEvents(request))
 
     async def list_changes(self, caller: Principal, request: pb.ListChangesRequest) -> pb.ListChangesResponse:
-        """Return a conversation with a page of its new messages, and the ids of the user's changed runs.
+        """Return a conversation, a page of its new messages, and the ids of the user's changed runs.
 
         Raises:
             ConversationNotFound, ConversationErased
@@ -215,7 +223,7 @@ class PublicLedger:
         return await translated(self._stub.ListChanges(request))
 
     async def list_versions(self, keys: Sequence[tuple[StoreId, ConversationId]]) -> Sequence[str]:
-        """Return the version of each conversation: see ListVersions."""
+        """Return the version of each conversation. See ListVersions."""
         request = pb.ListVersionsRequest(store_ids=[key[0] for key in keys], conversation_ids=[key[1] for key in keys])
         return (await translated(self._stub.ListVersions(request))).versions
 
@@ -255,9 +263,9 @@ class PublicLedger:
         return (await translated(self._stub.ImportConversation(request))).conversation
 
     async def list_pending(self, caller: Principal, request: pb.ListPendingCallsRequest) -> pb.ListPendingCallsResponse:
-        """Return the calls waiting for a user, oldest first, then the runs that need tokens.
+        """Return the calls that are waiting for a user, oldest first, followed by the runs that need tokens.
 
-        Other users' calls do not include the contents of their conversations.
+        Calls of other users are returned without the contents of their conversations.
 
         Raises:
             InvalidPageToken

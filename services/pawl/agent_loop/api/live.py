@@ -36,7 +36,7 @@ class BusEvents:
     async def subscribe(
         self, store_id: StoreId, run_id: RunId, take: Callable[[Sequence[bytes], RunEvent], Awaitable[None]]
     ) -> Subscription:
-        """Call `take` with each batch of consecutive encoded events and with the batch's last event, decoded."""
+        """Call `take` with each batch of consecutive encoded events. The batch's last event is also passed decoded."""
 
         async def deliver(subject: str, data: bytes) -> None:
             try:
@@ -52,11 +52,14 @@ class BusEvents:
         return await self._bus.subscribe(f"pawl.v1.{store_id}.run.{run_id}.events", deliver)
 
     async def subscribe_inboxes(self, changed: Callable[[StoreId, UserId], None]) -> Subscription:
-        """Call `changed` for each user whose pending items may have changed, until unsubscribed."""
+        """Until unsubscribed, call `changed` whenever a user's pending items may have changed."""
         return await self._subscribe_pairs(_INBOXES, changed)
 
     async def subscribe_conversations(self, changed: Callable[[StoreId, ConversationId], None]) -> Subscription:
-        """Call `changed` for each conversation that has changed, apart from the output of runs, until unsubscribed."""
+        """Until unsubscribed, call `changed` whenever a conversation changes.
+
+        New output of its runs does not count as a change.
+        """
         return await self._subscribe_pairs(_CONVERSATIONS, changed)
 
     async def _subscribe_pairs(self, subject: str, changed: Callable[[StoreId, Any], None]) -> Subscription:

@@ -1,4 +1,4 @@
-"""Accepts users' messages, which start runs, wait for the active run, or steer it."""
+"""Accepts users' messages. A message starts a run, waits for the active run, or steers it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NO_SESSION: Final = SessionTools()
 
 
 def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
-    """Serialize a run's tools, at most one more than the limit. The check refuses the extra one."""
+    """Serialize a run's tools. At most one tool over the limit is serialized, and the check refuses it."""
     first = islice(tools, checks.OWN_TOOLS_MAX + 1)
     return tuple(each.SerializeToString(deterministic=True) for each in first)
 
@@ -50,10 +50,10 @@ def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
 async def unless_refused(
     message: pb.SubmitMessageRequest, refusal: PawlError | None, send: Callable[[], Awaitable[T]]
 ) -> T:
-    """Send the message. If `refusal` is set, the ledger accepts it only if it repeats an earlier request.
+    """Send the message. If `refusal` is set, the ledger accepts the message only if it repeats an earlier request.
 
-    The same request may have been accepted earlier, before an agent changed, a document was removed, or a tool with
-    the name of a supplied tool was created. Only the ledger knows.
+    Only the ledger knows whether the same request was already accepted, for example before an agent changed, a document
+    was removed, or a tool with the same name as a supplied tool was created.
     """
     message.only_repeat = refusal is not None
     try:
@@ -106,7 +106,9 @@ class Messages:
     async def send(
         self, caller: Principal, request_id: RequestId, message: agent_pb2.SendMessageRequest | session_pb2.UserMessage
     ) -> pb.SubmitMessageResponse:
-        """Send a message to a conversation. Return its run and whether the message entered an active run.
+        """Send a message to a conversation.
+
+        Return its run, and whether the message entered a run that was already active.
 
         Raises:
             PawlError: the errors of `start`.

@@ -31,17 +31,17 @@ _log = logs.get_logger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class _Candidate:
-    """An offered call that the client does not hold. `retry_at` is when to request it again."""
+    """An offered call that the client does not hold. Request it again at `retry_at`."""
 
     call: Call
     retry_at: float = 0.0
 
 
 class Offers:
-    """Tracks the offered calls that one session knows about, and leases some of them to its client.
+    """Tracks the offered calls that one session knows about, and leases some of them to the session's client.
 
-    It leases up to `calls_max` calls of attached runs at a time, and only calls whose tools the client can run or has
-    supplied. `show` sends a frame; `replaced` is called when a newer session of the client exists.
+    At most `calls_max` calls of attached runs are leased at a time. The client must be able to run their tools, or have
+    supplied them. `show` sends a frame. `replaced` is called when the client has opened a newer session.
 
     `run` needs its own task. Other tasks call the other methods.
     """
@@ -100,17 +100,18 @@ class Offers:
         self._due.set()
 
     def session_of(self, call_id: str) -> ClientSession:
-        """Return this session if it has leased the call; otherwise its client without a session."""
+        """Return this session if it has leased the call. Otherwise, return its client without a session."""
         return self._client if call_id in self._leased else ClientSession(client_id=self._client.client_id)
 
     def submitting(self, call_id: str) -> None:
-        """Record that the client's own result is in flight, so that settling the call sends no revocation."""
+        """Record that the client's own result is on its way, so that no revocation is sent when the call is settled."""
         self._submitting.add(call_id)
 
     def submitted(self, call_id: str, offer_epoch: int, outcome: int | None) -> None:
         """Record the outcome of a result passed to `submitting`. None means that the outcome is unknown.
 
-        An unknown or refused outcome keeps the lease. So does a result that was sent under an earlier lease.
+        The client keeps the lease if the outcome is unknown, if the result was refused, or if the result was sent under
+        an earlier lease.
         """
         self._submitting.discard(call_id)
         if outcome is None or outcome == CommandOutcome.REFUSED:
@@ -195,7 +196,10 @@ class Offers:
         return seconds(call.offer.expire_time) + _EXPIRY_MARGIN_SECONDS
 
     def _next(self) -> _Candidate | None:
-        """Return the first call that can be requested now; None if there is none or the client has no free slot."""
+        """Return the first call that can be requested now.
+
+        Return None if there is none, or if the client has no free slot.
+        """
         if len(self._held) >= self._calls_max:
             return None
         now = self._clock.now()

@@ -5,8 +5,8 @@ filter share a *view* and its reads. After its snapshot, a stream reads at most 
 delays only its own streams.
 
 The reader polls when NATS reports a change, and every 15 s in case a report was lost. Without NATS it polls every
-second. A caller only shares a read that has not started yet, so its page is never older than its request. Each view has
-at most one read in flight, and slow consumers do not block others.
+second. Callers only share reads that have not started yet, so a page is never older than the request for it. Each view
+has at most one read in flight, and slow consumers do not block others.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ class PendingViews:
 
     @asynccontextmanager
     async def open(self, caller: Principal, wanted: ListPendingCallsRequest) -> AsyncIterator[View]:
-        """Watch pending items for the duration of the block. Watchers with equal user, rights and filter share a view.
+        """Watch pending items for the duration of the block.
 
-        The credential does not affect the view. The caller must make sure that the credential stays valid.
+        Watchers with the same user, rights and filter share a view. The credential does not affect the view. The caller
+        must make sure that the credential stays valid.
         """
         reader = replace(caller, credential_id=CredentialId(""), expires_at=None)
         key = (reader, wanted.SerializeToString(deterministic=True))
@@ -107,7 +108,7 @@ class PendingViews:
 
 
 class View:
-    """The pending items that one user may see through one filter, shared by all watchers."""
+    """The pending items that one user may see through one filter. All watchers share them."""
 
     def __init__(
         self,
@@ -197,10 +198,10 @@ class Pending:
         await self._views.follow(live)
 
     async def page(self, caller: Principal, wanted: ListPendingCallsRequest) -> ListPendingCallsResponse:
-        """Return a page of pending items: calls, then runs, each oldest first.
+        """Return a page of pending items. Calls come before runs, and both are sorted oldest first.
 
         Raises:
-            PermissionDenied: the caller asks for the whole store but is neither an approver nor an admin.
+            PermissionDenied: the caller requests the items of the whole store but is neither an approver nor an admin.
             InvalidPageToken
         """
         _check_may_see(caller, wanted)
@@ -209,10 +210,12 @@ class Pending:
     async def watch(
         self, caller: Principal, wanted: ListPendingCallsRequest, *, silence_seconds: float
     ) -> AsyncGenerator[WatchPendingResponse, None]:
-        """Yield new, changed and removed items indefinitely, and an empty part after `silence_seconds` of silence.
+        """Yield new, changed and removed items indefinitely.
+
+        Yield an empty part after each `silence_seconds` of silence.
 
         Raises:
-            PermissionDenied: the caller asks for the whole store but is neither an approver nor an admin.
+            PermissionDenied: the caller requests the items of the whole store but is neither an approver nor an admin.
             DependencyUnavailable: the ledger cannot currently be read.
         """
         _check_may_see(caller, wanted)
@@ -285,7 +288,7 @@ async def _items(view: View, *, paced: bool) -> AsyncGenerator[Item, None]:
 
 
 def _check_may_see(caller: Principal, wanted: ListPendingCallsRequest) -> None:
-    """Raise PermissionDenied if the caller asks for the whole store but is neither an approver nor an admin."""
+    """Raise PermissionDenied if a caller who is neither an approver nor an admin requests the whole store's items."""
     if wanted.of_all_users and not caller.roles & APPROVERS:
         raise PermissionDenied("scope STORE requires the approver or admin role")
 
@@ -295,7 +298,7 @@ def _key(item: Item) -> tuple[bool, str]:
 
 
 def _shown(item: Item) -> Hashable:
-    """Return the fields of the item that can change. A renewed lease is not a change."""
+    """Return the fields of the item that can change. Renewing a lease does not count as a change."""
     if isinstance(item, Run):
         return item.token_budget, item.usage.input_tokens + item.usage.output_tokens
     return (

@@ -21,7 +21,7 @@ def is_taken(reply: Reply) -> bool:
 
 
 def run_after(reply: Reply, default: type[PawlError], *, also_late: bool = False) -> Run:
-    """Return the run after a command that took effect; with `also_late`, also after one that did not.
+    """Return the run after a command that took effect. With `also_late`, also return it after a command that did not.
 
     Raises:
         PawlError: the error that corresponds to the reply's reason; `default` if there is none.
@@ -50,7 +50,7 @@ def refusal(error: PawlError) -> Reply:
 
 
 def receipt(reply: Reply, *, frame_id: str = "", run_id: str = "", call_id: str = "") -> Receipt:
-    """Return a receipt for the client. It has a reason only if the command did not take effect."""
+    """Return a receipt for the client. The receipt has a reason only if the command did not take effect."""
     reason, message = ("", "") if is_taken(reply) else (reply.reason, reply.message)
     return Receipt(
         frame_id=frame_id,

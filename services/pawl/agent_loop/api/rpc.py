@@ -38,7 +38,10 @@ WRITE_SECONDS_MAX: Final = 60.0
 
 
 class AgentServicer:
-    """Implements AgentService. The credential determines store and user. Other methods are forwarded to job-store."""
+    """Implements AgentService. The credential determines store and user.
+
+    The remaining methods are forwarded to job-store.
+    """
 
     def __init__(
         self,

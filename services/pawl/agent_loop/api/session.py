@@ -1,4 +1,4 @@
-"""Serves the Session stream: one client's frames come in; events, offers and receipts go out.
+"""Serves the Session stream. The client sends frames, and receives events, offers and receipts.
 
 A session does not own any state. When its stream ends, its tasks end, its leases are released, and the runs continue.
 """
@@ -20,8 +20,8 @@ from pawl.errors import DeadlineExceeded, HelloRequired
 class Sessions:
     """Serves all sessions on this replica.
 
-    Each client has one stream. When a client opens another stream under the same id, the earlier stream ends with
-    CANCELLED and its leases move to the new stream. If the new stream is on another replica, the earlier stream ends at
+    Each client has one stream. When a client opens a second stream under the same id, the first stream ends with
+    CANCELLED, and its leases move to the new stream. If the new stream is on another replica, the first stream ends at
     its next lease request or call update.
     """
 

@@ -67,7 +67,10 @@ class Parts:
 
 
 class Outgoing(asyncio.Queue[SessionResponse]):
-    """Frames waiting for the client, limited in number and in total event size. An event can be up to 1 MiB."""
+    """Frames waiting for the client. Their number and the total size of their events are limited.
+
+    An event can be up to 1 MiB.
+    """
 
     _events_bytes = 0
 
@@ -139,7 +142,7 @@ class Stream:
                 task.cancel()
 
     async def give_back(self) -> None:
-        """Release the client's leases. If this does not succeed within a short timeout, they expire."""
+        """Release the client's leases. Leases that are not released within a short timeout expire."""
         await within(_RELEASE_SECONDS, self._offers.release_all())
 
     async def _write(self) -> None:

@@ -1,8 +1,8 @@
 """Derives a run's steps solely from its log.
 
-The same log always gives the same steps. Their ids are derived from rounds and call ids. The model adds one message per
-round, so a message's round follows from the earlier messages. A message after calls that it did not make, such as an
-undo report, gets its own round.
+The same log always gives the same steps. The ids of the steps are derived from rounds and call ids. The model adds one
+message per round, so a message's round follows from the earlier messages. A message that follows calls which it did not
+request, such as an undo report, gets its own round.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Steps:
         return [_change(before.get(step.step_id), step) for step in sorted(changed, key=self._sort_key)]
 
     def take_gap(self, gap: Gap) -> Sequence[StepChange]:
-        """Apply an ended run's messages and calls instead of its log. Return all steps."""
+        """Apply an ended run's messages and calls, which replace its log. Return all steps."""
         messages, calls = gap.snapshot.messages, gap.snapshot.calls
         self._round_of_call = {call.call_id: call.round for call in calls}
         followed = {call_id for message in messages for call_id in message.call_ids}

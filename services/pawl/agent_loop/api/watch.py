@@ -4,10 +4,10 @@ All watchers of a run on this replica share one feed: one live subscription, one
 events. A watcher first reads past events at its own pace until it reaches the tail. If it later falls behind the tail,
 it is disconnected (EVT-3), so a slow watcher neither delays others nor uses memory.
 
-Clients confirm the events they have seen, and the user is not notified about those. An open stream alone does not prove
-that events were seen, because its connection may be dead.
+Clients confirm the events that the user has seen, and the user is not notified about these events. An open stream does
+not prove that events were seen, because its connection may be dead.
 
-The ledger is polled to find lost live events: every second without NATS, every few seconds with it.
+The ledger is polled to find lost live events. This happens every few seconds, or every second if NATS is unavailable.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ class Watches:
         self._viewers.add((caller.store_id, caller.user_id, run_id))
 
     async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> Run:
-        """Return the run once it has ended, or is parked with events after `after_seq`.
+        """Return the run once it has ended, or once it is parked and has events after `after_seq`.
 
-        After `seconds`, but at most 50 seconds, return the run in any state.
+        After `seconds` (but at most 50 seconds), return the run in whatever state it is.
 
         Raises:
             RunNotFound
@@ -167,7 +167,7 @@ class Watches:
         await shield(start(self._stopping, feed.stop(), name="watch.stop"))
 
     async def _tick(self) -> None:
-        """Poll the feeds: all of them while NATS is unavailable, otherwise some at a time."""
+        """Poll all feeds while NATS is unavailable. Otherwise, poll some of them at a time."""
         was_connected = False
         for tick in itertools.count():
             await asyncio.sleep(self._poll_seconds)

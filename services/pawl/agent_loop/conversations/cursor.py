@@ -22,9 +22,10 @@ _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
-    """What a watcher has received: messages up to `number`, runs that changed before a time, and events of one run.
+    """What a watcher has received so far: messages, changed runs, and the events of one run.
 
-    `run_id` is the run whose events were sent last, up to `seq`; empty if there is none.
+    Messages up to `number` were sent, and runs that changed before a certain time. `run_id` is the run whose events
+    were sent last, up to `seq`. It is empty if there is none.
     """
 
     number: _Number = 0
@@ -37,7 +38,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def decode(cls, after: str, caller: Principal, conversation_id: ConversationId) -> Self:
-        """Return the position; the start for an empty cursor. The position is not authenticated.
+        """Return the position. An empty cursor means the start. The position is not authenticated.
 
         Raises:
             InvalidField: The cursor is malformed, or was made for another user or conversation.
@@ -60,6 +61,6 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
 
 
 def _seal(caller: Principal, conversation_id: ConversationId) -> bytes:
-    """Return a checksum that detects the cursors of other conversations and users. It is not a secret."""
+    """Return a checksum that detects cursors from other conversations or users. The checksum is not a secret."""
     named = msgspec.msgpack.encode([caller.store_id, caller.user_id, conversation_id])
     return hashlib.sha256(named).digest()[:_SEAL_BYTES]

@@ -1,4 +1,4 @@
-"""Serves pawl.agent.v1.ConversationService: imports and streams; forwards the other methods to job-store."""
+"""Serves imports and streams of pawl.agent.v1.ConversationService, and forwards its other methods to job-store."""
 
 from __future__ import annotations
 

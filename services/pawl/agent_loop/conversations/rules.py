@@ -45,7 +45,7 @@ class HistoryCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message in a history. An assistant message may have `calls`; a tool message answers the call `call_id`."""
+    """A message in a history. An assistant message may have `calls`. A tool message answers the call `call_id`."""
 
     role: HistoryRole
     text: str = ""
@@ -62,7 +62,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
-    """Yield a fault for everything that a strict model server would refuse, and for a final user message."""
+    """Yield a fault for everything that a strict model server would refuse, and for a user message at the end."""
     if not history:
         yield Fault(message=0, text="the history has no messages")
     elif history[0].role is not HistoryRole.USER:

@@ -66,7 +66,7 @@ _log = logs.get_logger(__name__)
 
 
 class ConversationWatches:
-    """Serves all watchers of conversations on this replica."""
+    """Serves everyone who watches a conversation on this replica."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ConversationWatches:
         self._versions: dict[_Key, str] = {}
 
     async def follow(self, live: BusEvents) -> None:
-        """Notify streams of changes that `live` reports, and of those that it missed. Never returns."""
+        """Notify streams of the changes that `live` reports, and of changes that it missed. Never returns."""
         await live.subscribe_conversations(self._changed)
         was_connected = False
         while True:
@@ -144,7 +144,7 @@ class ConversationWatches:
             stream.change()
 
     async def _find_changes(self, *, reported: bool) -> None:
-        """Notify the streams whose conversations have a new version; without change reports, notify all streams."""
+        """Notify the streams whose conversations have a new version. Without change reports, notify all streams."""
         if not reported:
             for key in list(self._watched):
                 self._changed(*key)
@@ -160,7 +160,7 @@ class ConversationWatches:
 
 
 class _Sent(NamedTuple):
-    """The last state of a run that a stream has sent, and when. If `version` is the same, the run is unchanged."""
+    """The state of a run that a stream last sent, and when. If `version` has not changed, neither has the run."""
 
     version: str
     digest: int
@@ -169,7 +169,7 @@ class _Sent(NamedTuple):
 
 
 class _Followed(NamedTuple):
-    """A run whose events the stream must send: when it started, and its last known seq and state."""
+    """A run whose events the stream must send: when the run started, and its last known seq and state."""
 
     began_microseconds: int
     last_seq: int
@@ -177,7 +177,7 @@ class _Followed(NamedTuple):
 
 
 class _Stream:
-    """One client's stream. `shown` lists the conversations about whose changes it is notified."""
+    """One client's stream. It is notified about changes in the conversations in `shown`."""
 
     def __init__(
         self, around: ConversationWatches, caller: Principal, conversation_id: ConversationId, cursor: Cursor
@@ -290,7 +290,10 @@ class _Stream:
             yield self._response(items=part)
 
     async def _pages(self, page: ListChangesResponse) -> AsyncGenerator[WatchConversationResponse, None]:
-        """Yield the conversation, if it has changed, and its new messages. `page` has the first of them."""
+        """Yield the conversation if it has changed, and its new messages.
+
+        `page` contains the first of these messages.
+        """
         while True:
             if (response := self._messages(page)) is not None:
                 yield response
@@ -311,7 +314,7 @@ class _Stream:
             return await self._around.ledger.list_changes(self.caller, request)
 
     def _messages(self, page: ListChangesResponse) -> WatchConversationResponse | None:
-        """Return a response with the conversation, if it has changed, and a page of new messages."""
+        """Return a response with the conversation (if it has changed) and a page of new messages."""
         items, digest = [], _digest(page.conversation)
         if digest != self._conversation:
             self._conversation = digest
@@ -325,7 +328,7 @@ class _Stream:
         return self._response(items=items, gap=gap) if items else None
 
     async def _run(self, run_id: RunId, version: str, *, is_active: bool) -> ConversationItem | None:
-        """Return a run or job; None if the client has its current state."""
+        """Return a run or job. Return None if the client already has its current state."""
         sent = self._sent.get(run_id)
         if sent is not None and version and sent.version == version:
             return None
@@ -423,7 +426,7 @@ def _is_state(event: RunEvent) -> bool:
 
 
 def _began_microseconds(run: Run) -> int:
-    """Return when a run started; if it never started, when it ended or, failing that, was created."""
+    """Return when a run started. If it never started, return when it ended or, if it has not ended, was created."""
     named = next((name for name in ("start_time", "end_time") if run.HasField(name)), "create_time")
     microseconds: int = getattr(run, named).ToMicroseconds()
     return microseconds

@@ -8,14 +8,14 @@ from pawl.agent_loop.loop.rules.run import RunFailure
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
-    """A judged attempt: its progress from 0 to 1, or None if unknown, and one sentence about it."""
+    """A judged attempt: one sentence about it, and its progress from 0 to 1, or None if unknown."""
 
     progress: float | None
     reason: str
 
 
 class Tried(msgspec.Struct, frozen=True, array_like=True):
-    """The answer of a recent attempt, and why it fell short, for later attempts."""
+    """The answer of a recent attempt and the reason why it fell short. Later attempts receive both."""
 
     number: int
     answer: str
@@ -23,7 +23,7 @@ class Tried(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GoalCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="program", tag="goal"):
-    """The state of a goal's program. Its values are limited in size and take less than 16 KiB in total."""
+    """The state of a goal's program. Its values are limited in size, and take up less than 16 KiB in total."""
 
     # All judged attempts. The next one has the number `len(attempts) + 1`.
     attempts: tuple[Attempt, ...] = ()

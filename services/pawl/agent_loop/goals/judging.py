@@ -62,8 +62,8 @@ INSTRUCTIONS: Final = (
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a goal is met.
 
-    `progress` is between 0 and 1, or None if unknown. `value_sha256` is a digest of the checked result. `cited` has a
-    line for each call that the judgement is based on.
+    `progress` is between 0 and 1, or None if unknown. `value_sha256` is a digest of the checked result. `cited`
+    contains a line for each call on which the judgement is based.
     """
 
     met: bool
@@ -99,7 +99,7 @@ def check_expression(source: str) -> None:
 
 
 def by_tool(criterion: GoalCriterion, call: Call) -> Judgement:
-    """Judge by the settled call to the criterion's tool. If the call did not succeed, the goal is not met.
+    """Judge by the settled call to the criterion's tool. If that call did not succeed, the goal is not met.
 
     The tool may return `progress` (0 to 1) and `reason`.
     """
@@ -129,7 +129,7 @@ def by_tool(criterion: GoalCriterion, call: Call) -> Judgement:
 
 
 def by_judge(call: Call, evidence: Evidence) -> Judgement | str:
-    """Judge by the settled call that asked the judge. Return the problem if its answer cannot be used."""
+    """Judge by the settled call that asked the judge. If its answer cannot be used, return the problem."""
     if call.state is not CallState.SUCCEEDED or call.result is None:
         return f"the judge did not answer: {error_of(call)}"
     found = _answer(call)
@@ -150,7 +150,7 @@ def by_judge(call: Call, evidence: Evidence) -> Judgement | str:
 
 
 def citations(call: Call) -> tuple[str, ...]:
-    """Return the calls that a judge's answer cites; empty if the call did not ask a judge."""
+    """Return the calls that a judge's answer cites. Return nothing if the call did not ask a judge."""
     answer = _answer(call)
     return tuple(filter(is_id, answer.citations)) if answer is not None else ()
 
@@ -163,14 +163,17 @@ def without_rest(call: Call) -> Call:
 
 
 def evidence_of(attempt: Call, calls: Iterable[Call]) -> Evidence:
-    """Return the calls that a judgement of an attempt may cite: the attempt's own call and the last calls it made."""
+    """Return the calls that a judge of an attempt may cite: the attempt's own call, and the last calls it made."""
     made = [call for call in calls if call.run_id == attempt.child_run_id and call.settled]
     made = sorted(made, key=lambda call: (call.round, call.index))[-EVIDENCE_CALLS_MAX:]
     return {call.call_id: call for call in (*made, attempt)}
 
 
 def question(goal: Goal, judge: GoalJudge, attempt: Call, evidence: Evidence, problem: str) -> str:
-    """Return the judge's task. `problem` is why its previous answer could not be used; empty if there was none."""
+    """Return the judge's task.
+
+    `problem` says why its previous answer could not be used; it is empty for a first answer.
+    """
     lines = [
         _encode(
             {

@@ -1,7 +1,7 @@
-"""Implements a goal's program: attempts by child runs, each judged, until the aim is met or a limit is reached.
+"""Implements a goal's program. Child runs make attempts, which are judged until the aim is met or a limit is reached.
 
-Child runs carry out attempts and model judgements. Checks by a tool are ordinary calls. The goal run itself calls no
-model. Messages from its user reach the next attempt.
+Child runs also make judgements by a model, while checks by a tool are ordinary calls. The goal run itself does not call
+any model. Messages from its user reach the next attempt.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GoalProgram(Program):
         return rules.raised(state, _goal(state), command.kind) if isinstance(command.kind, RaiseGoal) else state
 
     def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:
-        """Record judgements. Report the progress found by a judgement as progress of the judging call."""
+        """Record judgements. The progress found by a judgement is reported as progress of the judging call."""
         after = rules.recorded(after, _goal(after))
         progress = after.run.job_progress
         if progress is None or progress == base.run.job_progress:
@@ -58,7 +58,7 @@ class GoalProgram(Program):
         return after, tuple(events)
 
     def child(self, state: State, call: Call, delegation: Delegation) -> Delegation:
-        """Give an attempt the agent's tools, and a judge no tools and a response format."""
+        """Give an attempt the agent's tools. Give a judge a response format, but no tools."""
         goal, options = _goal(state), delegation.options
         if call.index != Step.ATTEMPT and goal.criterion.judge is None:
             # The criterion's tool is a workflow.
@@ -109,7 +109,7 @@ def _judgement(state: State, goal: Goal, attempt: Call, now: float) -> Decision:
 
 
 def _of_attempt(own: RunOptions, goal: Goal, options: RunOptions) -> RunOptions:
-    """Return an attempt's options with only the tools that the goal allows it."""
+    """Return an attempt's options, with only those tools that the goal allows."""
     wanted = goal.attempts_by.tool_names or own.tool_names
     names = tuple(name for name in options.tool_names if not wanted or name in wanted)
     without = own.without_tools or not names

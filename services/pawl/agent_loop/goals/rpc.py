@@ -92,7 +92,7 @@ def _end_of(run: run_pb2.Run) -> Timestamp | None:
 
 
 def _attempts(cursor: GoalCursor, calls: Iterable[Call], goal_end: Timestamp | None) -> Iterator[event_pb2.GoalAttempt]:
-    """Yield the attempts of a goal. `goal_end` is None until the goal has ended."""
+    """Yield the attempts of a goal. `goal_end` is None if the goal has not ended."""
     steps = {(call.round, call.index): call for call in calls}
     for (number, step), call in steps.items():
         if step != Step.ATTEMPT:

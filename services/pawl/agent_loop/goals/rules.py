@@ -1,8 +1,8 @@
 """Drafts a goal's calls and records their results.
 
-Each attempt is a round. Its calls are the attempt and its judgement, which is repeated once if a judge's answer cannot
-be used. A tool also checks the criterion before the first attempt and after each wait. The ids of the calls are derived
-from the run, the round and the step.
+Each attempt is a round. The calls of a round are the attempt and its judgement. If a judge's answer cannot be used, the
+judgement is repeated once. A tool also checks the criterion before the first attempt and after each wait. The ids of
+the calls are derived from the run, the round and the step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import RUN_AGENT
 from pawl.agent_loop.goals import judging, texts
-from pawl.agent_loop.goals.asking import ATTEMPTS_MAX
 from pawl.agent_loop.goals.cursor import Attempt, GoalCursor, Tried
 from pawl.agent_loop.goals.judging import Evidence, Judgement
 from pawl.agent_loop.loop.rules.call import Call
@@ -67,12 +66,15 @@ def step_of(state: State, number: int, step: Step) -> Call | None:
 
 
 def check_before(number: int) -> tuple[int, Step]:
-    """Return the round and step of the check before an attempt."""
+    """Return the round and step of the check that is made before an attempt."""
     return (1, Step.CHECK_BEFORE) if number == 1 else (number - 1, Step.CHECK_LATER)
 
 
 def checks_before(goal: Goal, number: int) -> bool:
-    """Return whether the criterion is checked before the attempt: before the first one, and after each wait."""
+    """Return whether to check the criterion before attempt `number`.
+
+    It is checked before the first attempt, and before each later one if the goal waits between attempts.
+    """
     return bool(goal.criterion.tool_name) and (number == 1 or goal.wait_seconds > 0)
 
 
@@ -102,7 +104,7 @@ def check(state: State, goal: Goal, now: float, *, at: tuple[int, Step]) -> Call
 
 
 def judgement(state: State, goal: Goal, attempted: Call, shown: Evidence, now: float) -> Call:
-    """Return the call that asks the judge, for the second time if the first answer cannot be used."""
+    """Return the call that asks the judge. If the first answer cannot be used, this is the second call."""
     if goal.criterion.judge is None:
         raise RuntimeError("the goal has no judge")
     judge, first = goal.criterion.judge, step_of(state, attempted.round, Step.JUDGEMENT)
@@ -141,13 +143,9 @@ def recorded(state: State, goal: Goal) -> State:
 
 
 def raised(state: State, goal: Goal, by: RaiseGoal) -> State:
-    """Return the state with the goal's raised limits.
-
-    The ledger checked each raise against the limits, but not against raises that were not applied yet.
-    """
-    attempts_max = min(ATTEMPTS_MAX, goal.attempts_max + by.attempts)
-    deadline_time = max(filter(None, (goal.deadline_time, by.deadline_time)), default=None)
-    goal = replace(goal, attempts_max=attempts_max, deadline_time=deadline_time)
+    """Return the state with the goal's raised limits, which the ledger has checked."""
+    deadline_time = by.deadline_time if by.deadline_time is not None else goal.deadline_time
+    goal = replace(goal, attempts_max=goal.attempts_max + by.attempts, deadline_time=deadline_time)
     if by.tokens:
         cursor = cursor_of(state)
         state = _with(state, replace(cursor, lacks_tokens=False, topped_up=len(cursor.attempts) + 1))
@@ -192,7 +190,7 @@ def _draft(state: State, tool_name: str, arguments_json: bytes, now: float, *, a
 
 
 def _judged(state: State, goal: Goal, attempted: Call) -> tuple[Judgement, Call] | None:
-    """Return the judgement of an attempt and the call that it comes from; None if there is none yet."""
+    """Return the judgement of an attempt and the call that made it. Return None if there is no judgement yet."""
     first, again = (step_of(state, attempted.round, step) for step in (Step.JUDGEMENT, Step.JUDGED_AGAIN))
     if goal.criterion.judge is None:
         return (judging.by_tool(goal.criterion, first), first) if first is not None and first.settled else None

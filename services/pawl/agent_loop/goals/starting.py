@@ -58,8 +58,8 @@ class GoalStarting:
 
         Raises:
             InvalidField, InvalidId, InvalidJson, TooLarge: the goal is invalid, or its agent cannot pursue it.
-            AgentNotFound, ToolNotFound, PermissionDenied, InvalidArguments: its agents or the call to its tool are not
-                allowed.
+                AgentNotFound, ToolNotFound, PermissionDenied, InvalidArguments: its agents or the call to its tool are
+                not allowed.
             QueueFull, RequestIdReused
         """
         goal = _ASKED.read(request.goal)
@@ -83,7 +83,7 @@ class GoalStarting:
         return (await unless_refused(submission, refusal, lambda: self._ledger.submit_message(submission))).run
 
     async def _check_current(self, caller: Principal, submission: pb.SubmitMessageRequest, goal: Goal) -> None:
-        """Check what can change between two equal requests: the time, agents, tools and rules."""
+        """Check what can differ between two equal requests: the time, agents, tools and rules."""
         now, options = self._clock.now(), wire.OPTIONS.read(submission.options)
         if goal.deadline_time is not None and goal.deadline_time <= now:
             raise InvalidField("goal.deadline_time must be in the future", field="goal.deadline_time")

@@ -16,7 +16,7 @@ _MESSAGES_BYTES_MAX: Final = 8 * 1024
 
 
 def report(state: State, goal: Goal, cursor: GoalCursor) -> str:
-    """Return the report on the goal's end, with its progress and the calls that the last judgement is based on."""
+    """Return the final report on a goal, with its progress and the calls on which the last judgement is based."""
     if cursor.met:
         head = f"The goal was met after {count(cursor)}: {cursor.reason}"
     elif state.loop.failure is not None and state.run.state is not RunState.CANCELLING:
@@ -32,7 +32,7 @@ def report(state: State, goal: Goal, cursor: GoalCursor) -> str:
 
 
 def task(state: State, goal: Goal, cursor: GoalCursor, number: int) -> str:
-    """Return the task of an attempt: the aim, what was tried, why it fell short, and the user's messages."""
+    """Return the task of an attempt: the aim, earlier attempts, why they fell short, and the user's messages."""
     criterion = goal.criterion
     checked = criterion.judge.rubric if criterion.judge else f"{criterion.tool_name} {criterion.expression}".strip()
     parts = [

@@ -118,7 +118,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
     def _run_id(self, caller: Principal, request_id: RequestId) -> RunId:
         """Return the id for a requested job.
 
-        A repeated request gets the same id, so that its call is checked only once.
+        A repeated request gets the same id. Its call is therefore checked only once.
         """
         if not request_id:
             return RunId(self._ids.new("run"))
@@ -183,14 +183,14 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return run
 
     async def of_run(self, caller: Principal, run: run_pb2.Run) -> Sequence[run_pb2.Run]:
-        """Return the open jobs that the run and the runs delegated below it started, newest first."""
+        """Return the open jobs that were started by the run, or by the delegated runs below it, newest first."""
         wanted = pb.ListJobsRequest(reports_to_conversation_id=_reported_to(run), states=_OPEN)
         return [job for job in (await self._ledger.list_jobs(caller, wanted)).runs if _is_above(run, job)]
 
     async def stop_of_run(
         self, caller: Principal, request_id: RequestId, run: run_pb2.Run, reason: str
     ) -> Sequence[run_pb2.Run]:
-        """Stop the open jobs that `of_run` returns, as StopJobs does. Return the stopped jobs.
+        """Stop the open jobs that `of_run` returns, in the same way as StopJobs. Return the stopped jobs.
 
         Raises:
             RequestIdReused, TooLarge, InvalidField
@@ -230,7 +230,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
 
 
 def _reported_to(run: run_pb2.Run) -> str:
-    """Return the conversation that the jobs of a run report to: that of the root run above it."""
+    """Return the conversation to which a run's jobs report: the conversation of its root run."""
     root = run.above[0].conversation_id if run.above else ""
     return root or run.reports_to_conversation_id or run.conversation_id
 

@@ -49,6 +49,7 @@ from pawl.agent_loop.loop.rules.state import MODEL, State
 from pawl.agent_loop.loop.rules.step import Step
 from pawl.agent_loop.loop.rules.tool import RecordedDecision, RecordedResult
 from pawl.agent_loop.loop.run_tasks import RunTasks, WorkerDependencies
+from pawl.agent_loop.loop.spans import RunSpans
 from pawl.chassis.ids import CallId
 from pawl.chassis.process.tasks import within
 from pawl.chassis.rpc.retry import INTERNAL_SECONDS_MAX, Retry
@@ -79,7 +80,10 @@ class Drive:
     """Drives one claimed run. `run` can be cancelled at any time and then makes no more writes."""
 
     def __init__(self, claim: Claim, dependencies: WorkerDependencies, failure: RunFailure | None = None) -> None:
-        """If `failure` is set, `run` stops the run's work, settles its open calls and ends it with this failure."""
+        """Create a drive.
+
+        If `failure` is set, `run` stops all work, settles open calls and ends the run with this failure.
+        """
         self.claim = claim
         self._dependencies = dependencies
         # Ending a crashed run has already been retried: report an internal error immediately.
@@ -105,8 +109,10 @@ class Drive:
         self._from_database = 0.0
         self._active_from = 0.0
         self._plan_again_at = 0.0
+        self._is_failing = failure is not None
         self._base: State
         self._tasks: RunTasks
+        self._spans: RunSpans | None = None
 
     def wake(self) -> None:
         self._woken = True
@@ -133,14 +139,17 @@ class Drive:
             signal=self._signal,
             now=self._now,
             active_seconds=self._active_seconds,
+            spans=self._spans_of(loaded),
             own_tools=loaded.own_tools,
         )
+        left: DriveEnd | None = None
         try:
             while (left := await self._turn()) is None:
                 pass
             return left
         finally:
             await self._tasks.cancel_all()
+            self._spans_of(loaded).end(self._base, left or "lost")
 
     async def _turn(self) -> DriveEnd | None:
         async with self._slot():
@@ -148,15 +157,16 @@ class Drive:
         return None if rest is None else await self._rest(rest)
 
     def _slot(self) -> AbstractAsyncContextManager[object]:
-        """Return the slot to hold during a step. Background runs share a few, so that they do not delay others.
+        """Return the slot to hold during a step.
 
-        A worker that stops releases all its runs at once, so that they share commits.
+        Background runs share a few slots, so that they do not delay other runs. A worker that stops releases all its
+        runs simultaneously, so that they share commits.
         """
         is_limited = self.claim.in_background and not self._handing_over
         return self._dependencies.background_steps.held() if is_limited else nullcontext()
 
     async def _advance(self) -> Wait | Park | Finish | DriveEnd | None:
-        """Commit what has happened, and start the work that follows. Return what to do next; None to plan again."""
+        """Commit what has happened, and start the work that follows. Return what to do next, or None to plan again."""
         self._signal.clear()
         if self._handing_over:
             return await self._release()
@@ -196,9 +206,10 @@ class Drive:
     def _early_model_call(self, plan: Plan) -> StartModel | None:
         """Return the model call that may start while the step that announces it is being written, or None.
 
-        Its output is not used until the step is durable. If the step is refused, everything but its cost is discarded.
-        The call therefore starts early only if a refusal is unlikely, that is, without commands or recent refusals.
-        There must also be no token budget, because only the commit's response says how many tokens are left.
+        Its output is not used until the step is durable. If the step is refused, everything except the cost of the call
+        is discarded. The call therefore starts early only if a refusal is unlikely, that is, if there are no commands
+        and no recent refusals. The run must not have a token budget either, because only the commit's response says how
+        many tokens are left.
         """
         if self._base.commands or budget.tokens(self._base) or self._woken or self._handing_over or self._refusals:
             return None
@@ -226,7 +237,7 @@ class Drive:
                 assert_never(rest)
 
     def _only_output_can_be_there(self) -> bool:
-        """Return whether only model output can have arrived, so that no rules need to run."""
+        """Return whether nothing but model output can have arrived, so that the rules need not run."""
         is_quiet = not self._facts and not self._base.commands and MODEL in self._tasks.under_way
         return is_quiet and self._dependencies.clock.monotonic() < self._plan_again_at
 
@@ -247,7 +258,7 @@ class Drive:
         return True
 
     async def _record(self) -> None:
-        """Record in the audit chain, once each, the decisions, approvals and results that the next step consumes."""
+        """Add the decisions, approvals and results that the next step consumes to the audit chain, each only once."""
         decided, brought = (*approvals_given(self._base), *decisions(self._base)), results(self._base)
         await self._tasks.tool_calls.record(
             [note for note in decided if note not in self._recorded],
@@ -258,9 +269,9 @@ class Drive:
     async def _report(self, plan: Plan) -> None:
         """Report withdrawn front-end calls to the registry, which counts them.
 
-        The drive normally reports them after the step, when results can no longer arrive, and retries until it
-        succeeds, if necessary on the next worker. An ended run has no next worker, so its last step reports before the
-        commit, with a short timeout.
+        The drive normally reports them after the step, when results can no longer arrive. It retries until it succeeds,
+        if necessary on the next worker. A run that ends has no next worker, so its last step reports before the commit,
+        with a short timeout.
         """
         is_last = isinstance(plan.rest, Finish)
         self._withdrawn |= {note.call_id: note for note in withdrawn_results(self._base)}
@@ -272,7 +283,10 @@ class Drive:
     # Ledger access.
 
     async def _answered(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Return the ledger's response, retrying until there is one. An outage does not count as active time."""
+        """Return the ledger's response. Retry until there is one.
+
+        The time of an outage does not count as active time.
+        """
         clock = self._dependencies.clock
         started = clock.monotonic()
         try:
@@ -290,7 +304,14 @@ class Drive:
         self._set_time(loaded.now)
         run = loaded.state.run
         options = as_deployed(run.options, self._dependencies.approvals_required)
-        return replace(loaded, state=replace(loaded.state, run=replace(run, options=options)))
+        loop = replace(loaded.state.loop, trace=self._spans_of(loaded).trace)
+        return replace(loaded, state=replace(loaded.state, run=replace(run, options=options), loop=loop))
+
+    def _spans_of(self, loaded: Loaded) -> RunSpans:
+        if self._spans is None:
+            tracing = self._dependencies.tracing
+            self._spans = RunSpans(tracing, self.claim, loaded.state, is_failing=self._is_failing)
+        return self._spans
 
     def _has_lapsed_offer(self) -> bool:
         """Return whether an offer's deadline has passed. Only the ledger knows whether a client has leased the call."""
@@ -308,10 +329,12 @@ class Drive:
     async def _commit(self, planned: Step, after: State, *, facts_taken: int = 0) -> bool:
         """Write a step and return whether the ledger accepted it.
 
-        If it did not, the base is reloaded and the step must be planned again.
+        If the ledger refused the step, the base is reloaded, and the step must be planned again.
         """
         commit_id = self._dependencies.ids.new("cmt")
         reported = len(self._outbox)
+        if planned.delegations and self._spans is not None:
+            planned = replace(planned, delegations=self._spans.delegated(planned.delegations))
         if not self._has_written or shared_decisions(self._base):
             # A dropped drive's step with the same epoch may still be in flight. Also, a call must not progress before
             # all of its approvals are in the log.
@@ -379,7 +402,7 @@ class Drive:
     # Facts and events.
 
     def _collect(self, *, at_once: bool) -> None:
-        """Collect new facts, progress, and the output that is due. If there are facts, all output is due."""
+        """Collect new facts, progress, and any output that is due. If there are facts, all output is due."""
         progress = self._tasks.progress(at_once=at_once)
         if self._base.run.is_job:
             self._facts += progress
@@ -388,7 +411,7 @@ class Drive:
         self._outbox += self._tasks.output(at_once=at_once or bool(self._facts))
 
     def _has_news(self, progress: ToolProgress) -> bool:
-        """Return whether to show progress. A checkpoint repeats the tool's last fraction and message."""
+        """Return whether there is progress to show. A checkpoint repeats the tool's last fraction and message."""
         latest, last = (progress.fraction, progress.message), self._progress_shown.get(progress.call_id)
         self._progress_shown[progress.call_id] = latest
         return latest != (None, "") and not (progress.has_checkpoint and latest == last)
@@ -401,12 +424,15 @@ class Drive:
             self._facts.append(replace(cut, failure=failure))
 
     def _fitting_facts(self) -> int:
-        """Return how many of the facts, counted from the first, fit into one step. A batch's results can be large."""
+        """Return how many of the facts, counted from the first, fit into one step.
+
+        The results of a batch can be large.
+        """
         sizes = [len(result.content_json) if result else 0 for result in map(_result_of, self._facts)]
         return step.fitting(sizes, self._dependencies.step_bytes_max)
 
     def _facts_with_seqs(self, taken: int) -> tuple[Fact, ...]:
-        """Return the first `taken` facts. Those that end a model call get the seqs of all its output."""
+        """Return the first `taken` facts. Facts that end a model call get the seqs of all its output."""
         shown = self._shown_with(self._base.run.last_seq + 1)
         return tuple(
             replace(fact, shown=shown) if isinstance(fact, ModelAnswered | ModelFailed | ModelCut) else fact
@@ -432,7 +458,10 @@ class Drive:
         return self._counting_output(budget.with_discarded(base, self._discarded_usage))
 
     def _counting_output(self, state: State) -> State:
-        """Add the usage of output that is about to be shown: if this worker dies, the next one cannot know it."""
+        """Add the usage of output that is about to be shown.
+
+        If this worker dies, the next one cannot know that usage.
+        """
         opened, usage = state.loop.model_call, self._tasks.model_usage()
         if opened is None or usage is None or not any(isinstance(event, OutputDelta) for event in self._outbox):
             return state

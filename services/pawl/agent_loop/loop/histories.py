@@ -69,7 +69,10 @@ class Histories:
         return self._kept.get(self._conversations.get(run, ("", "")))
 
     def taken(self, response: pb.LoadRunResponse, known: KeptHistory | None) -> LoadedHistory:
-        """Return the complete history, given the response to a request that sent `known`. Cache the permitted part."""
+        """Return the complete history, given the response to a request that sent `known`.
+
+        Cache the part that may be kept.
+        """
         before = known if response.continues_known else None
         history = history_of(response)
         if before:

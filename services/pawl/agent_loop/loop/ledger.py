@@ -77,8 +77,8 @@ class WorkerLedgerClient:
     ) -> tuple[dict[Claim, Loaded | None], float | None]:
         """Claim due runs. Map each claim to the run's state, or to None if `load` must fetch the state.
 
-        The worker holds at most `background_runs_max` jobs and runs that jobs started. If `is_idle` and no run was
-        claimed, the second value is `ClaimRunsResponse.wait_seconds`, or None if it is absent.
+        The worker holds at most `background_runs_max` jobs and runs that jobs started. If `is_idle` is true and no run
+        was claimed, the second value is `ClaimRunsResponse.wait_seconds`, or None if that field is absent.
         """
         request = pb.ClaimRunsRequest(
             worker_id=worker_id,
@@ -122,7 +122,7 @@ class WorkerLedgerClient:
         await translated(self._stub.ReleaseWorker(pb.ReleaseWorkerRequest(worker_id=worker_id)))
 
     async def report_crash(self, claim: Claim) -> bool:
-        """Release a run that this worker can neither drive nor end. Return whether the ledger quarantined it.
+        """Release a run that this worker can neither drive nor end. Return whether the ledger has quarantined the run.
 
         Raises:
             LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
@@ -167,7 +167,7 @@ async def calls_of_run(
     run_id: RunId,
     keep: Callable[[Call], Call] = lambda call: call,
 ) -> list[Call]:
-    """Return all calls of one of the user's runs, in call order, with what `keep` returns of each.
+    """Return all calls of one of the user's runs, in call order. `keep` selects what is returned of each call.
 
     Raises:
         RunNotFound
@@ -183,12 +183,12 @@ async def calls_of_run(
 
 
 def _fence(claim: Claim) -> dict[str, Any]:
-    """Return the fields of a request by which the ledger recognises an outdated claim."""
+    """Return the request fields by which the ledger recognises an outdated claim."""
     return {"store_id": claim.key.store_id, "run_id": claim.key.run_id, "epoch": claim.epoch}
 
 
 def _came_along(run: pb.ClaimedRun) -> Loaded | None:
-    """Return the state that was sent with a claim; None if none was sent or it cannot be read (`load` reports why)."""
+    """Return the state that was sent with a claim. Return None if none was sent or if it is unreadable."""
     if not run.HasField("loaded"):
         return None
     try:

@@ -59,8 +59,8 @@ class PrometheusMeter:
         if timing.sent_at is None:
             return
         self._seconds.labels(store, provider).observe(self._monotonic() - timing.sent_at)
-        if timing.first_token_at is not None:
-            self._first_token.labels(store, provider).observe(timing.first_token_at - timing.sent_at)
+        if timing.first_output_at is not None:
+            self._first_token.labels(store, provider).observe(timing.first_output_at - timing.sent_at)
         if timing.due_at is not None:
             self._added.observe(timing.sent_at - timing.due_at)
 

@@ -1,4 +1,4 @@
-"""Makes one model call: builds its request, assembles its answer, and shows output to watchers while it streams."""
+"""Makes one model call: builds its request, assembles its answer, and shows the output to watchers as it streams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import AgentQuota, draft_name
+from pawl.agent_loop.agents.rules import TokenBudget, draft_name
 from pawl.agent_loop.loop.ports import Meter, Randomness, Timing
 from pawl.agent_loop.loop.rules import background, budget, file_front, guidelines, history, jobs, output, retry
 from pawl.agent_loop.loop.rules.answering import usage_of
@@ -36,8 +36,9 @@ from pawl.agent_loop.model.request import (
     TextPiece,
     UsageReport,
 )
-from pawl.chassis.ids import StoreId
+from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.strict_json import storable
+from pawl.values import WaitKind
 
 _SUMMARY_INSTRUCTIONS: Final = (
     "Summarise the conversation that follows, so that an assistant can continue it. Keep every fact, name, id, "
@@ -73,10 +74,11 @@ class ModelCall:
         self._output_bytes = 0
         self._due_at = due_at
         self._sent_at: float | None = None
-        self._first_token_at: float | None = None
         # A turn's output is hidden as long as the turn could still be silent.
         self._may_be_silent = state.run.is_turn
         self._opening = ""
+        # The monotonic time of the first piece; None if there was none.
+        self.first_output_at: float | None = None
 
     async def stream(self, request: ModelRequest, random: Randomness) -> ModelAnswer | ModelFailed:
         prompt_bytes = history.size_bytes(request.messages)
@@ -116,7 +118,7 @@ class ModelCall:
 
     def measure(self, outcome: str, meter: Meter) -> None:
         """Count the call, which has just ended."""
-        timing = Timing(due_at=self._due_at, sent_at=self._sent_at, first_token_at=self._first_token_at)
+        timing = Timing(due_at=self._due_at, sent_at=self._sent_at, first_output_at=self.first_output_at)
         meter.model_called(self._state.run.store_id, outcome, usage_of(self.usage()), timing)
 
     def output_due_at(self) -> float | None:
@@ -132,6 +134,7 @@ class ModelCall:
 
     def _take(self, piece: Piece) -> None:
         now, before = self._monotonic(), self.output_due_at()
+        self.first_output_at = now if self.first_output_at is None else self.first_output_at
         if isinstance(piece, Finished):
             self._coalescer.end(now)
         shown = self._assembly.add(piece)
@@ -139,8 +142,6 @@ class ModelCall:
             self._opening += piece.text if isinstance(piece, TextPiece) else ""
             self._may_be_silent = not isinstance(piece, CallPiece) and jobs.may_become_silent(self._opening)
         self._output_bytes += _size(piece)
-        if self._first_token_at is None and self._output_bytes:
-            self._first_token_at = now
         if self._opened.summary:
             return
         self._coalescer.add(shown, now)
@@ -227,47 +228,54 @@ def _size(piece: Piece) -> int:
             return 0
 
 
-# Maximum time until an agent's new quota is noticed.
+# Maximum time until a new budget is noticed.
 NONE_SECONDS_MAX: Final = 5.0
-# Maximum time until other workers' use of a quota is noticed, while less than 90 % of it is used.
+# Maximum time until other workers' use of a budget is noticed, while less than 90 % of it is used.
 ENOUGH_SECONDS_MAX: Final = 1.0
-_AGENTS_KEPT_MAX: Final = 10_000
+_BUDGETS_KEPT_MAX: Final = 10_000
+_OF_USERS: Final = frozenset({WaitKind.USER_DAILY_TOKENS, WaitKind.USER_MONTHLY_TOKENS})
+_NO_USER: Final = UserId("")
 
 
 class _Allowance(NamedTuple):
-    """The tokens that an agent's runs may use before its quota is read again, and until when."""
+    """The tokens that runs may use before their budgets are read again, and until when."""
 
     tokens: float
     until: float
 
 
-class AgentQuotas:
-    """Remembers which agents have no quota or enough tokens left, so that most model calls need not read the quota."""
+class TokenBudgets:
+    """Remembers which runs have no budget or enough tokens left, so that most model calls need not read the budgets."""
 
     def __init__(self) -> None:
-        self._allowances: dict[tuple[StoreId, str], _Allowance] = {}
+        # By store, user and agent. The user is empty if users have no budget, and the agent if the run's has none.
+        self._allowances: dict[tuple[StoreId, UserId, str], _Allowance] = {}
 
     async def used_up(
-        self, run: Run, tokens: int, now: float, read: Callable[[StoreId, str], Awaitable[AgentQuota]]
-    ) -> AgentQuota | None:
-        """Return the quota of the run's agent if it is used up; otherwise None.
+        self,
+        run: Run,
+        tokens: int,
+        now: float,
+        read: Callable[[StoreId, UserId, str], Awaitable[Sequence[TokenBudget]]],
+    ) -> TokenBudget | None:
+        """Return the run's budget that is used up for the longest time; None if it may call the model.
 
         `tokens` is the run's usage since its last call; `now` is a monotonic time. Drafts and the deployment's default
-        have no quota.
+        have no budget of their own.
         """
-        if run.agent is None or draft_name(run.agent.name):
-            return None
-        key = run.store_id, run.agent.name
+        agent = "" if run.agent is None or draft_name(run.agent.name) else run.agent.name
+        found = [(run.store_id, user_id, agent) for user_id in (_NO_USER, run.user_id)]
+        key = next((each for each in found if each in self._allowances), found[0])
         allowance = self._allowances.pop(key, _Allowance(0, now))
         allowance = allowance._replace(tokens=allowance.tokens - tokens)
         if allowance.tokens <= 0 or allowance.until <= now:
-            quota = await read(*key)
-            if quota.is_used_up:
-                return quota
-            allowance = _Allowance(math.inf, now + NONE_SECONDS_MAX)
-            if quota.tokens_max:
-                allowance = _Allowance(quota.tokens_max * 9 // 10 - quota.tokens_used, now + ENOUGH_SECONDS_MAX)
-        while len(self._allowances) >= _AGENTS_KEPT_MAX:
+            budgets = await read(run.store_id, run.user_id, agent)
+            if exhausted := [each for each in budgets if each.is_used_up]:
+                return max(exhausted, key=lambda each: each.end_time)
+            left = min((each.left_until_nearly_used_up for each in budgets), default=math.inf)
+            allowance = _Allowance(left, now + (ENOUGH_SECONDS_MAX if budgets else NONE_SECONDS_MAX))
+            key = found[any(each.kind in _OF_USERS for each in budgets)]
+        while len(self._allowances) >= _BUDGETS_KEPT_MAX:
             self._allowances.pop(next(iter(self._allowances)))
         self._allowances[key] = allowance
         return None

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from pawl.agent_loop.agents.rules import AgentQuota, AgentVersion
+from pawl.agent_loop.agents.rules import AgentVersion, TokenBudget
 from pawl.agent_loop.loop.rules.fact import OutputChecked
 from pawl.agent_loop.loop.rules.run import PinnedTool, Run, RunAbove
 from pawl.agent_loop.loop.rules.state import State
@@ -45,7 +45,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """The claims that the worker still holds, and the claims with unread commands, both in the ledger's order."""
+    """The claims that the worker still holds, and the claims with unread commands. Both are in the ledger's order."""
 
     held: tuple[Claim, ...]
     with_commands: tuple[Claim, ...]
@@ -70,7 +70,7 @@ class AgentReader(Protocol):
         """
         ...
 
-    async def agent_quota(self, store_id: StoreId, name: str) -> AgentQuota: ...
+    async def token_budgets(self, store_id: StoreId, user_id: UserId, name: str) -> Sequence[TokenBudget]: ...
 
 
 class CallContext(RunContext, frozen=True, kw_only=True):
@@ -105,10 +105,10 @@ class Registry(Protocol):
         most: int = 0,
         skip_missing: bool = False,
     ) -> Resolved:
-        """Return the named tools or, without names, all that the user may call. Pinned tools keep their version.
+        """Return the named tools or, if `names` is empty, all tools that the user may call.
 
-        `most` limits the number of tools; 0 means no limit. With `skip_missing`, tools that do not exist for this user
-        are omitted.
+        Pinned tools keep their version. At most `most` tools are returned; 0 means no limit. With `skip_missing`, tools
+        that do not exist for this user are omitted.
 
         Raises:
             ToolNotFound: a tool does not exist for this user; metadata `tool_name` names it.
@@ -135,7 +135,7 @@ class Registry(Protocol):
         """Record front-end results in the audit chain before they are used. Idempotent."""
 
     def execute(self, context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
-        """Run a call. Yields progress, then the result. Use it inside `contextlib.aclosing`.
+        """Run a call. Yield its progress, then its result. Use it inside `contextlib.aclosing`.
 
         Raises:
             ToolNotFound, ApprovalRequired, InvalidArguments: the call is not allowed to run.
@@ -150,7 +150,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
     due_at: float | None = None
     sent_at: float | None = None
-    first_token_at: float | None = None
+    first_output_at: float | None = None
 
 
 class Meter(Protocol):

@@ -141,7 +141,7 @@ class RegistryClient:
         )
 
     async def put_workflow_tool(self, store_id: StoreId, workflow: WorkflowVersion, *, validate_only: bool) -> None:
-        """Register a workflow as a tool of its store, or remove this tool unless the version has `as_tool`.
+        """Register a workflow as a tool of its store. If the version does not have `as_tool`, remove that tool.
 
         Raises:
             ToolExists: the name belongs to another tool.
@@ -204,7 +204,7 @@ class RegistryClient:
         """Check an answer to a running tool's question.
 
         Raises:
-            InvalidArguments: the answer does not fit the schema; the message explains why.
+            InvalidArguments: the answer does not match the schema; the message explains why.
         """
         request = execution_pb2.CheckAnswerRequest(
             store_id=store_id, answer_schema_json=answer_schema_json, answer=answer
@@ -224,7 +224,7 @@ class RegistryClient:
         return (await translated(self._stub.ReadDocument(request))).text
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
-        """Check an answer against a response format's schema. If `output` is None, only check the schema.
+        """Check an answer against a response format's schema. If `output` is None, check only the schema.
 
         Raises:
             InvalidSchema: the schema cannot be used.
@@ -239,7 +239,7 @@ class RegistryClient:
     ) -> Verdict:
         """Return the verdict on the call's edited arguments. The run's user must be allowed to make the call.
 
-        With a `series`, the verdict has the digest for granting the series with these arguments.
+        If `series` is set, the verdict contains the digest for granting the series with these arguments.
 
         Raises:
             InvalidArguments: the arguments are not allowed; the message lists all problems.

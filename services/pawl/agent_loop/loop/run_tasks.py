@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,13 +11,12 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import AgentQuota, AgentVersion, draft_name
+from pawl.agent_loop.agents.rules import AgentVersion, TokenBudget, draft_name
 from pawl.agent_loop.goals import judging
-from pawl.agent_loop.goals import rules as goals
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient, calls_of_run
-from pawl.agent_loop.loop.model_call import AgentQuotas, ModelCall, request_of
+from pawl.agent_loop.loop.model_call import ModelCall, TokenBudgets, request_of
 from pawl.agent_loop.loop.ports import AgentReader, Meter, Randomness, Registry
-from pawl.agent_loop.loop.rules import answering, budget, delegation, hints, jobs, output, proposals, step
+from pawl.agent_loop.loop.rules import answering, budget, hints, jobs, output, proposals, step
 from pawl.agent_loop.loop.rules.answering import usage_of
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.call import Call
@@ -48,25 +47,26 @@ from pawl.agent_loop.loop.rules.fact import (
     OutputDelta,
     RunRefused,
     ToolProgress,
-    ToolsPinned,
 )
 from pawl.agent_loop.loop.rules.history import ReasoningEcho
 from pawl.agent_loop.loop.rules.planning import Work
-from pawl.agent_loop.loop.rules.run import PinnedAgent, PinnedTool, Run, limit_failure
+from pawl.agent_loop.loop.rules.run import PinnedAgent, Run, limit_failure
 from pawl.agent_loop.loop.rules.state import MODEL, READ, START, State, check_of, stop_of
-from pawl.agent_loop.loop.rules.tool import TOOLS_MAX, ProposedCall, Resolved, Tool, Verdict
+from pawl.agent_loop.loop.rules.tool import ProposedCall, Tool, Verdict
+from pawl.agent_loop.loop.run_tools import RunTools
+from pawl.agent_loop.loop.spans import RunSpans, Tracing, answered, executed
 from pawl.agent_loop.loop.tasks import Slots, Tasks
 from pawl.agent_loop.loop.tool_calls import ToolCalls
-from pawl.agent_loop.model.request import ModelPort
+from pawl.agent_loop.model.request import ModelPort, ModelRequest
 from pawl.agent_loop.undo import planning as undo_planning
 from pawl.agent_loop.workflows import reading
 from pawl.agent_loop.workflows.reading import Graphs
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import CallId, IdSource, StoreId
+from pawl.chassis.ids import CallId, IdSource, StoreId, UserId
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.retry import Retry
 from pawl.errors import AgentNotFound, CallNotFound, ToolNotFound
-from pawl.values import CallState, Disposition, ExecutionContext, Progress, Usage
+from pawl.values import CallState, Disposition, Progress, Usage
 
 # Minimum time between two progress reports of a job. Only the latest report is kept in between.
 JOB_PROGRESS_SECONDS: Final = 1.0
@@ -101,9 +101,11 @@ class WorkerDependencies:
     approvals_required: int = 1
     # Held by background runs during a step.
     background_steps: Slots = field(default_factory=Slots)
-    quotas: AgentQuotas = field(default_factory=AgentQuotas)
+    budgets: TokenBudgets = field(default_factory=TokenBudgets)
     # Returns whether a principal's API key is no longer valid.
     credential_is_gone: Callable[[Principal], bool] = lambda _: False
+    # None if this process records no traces.
+    tracing: Tracing | None = None
 
 
 class RunTasks(Tasks):
@@ -122,15 +124,16 @@ class RunTasks(Tasks):
         signal: asyncio.Event,
         now: Callable[[], float],
         active_seconds: Callable[[], float],
+        spans: RunSpans,
         own_tools: Sequence[Tool] = (),
     ) -> None:
         super().__init__(signal)
+        self._spans = spans
         self._dependencies = dependencies
         self._signal = signal
         self._now = now
         self._active_seconds = active_seconds
         self._retry = retry
-        self._own_tools = tuple(own_tools)
         self.tool_calls = ToolCalls(
             run,
             registry=dependencies.registry,
@@ -142,7 +145,7 @@ class RunTasks(Tasks):
         self._progress: dict[CallId, ToolProgress] = {}
         self._progress_seconds = JOB_PROGRESS_SECONDS if run.is_job else 0.0
         self._progress_not_before = 0.0
-        self._tools: tuple[Tool, ...] | None = None
+        self._run_tools = RunTools(self.tool_calls, own_tools)
         self._model_call: ModelCall | None = None
         self._model_before: ModelCall | None = None
         # The run's usage before its last model call.
@@ -152,7 +155,7 @@ class RunTasks(Tasks):
         self._is_durable.set()
 
     def progress(self, *, at_once: bool) -> tuple[ToolProgress, ...]:
-        """Return and clear the latest progress of each call, if it is due or, with `at_once`, even if it is not."""
+        """Return and clear the latest progress of each call if it is due. With `at_once`, it need not be due."""
         due = self.progress_due_at()
         if due is None or not (at_once or due <= self._dependencies.clock.monotonic()):
             return ()
@@ -166,7 +169,7 @@ class RunTasks(Tasks):
         return self._progress_not_before if self._progress else None
 
     def output(self, *, at_once: bool) -> tuple[OutputDelta, ...]:
-        """Return and clear the model's output if it is due or, with `at_once`, even if it is not."""
+        """Return and clear the model's output if it is due. With `at_once`, it need not be due."""
         due = self.output_due_at()
         if self._model_call is None or due is None:
             return ()
@@ -182,7 +185,7 @@ class RunTasks(Tasks):
         return self._model_call.output_due_at() if self._model_call else None
 
     def model_usage(self) -> Usage | None:
-        """Return the usage of the last model call so far; None if there was none."""
+        """Return the usage of the last model call so far. Return None if there was none."""
         return usage_of(self._model_call.usage()) if self._model_call else None
 
     def start_work(self, work: Work, state: State, due_at: float) -> None:
@@ -190,7 +193,7 @@ class RunTasks(Tasks):
         start = self.start
         match work:
             case PinTools():
-                start(START, self._pin_tools(state))
+                start(START, self._run_tools.pin(state))
             case PlanUndo():
                 channel = self._dependencies.ledger.channel
                 start(
@@ -221,8 +224,8 @@ class RunTasks(Tasks):
     def start_model(self, work: StartModel, state: State, due_at: float, *, is_early: bool = False) -> None:
         """Start a model call.
 
-        With `is_early`, it starts before `state` is durable, and `confirm_model_call` or `discard_early_model_call`
-        must follow.
+        With `is_early`, the call starts before `state` is durable, and `confirm_model_call` or
+        `discard_early_model_call` must follow.
         """
         if is_early:
             self._model_before = self._model_call
@@ -242,7 +245,7 @@ class RunTasks(Tasks):
         self._is_durable.set()
 
     async def discard_early_model_call(self) -> Usage:
-        """Cancel the early model call, if any, as if it had never started. Return its usage."""
+        """Cancel the early model call, if there is one, as if it had never started. Return its usage."""
         call = self._model_call
         if self._is_durable.is_set() or call is None:
             return Usage()
@@ -253,71 +256,17 @@ class RunTasks(Tasks):
         return usage_of(call.usage())
 
     async def cancel_model(self) -> ModelCut | None:
-        """Cancel the model call and return its output so far; None if no call was running."""
+        """Cancel the model call and return the output received so far. Return None if no call was running."""
         call = self._model_call
         if call is None or not await self.cut(MODEL):
             return None
         call.measure("cut", self._dependencies.meter)
         return ModelCut(answer=call.answer())
 
-    async def _pin_tools(self, state: State) -> Fact:
-        options = state.run.options
-        chosen = options.tool_choice.tool_name
-        try:
-            found = await self._resolved(state.run)
-        except ToolNotFound as error:
-            return _no_tool(error.metadata.get("tool_name", ""))
-        # Runs at the depth limit do not get the tool that starts more runs.
-        may_delegate = delegation.may_delegate(state.run)
-        without = frozenset() if may_delegate else frozenset({ExecutionContext.AGENT})
-        # A turn started by job notices must not wait for users.
-        without = jobs.WAITED_FOR if state.run.is_turn else without
-        self._tools = tuple(tool for tool in found.tools if tool.context not in without)
-        if chosen and all(tool.name != chosen for tool in self._tools):
-            return _no_tool(chosen)
-        pinned = tuple(
-            PinnedTool(name=tool.name, version=tool.version, definition_sha256=tool.definition_sha256)
-            for tool in self._tools
-        )
-        return ToolsPinned(tools=pinned, left_out=found.left_out)
-
-    async def _resolved(self, run: Run) -> Resolved:
-        if run.goal is not None:
-            needed = (await self.tool_calls.resolve(goals.tools_needed(run.goal))).tools
-            found = Resolved(tools=()) if run.options.without_tools else await self._registered(run, ())
-            others = tuple(tool for tool in found.tools if tool not in needed)[: TOOLS_MAX - len(needed)]
-            return replace(found, tools=(*needed, *others))
-        if run.options.without_tools:
-            return Resolved(tools=())
-        own = {tool.name: tool for tool in self._own_tools}
-        found = await self._registered(run, own)
-        # A tool supplied with the run takes precedence over a registered one of the same name.
-        tools = [*own.values(), *(tool for tool in found.tools if tool.name not in own)]
-        missing = {tool.fallback_tool_name for tool in tools} - {tool.name for tool in tools} - {""}
-        if missing:
-            # A missing fallback is reported when its call is checked.
-            tools += (await self.tool_calls.resolve(sorted(missing), skip_missing=True)).tools
-        kept = tuple(tools[:TOOLS_MAX])
-        return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
-
-    async def _registered(self, run: Run, own: Collection[str]) -> Resolved:
-        """Return the run's registered tools, including the tool that the model must call, if it is registered."""
-        options, gives_tools = run.options, run.agent is not None and run.agent.gives_tools
-        names = tuple(name for name in options.tool_names if name not in own)
-        if options.tool_names and not names:
-            return Resolved(tools=())
-        most = TOOLS_MAX - len(own)
-        found = await self.tool_calls.resolve(names, most=most, skip_missing=gives_tools)
-        chosen = options.tool_choice.tool_name
-        if not chosen or chosen in own or not found.left_out or any(tool.name == chosen for tool in found.tools):
-            return found
-        wanted = await self.tool_calls.resolve([chosen])
-        return replace(found, tools=(*wanted.tools, *found.tools)[:most])
-
     async def _call_model(self, call: ModelCall, state: State, delay_seconds: float) -> Fact:
         if delay_seconds:
             await self._dependencies.clock.sleep(delay_seconds)
-        tools = await self._pinned_tools(state)
+        tools = await self._run_tools.pinned(state)
         request = request_of(
             replace(state, active_seconds=self._active_seconds()),
             tools,
@@ -326,7 +275,7 @@ class RunTasks(Tasks):
             takes_images=self._dependencies.takes_images,
             background_as_tool=self._dependencies.background_as_tool,
         )
-        ended = await self._used_up(call, state.run) or await call.stream(request, self._dependencies.random)
+        ended = await self._used_up(call, state.run) or await self._stream(call, request)
         await self._is_durable.wait()
         outcome = ended.error.outcome if isinstance(ended, ModelFailed) else "answered"
         call.measure(outcome, self._dependencies.meter)
@@ -356,21 +305,35 @@ class RunTasks(Tasks):
             terms=terms,
         )
 
+    async def _stream(self, call: ModelCall, request: ModelRequest) -> ModelAnswer | ModelFailed:
+        with self._spans.model_call(request) as span:
+            started, error = self._dependencies.clock.monotonic(), "cancelled"
+            try:
+                ended = await call.stream(request, self._dependencies.random)
+                error = ended.error.reason if isinstance(ended, ModelFailed) else ""
+            finally:
+                first = None if call.first_output_at is None else call.first_output_at - started
+                answered(span, call.answer(), error_type=error, first_seconds=first)
+            return ended
+
     async def _used_up(self, call: ModelCall, run: Run) -> ModelFailed | None:
         needed = self._dependencies
-        used = run.usage.total_tokens - self._tokens_used
-        self._tokens_used = run.usage.total_tokens
+        used = run.own_tokens - self._tokens_used
+        self._tokens_used = run.own_tokens
 
-        async def read(store_id: StoreId, name: str) -> AgentQuota:
+        async def read(store_id: StoreId, user_id: UserId, name: str) -> Sequence[TokenBudget]:
+            ask = partial(needed.agents.token_budgets, store_id, user_id, name)
+            budgets = await self._retry.until_answered(ask)
+            if self._is_durable.is_set() or all(each.left_until_nearly_used_up > 0 for each in budgets):
+                return budgets
             # The step that counts the last call must be durable first.
             await self._is_durable.wait()
-            return await self._retry.until_answered(partial(needed.agents.agent_quota, store_id, name))
+            return await self._retry.until_answered(ask)
 
-        quota = await needed.quotas.used_up(run, used, needed.clock.monotonic(), read)
-        if quota is None:
+        exhausted = await needed.budgets.used_up(run, used, needed.clock.monotonic(), read)
+        if exhausted is None:
             return None
-        error, end_time = budget.quota_used_up(quota), quota.day_end_time
-        return ModelFailed(error=error, answer=call.answer(), jitter=0.0, quota_end_time=end_time)
+        return ModelFailed(error=budget.used_up(exhausted), answer=call.answer(), jitter=0.0, used_up=exhausted)
 
     async def _checked_output(self, state: State, answer: ModelAnswer) -> OutputChecked | None:
         form, opened = state.run.options.response_format, state.loop.model_call
@@ -378,16 +341,6 @@ class RunTasks(Tasks):
         if form is None or not may_end or output.is_refusal(answer):
             return None
         return await self.tool_calls.check_output(form.schema_json, output.document(answer.text))
-
-    async def _pinned_tools(self, state: State) -> tuple[Tool, ...]:
-        if self._tools is None:
-            pinned = [tool for tool in state.run.tools if not tool.definition_sha256]
-            found = (
-                await self.tool_calls.resolve([tool.name for tool in pinned], pinned) if pinned else Resolved(tools=())
-            )
-            own = (tool for tool in self._own_tools if state.run.definition_sha256(tool.name))
-            self._tools = (*own, *found.tools)
-        return self._tools
 
     async def _execute(self, call_id: CallId, state: State) -> Fact:
         call = state.calls[call_id]
@@ -400,7 +353,11 @@ class RunTasks(Tasks):
         series = call.granted_series
         if series is not None and state.run.grant is not None:
             series = replace(series, grant_call_id=state.run.grant.call_id)
-        ended = await self.tool_calls.execute(call, unknowns, on_progress, answers, series)
+        with self._spans.tool_call(call) as span:
+            ended = await self.tool_calls.execute(
+                call, unknowns, on_progress, answers, series, traceparent=span.traceparent
+            )
+            executed(span, ended)
         self._dependencies.meter.call_executed(ended.outcome)
         return CallExecuted(call_id=call_id, ended=ended)
 
@@ -449,7 +406,7 @@ class RunTasks(Tasks):
         return AgentRead(call_id=work.call_id, delegates=delegates, agent=agent)
 
     async def _delegates(self, run: Run, pinned: PinnedAgent) -> tuple[str, ...]:
-        """Return the agents that the run's agent may delegate to. A draft's current version applies."""
+        """Return the agents to which the run's agent may delegate. For a draft, its current version applies."""
         agents, draft = self._dependencies.agents, draft_name(pinned.name)
         if draft:
             read = partial(agents.get_draft, run.store_id, run.user_id, draft)
@@ -472,10 +429,16 @@ class RunTasks(Tasks):
     async def _verdicts(
         self, proposed: Sequence[ProposedCall], known: Sequence[str], *, may_read: bool
     ) -> dict[CallId, Verdict]:
+        # A call that was not executed at once gets another span when it is.
+        spans = {call.call_id: self._spans.start_tool_call(call) for call in proposed} if may_read else {}
+        if any(span.traceparent for span in spans.values()):
+            proposed = [replace(call, traceparent=spans[call.call_id].traceparent) for call in proposed]
         verdicts = await self.tool_calls.check(proposed, known, may_read=may_read)
-        for verdict in verdicts.values():
+        for call_id, verdict in verdicts.items():
             if verdict.result is not None:
                 self._dependencies.meter.call_executed(verdict.result.outcome)
+                executed(spans[call_id], verdict.result)
+                spans[call_id].end()
         return verdicts
 
     async def _check_fallback(self, call_id: CallId, state: State) -> Fact:
@@ -493,7 +456,3 @@ def _not_found(call: Call) -> Verdict:
         error_reason=ToolNotFound.reason,
         error_message=f"There is no tool {call.tool_name} that the user may call.",
     )
-
-
-def _no_tool(name: str) -> RunRefused:
-    return RunRefused(failure=limit_failure(ToolNotFound.reason, f"There is no tool {name} that you may use."))

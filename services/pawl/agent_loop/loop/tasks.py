@@ -72,7 +72,7 @@ class Tasks:
 
 
 class Slots:
-    """Limits how many tasks make a step at the same time, first come, first served.
+    """Limits how many tasks make a step at the same time. Tasks are served in the order in which they arrive.
 
     A step that takes longer than two seconds, for example in an outage, no longer counts, so it cannot block others.
     """

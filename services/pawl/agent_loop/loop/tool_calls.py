@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Final
@@ -13,7 +14,7 @@ from pawl.agent_loop.loop.ports import CallContext, Registry
 from pawl.agent_loop.loop.rules import settle
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.fact import OutputChecked
-from pawl.agent_loop.loop.rules.run import PinnedTool, Run
+from pawl.agent_loop.loop.rules.run import PinnedTool, Run, UnknownOutcomePolicy
 from pawl.agent_loop.loop.rules.tool import (
     ExecutionResult,
     ProposedCall,
@@ -27,7 +28,7 @@ from pawl.agent_loop.loop.rules.tool import (
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId
 from pawl.chassis.process.clock import Clock
-from pawl.chassis.rpc.retry import TRANSIENT, Retry
+from pawl.chassis.rpc.retry import TRANSIENT, UNAVAILABLE, Retry
 from pawl.errors import DependencyUnavailable, Overloaded, PawlError
 from pawl.values import REPEATABLE, Answer, Disposition, Execution, Outcome, Progress, ReadTimeouts, Series
 
@@ -68,9 +69,10 @@ class ToolCalls:
     async def resolve(
         self, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0, skip_missing: bool = False
     ) -> Resolved:
-        """Return the named tools or, without names, all that the user may call, retrying until the registry responds.
+        """Return the named tools or, if `names` is empty, all tools that the user may call.
 
-        A `most` of 0 means no limit. `skip_missing` omits tools that do not exist for this user.
+        Retries until there is a response. At most `most` tools are returned; 0 means no limit. `skip_missing` omits
+        tools that do not exist for this user.
 
         Raises:
             ToolNotFound: a tool does not exist for this user.
@@ -84,8 +86,8 @@ class ToolCalls:
     ) -> dict[CallId, Verdict]:
         """Return verdicts on calls.
 
-        All are refusals if the registry fails, or if the API key of a background or child run is no longer valid. With
-        `may_read`, verdicts can contain the results of read-only calls.
+        If the registry fails, or if the API key of a background or child run is no longer valid, all verdicts are
+        refusals. With `may_read`, verdicts can contain the results of read-only calls.
         """
         if not calls:
             return {}
@@ -112,19 +114,19 @@ class ToolCalls:
         return await self._retry.until_answered(lambda: self._registry.check_output(store_id, schema_json, output))
 
     def _with_own_tool(self, call: ProposedCall) -> ProposedCall:
-        """Attach the tool if it was supplied with the run, because the registry does not store it."""
+        """Attach the tool if it was supplied with the run, because the registry does not store supplied tools."""
         own = self._own_tools.get(call.tool_name) if call.tool_version else None
         return call if own is None else replace(call, own_tool=own)
 
     async def record(self, decisions: Sequence[RecordedDecision], results: Sequence[RecordedResult]) -> None:
-        """Record decisions and results in the audit chain before they take effect, retrying until this succeeds."""
+        """Record decisions and results in the audit chain before they take effect. Retries until this succeeds."""
         if decisions:
             await self._retry.until_answered(lambda: self._registry.record_decisions(self._context, decisions))
         if results:
             await self._retry.until_answered(lambda: self._registry.record_results(self._context, results))
 
     async def report(self, withdrawn_results: Sequence[RecordedResult], *, seconds_max: float) -> bool:
-        """Report withdrawn front-end calls to the registry, which counts them. Return whether that succeeded."""
+        """Report withdrawn front-end calls to the registry, which counts them. Return whether the report succeeded."""
         if not withdrawn_results:
             return True
         try:
@@ -142,10 +144,13 @@ class ToolCalls:
         on_progress: OnProgress,
         answers: Sequence[Answer] = (),
         series: Series | None = None,
+        *,
+        traceparent: str = "",
     ) -> ExecutionResult:
         """Run the call and return how it ended. If `series` is given, the call runs under its grant.
 
-        Errors from the tool or the registry are not raised; they are part of the result.
+        Errors from the tool or the registry are not raised; they are part of the result. If an unknown outcome would
+        need an operator, wait while the registry is unavailable, because its journal may know the outcome.
         """
         execution = Execution(
             call_id=call.call_id,
@@ -159,6 +164,7 @@ class ToolCalls:
             rule_id=call.rule_id,
             answers=tuple(answers),
             series=series,
+            traceparent=traceparent,
         )
         started, failures, lost = self._clock.monotonic(), 0, 0
         while True:
@@ -168,13 +174,16 @@ class ToolCalls:
             if isinstance(ended, ExecutionResult):
                 return ended
             failures += 1
+            if isinstance(ended, UNAVAILABLE) and self._needs_operator(call):
+                started = self._clock.monotonic()
             # An overloaded registry did not start the call. After any other error, it may have done so.
             lost += not isinstance(ended, Overloaded)
 
     async def stop(self, call: Call) -> Stopped:
         """Stop the call.
 
-        Return its result, if known, and whether it has stopped (False if the registry does not respond).
+        Return the result (if known), and whether the call has stopped. If the registry does not respond, the second
+        value is False.
         """
         try:
             return await self._retry.until_answered(
@@ -187,7 +196,10 @@ class ToolCalls:
     async def _attempt(
         self, call: Call, execution: Execution, on_progress: OnProgress, left: float, failures: int
     ) -> ExecutionResult | PawlError:
-        """Request the call once. Return how it ended, or an error after which to request it again with the same id."""
+        """Request the call once.
+
+        Return how it ended, or an error after which the request can be repeated with the same id.
+        """
         try:
             async with asyncio.timeout(left), aclosing(self._registry.execute(self._context, execution)) as pieces:
                 async for piece in pieces:
@@ -198,22 +210,28 @@ class ToolCalls:
         except TimeoutError:
             return await self._time_out(call)
         except TRANSIENT as error:
+            waits = isinstance(error, UNAVAILABLE) and self._needs_operator(call)
             try:
-                await self._retry.pause(error, failures + 1, left=left)
+                await self._retry.pause(error, failures + 1, left=math.inf if waits else left)
             except PawlError:
                 return _unreachable(call)
             return error
         except PawlError as error:
             return ExecutionResult(outcome=Outcome.FAILED, result=settle.error(error.reason, error.message))
 
-    async def _time_out(self, call: Call) -> ExecutionResult:
+    async def _time_out(self, call: Call) -> ExecutionResult | PawlError:
         answer = await self.stop(call)
         if answer.result is not None:
             return answer.result
         if answer.stopped:
             message = f"The call took more than {call.timeout_seconds:g} seconds."
             return ExecutionResult(outcome=Outcome.FAILED, result=settle.error("TOOL_TIMEOUT", message))
-        return _unreachable(call)
+        return DependencyUnavailable(_UNREACHABLE) if self._needs_operator(call) else _unreachable(call)
+
+    def _needs_operator(self, call: Call) -> bool:
+        """Return whether the run stops for an operator if the outcome of the call is unknown."""
+        policy = self._run.options.unknown_outcome_policy
+        return policy is UnknownOutcomePolicy.NEEDS_ATTENTION and call.effect_class not in REPEATABLE
 
 
 def _refusal(call_id: CallId, reason: str, message: str) -> Verdict:

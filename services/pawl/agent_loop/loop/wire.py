@@ -62,7 +62,7 @@ _DEFAULTS: Final[dict[type[Enum], Enum]] = {
 
 
 def _result(message: call_pb2.Call) -> CallResult | None:
-    """Return the result, or a placeholder for a result that the ledger omitted; None if the call is open."""
+    """Return the result, or a placeholder if the ledger has omitted it. Return None if the call is open."""
     if message.HasField("result"):
         return RESULT.read(message.result)
     if not message.result_omitted_bytes:

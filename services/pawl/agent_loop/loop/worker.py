@@ -1,7 +1,7 @@
 """Claims runs, renews their leases and drives them concurrently.
 
 If a run's lease is not confirmed in time, the worker drops the run before the lease ends, because another worker may
-then drive it. The ledger would refuse late commits anyway; dropping the run also stops calls to models and tools.
+then drive it. The ledger would refuse late commits anyway, but dropping the run also stops calls to models and tools.
 """
 
 from __future__ import annotations
@@ -152,7 +152,10 @@ class Worker:
             await self._throttle(started + _CLAIM_SECONDS_MIN)
 
     def _wake_soon(self) -> None:
-        """Claim runs shortly. A claim that starts before then, for example for the user's next message, replaces it."""
+        """Claim runs shortly.
+
+        If another claim starts before then, for example for the user's next message, it replaces this one.
+        """
         if self._soon is None and not self._stopping:
             self._soon = asyncio.get_running_loop().call_later(_CLAIM_SECONDS_MIN, self.wake)
 
@@ -169,7 +172,7 @@ class Worker:
         return 0.8 + 0.4 * self._random()
 
     def _idle_seconds(self, poll_seconds: float, wait_seconds: float | None) -> float:
-        """Return how long a worker without runs waits for the next poll; see ClaimRunsResponse."""
+        """Return how long a worker without runs waits for the next poll. See ClaimRunsResponse."""
         if not self._hears:
             return poll_seconds
         idle_seconds = self._limits.idle_poll_seconds * self._jitter()
@@ -192,7 +195,7 @@ class Worker:
         await within(self._limits.remote_work_delay_seconds * (1 + 0.5 * self._random()), self._work_is_ours.wait())
 
     async def _throttle(self, due: float) -> None:
-        """Sleep until `due`, or up to a second longer if this process is overloaded."""
+        """Sleep until `due`. If this process is overloaded, sleep up to a second longer."""
         end = due + _THROTTLE_SECONDS_MAX
         while (left := due - self._clock.monotonic()) > 0:
             await self._clock.sleep(left)
@@ -229,7 +232,7 @@ class Worker:
             await self._clock.sleep(min(1.0, max(0.05, soonest - _FENCE_MARGIN_SECONDS - now)))
 
     async def hand_over(self) -> None:
-        """Stop all drives at their next commit point, or after a timeout, and release all runs. Settles nothing."""
+        """Stop all drives at their next commit point or after a timeout, and release all runs. No calls are settled."""
         self._stopping = True
         self._cancel_soon()
         tasks = [held.task for held in self._held.values()]
@@ -330,7 +333,10 @@ class Worker:
         return is_driving or self._left_at.get(claim, -math.inf) >= since
 
     def _drop(self, claim: Claim, held: _Held, why: str) -> None:
-        """Cancel a drive. The claim is kept until the drive has ended, so that no second drive starts under it."""
+        """Cancel a drive.
+
+        The claim is kept until the drive has ended, so that no second drive starts for the same claim.
+        """
         if held.task.cancelling():
             return
         _log.warning(why, store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
@@ -389,7 +395,7 @@ class Worker:
     async def _report_crash(self, claim: Claim) -> str:
         """Release a run that can be neither driven nor ended, as if this worker had crashed on it.
 
-        Return the reason to count. If the ledger is also unreachable, the next renewal tries the run again.
+        Return the reason to count. If the ledger is unreachable too, the worker tries again at the next renewal.
         """
         try:
             quarantined = await self._ledger.report_crash(claim)

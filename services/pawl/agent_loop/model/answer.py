@@ -24,7 +24,7 @@ _OF_A_STREAM: Final = (b":", b"event:", b"id:", b"retry:", b"data:")
 
 
 def _joined(pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Join consecutive texts, because each piece costs more than its bytes. Nothing is lost before an error."""
+    """Join consecutive texts, because each piece has a fixed cost. Nothing that precedes an error is lost."""
     texts: list[str] = []
     try:
         for piece in pieces:

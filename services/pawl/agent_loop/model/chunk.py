@@ -66,7 +66,7 @@ class _TextChoice(msgspec.Struct):
 
 
 class _TextChunk(msgspec.Struct):
-    """A chunk with only text, like nearly all chunks. Reading it as a `_Chunk` gives the same piece but is slower."""
+    """A chunk that contains only text, like nearly all chunks. A `_Chunk` would give the same piece, but is slower."""
 
     choices: tuple[_TextChoice]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -117,7 +117,7 @@ def pieces(data: bytes, *, whole: bool = False) -> list[Piece]:
 
 
 def _only_text(data: bytes) -> str | None:
-    """Return the text of a `_TextChunk`; None if the chunk must be read as a `_Chunk`."""
+    """Return the text of a `_TextChunk`. Return None if the chunk must be read as a `_Chunk`."""
     if _may_have_surrogates(data):
         return None
     try:
@@ -211,7 +211,7 @@ def _value(whole: fields.RawObject, name: str) -> Any:
 
 
 def _arguments(raw: bytes) -> str:
-    """Return arguments as text. They are usually a JSON string, sometimes null or the object itself."""
+    """Return arguments as text. They are usually a JSON string, but sometimes null or the object itself."""
     if raw == b"null":
         return ""
     return _text(msgspec.json.decode(raw)) if raw.startswith(b'"') else _MARKED_ESCAPE.sub(rb"\\ufffd", raw).decode()

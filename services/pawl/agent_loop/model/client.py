@@ -44,9 +44,9 @@ OutputTokensField = Literal["max_completion_tokens", "max_tokens"]
 class OpenAiModel:
     """Client for one model server, with its own connection pool.
 
-    The openai client makes the calls, over aiohttp, and does not retry them. Bodies are bytes, because its typed
-    parameters cost 24 ms for a history of 120 messages instead of 0.3 ms, and its parsed chunks ten times the CPU of
-    the bytes. Use it as an async context manager.
+    The openai client makes the calls, over aiohttp, and does not retry them. Bodies are bytes, for speed: with the
+    openai client's typed parameters, a history of 120 messages takes 24 ms instead of 0.3 ms, and its parsed chunks
+    take ten times the CPU of raw bytes. Use it as an async context manager.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class OpenAiModel:
 
 
 async def _error_text(response: httpx2.Response) -> str:
-    """Return the text of an error response, which may break off; empty if it cannot be decoded."""
+    """Return the text of an error response, which may break off. Return an empty string if it cannot be decoded."""
     body = bytearray()
     try:
         async for data in response.aiter_bytes():

@@ -61,7 +61,7 @@ def of_json(value: Any, depth: int = _DEPTH_MAX) -> str:
 
 
 def error_of(body: str) -> Any:
-    """Return the error in a response body: parsed JSON, or text without markup; empty for broken JSON."""
+    """Return the error in a response body, which may be JSON or text. Markup is removed. Empty for broken JSON."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -74,7 +74,7 @@ def error_of(body: str) -> Any:
 
 
 def status_of(error: Any) -> int | None:
-    """Return the HTTP status that corresponds to a reported error's code; None if unknown. Text is ignored."""
+    """Return the HTTP status that corresponds to a reported error's code. Return None if unknown. Text is ignored."""
     return next((status for code in codes(error) if (status := _status(code)) is not None), None)
 
 
@@ -91,7 +91,7 @@ def _status(code: Any) -> int | None:
 
 
 def on_one_line(texts: str) -> str:
-    """Return ": " and the text on one line, shortened, without a final period. Empty text gives an empty string."""
+    """Return ": " and the text, shortened to one line without a final period. Empty text gives an empty string."""
     seen = texts[:READ_BYTES_MAX]
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in seen).split())
     if len(line) > _CHARACTERS_MAX:
@@ -165,7 +165,7 @@ def http_status(status: int, *, error: Any = "", retry_after_seconds: float | No
 def reported(error: Any) -> Problem:
     """Return the problem reported by an error inside a stream.
 
-    A code that is an HTTP status, or corresponds to a status, counts as that status; other errors are server failures.
+    A code that is an HTTP status, or corresponds to one, counts as that status. Other errors count as server failures.
     """
     status = status_of(error)
     if status is not None:
@@ -175,7 +175,7 @@ def reported(error: Any) -> Problem:
 
 
 def garbled(data: bytes = b"") -> Problem:
-    """Return the problem for bytes that are not a chunk. Any message in them is quoted as the server's."""
+    """Return the problem for bytes that are not a chunk. A message in these bytes is quoted as the server's."""
     detail = on_one_line(of_json(error_of(data.decode(errors="replace"))))
     return Problem(reason="STREAM_GARBLED", message=f"The model server sent data that cannot be read{detail}.")
 
@@ -189,7 +189,7 @@ def idle_timeout(seconds: float) -> Problem:
 
 
 def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
-    """Return the wait requested by a response, from `retry-after-ms`, or from Retry-After in seconds or as a date.
+    """Return the wait that a response requests in `retry-after-ms`, or in Retry-After in seconds or as a date.
 
     `now` is in seconds since 1970. Return None if neither header has a valid value (RFC 9110, 10.2.3).
     """

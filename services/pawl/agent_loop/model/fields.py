@@ -1,7 +1,7 @@
 """Assembles the unknown fields of a model's answer from its chunks and keeps them verbatim.
 
-They are never parsed and re-encoded: numbers, escapes and key order stay as the model server wrote them, because it may
-have signed them.
+The fields are never parsed and re-encoded. Numbers, escapes and key order stay as the model server wrote them, because
+the server may have signed them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _write: Final = msgspec.json.Encoder().encode
 
 
 class Fields:
-    """The unknown fields of one object of an answer.
+    """The unknown fields of one object in an answer.
 
     Repeated fields are combined: lists and strings are concatenated, and objects are merged by key. For other values,
     the last one is kept. An identical repetition of anything but a list counts once.

@@ -35,7 +35,7 @@ class Names:
         self.inward: Mapping[str, str] = {form: name for name, form in self._outward.items()}
 
     def outward(self, name: str) -> str:
-        """Return a tool's name for the model server. Also works for tools that are no longer offered."""
+        """Return a tool's name for the model server. This also works for tools that are no longer offered."""
         return self._outward.get(name) or (next(_forms(name)) if "." in name else name)
 
 

@@ -62,7 +62,7 @@ class ProviderState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageReport(Usage, frozen=True, kw_only=True):
-    """A model call's usage so far. A later report replaces an earlier one.
+    """The usage of a model call so far. A later report replaces an earlier one.
 
     `prompt_bytes` is the prompt's size if the model server reported its tokens; otherwise 0.
     """
@@ -118,7 +118,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelError(Exception):
-    """Raised when a model call has failed. Lower layers do not retry; the caller decides how to proceed."""
+    """Raised when a model call has failed. Lower layers do not retry; the caller decides what to do."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

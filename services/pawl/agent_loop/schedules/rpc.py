@@ -1,7 +1,7 @@
 """Serves pawl.agent.v1.ScheduleService and fires schedules.
 
-The ledger decides when a schedule is due and creates the run. This module prepares the run's message as it would for a
-run started by its user.
+The ledger decides when a schedule is due and creates the run. This module prepares the run's message, as if the user
+had started the run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LATE_SECONDS: Final = 60
 
 
 class ScheduleServicer:
-    """Fires schedules when they are due or when users trigger them. `stub` calls job-store, which stores them.
+    """Fires schedules when they are due or when users trigger them. `stub` calls job-store, which stores the schedules.
 
     The methods here need agents; `forward` passes the others to job-store.
     """
@@ -96,7 +96,7 @@ class ScheduleServicer:
     async def trigger(
         self, caller: Principal, name: str, request_id: RequestId, backfill_time: Timestamp | None = None
     ) -> ScheduleFire:
-        """Fire one of the caller's schedules now or for a past scheduled time. Return the firing.
+        """Fire one of the caller's schedules, now or for a past scheduled time. Return the firing.
 
         Idempotent by request id.
 

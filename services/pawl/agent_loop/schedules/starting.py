@@ -80,7 +80,7 @@ class ClaimPause:
         self._changed.set()
 
     def claiming(self) -> None:
-        """Discard earlier changes, because the claim that starts now includes them."""
+        """Forget the changes noted so far, because the claim that is about to start will see them."""
         self._changed.clear()
 
     async def wait(self, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """Serves pawl.agent.v1.TriggerService and fires triggers for events.
 
-The ledger decides who may fire a trigger and creates the run. This module prepares the run's message as it would for a
-run started by its user.
+The ledger decides who may fire a trigger and creates the run. This module prepares the run's message, as if the user
+had started the run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _RETRY_SECONDS: Final = 1.0
 
 
 class TriggerServicer:
-    """Fires triggers. `stub` calls job-store, which stores them.
+    """Fires triggers. `stub` calls job-store, which stores the triggers.
 
     The methods here need agents or parse untrusted data; `forward` passes the others to job-store.
     """
@@ -88,7 +88,7 @@ class TriggerServicer:
         return pb.DeliverMailResponse(fire=fire, duplicate=fired.duplicate)
 
     async def check(self, caller: Principal, definition: TriggerDefinition) -> None:
-        """Check that the caller may have this trigger, and that it can currently start a run.
+        """Check that the caller may have this trigger, and that the trigger can currently start a run.
 
         Raises:
             PermissionDenied: the trigger has a mailbox, whose password belongs to the store, but the caller is not an

@@ -62,7 +62,7 @@ def _truncated(text: str, bytes_max: int) -> str:
 
 
 def mail_labels(event: bytes) -> dict[str, str]:
-    """Return the labels for a run that this event starts; empty unless the event is an e-mail."""
+    """Return labels for a run that this event starts. Only e-mails have labels."""
     found = msgspec.json.decode(event).get("event", {})
     data = found.get("data")
     if found.get("source") != "mail" or not isinstance(data, dict):
@@ -81,7 +81,7 @@ def put_into(template: str, event: bytes) -> str:
 
 
 def pointed_at(data: Any, pointer: str) -> str | None:
-    """Return a digest of the value at a JSON pointer (RFC 6901); None unless it is a string, number or boolean."""
+    """Return a digest of the string, number or boolean at a JSON pointer (RFC 6901). Return None for anything else."""
     found = condition.find(data, pointer)
     if isinstance(found, bool | int | float | str):
         return hashlib.sha256(strict_json.dumps_canonical(found)).hexdigest()[:40]

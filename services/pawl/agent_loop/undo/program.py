@@ -1,7 +1,7 @@
 """Implements an undo's program, which runs one inverse after another and then reports. Its cursor is the plan.
 
-The model is only called if the user sends a message before the undo ends: the program reports, and then the model
-answers.
+The model is only called if the user sends a message before the undo ends. In this case, the program first adds its
+report, and then the model answers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class UndoProgram(Program):
         return CallModel(round=state.run.round + 1, without_tools=True)
 
     def concluded(self, state: State, *, continues: bool) -> State:
-        """Add the report to the conversation, in its own round if the run continues."""
+        """Add the report to the conversation. If the run continues, the report gets its own round."""
         planned = _plan(state)
         if planned is not None and planned.reported:
             return state

@@ -1,4 +1,4 @@
-"""Determines which of a run's calls can be undone, in which order, and with which results.
+"""Determines which of a run's calls can be undone, in which order they are undone, and what the results are.
 
 The ids of undo attempts are derived from the call's id. Earlier attempts are therefore visible from the calls alone,
 and no attempt is made twice.
@@ -73,7 +73,10 @@ class PlannedUndo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UndoPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="program", tag="undo"):
-    """An undo's plan: its steps in order, and the calls it cannot undo. `reported` is true once it has reported."""
+    """The plan of an undo: its steps in order, and the calls that cannot be undone.
+
+    `reported` is true once the report has been added to the conversation.
+    """
 
     steps: tuple[PlannedUndo, ...] = ()
     others: tuple[CallUndo, ...] = ()
@@ -91,18 +94,24 @@ def inverse_of(call: Call) -> Inverse | None:
 
 
 def is_carried_out_below(call: Call) -> bool:
-    """Return whether a child run other than an undo carried out the call, so that its own calls are undone."""
+    """Return whether a child run (but not an undo) carried out the call.
+
+    If so, the child's calls are undone instead.
+    """
     return call.child_run_id != "" and call.state is not CallState.DETACHED and call.tool_name != UNDO_RUN
 
 
 def in_order(sources: Iterable[UndoSource], call_id: CallId = CallId("")) -> tuple[UndoSource, ...]:
-    """Return all sources, or only one call's source, in undo order: the call that ended last comes first."""
+    """Return the sources in undo order: the call that ended last comes first.
+
+    If `call_id` is set, return only its source.
+    """
     chosen = (source for source in sources if call_id in {"", source.call.call_id})
     return tuple(sorted(chosen, key=_end, reverse=True))
 
 
 def outcome_of(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
-    """Return a call's outcome in the undo run `undo_run_id`; without it, the expected outcome of an undo now."""
+    """Return the outcome of a call in the undo run `undo_run_id`. Without it, return the outcome to expect now."""
     call, inverse = source.call, inverse_of(source.call)
     if source.reused_run_id:
         reason = f"It reuses results of run {source.reused_run_id}: undo that run to undo their effects."

@@ -23,14 +23,14 @@ _log = logs.get_logger(__name__)
 
 
 class Undoing:
-    """Undoes runs. Only the run's user and its store's admins may do this; for anyone else, the run is not found."""
+    """Undoes runs. Only the run's user and the store's admins may do this. For anyone else, the run is not found."""
 
     def __init__(self, *, ledger: PublicLedger, defaults: RunDefaults) -> None:
         self._ledger = ledger
         self._defaults = defaults
 
     async def preview(self, caller: Principal, run_id: RunId, call_id: CallId) -> tuple[CallUndo, ...]:
-        """Return what undoing a run, or one of its calls, would do, in undo order. Makes no changes.
+        """Return what undoing a run, or one of its calls, would do. Calls are in undo order. Makes no changes.
 
         Raises:
             RunNotFound, CallNotFound, RunNotEnded
@@ -65,7 +65,7 @@ class Undoing:
         return created
 
     async def report(self, caller: Principal, run_id: RunId) -> tuple[CallUndo, ...]:
-        """Return an undo's results so far, call by call, in undo order.
+        """Return an undo's results so far for each call, in undo order.
 
         Raises:
             RunNotFound

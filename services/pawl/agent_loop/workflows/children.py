@@ -30,7 +30,7 @@ from pawl.chassis.ids import RunId
 
 
 class NotStarted(Exception):
-    """Raised when a workflow cannot be started. `reason` and `message` are the call's error."""
+    """Raised when a workflow cannot be started. `reason` and `message` become the error of the call."""
 
     def __init__(self, reason: str, message: str) -> None:
         self.reason, self.message = reason, message
@@ -38,7 +38,7 @@ class NotStarted(Exception):
 
 
 def named(call: Call) -> RunWorkflow | None:
-    """Return the workflow that carries out a delegated call, with its input; None for items of a map and undos."""
+    """Return the workflow that carries out a delegated call, with its input. None if a map's items or an undo do."""
     if call.tool_name in {RUN_ITEMS, UNDO_RUN}:
         return None
     if call.tool_name == RUN_WORKFLOW:
@@ -82,7 +82,7 @@ def delegation(state: State, call: Call, run_id: RunId) -> Delegation:
 
 
 def of_agent(state: State, call: Call, child: Delegation) -> Delegation:
-    """Return the child run of an agent node with the options that the node sets."""
+    """Return the child run of an agent node, with the options that the node sets."""
     found, graph = cursors.parsed(call.call_id), state.graph
     if graph is None:
         raise RuntimeError("a workflow delegates a call before its definition has been read")

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.chassis.ids import CallId, RunId
-from pawl.values import CallState
+from pawl.values import REPEATABLE, CallState
 
 # The message of an error without a call is truncated to this length, and omitted once all messages exceed the limit.
 MESSAGE_CHARACTERS_MAX: Final = 120
@@ -58,13 +58,13 @@ class NodeKey(NamedTuple):
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A node that has started or ended. Times are milliseconds since the start of the run.
 
-    `start_ms` is the start of the current attempt, and `due_ms` is when a RETRYING or waiting node continues. A RUNNING
-    node with an `end_ms` has ended its call, with `reason` if it failed; the program then decides what happens next.
-    `stop` is why the node is being stopped. `value` is the output of a condition, or true if a person's answer is the
-    default. A map has started `chunks` chunks of its `items`, and `open_chunks` are open. `failed_items`
-    items have failed, and at most `tolerate` may fail; `chunk` is the chunk that failed the map. `event` is the number
-    of the event that ended a wait. `origin` is the position in `WorkflowCursor.origins`, counted from 1, of the run
-    that made the node's calls; 0 for this run.
+    `start_ms` is the start of the current attempt. A RETRYING or waiting node continues at `due_ms`. If a RUNNING node
+    has an `end_ms`, its call has ended (with `reason` if it failed), and the program decides what happens next. `stop`
+    says why the node is being stopped. `value` is the output of a condition, or true if a person's answer is the
+    default. A map has started `chunks` chunks of its `items`, and `open_chunks` are open. `failed_items` items have
+    failed, and at most `tolerate` may fail; `chunk` is the chunk that failed the map. `event` is the number of the
+    event that ended a wait. `origin` is the position in `WorkflowCursor.origins`, counted from 1, of the run that made
+    the node's calls; 0 for this run.
     """
 
     state: NodeState
@@ -102,7 +102,7 @@ class WorkflowCursor(
 ):
     """The state of a workflow run. `nodes` are the nodes that have started or ended, by their number in the graph.
 
-    `events` are the events that no node has taken: their names and numbers, oldest first. `failure` is the reason and
+    `events` has the names and numbers of the events that no node has taken, oldest first. `failure` is the reason and
     message with which the run fails once its calls have ended and, unless it is part of a map, its effects are undone
     (`is_undone`).
     """
@@ -225,7 +225,7 @@ def _with_chunk(known: NodeRecord, number: int, call: Call) -> NodeRecord:
 
 
 def _with_undo(failure: tuple[str, str] | None, call: Call) -> tuple[str, str] | None:
-    """Return the failure of a run after its undo has ended. If the undo failed, the message says so."""
+    """Return the failure of a run whose undo has ended. If the undo failed, the failure's message says so."""
     if failure is None or call.state is CallState.SUCCEEDED:
         return failure
     return failure[0], f"{failure[1]} Not everything was undone: run {call.child_run_id} ended with {reason_of(call)}."
@@ -235,7 +235,9 @@ def reason_of(call: Call) -> str:
     """Return why a call did not succeed."""
     if call.state is CallState.FAILED and call.result is not None and call.result.error_reason:
         return call.result.error_reason[:_REASON_CHARACTERS_MAX]
-    return call.state.name
+    # The call may be repeated, so its node may be retried.
+    is_safe = call.state is CallState.OUTCOME_UNKNOWN and call.effect_class in REPEATABLE
+    return "TOOL_ERROR" if is_safe else call.state.name
 
 
 class ChunkOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,7 +256,7 @@ def chunk_count(items: int) -> int:
 
 
 def chunk_items(items: int, number: int) -> range:
-    """Return the indexes of a chunk's items. Chunks have about the same size."""
+    """Return the indexes of a chunk's items. All chunks have about the same size."""
     count = chunk_count(items)
     return range(number * items // count, (number + 1) * items // count)
 

@@ -44,7 +44,10 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class NodeRetry(_Part, frozen=True, kw_only=True):
-    """Total number of attempts, and the delay before the second one, which grows by `factor` up to an hour."""
+    """The number of attempts in total, and the delay before the second.
+
+    Each later delay is `factor` times longer, up to an hour.
+    """
 
     attempts: Annotated[int, Meta(ge=1, le=20)]
     delay_seconds: Annotated[int, Meta(ge=0, le=86_400)] | Annotated[float, Meta(ge=0, le=86_400)] = 1
@@ -52,20 +55,20 @@ class NodeRetry(_Part, frozen=True, kw_only=True):
 
 
 class Repeat(_Part, frozen=True, kw_only=True):
-    """Runs the node again until the expression is true, at most `max` times in total."""
+    """Runs the node again until the expression is true, but at most `max` times in total."""
 
     until: Text
     max: Annotated[int, Meta(ge=1, le=1000)] = 20
 
 
 class GoTo(_Part, frozen=True, kw_only=True):
-    """On failure, continue with this node, which otherwise does not run."""
+    """On failure, the run continues with this node, which otherwise does not run."""
 
     go_to: NodeName
 
 
 class Node(_Part, frozen=True, kw_only=True, tag_field="kind"):
-    """Fields of every node. A node in a branch or a map has none of them set."""
+    """Fields of every node. In nodes of a branch or a map, none of them is set."""
 
     after: tuple[NodeName, ...] = ()
     join: Quorum = "all"
@@ -139,7 +142,7 @@ class ParallelNode(TimedNode, frozen=True, kw_only=True, tag="parallel"):
 
 
 class MapNode(TimedNode, frozen=True, kw_only=True, tag="map"):
-    """Runs a node for each item of a list. Its output is the list of their outputs, null for a tolerated failure."""
+    """Runs a node for each item of a list. Its output is the list of their outputs. A tolerated failure gives null."""
 
     # A string must be one expression that returns a list.
     items: str | list[Any]
@@ -161,7 +164,7 @@ class WorkflowNode(CallNode, frozen=True, kw_only=True, tag="workflow"):
 
 
 class WaitNode(TimedNode, frozen=True, kw_only=True, tag="wait"):
-    """Waits for a duration, until a time, or for an event, whose payload is the output. Exactly one of these is set."""
+    """Waits for a duration, until a time, or for an event. Exactly one is set. The event's payload is the output."""
 
     seconds: Seconds | None = None
     # A time in RFC 3339, or in seconds since 1970.
@@ -219,7 +222,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def decode(data: bytes) -> WorkflowDefinition:
-    """Read a saved definition. Use `parsing.parse` for any other."""
+    """Read a saved definition. For all other definitions, use `parsing.parse`."""
     return _decode(data)
 
 
@@ -240,7 +243,7 @@ def below(node: AnyNode) -> dict[str, AnyNode]:
 
 
 def walk(definition: WorkflowDefinition) -> Iterator[tuple[str, AnyNode]]:
-    """Yield all nodes with their paths in the document, each before the nodes inside it."""
+    """Yield all nodes with their paths in the document. A node comes before the nodes inside it."""
     waiting = [(f"nodes.{name}", node) for name, node in reversed(definition.nodes.items())]
     while waiting:
         path, node = waiting.pop()
@@ -249,7 +252,7 @@ def walk(definition: WorkflowDefinition) -> Iterator[tuple[str, AnyNode]]:
 
 
 def templates(node: AnyNode) -> dict[str, Any]:
-    """Return the values of a node that may contain expressions, by their path, without the nodes inside it."""
+    """Return the values of a node that may contain expressions, by path. The nodes inside it are not included."""
     found = {name.rstrip("_"): getattr(node, name) for name in _TEMPLATES[type(node)]}
     if isinstance(node, CallNode) and node.repeat is not None:
         found["repeat.until"] = node.repeat.until

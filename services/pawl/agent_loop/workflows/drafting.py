@@ -56,7 +56,7 @@ class RunItems(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chunk(NamedTuple):
-    """The number of a map's chunk, and how many of its items may fail and be open at the same time."""
+    """The number of a map's chunk. Also says how many of its items may fail, and how many may be open at a time."""
 
     number: int
     failures_max: int
@@ -108,7 +108,7 @@ def of_node(values: Values, step: Step, record: NodeRecord | None, run: Run, now
 
 
 def has_too_few_approvers(node: HumanNode, run: Run) -> bool:
-    """Return whether a node asks one person for an approval, although the run requires more."""
+    """Return whether a node asks one person for an approval, while the run requires more approvals."""
     return node.form == "approval" and node.who != "approvers" and run.options.approvals_required > 1
 
 

@@ -25,8 +25,8 @@ class Edge(NamedTuple):
 class Incoming(NamedTuple):
     """A node starts when its join over `control` is met and all sources in `others` have ended.
 
-    `control` has the kinds of edges by their source. `others` are references. If a node has only references, they are
-    its control edges instead.
+    `control` maps sources to kinds of edges. `others` are references. If a node has only references, they are its
+    control edges instead.
     """
 
     control: Mapping[str, EdgeKind]
@@ -34,7 +34,7 @@ class Incoming(NamedTuple):
 
 
 def references(node: AnyNode) -> frozenset[str]:
-    """Return the names of all nodes that a node, or a node inside it, refers to."""
+    """Return the names of all nodes to which a node, or a node inside it, refers."""
     found = expressions.references(templates(node))
     return found.union(*(references(each) for each in below(node).values()))
 
@@ -60,7 +60,7 @@ def order(found: Mapping[str, Incoming]) -> tuple[str, ...]:
     """Return the nodes in topological order, then by name.
 
     Raises:
-        graphlib.CycleError: the second argument is a cycle, from source to target.
+        graphlib.CycleError: the error's second argument is a cycle, from source to target.
     """
     sorter = TopologicalSorter({name: (*each.control, *each.others) for name, each in found.items()})
     sorter.prepare()

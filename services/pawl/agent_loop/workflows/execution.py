@@ -77,7 +77,10 @@ class Execution:
 
     @property
     def last_calls(self) -> set[CallId]:
-        """The calls that `tree` shows: the last call of each node, or the one before the next attempt."""
+        """The calls that `tree` shows.
+
+        For each node, this is the last call or, if another attempt is about to start, the previous one.
+        """
         found = {call_id for step in self._graph.steps for call_id in self.calls_of(step)[-2:]}
         return found.union(*(self._open_chunks(step) for step in self._graph.steps))
 
@@ -92,7 +95,7 @@ class Execution:
         return [call_ids[chunk] for chunk in record.open_chunks] if record is not None and call_ids else []
 
     def tree(self) -> list[pb.NodeExecution]:
-        """Return all nodes without attempts, inputs and outputs."""
+        """Return all nodes, without their attempts, inputs or outputs."""
         made: dict[int, pb.NodeExecution] = {}
         for step in reversed(self._graph.steps):
             message = made[step.number] = self._node(step)
@@ -102,7 +105,7 @@ class Execution:
         return [made[step.number] for step in self._graph.steps if step.number in made]
 
     def node(self, step: Step) -> pb.NodeExecution:
-        """Return a node with its attempts, without its input and output."""
+        """Return a node with its attempts, but without its input and output."""
         message = self._node(step)
         message.nodes.extend(self._node(self._graph.steps[number]) for number in step.branches)
         calls = [self._calls[call_id] for call_id in self.calls_of(step) if call_id in self._calls]

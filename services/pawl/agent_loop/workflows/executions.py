@@ -99,7 +99,7 @@ class Executions:
 
         Raises:
             RunNotFound: also if the run is not a workflow run.
-            InvalidField: no node waits for it.
+            InvalidField: no node waits for the event.
         """
         run = await self.named(caller, run_id)
         graph = await self._graphs.of(caller.store_id, wire.WORKFLOW.read(run.workflow))
@@ -108,8 +108,16 @@ class Executions:
             known = f"it waits for {', '.join(names)}" if names else "it waits for no events"
             raise InvalidField(f"name: no node of the workflow waits for {name!r:.130}; {known}", field="name")
 
+    async def awaits(self, caller: Principal, run_id: RunId, name: str) -> bool:
+        """Return whether a node of a run is waiting for an event."""
+        found = await self.run(caller, run_id)
+        waits = (found.graph.steps[number] for number, record in found.cursor.nodes.items() if record.is_open)
+        return any(
+            isinstance(step.node, WaitNode) and name in {step.node.event, event_of_token(step.path)} for step in waits
+        )
+
     async def of_token(self, caller: Principal, token: str) -> tuple[Principal, RunId, str]:
-        """Return the user of the run in the caller's store that has this token, the run, and the token's event.
+        """Find the run in the caller's store that has this token. Return its user, the run, and the token's event.
 
         Raises:
             CompletionNotFound: no run in the store has this token.
@@ -133,7 +141,7 @@ class Executions:
         return user, RunId(run_id), name
 
     async def _event(self, caller: Principal, found: WorkflowRun, record: NodeRecord) -> str:
-        """Return the name of the event of this run that ended a wait; empty if there is none."""
+        """Return the name of the event that ended a wait of this run. Return an empty string if no event did."""
         if not record.event or record.origin:
             return ""
         call_id = cursors.event_call_id(RunId(found.run.run_id), record.event)
@@ -157,7 +165,7 @@ class Executions:
         return WorkflowRun(run, graph, cursor)
 
     async def get(self, caller: Principal, run_id: RunId, node: str) -> pb.GetExecutionResponse:
-        """Return the nodes of a workflow run; with `node`, only this node, with its input and output.
+        """Return the nodes of a workflow run. With `node`, return only this node, with its input and output.
 
         Raises:
             RunNotFound, NodeNotFound
@@ -223,7 +231,7 @@ class Executions:
                 node.map.succeeded, node.map.running = node.map.succeeded + done, node.map.running - done
 
     async def rerun(self, caller: Principal, run_id: RunId, node: str) -> tuple[WorkflowRun, Rerun]:
-        """Return how an ended run would run again from a node.
+        """Return how an ended run would run again if it were restarted from a node.
 
         Raises:
             RunNotFound, NodeNotFound, RunNotEnded

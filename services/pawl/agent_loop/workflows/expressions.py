@@ -1,8 +1,8 @@
 """Templates: JSON values whose strings may contain CEL expressions, as in `Hello ${input.name}`.
 
 A string that is exactly one `${...}` has the value of the expression, with its type. In other strings, values are
-inserted: strings unchanged, others as JSON. `$${` is a literal `${`. A path such as `nodes.fetch.output.lines[0]` is
-followed without CEL, so its data may be larger.
+inserted. Strings are inserted unchanged, and other values as JSON. `$${` is a literal `${`. A path such as
+`nodes.fetch.output.lines[0]` is followed without CEL, so its data may be larger.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Inserted(NamedTuple):
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """Return a hint about similar or existing names, for a name that does not exist."""
+    """Return a hint for an unknown name: similar names or, if there are none, the known names."""
     names = sorted(known)
     shown = [*names[:_KNOWN_MAX], *(["..."] if len(names) > _KNOWN_MAX else [])]
     return did_you_mean(name, names).removeprefix("; ") or f"known: {', '.join(shown) or 'none'}"
@@ -76,7 +76,7 @@ def references(template: Any) -> frozenset[str]:
 
 
 def token_names(template: Any, waits: frozenset[str]) -> frozenset[str]:
-    """Return which of the nodes in `waits` have tokens that a template reads."""
+    """Return the nodes in `waits` whose tokens a template reads."""
     paths = [path for path in _read_paths(template) if path[0] == "tokens"]
     # `tokens["a"]` and `tokens` may read any of them.
     return waits if any(len(path) == 1 for path in paths) else waits.intersection(path[1] for path in paths)
@@ -121,7 +121,7 @@ def check(template: Any, names: Names, path: str = "") -> list[DefinitionFault]:
 
 
 def result_type(text: str, names: Names) -> str:
-    """Return the CEL type of a checked string that is one expression, such as BOOL; DYN if it depends on the data."""
+    """Return the CEL type, such as BOOL, of a checked string that is one expression. DYN if it depends on the data."""
     (part,) = _inserted(text)
     if part.path is not None:
         return "DYN"
@@ -294,7 +294,7 @@ def _has(value: Any, step: str | int) -> bool:
 
 
 def _used(paths: frozenset[tuple[str, ...]], scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of the scope that an expression reads, because CEL converts all data it receives."""
+    """Return the part of the scope that an expression reads. CEL would convert the whole scope."""
     used: dict[str, Any] = {}
     for path in sorted(paths):
         source: Any = scope

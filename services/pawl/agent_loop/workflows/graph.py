@@ -66,7 +66,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True):
-    """All nodes of a workflow, parents before their branches; or, for a chunk of the map `mapping`, one per item."""
+    """All nodes of a workflow, parents before their branches. For a chunk of the map `mapping`, one node per item."""
 
     definition: WorkflowDefinition
     steps: tuple[Step, ...]
@@ -124,8 +124,8 @@ def _add_branches(steps: list[Step], number: int) -> None:
 def ready(graph: Graph, cursor: WorkflowCursor, checking: Collection[int], now_ms: int) -> tuple[Step, ...]:
     """Return the nodes to start now, in order.
 
-    At most `concurrency` nodes with calls are open. This includes nodes waiting for a retry, and those in `checking`,
-    whose calls the registry is checking.
+    At most `concurrency` nodes with calls are open. This includes nodes that wait for a retry, and the nodes in
+    `checking`, whose calls the registry is checking.
     """
     held = {step.number for step in graph.steps if _holds_slot(step, cursor.nodes.get(step.number))}
     free = graph.concurrency - len(held.union(checking))
@@ -169,7 +169,7 @@ def is_ready(graph: Graph, cursor: WorkflowCursor, step: Step, now_ms: int) -> b
 
 
 def advanced(graph: Graph, cursor: WorkflowCursor, with_calls: Collection[int], now_ms: int) -> WorkflowCursor:
-    """Return the cursor after all changes that result from other nodes' states and the time.
+    """Return the cursor after all changes that follow from the time and from the states of other nodes.
 
     `with_calls` are the nodes with an open call. A node that is being stopped ends once its call has ended.
     """
@@ -186,7 +186,7 @@ def advanced(graph: Graph, cursor: WorkflowCursor, with_calls: Collection[int], 
 
 
 def after_call(step: Step, record: NodeRecord, *, until: bool | None) -> NodeRecord:
-    """Return the state of a node whose call has ended. `until` is the value of `repeat.until` after a success."""
+    """Return the state of a node whose call has ended. After a success, `until` is the value of `repeat.until`."""
     node, end_ms = step.node, record.end_ms or 0
     if not record.reason:
         repeat = node.repeat if isinstance(node, CallNode) else None
@@ -231,7 +231,7 @@ def failed(record: NodeRecord, now_ms: int, reason: str, message: str) -> NodeRe
 
 
 def next_time(graph: Graph, cursor: WorkflowCursor) -> int | None:
-    """Return when the next wait, delay or timeout ends, in milliseconds; None if there is none."""
+    """Return when the next wait, delay or timeout ends, in milliseconds. Return None if there is none."""
     times = []
     for step in graph.steps:
         record = cursor.nodes.get(step.number)
@@ -245,7 +245,7 @@ def next_time(graph: Graph, cursor: WorkflowCursor) -> int | None:
 
 
 def first_failure(graph: Graph, cursor: WorkflowCursor, failures_max: int) -> Step | None:
-    """Return the node that fails the run: the first failed node after `failures_max` others."""
+    """Return the node that fails the run. This is the first failed node after `failures_max` others."""
     found = [step for step in graph.steps if _fails_run(step, cursor.nodes.get(step.number))]
     found.sort(key=lambda step: cursor.nodes[step.number].end_ms or 0)
     return found[failures_max] if len(found) > failures_max else None
@@ -340,7 +340,7 @@ def _start(graph: Graph, cursor: WorkflowCursor, step: Step) -> Literal["ready",
 
 
 def _edge(graph: Graph, cursor: WorkflowCursor, source: int, kind: EdgeKind) -> bool | None:
-    """Return whether an edge is active; None while its source has not ended."""
+    """Return whether an edge is active. Return None if its source has not ended."""
     record, node = cursor.nodes.get(source), graph.steps[source].node
     if record is None or record.state not in ENDED:
         return None

@@ -35,7 +35,7 @@ _ARROWS: Final[Mapping[EdgeKind, str]] = {
 def flowchart(definition: WorkflowDefinition) -> str:
     """Return the flowchart.
 
-    Names of nodes, tools and so on contain no character that Mermaid would interpret.
+    The names of nodes, tools and so on do not contain characters that Mermaid would interpret.
     """
     lines = ["flowchart TD"]
     found = incoming(definition)

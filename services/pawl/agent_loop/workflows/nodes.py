@@ -53,7 +53,7 @@ def _tolerated(node: MapNode, items: int) -> int:
 class Nodes:
     """The nodes of a run at a point in time.
 
-    `settle` and `start` update the cursor, and collect the calls to start and to read.
+    `settle` and `start` update the cursor. They also collect the calls to start and the calls to read.
     """
 
     def __init__(self, state: State, found: Graph, now: float) -> None:
@@ -117,7 +117,7 @@ class Nodes:
         return graph.after_call(step, record, until=until)
 
     def _with_output(self, step: Step, record: NodeRecord, after: NodeRecord) -> NodeRecord:
-        """Return `after`, or a failure if the node has ended with a value that cannot be evaluated."""
+        """Return `after`, or a failure if the node has ended but its value cannot be evaluated."""
         is_default = isinstance(step.node, HumanNode) and after.value is True
         is_json = isinstance(step.node, AgentNode) and step.node.output_schema is not None
         if after.state is not NodeState.SUCCEEDED or not (is_default or is_json):
@@ -134,7 +134,10 @@ class Nodes:
         return after
 
     def _with_chunks(self, step: Step, record: NodeRecord, items: int) -> NodeRecord:
-        """Return the state of a map after its chunks have ended. A failed map stops its other chunks first."""
+        """Return the state of a map after chunks of it have ended.
+
+        If the map has failed, its other chunks are stopped first.
+        """
         if record.open_chunks:
             return replace(record, stop=graph.DECIDED) if record.reason and not record.stop else record
         if record.reason:
@@ -155,7 +158,10 @@ class Nodes:
     # Nodes that start.
 
     def start(self) -> bool:
-        """Start nodes until the cursor changes, because that can affect the order. Return whether it has changed."""
+        """Start nodes until the cursor changes, because a change can affect the order.
+
+        Return whether it has changed.
+        """
         if self._cursor.is_paused or self._cursor.failure is not None:
             return False
         # If the cursor has changed, nodes that were about to start may no longer be allowed to.

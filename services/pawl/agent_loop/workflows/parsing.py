@@ -20,10 +20,10 @@ _ANY_TEXTS: Final = ("${true}", "X")
 
 
 class DefinitionError(ValueError):
-    """A definition has faults, at most FAULTS_MAX of them, sorted by path.
+    """Raised if a definition has faults. At most FAULTS_MAX faults are given, sorted by path.
 
-    `rest` is the definition without its faulty parts, some of which are replaced by placeholders; None if too little
-    remains or it has too many nodes.
+    `rest` is the definition without its faulty parts. Some of them are replaced by placeholders. It is None if too
+    little remains, or if there are too many nodes.
     """
 
     def __init__(self, faults: list[DefinitionFault], rest: WorkflowDefinition | None = None) -> None:
@@ -68,7 +68,7 @@ def read(document: Any) -> WorkflowDefinition:
 
 
 def _usable(kind: Any, value: Any, path: str, faults: list[DefinitionFault]) -> Any:
-    """Return the value without its faulty parts, to validate the rest; UNSET if nothing remains."""
+    """Return the value without its faulty parts, to validate the rest. Return UNSET if nothing remains."""
     bare = _bare(kind)
     if isinstance(value, dict) and (structs := [each for each in _options(bare) if _is_struct(each)]):
         struct = _chosen(structs, value, path, faults)
@@ -113,7 +113,7 @@ def _usable_dict(types: tuple[Any, ...], value: dict[Any, Any], path: str, fault
 
 
 def _chosen(structs: list[Any], value: dict[Any, Any], path: str, faults: list[DefinitionFault]) -> Any:
-    """Return the struct for an object: that of its node kind, or the only one possible."""
+    """Return the struct for an object. It depends on the node's kind, unless only one struct is possible."""
     if not issubclass(structs[0], Node):
         return structs[0]
     kinds = {each.__struct_config__.tag: each for each in structs}

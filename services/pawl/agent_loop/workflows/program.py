@@ -1,4 +1,4 @@
-"""Implements a workflow's program: nodes start once the nodes before them have ended, until all have ended.
+"""Implements a workflow's program. A node starts once the nodes before it have ended. The run ends when all have ended.
 
 Its cursor holds the state of each node. A node that makes a call ends when the call has its result. The id of the call
 is derived from the run, the node, the iteration and the attempt, so that no call is made twice.
@@ -136,7 +136,7 @@ class _Moment(Nodes):
     # Calls to stop, and the end.
 
     def _stopping(self) -> Decision | None:
-        """Return how to stop the calls of nodes that are being stopped, and of maps that start no more chunks."""
+        """Return how to stop the calls of nodes that are being stopped, and of maps that start no further chunks."""
         state, to_stop = self._state, []
         for call in state.open_calls:
             found = cursors.parsed(call.call_id)
@@ -150,18 +150,19 @@ class _Moment(Nodes):
         return StopCalls(call_ids=tuple(to_stop)) if to_stop else None
 
     def _drains(self) -> bool:
-        """Return whether running calls may end before the run fails, because their effects will or may be undone.
+        """Return whether running calls may end before the run fails. This is so if their effects will or may be undone.
 
-        A stopped call may or may not have taken effect.
+        If a call is stopped instead, it is unclear whether it took effect.
         """
         step = self._first_failure()
         is_drained = step is not None and (self._pinned.chunk is not None or step.node.on_error == "undo")
         return self._cursor.failure is not None or is_drained
 
     def _drained(self, failure: RunFailure) -> RunFailure | None:
-        """Stop nodes without a running call, and undo all effects once no call is open, except in part of a map.
+        """Stop nodes that have no running call.
 
-        Return the failure once nothing is left to do; None until then.
+        Once no call is open, undo all effects, unless the run is part of a map. Return the failure once nothing is left
+        to do; None until then.
         """
         if self._cursor.failure is None:
             self._cursor = replace(self._cursor, failure=(failure.reason, failure.message))

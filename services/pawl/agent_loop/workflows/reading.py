@@ -1,4 +1,4 @@
-"""Reads pinned workflow versions, which never change, and keeps the graphs of the most recent ones."""
+"""Reads pinned workflow versions, which never change. Keeps the graphs of the versions that were used most recently."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class WorkflowReader(Protocol):
 
 
 class Graphs:
-    """Reads the graphs of workflow versions, and keeps the most recent ones."""
+    """Reads the graphs of workflow versions, and keeps those that were used most recently."""
 
     def __init__(self, reader: WorkflowReader) -> None:
         self._reader = reader
         self._kept: OrderedDict[tuple[StoreId, str, int], Graph] = OrderedDict()
 
     async def of(self, store_id: StoreId, pinned: PinnedWorkflow) -> Graph:
-        """Return the graph of a run: of the workflow, or of some items of a map.
+        """Return a run's graph. It covers the whole workflow, or only some items of a map.
 
         Raises:
             WorkflowNotFound
@@ -63,7 +63,7 @@ class Graphs:
         return graph.of_items(found, chunk.node, indexes, chunk.concurrency)
 
     async def version(self, store_id: StoreId, name: str, version: int) -> int:
-        """Return `version` if it exists, or the newest version for 0; 0 if there is none."""
+        """Return `version` if it exists. For 0, return the newest version, or 0 if there is none."""
         try:
             return (await self._reader.get(store_id, name, version)).version
         except WorkflowNotFound:
@@ -71,7 +71,7 @@ class Graphs:
 
 
 async def read(run: Run, graphs: Graphs, *, tool_calls: ToolCalls, retry: Retry, pins_tools: bool) -> Fact:
-    """Read the definition that a run executes; with `pins_tools`, also the tools that its nodes call."""
+    """Read the definition that a run executes. With `pins_tools`, also read the tools that its nodes call."""
     pinned = run.workflow
     if pinned is None:
         raise RuntimeError("the run is not a workflow run")

@@ -30,14 +30,14 @@ class Rerun(NamedTuple):
 
 
 def rerun(graph: Graph, cursor: WorkflowCursor, run_id: RunId, number: int) -> Rerun:
-    """Return how to run node `number` of an ended run again, with all nodes that depend on it.
+    """Return how to run node `number` of an ended run again, together with all nodes that depend on it.
 
     A node is reused if it succeeded or was skipped, and depends on no node that runs again. A branch depends on the
     nodes before its parallel node, but not on the other branches. An output node always runs again, because it sets the
     output of the new run; the nodes after it do not, because its value is the same.
 
-    If the run has undone its effects, its nodes that may have had effects run again. So do the nodes that use the token
-    of a wait that runs again, because the new wait has another token.
+    If the run has undone its effects, nodes that may have had effects run again. So do nodes that use the token of a
+    wait that runs again, because the new wait has a new token.
     """
     chosen = {number, *_undone(graph, cursor)}
     while True:
@@ -56,7 +56,7 @@ def rerun(graph: Graph, cursor: WorkflowCursor, run_id: RunId, number: int) -> R
 
 
 def _with_dependents(graph: Graph, cursor: WorkflowCursor, chosen: Collection[int]) -> frozenset[int]:
-    """Return the nodes that run again if the chosen ones do."""
+    """Return the chosen nodes together with the nodes that must then run again too."""
     again, opened = set(chosen), set[int]().union(*(_parents(graph, number) for number in chosen))
     for step in graph.steps:
         sources = {source for source, _ in step.control} | set(step.others)
@@ -73,7 +73,7 @@ def _with_dependents(graph: Graph, cursor: WorkflowCursor, chosen: Collection[in
 
 
 def _undone(graph: Graph, cursor: WorkflowCursor) -> frozenset[int]:
-    """Return the nodes whose effects in this run the run has undone. The undo leaves those of reused nodes."""
+    """Return the nodes whose effects in this run were undone. The undo does not touch the effects of reused nodes."""
     if not cursor.is_undone:
         return frozenset()
     own = {number for number in _succeeded(cursor) if not cursor.nodes[number].origin}
@@ -87,7 +87,7 @@ def _may_have_effects(node: AnyNode) -> bool:
 
 
 def _with_tokens(graph: Graph, cursor: WorkflowCursor, again: Collection[int]) -> frozenset[int]:
-    """Return the nodes that have succeeded with the tokens of these nodes."""
+    """Return the nodes that have succeeded and used the tokens of these nodes."""
     waits = graph.definition.waits.intersection(graph.steps[number].path for number in again)
     using = {step.number for step in graph.steps if expressions.token_names(templates(step.node), waits)}
     return frozenset(using & _succeeded(cursor))
@@ -98,7 +98,7 @@ def _succeeded(cursor: WorkflowCursor) -> frozenset[int]:
 
 
 def _parents(graph: Graph, number: int) -> set[int]:
-    """Return the parallel nodes that contain a node. They run again, but reuse their other branches."""
+    """Return the parallel nodes that contain a node. They run again, but their other branches are reused."""
     found, parent = set(), graph.steps[number].parent
     while parent is not None:
         found.add(parent)

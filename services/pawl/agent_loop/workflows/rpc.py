@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -18,12 +19,13 @@ from pawl.agent_loop.workflows.reading import Graphs
 from pawl.agent_loop.workflows.schema import SCHEMA_JSON
 from pawl.agent_loop.workflows.starting import WorkflowStarting
 from pawl.agent_loop.workflows.versions import WorkflowLedger, Workflows
-from pawl.chassis.identity.auth import require_decider, require_user
-from pawl.chassis.ids import RequestId, check_id
+from pawl.chassis.identity.auth import Principal, require_decider, require_user
+from pawl.chassis.ids import RequestId, RunId, check_id
 from pawl.chassis.labels import RESERVED
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField, RunNotFound, WorkflowNotFound
 from pawl.event.v1 import run_pb2
+from pawl.job.v1.ledger_pb2 import EventCommand
 
 _VERSION_MAX: Final = 2**31 - 1
 
@@ -101,14 +103,20 @@ class WorkflowServicer:
             if request.run_id or request.name or request.event_id:
                 raise InvalidField("token cannot be combined with run_id, name or event_id", field="token")
             caller, run_id, name = await self._executions.of_token(require_user(), request.token)
-            reply = await self._inbox.send_event(caller, derived_id("token", name), run_id, name, request.payload_json)
-            run_after(reply, RunNotFound)
+            await self._send(caller, derived_id("token", name), run_id, name, request.payload_json)
             return pb.SendEventResponse()
         event_id = RequestId(check_id(request.event_id, "event_id", optional=True))
         caller, run_id = require_user(), convert.run_id(request)
         await self._executions.check_event(caller, run_id, request.name)
-        reply = await self._inbox.send_event(caller, event_id, run_id, request.name, request.payload_json)
-        return pb.SendEventResponse(run=run_after(reply, RunNotFound))
+        run = await self._send(caller, event_id, run_id, request.name, request.payload_json)
+        return pb.SendEventResponse(run=run)
+
+    async def _send(
+        self, caller: Principal, event_id: RequestId, run_id: RunId, name: str, payload_json: bytes
+    ) -> run_pb2.Run:
+        event = EventCommand(name=name, payload_json=payload_json)
+        is_awaited = partial(self._executions.awaits, caller, run_id, name)
+        return run_after(await self._inbox.send_event(caller, event_id, run_id, event, is_awaited), RunNotFound)
 
     async def _pause(
         self, request: pb.PauseExecutionRequest | pb.ResumeExecutionRequest, *, resumes: bool

@@ -58,7 +58,7 @@ class WorkflowStarting:
     async def submission(
         self, caller: Principal, request: StartWorkflowRequest, reused: Mapping[str, Any] = {}
     ) -> tuple[pb.SubmitMessageRequest, PawlError | None]:
-        """Return the ledger's request to start a run, and the error with which to refuse a new run, or None.
+        """Return the ledger's request to start a run. Also return the error with which to refuse a new run, or None.
 
         Raises:
             PawlError: any error of `start` about the request itself.

@@ -84,7 +84,7 @@ class Values:
         return self
 
     def rendered(self, template: Any, step: Step, extra: Mapping[str, Any] = {}) -> Any:
-        """Return a node's template with the values of its expressions. `extra` are further values, by name.
+        """Return a node's template with the values of its expressions. `extra` contains additional values, by name.
 
         Raises:
             CallsNeeded: calls must be read first.
@@ -93,7 +93,7 @@ class Values:
         return expressions.render(template, {**self._scope(step, expressions.references(template)), **extra})
 
     def output(self, step: Step) -> Any:
-        """Return a node's output; None unless it has succeeded.
+        """Return a node's output. Return None unless the node has succeeded.
 
         Raises:
             CallsNeeded, ExpressionError
@@ -143,7 +143,7 @@ class Values:
         return b"[" + b",".join(map(bytes, parts)) + b"]"
 
     def error(self, step: Step) -> dict[str, str] | None:
-        """Return the reason and message with which a node failed; None unless it has failed.
+        """Return the reason and message with which a node failed. Return None unless the node has failed.
 
         Raises:
             CallsNeeded
@@ -217,7 +217,7 @@ def state_name(record: NodeRecord | None) -> str:
 
 
 def value_of(node: AnyNode, content: Any) -> Any:
-    """Return the output of a node with the result `content` of its call.
+    """Return the output of a node whose call has the result `content`.
 
     Raises:
         ExpressionError: the answer of an agent is not the JSON that was requested.
@@ -263,17 +263,17 @@ def time_of(value: Any) -> float:
     except ValueError:
         found = None
     if found is None or found.tzinfo is None:
-        raise ExpressionError("until must be a time in RFC 3339 with a zone, or in seconds since 1970")
+        raise ExpressionError("`until` must be an RFC 3339 time with a UTC offset, or a number of seconds since 1970")
     return found.timestamp()
 
 
 def wait_token(key: bytes, run_id: RunId, node: str) -> str:
-    """Return the token that permits sending an event to one node."""
+    """Return the token that allows its holder to send an event to one node."""
     return f"{run_id}.{node}.{hmac.digest(key, node.encode(), 'sha256')[:_TOKEN_BYTES].hex()}"
 
 
 def event_of_token(node: str) -> str:
-    """Return the name of the event that only this node takes. No definition can have such a name."""
+    """Return the name of the event that only this node takes. A definition cannot contain such a name."""
     return f"#{node}"
 
 

@@ -127,7 +127,7 @@ class Workflows:
         _log.info("workflow.deleted", store=caller.store_id, user=caller.user_id, workflow=name)
 
     async def get(self, caller: Principal, name: str, version: int) -> WorkflowVersion:
-        """Return a version; 0 means the newest version. Only explicit versions may belong to a deleted workflow.
+        """Return a version. Version 0 means the newest version. A deleted workflow has only explicit versions.
 
         Raises:
             WorkflowNotFound
@@ -135,7 +135,7 @@ class Workflows:
         return await self._ledger.get(caller.store_id, name, version)
 
     async def of_run(self, caller: Principal, name: str, version: int) -> WorkflowVersion:
-        """Return the version for a new run; 0 means the newest version.
+        """Return the version for a new run. Version 0 means the newest version.
 
         Raises:
             WorkflowNotFound: also if the workflow was deleted.
@@ -146,7 +146,7 @@ class Workflows:
     async def _checked(
         self, caller: Principal, definition_json: bytes, tools: Mapping[str, OfferedTool]
     ) -> WorkflowDefinition:
-        """Parse a definition, and check that everything it refers to exists, even if it has other faults.
+        """Parse a definition and check that everything to which it refers exists, even if it has other faults.
 
         Raises:
             DefinitionError: the definition has faults. The error lists all of them.
@@ -199,7 +199,7 @@ class Workflows:
     async def _uses(
         self, caller: Principal, definition: WorkflowDefinition, tools: Mapping[str, OfferedTool]
     ) -> list[str]:
-        """Return the workflows that a run starts in their newest version, directly or through fixed versions.
+        """Return the workflows that a run starts in their newest version, either directly or through fixed versions.
 
         Raises:
             WorkflowNotFound

@@ -92,8 +92,8 @@ def read(
 async def apply(target: AsyncClient, wanted: FileSet) -> AsyncIterator[str]:
     """Apply a set, and yield lines that describe the changes.
 
-    Nothing changes if any file is invalid. If a change fails, the ones before it remain; applying the set again makes
-    the rest.
+    Nothing changes if any file is invalid. If a change fails, earlier changes remain. Apply the set again to make the
+    remaining ones.
 
     Raises:
         ApplyError: A file is invalid, a resource belongs to someone else, or a change failed.

@@ -60,7 +60,10 @@ class Asked:
     lines: Mapping[_Path, int]
 
     def problem(self, text: str, field: str = "") -> str:
-        """Return an error with the file, and the line of the deepest field mentioned in the text or `field`."""
+        """Return `text` as an error message that starts with the file and the line.
+
+        The line is that of the deepest field mentioned in `text` or `field`.
+        """
         return f"{self.file}:{_line(self.lines, f'{text} {field}')}: {text}"
 
     def faults(self, found: Iterable[tuple[str, str]]) -> list[str]:
@@ -112,7 +115,7 @@ def read(paths: Sequence[Path], types: Mapping[str, type[Any]]) -> tuple[list[As
 
 
 def to_yaml(kind: str, definition: Message | Mapping[str, Any], comments: Sequence[str] = ()) -> str:
-    """Return a resource as its file, with comments after it."""
+    """Return the content of a resource's file, followed by comments."""
     fields: dict[str, Any] = {} if kind == "agent" else {"kind": kind}
     if isinstance(definition, Message):
         fields |= _shown(definition.DESCRIPTOR, MessageToDict(definition, preserving_proto_field_name=True))

@@ -191,7 +191,7 @@ class _Thread:
             raise ConversationNotFound("This thread has no messages yet. Follow it after its first run.")
 
     async def follow(self) -> AsyncGenerator[Json, None]:
-        """Yield a snapshot, then each turn that no AG-UI request starts, as an AG-UI run of its own. Does not end.
+        """Yield a snapshot, then an AG-UI run for each turn that was not started by an AG-UI request. Never ends.
 
         If a job changes between turns, the change is an AG-UI run that contains only the job's activity.
         """

@@ -49,7 +49,7 @@ async def deliver(calls_of_store: CallsOfStore, request: Request) -> Response:
 async def complete(calls_of_store: CallsOfStore, request: Request) -> Response:
     """Handle `POST /completions/{store_id}/{token}`: respond with 200 once the outcome in the body is durable.
 
-    The token is that of a call, or of a workflow's wait, which contains dots.
+    The token belongs to a call or to a workflow's wait. Only tokens of waits contain dots.
     """
     message = CompleteCallRequest(token=request.path_params["token"])
     call = calls_of_store(request.path_params["store_id"], CompletionNotFound)

@@ -177,5 +177,5 @@ def renewal_cookie(request: Request) -> str:
 
 
 def is_secure(request: Request) -> bool:
-    """Return whether cookies need HTTPS: always, except on this machine."""
+    """Return whether cookies need HTTPS. They do, unless the gateway is on this machine."""
     return request.url.scheme == "https" or not hosts.is_loopback(request.headers.get("host", ""))

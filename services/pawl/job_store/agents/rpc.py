@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from pawl.agent.v1 import agents_pb2 as pb
 from pawl.chassis.identity.auth import Principal, require_decider, require_user
 from pawl.chassis.identity.roles import Role
-from pawl.chassis.ids import DEFAULT_AGENT, StoreId, check_id
+from pawl.chassis.ids import DEFAULT_AGENT, StoreId, UserId, check_id
 from pawl.chassis.process import logs
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import AgentNotFound
-from pawl.event.v1 import agent_pb2
+from pawl.event.v1 import agent_pb2, run_pb2
 from pawl.job.v1 import agents_pb2 as ledger
 from pawl.job.v1 import agents_pb2_grpc
 from pawl.job_store.agents.rules import AGENT, drafted
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.pages import Id, next_token, page_size, read_token
 from pawl.job_store.ledger.rpc.messages import timestamp
-from pawl.job_store.ledger.store.usage import PostgresAgentTokens
+from pawl.job_store.ledger.store.usage import PostgresTokens
 from pawl.job_store.versions.rpc import VERSION_MAX, message_of, versions_for
 from pawl.job_store.versions.rules import VersionRow, saved
+from pawl.values import WaitKind
 
 _log = logs.get_logger(__name__)
 
@@ -58,9 +60,9 @@ class AgentServicer:
 
 
 class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
-    def __init__(self, agents: PostgresAgents, usage: PostgresAgentTokens) -> None:
+    def __init__(self, agents: PostgresAgents, budgets: Budgets) -> None:
         self._agents = agents
-        self._usage = usage
+        self._budgets = budgets
 
     async def PutAgent(self, request: ledger.PutAgentRequest, context: Context) -> ledger.PutAgentResponse:
         asked = _asked(request)
@@ -91,11 +93,12 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         token = next_token("ListAgents", (store_id,), page, lambda row: row.name)
         return ledger.ListAgentsResponse(agents=map(_message, page.rows), next_page_token=token)
 
-    async def GetAgentQuota(
-        self, request: ledger.GetAgentQuotaRequest, context: Context
-    ) -> ledger.GetAgentQuotaResponse:
-        store_id, name = check_id(request.store_id, "store_id"), check_id(request.name, "name")
-        return await quota(self._agents, self._usage, store_id, name)
+    async def GetTokenBudgets(
+        self, request: ledger.GetTokenBudgetsRequest, context: Context
+    ) -> ledger.GetTokenBudgetsResponse:
+        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
+        found = await self._budgets.of(store_id, user_id, check_id(request.name, "name", optional=True))
+        return ledger.GetTokenBudgetsResponse(budgets=found)
 
     async def PutDraft(self, request: ledger.PutDraftRequest, context: Context) -> ledger.PutDraftResponse:
         asked = _asked(request)
@@ -135,13 +138,33 @@ def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[
     )
 
 
-async def quota(
-    agents: PostgresAgents, usage: PostgresAgentTokens, store_id: StoreId, name: str
-) -> ledger.GetAgentQuotaResponse:
-    newest = await agents.get(store_id, name, 0)
-    used, day_end_time = await usage.today(store_id, name)
-    tokens_max = 0 if newest is None else _message(newest).definition.daily_tokens_max
-    return ledger.GetAgentQuotaResponse(tokens_max=tokens_max, tokens_used=used, day_end_time=timestamp(day_end_time))
+class Budgets:
+    """Reads the token budgets of agents, and those that `limits_of` returns for a store and its users."""
+
+    def __init__(
+        self, agents: PostgresAgents, usage: PostgresTokens, limits_of: Callable[[StoreId], Mapping[WaitKind, int]]
+    ) -> None:
+        self._agents = agents
+        self._usage = usage
+        self._limits_of = limits_of
+
+    async def of(self, store_id: StoreId, user_id: UserId, agent_name: str) -> Sequence[ledger.TokenBudget]:
+        """Return the budgets of a user's runs. The agent's name is empty if it has no budget."""
+        limits = dict(self._limits_of(store_id))
+        used = dict(await self._usage.tokens(store_id, user_id)) if limits else {}
+        newest = await self._agents.get(store_id, agent_name, 0) if agent_name else None
+        if newest is not None and (tokens_max := _message(newest).definition.daily_tokens_max):
+            limits[WaitKind.AGENT_QUOTA] = tokens_max
+            used[WaitKind.AGENT_QUOTA] = await self._usage.today(store_id, agent_name)
+        return [
+            ledger.TokenBudget(
+                kind=run_pb2.WaitKind.ValueType(kind),
+                tokens_max=limit,
+                tokens_used=used[kind][0],
+                end_time=timestamp(used[kind][1]),
+            )
+            for kind, limit in limits.items()
+        ]
 
 
 def _seen(user: Principal, row: VersionRow) -> agent_pb2.AgentVersion | None:

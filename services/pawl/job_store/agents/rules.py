@@ -25,13 +25,13 @@ def drafted(
     agents: Mapping[str, DefinitionRow],
     drafts: Mapping[str, VersionRow],
 ) -> VersionRow:
-    """Return the draft that results from saving `asked`: the existing draft if nothing has changed.
+    """Return the draft that results from saving `asked`. If nothing has changed, this is the existing draft.
 
     `agents` has all the store's agents by name, and `drafts` has all the user's drafts. The delegations of a draft must
     be valid for an agent with its name.
 
     Raises:
-        AgentNotFound, AgentCycle: Same as for agent versions.
+        AgentNotFound, AgentCycle: See `versions.rules.saved`.
         TooLarge: The user has too many drafts.
     """
     check_uses(AGENT, asked.name, delegates_to, agents)

@@ -59,7 +59,7 @@ def _owner_id(user: Principal, asked: pb.Declaration) -> str:
 
     Raises:
         InvalidField: The kind, name or version is invalid.
-        PermissionDenied: It belongs to the store, and the caller is not an admin.
+        PermissionDenied: The declaration belongs to the store, and the caller is not an admin.
     """
     if asked.kind not in _OF_STORE | _OF_USER:
         kinds = ", ".join(sorted(_OF_STORE | _OF_USER))

@@ -1,7 +1,8 @@
-"""Erases conversations: users start erasures, a sweep on any replica carries them out, and receipts report progress.
+"""Erases conversations.
 
-On JetStream, the sweep removes the life-cycle events of erased runs, and keeps a list of erased conversation ids that
-outlives the database. Subscribers to `pawl.v1.<store>.erased.<conversation>` can erase their own copies.
+Users start an erasure, a sweep on any replica carries it out, and a receipt shows its progress. On JetStream, the sweep
+removes the life-cycle events of erased runs, and keeps a list of erased conversation ids that outlives the database.
+Subscribers to `pawl.v1.<store>.erased.<conversation>` can erase their own copies.
 """
 
 from __future__ import annotations
@@ -102,7 +103,10 @@ class JetStreamErasures:
 
 
 async def _scan(jetstream: JetStreamContext, stream: str, subject: str) -> AsyncIterator[Sequence[Msg]]:
-    """Yield the messages that a stream now holds on a subject, without payloads; none if there is no stream."""
+    """Yield the messages that a stream now holds on a subject, without payloads.
+
+    If there is no stream, yield nothing.
+    """
     config = ConsumerConfig(
         deliver_policy=DeliverPolicy.ALL,
         ack_policy=AckPolicy.NONE,
@@ -149,7 +153,7 @@ _log = logs.get_logger(__name__)
 
 
 class Erasing:
-    """Erases conversations. Without a `log`, nothing is purged from JetStream and no list is kept."""
+    """Erases conversations. Without a `log`, nothing is removed from JetStream, and no list is kept."""
 
     def __init__(
         self,
@@ -171,7 +175,7 @@ class Erasing:
         self._started = asyncio.Event()
 
     async def erase(self, key: ErasureKey) -> Receipt:
-        """Start erasing a conversation, unless that has already happened, and return the progress.
+        """Start erasing a conversation, unless its erasure has already started. Return the progress.
 
         Raises:
             ConversationNotFound: The user has no such conversation, or its receipt has expired.
@@ -183,13 +187,13 @@ class Erasing:
         return await self.erasures.receipt(key)
 
     async def due(self, part: Part) -> AsyncIterator[tuple[ErasureKey, ItemPart]]:
-        """Yield the ids that a part must erase now. In each conversation's last batch, `has_more` is False."""
+        """Yield the ids that a part must erase now. `has_more` is False in each conversation's last batch."""
         async for erasure in self._open([part], without=FIRST):
             async for items in self._items(erasure.key):
                 yield erasure.key, items
 
     async def run(self) -> None:
-        """Run the sweep every five seconds, and when an erasure starts."""
+        """Run the sweep every five seconds, and whenever an erasure starts."""
         while True:
             tasks.check_cancelled()
             self._started.clear()
@@ -219,7 +223,7 @@ class Erasing:
         self._purge_at = now + (now - start) * _PURGE_PAUSE
 
     async def _open(self, parts: Collection[Part], *, without: Collection[Part]) -> AsyncIterator[Erasure]:
-        """Yield all open erasures page by page, so that stuck erasures do not block the rest."""
+        """Yield all open erasures page by page, so that a stuck erasure does not block the rest."""
         last: Erasure | None = None
         while page := await self.erasures.open(parts, without=without, after=last, rows_max=_ERASURES_MAX):
             for erasure in page:
@@ -276,7 +280,7 @@ class Erasing:
             await self.erasures.done(erasure.key, Part.STREAM)
 
     async def _apply_log(self, log: JetStreamErasures) -> None:
-        """Erase conversations that reappeared (for example after a restore), and restore lost entries of the list."""
+        """Erase conversations that have reappeared, for example after a restore. Restore lost entries of the list."""
         is_new = await log.open()
         if is_new is None:
             return

@@ -21,7 +21,10 @@ _FRONT_END: Final = 2
 
 
 class Part(StrEnum):
-    """The parts of an erasure: RUNS, then LEDGER, then the others in any order. LOG does not wait for other parts."""
+    """The parts of an erasure. RUNS comes first and LEDGER second; the others follow in any order.
+
+    LOG does not wait for any other part.
+    """
 
     # End the conversation's runs.
     RUNS = "runs"
@@ -44,7 +47,7 @@ OWN: Final = tuple(part for part in Part if part not in OF_SERVICES.values())
 
 
 def part_of(credential_id: str) -> Part:
-    """Return the part that the calling service performs.
+    """Return the part of an erasure that the calling service performs.
 
     Raises:
         PermissionDenied: The service does not participate in erasures.
@@ -74,7 +77,7 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def has_left(state: CallState, *, context: int, has_started: bool) -> bool:
-    """Return whether a call reached a tool or a client. Questions and delegated calls stay inside Pawl."""
+    """Return whether a call's data reached a tool or a client. Questions and delegated calls stay inside Pawl."""
     ran = has_started or state in {CallState.SUCCEEDED, CallState.OUTCOME_UNKNOWN}
     return ran and context in {_BACKEND, _FRONT_END}
 

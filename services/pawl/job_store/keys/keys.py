@@ -1,4 +1,4 @@
-"""Creates and revokes API keys, and syncs them to the services."""
+"""Creates and revokes API keys, and synchronises them with the services."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KeysExist(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeKey:
-    """A created key with its secret. The secret is empty if an earlier attempt at the same request created the key."""
+    """A created key with its secret. The secret is empty if an earlier attempt of the same request created the key."""
 
     key: Key
     secret: str
@@ -48,7 +48,7 @@ class Keys:
         self._ids = ids
 
     async def create(self, governor: Principal, asked: Key, request_id: str = "") -> MadeKey:
-        """Create a key, at most once per request id.
+        """Create a key. A request id creates at most one key.
 
         Raises:
             PermissionDenied: The caller may not create the key.
@@ -115,7 +115,7 @@ class Keys:
     async def revoke(self, governor: Principal, key_id: KeyId) -> Key:
         """Revoke a key permanently.
 
-        Idempotent.
+        This is idempotent.
 
         Raises:
             KeyNotFound: The caller does not manage such a key.

@@ -87,11 +87,11 @@ class KeySyncServicer(key_sync_pb2_grpc.KeySyncServiceServicer):
 
 
 def _governor() -> Principal:
-    """Return the caller, if it may manage keys.
+    """Return the caller after checking that it may manage keys.
 
     Raises:
-        PermissionDenied: The caller is a delegate without the right to decide, which it could give itself with a new
-            key.
+        PermissionDenied: The caller is a delegate without the right to decide. With a new key, it could give itself
+            that right.
     """
     principal = current_principal()
     if not principal.decides:
@@ -102,7 +102,7 @@ def _governor() -> Principal:
 
 
 def _asked(message: pb.Key) -> Key:
-    """Return the fields of a key that a request may set; the service sets the others.
+    """Return the fields of a key that a request may set. The service sets the others.
 
     Raises:
         InvalidField: `expire_time` is not a valid time.

@@ -39,8 +39,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
     A key without roles may decide on its own calls.
 
-    `maker_user_ids` lists the users who created the key or any key in the chain that led to it, each of whom may know a
-    secret in that chain. Keys created by the deployment or the local key start a new chain.
+    `maker_user_ids` lists the users who created the key, or any key in the chain that led to it. Each of them may know
+    a secret in that chain. Keys created by the deployment or the local key start a new chain.
     """
 
     key_id: KeyId = KeyId("")
@@ -66,14 +66,14 @@ def is_deployment(governor: Principal) -> bool:
 
 
 def makers(governor: Principal) -> frozenset[UserId]:
-    """Return the `maker_user_ids` for keys that a caller creates; empty if a new chain starts."""
+    """Return the `maker_user_ids` of keys that a caller creates. The result is empty if a new chain starts."""
     if is_deployment(governor) or governor.credential_id == LOCAL_CREDENTIAL:
         return frozenset()
     return governor.people | {governor.user_id}
 
 
 def governed_store(governor: Principal, named: str) -> StoreId:
-    """Return the store whose keys are requested; the default is the caller's store.
+    """Return the store whose keys are requested. By default, this is the caller's store.
 
     Raises:
         PermissionDenied: The caller does not manage the store's keys.
@@ -129,7 +129,7 @@ def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
     """
     if key.expire_time is not None and key.expire_time <= key.create_time:
         raise InvalidField(_EXPIRE_TIME, field="key.expire_time")
-    # Only keys created by the deployment or the local key have no makers. They can use the reserve.
+    # Only keys that the deployment or the local key created have no recorded creators. These keys can use the reserve.
     live_max, kept_max = (
         round(most * (1 - RESERVED)) if key.maker_user_ids else most for most in (KEYS_MAX, KEPT_KEYS_MAX)
     )
@@ -145,7 +145,7 @@ def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
 
 
 def revoked(governor: Principal, key: Key, *, now: datetime) -> Key:
-    """Return the key, revoked by the caller; unchanged if it was already revoked.
+    """Return the key after its revocation by the caller. A key that was already revoked is returned unchanged.
 
     Raises:
         KeyNotFound: The caller does not manage such a key.
@@ -217,7 +217,7 @@ class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Principal | None = None) -> KeyEvent:
-    """Return the event for an action on `key`. `governor` is None for actions through direct database access."""
+    """Return the event for an action on `key`. `governor` is None if the action was made directly in the database."""
     event = KeyEvent(
         time=time,
         kind=kind,
@@ -239,7 +239,9 @@ def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Principa
 
 
 def visible_store(governor: Principal, named: str) -> StoreId | None:
-    """Return the store whose events are requested. The default is the caller's store, or None (all) for the deployment.
+    """Return the store whose events are requested.
+
+    By default, this is the caller's store. For the deployment, the default is None, which means all stores.
 
     Raises:
         PermissionDenied: The caller does not manage the store's keys.

@@ -115,12 +115,12 @@ class PostgresKeyRepository:
         return key
 
     async def get(self, key_id: KeyId, store_id: StoreId | None) -> Key | None:
-        """Return a key; None if there is none. If `store_id` is not None, only keys of that store are found."""
+        """Return a key, or None if there is none. If `store_id` is set, only keys of that store are found."""
         row = await self._database.fetchrow(_GET, key_id, store_id)
         return None if row is None else _key(dict(row))
 
     async def revoke(self, key: Key, event: KeyEvent) -> Key:
-        """Store the revocation of the key and its event, unless the key was revoked before; return the stored key."""
+        """Store the revocation of a key and its event, unless the key was already revoked. Return the stored key."""
         async with self._database.transaction() as connection:
             change = await connection.fetchval(_NEXT_CHANGE)
             by = (key.revoke_time, key.revoke_user_id, key.revoke_credential_id)
@@ -166,7 +166,7 @@ class PostgresKeyRepository:
 
 
 def events_of(*columns: str) -> str:
-    """Return a statement that lists events filtered by these columns. It uses the first column's index."""
+    """Return a statement that lists events filtered by these columns. The first column must have an index."""
     order = ", ".join(f"{column} DESC" for column in (*columns[:1], "event_id"))
     # With an equality on the first column, the planner could scan the primary key, which has the same order but reads
     # other rows too.

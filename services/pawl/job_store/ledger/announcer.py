@@ -1,4 +1,4 @@
-"""Publishes live events and wake-ups on core NATS: best effort, at most once."""
+"""Publishes live events and wake-ups on core NATS. Delivery is best effort, at most once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches the runs whose last step this replica has written, and estimates the database's time."""
+"""Caches the runs whose last step was written by this replica, and estimates the database's time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class RunCache:
     def put_loaded(
         self, run: RunRow, conversation: ConversationRow | None, calls: Sequence[CallRow], version: Any
     ) -> None:
-        """Cache a run that was loaded for its owner, with its conversation and calls. Its inbox must be empty."""
+        """Cache a run that was loaded for its owner, together with its conversation and calls.
+
+        Its inbox must be empty.
+        """
         if not is_cacheable(run):
             return
         open_calls = tuple(call for call in calls if call.run_id == run.run_id and not call.state.is_terminal)
@@ -63,7 +66,10 @@ class RunCache:
         self._time, self._time_at = time, self._monotonic()
 
     def now(self) -> datetime | None:
-        """Return an estimate of the database's time, which may be slightly late; None if it was not read recently."""
+        """Return an estimate of the database's time, which may lag slightly.
+
+        Return None if the time was not read recently.
+        """
         elapsed = self._monotonic() - self._time_at
         if self._time is None or elapsed > ESTIMATE_SECONDS_MAX:
             return None

@@ -84,7 +84,7 @@ class Forks:
         return max(forks.fork_points(heads, open_calls), default=0)
 
     async def _open_calls(self, source: ConversationRow) -> frozenset[CallId]:
-        """Return the calls without a result. Only the active run can have any."""
+        """Return the calls that have no result. Only the active run can have any."""
         if source.active_run_id is None:
             return frozenset()
         key = RunKey(source.store_id, source.active_run_id)
@@ -95,7 +95,7 @@ class Forks:
         return frozenset(call.call_id for call in (*view.pending, *view.active) if call.run_id == key.run_id)
 
     async def _heads(self, source: ConversationRow, after: int, end: int) -> list[Head]:
-        """Return the heads of the messages after number `after` and up to `end`, in order."""
+        """Return the `Head`s of messages `after` + 1 to `end`, in order."""
         heads: list[Head] = []
         while after < end:
             page = await self._reads.messages(

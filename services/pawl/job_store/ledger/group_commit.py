@@ -1,17 +1,21 @@
 """Implements group commit: operations that arrive together share one transaction.
 
 While one group is being written, the next one gathers. If operations arrive concurrently, a writer also waits briefly
-for more. Under load a second group is written in parallel, so that a slow disk does not block everyone. Under light
-load it is not, because small groups cost nearly as much as large ones. Rows are locked in the database, so any number
-of replicas can do this concurrently.
+for more of them. Under load, a second group is written in parallel, so that a slow disk does not block everyone. Under
+light load, there is no second group, because small groups cost nearly as much as large ones. Rows are locked in the
+database, so any number of replicas can do this concurrently.
 
 Operations that users wait for are written before the runs' own work, but each group has room for both. Within a lane,
 stores take turns, so that a busy store delays only itself.
+
+In a database that is sharded by store, a transaction over several stores would be distributed and slow. There, a group
+has operations of one store only, and the stores are spread over several queues by a hash, each with a writer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -41,6 +45,7 @@ class Lane(Enum):
 class Lanes(Generic[T]):
     def __init__(self) -> None:
         self._lines: dict[Lane, FairQueue[StoreId, T]] = {lane: FairQueue() for lane in Lane}
+        self._turn = Lane.WORK
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -51,28 +56,48 @@ class Lanes(Generic[T]):
     def put(self, lane: Lane, store_id: StoreId, operation: T) -> None:
         self._lines[lane].put(store_id, operation)
 
-    def next_group(self, size: Callable[[T], int], *, operations_max: int, bytes_max: int) -> list[T]:
-        """Take the next group.
+    def next_group(
+        self, size: Callable[[T], int], *, operations_max: int, bytes_max: int, one_store: bool = False
+    ) -> list[T]:
+        """Take the next group, of one store or of several.
 
-        If both lanes have operations, part of both limits is reserved for each lane.
+        If both lanes have operations, a part of each limit is reserved for each lane.
 
         The last operation may exceed `bytes_max`. Operations of size 0, whose callers were cancelled, are dropped.
         """
         group: list[T] = []
         people, work = self._lines[Lane.PEOPLE], self._lines[Lane.WORK]
-        if not people:
-            return _take(work, group, size, operations_max, bytes_max)
-        kept = min(WORK_MAX, len(work))
-        _take(people, group, size, operations_max - kept, bytes_max * 3 // 4 if kept else bytes_max)
-        return _take(work, group, size, min(operations_max, len(group) + kept), bytes_max)
+        store = self._next_store() if one_store else None
+        if not _count(people, store):
+            return _take(work, store, group, size, operations_max=operations_max, bytes_max=bytes_max)
+        kept = min(WORK_MAX, _count(work, store))
+        most = bytes_max * 3 // 4 if kept else bytes_max
+        _take(people, store, group, size, operations_max=operations_max - kept, bytes_max=most)
+        most = min(operations_max, len(group) + kept)
+        return _take(work, store, group, size, operations_max=most, bytes_max=bytes_max)
+
+    def _next_store(self) -> StoreId:
+        """Return the store of the next group. The lanes take turns, so that stores with only work get theirs."""
+        self._turn = Lane.WORK if self._turn is Lane.PEOPLE else Lane.PEOPLE
+        return (self._lines[self._turn] or next(line for line in self._lines.values() if line)).next_key()
+
+
+def _count(line: FairQueue[StoreId, T], store: StoreId | None) -> int:
+    return len(line) if store is None else line.count(store)
 
 
 def _take(
-    line: FairQueue[StoreId, T], group: list[T], size: Callable[[T], int], operations_max: int, bytes_max: int
+    line: FairQueue[StoreId, T],
+    store: StoreId | None,
+    group: list[T],
+    size: Callable[[T], int],
+    *,
+    operations_max: int,
+    bytes_max: int,
 ) -> list[T]:
     bytes_taken = sum(map(size, group))
-    while line and len(group) < operations_max and bytes_taken < bytes_max:
-        operation = line.take()
+    while _count(line, store) and len(group) < operations_max and bytes_taken < bytes_max:
+        operation = line.take(store)
         if operation_bytes := size(operation):
             group.append(operation)
             bytes_taken += operation_bytes
@@ -91,13 +116,13 @@ WAITING_MAX: Final = 10_000
 # For each writer: the number of waiting operations, and of those that users are waiting for, at which it starts to
 # write. A second writer helps only under load.
 _GROUP_MIN: Final = ((1, 1), (32, 8))
+# Queues, each with one writer, if a group may have operations of one store only.
+STORE_QUEUES: Final = 8
 _ATTEMPTS_MAX: Final = 8
 # A group costs nearly the same whatever its size. So if operations arrive concurrently, a writer waits briefly for more
 # of them; if they arrive one by one, it does not.
 _GATHER_SECONDS: Final = 0.004
 _SIDE_BY_SIDE: Final = 1.5
-
-_NO_STORE: Final = StoreId("")
 
 _log = logs.get_logger(__name__)
 
@@ -109,10 +134,18 @@ class _Waiting:
     answer: asyncio.Future[Any]
 
 
-class GroupCommit:
-    """Runs operations from many tasks; an async context manager that drains on exit.
+class _Queue:
+    def __init__(self) -> None:
+        self.waiting = Lanes[_Waiting]()
+        self.arrived = asyncio.Event()
+        self.usual_size = 1.0
 
-    `lifecycle_written` is called after a group has written events for the outbox relay.
+
+class GroupCommit:
+    """Runs operations from many tasks. It is an async context manager that finishes accepted operations on exit.
+
+    `lifecycle_written` is called after a group has written events for the outbox relay. With `one_store`, each group
+    has operations of one store only.
     """
 
     def __init__(
@@ -123,28 +156,30 @@ class GroupCommit:
         *,
         monotonic: Callable[[], float],
         lifecycle_written: Callable[[], None],
+        one_store: bool = False,
     ) -> None:
         self._journal = journal
         self._announcer = announcer
         self._meter = meter
         self._monotonic = monotonic
         self._lifecycle_written = lifecycle_written
-        self._waiting = Lanes[_Waiting]()
-        self._arrived = asyncio.Event()
+        self._one_store = one_store
+        self._queues = [_Queue() for _ in range(STORE_QUEUES if one_store else 1)]
         self._writers: list[asyncio.Task[None]] = []
         self._closing = False
-        self._usual_size = 1.0
 
     async def __aenter__(self) -> Self:
         self._writers = [
-            asyncio.create_task(self._write_groups(operations_min, people_min), name="group_commit")
-            for operations_min, people_min in _GROUP_MIN
+            asyncio.create_task(self._write_groups(queue, operations_min, people_min), name="group_commit")
+            for queue in self._queues
+            for operations_min, people_min in _GROUP_MIN[: 1 if self._one_store else None]
         ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._closing = True
-        self._arrived.set()
+        for queue in self._queues:
+            queue.arrived.set()
         await asyncio.gather(*self._writers)
 
     async def run(
@@ -152,13 +187,12 @@ class GroupCommit:
         operation: Operation[T],
         *,
         size_bytes: int,
+        store_id: StoreId,
         lane: Lane = Lane.WORK,
-        store_id: StoreId = _NO_STORE,
     ) -> T:
-        """Return the result of an operation once it is durable.
+        """Return the result of an operation on rows of this store once it is durable.
 
-        Operations without a store are queued as if they belonged to one more store. Cancelling the caller does not undo
-        an accepted operation.
+        Cancelling the caller does not undo an accepted operation.
 
         Raises:
             PawlError: The operation was refused and had no effect.
@@ -168,29 +202,33 @@ class GroupCommit:
         """
         if self._closing:
             raise ShuttingDown
-        if len(self._waiting) >= WAITING_MAX:
+        if sum(len(queue.waiting) for queue in self._queues) >= WAITING_MAX:
             raise Overloaded
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.put(lane, store_id, _Waiting(operation, size_bytes, answer))
-        self._arrived.set()
+        queue = self._queues[zlib.crc32(store_id.encode()) % len(self._queues)]
+        queue.waiting.put(lane, store_id, _Waiting(operation, size_bytes, answer))
+        queue.arrived.set()
         return await answer
 
-    async def _write_groups(self, operations_min: int, people_min: int) -> None:
-        waiting = self._waiting
+    async def _write_groups(self, queue: _Queue, operations_min: int, people_min: int) -> None:
+        waiting = queue.waiting
         while True:
             if len(waiting) >= operations_min or waiting.waiting(Lane.PEOPLE) >= people_min:
-                if len(waiting) < self._usual_size and self._usual_size > _SIDE_BY_SIDE and not self._closing:
+                if len(waiting) < queue.usual_size and queue.usual_size > _SIDE_BY_SIDE and not self._closing:
                     await asyncio.sleep(_GATHER_SECONDS)
-                group = waiting.next_group(_weight, operations_max=OPERATIONS_MAX, bytes_max=GROUP_BYTES_MAX)
+                group = waiting.next_group(
+                    _weight, operations_max=OPERATIONS_MAX, bytes_max=GROUP_BYTES_MAX, one_store=self._one_store
+                )
+                queue.usual_size += (len(group) - queue.usual_size) / 4 if group else 0
                 await self._write_and_answer(group)
             elif self._closing:
                 return
             else:
-                self._arrived.clear()
-                await self._arrived.wait()
+                queue.arrived.clear()
+                await queue.arrived.wait()
 
     async def _write_and_answer(self, group: Sequence[_Waiting]) -> None:
-        """Write a group and answer all its callers, even after errors: otherwise callers would wait forever."""
+        """Write a group and answer all its callers, even after errors. Otherwise, callers would wait forever."""
         try:
             await self._write(group)
         except Exception as error:  # noqa: BLE001  # see above
@@ -201,7 +239,6 @@ class GroupCommit:
     async def _write(self, group: Sequence[_Waiting]) -> None:
         if not group:
             return
-        self._usual_size += (len(group) - self._usual_size) / 4
         start = self._monotonic()
         try:
             group = await self._write_steps(group)
@@ -227,7 +264,7 @@ class GroupCommit:
             await self._announce(written)
 
     async def _write_steps(self, group: Sequence[_Waiting]) -> Sequence[_Waiting]:
-        """Write a group of steps with one statement, if possible, and answer them; return the operations left."""
+        """Write a group's steps with one statement, if possible, and answer them. Return the operations that remain."""
         start = self._monotonic()
         try:
             written = await self._journal.write_steps([waiting.operation for waiting in group])

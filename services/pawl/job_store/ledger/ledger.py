@@ -1,11 +1,12 @@
-"""The ledger's use cases: changes go through group commit; leases and reads go directly to the store."""
+"""The ledger's use cases. Changes go through group commit, while leases and reads go directly to the store."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-from pawl.chassis.ids import ClientId, CommandId, RunId, RunKey, SessionId, StoreId, UserId, WorkerId
+from pawl.chassis.ids import CallKey, ClientId, CommandId, RunId, RunKey, SessionId, StoreId, UserId, WorkerId
 from pawl.chassis.process import logs
 from pawl.chassis.rpc.parts import in_parts
 from pawl.errors import PawlError
@@ -62,10 +63,10 @@ class Ledger:
         return released
 
     async def update_conversation(self, update: UpdateConversation, *, size_bytes: int) -> ConversationRow:
-        """Change a conversation and return it; stop the jobs of users who may no longer write to it.
+        """Change a conversation and return it. Stop the jobs of users who may no longer write to it.
 
-        After a crash between the two steps, a repeated request stops the jobs, and so does another request that ends
-        other users' right to write.
+        If the service crashes between the two steps, a repeated request stops the jobs. So does any other request that
+        ends other users' right to write.
         """
         changed: ConversationRow = await self.group_commit.run(
             update, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=update.store_id
@@ -93,7 +94,7 @@ class Ledger:
         await self.group_commit.run(send, size_bytes=len(payload), store_id=run.store_id)
 
     async def report_crash(self, run: RunKey, epoch: int) -> bool:
-        """Release a run that its worker can neither run nor end; return whether it is now quarantined.
+        """Release a run that its worker can neither run nor end; return whether the run is now quarantined.
 
         See `ReportCrash`.
         """
@@ -108,7 +109,7 @@ class Ledger:
         count = 0
         for part in in_parts(runs, lambda _: 1, size_max=_RUNS_PER_OPERATION):
             count += await self._sweep(
-                part, lambda keys: Quarantine(runs=keys, crashes_max=self.limits.crashes_max, lost=LOST)
+                part, _store_of_run, lambda keys: Quarantine(runs=keys, crashes_max=self.limits.crashes_max, lost=LOST)
             )
         return count
 
@@ -140,16 +141,34 @@ class Ledger:
         calls = await self._offer_repository.run_out(calls_max=_CALLS_PER_OPERATION)
         if not calls:
             return 0
-        return await self._sweep(calls, lambda calls: ReleaseOffers(client_id=None, calls=calls))
+        return await self._sweep(calls, _store_of_call, lambda calls: ReleaseOffers(client_id=None, calls=calls))
 
-    async def _sweep(self, keys: Sequence[T], operation: Callable[[tuple[T, ...]], Operation[int]]) -> int:
-        """Run one operation for all the keys, or one per key if that fails. The next sweep retries failures."""
+    async def _sweep(
+        self, keys: Sequence[T], store_of: Callable[[T], StoreId], operation: Callable[[tuple[T, ...]], Operation[int]]
+    ) -> int:
+        """Run one operation for all keys of a store, or one per key if that fails. The next sweep retries failures."""
+        by_store: defaultdict[StoreId, list[T]] = defaultdict(list)
+        for key in keys:
+            by_store[store_of(key)].append(key)
+        return sum([await self._sweep_store(store_id, own, operation) for store_id, own in by_store.items()])
+
+    async def _sweep_store(
+        self, store_id: StoreId, keys: Sequence[T], operation: Callable[[tuple[T, ...]], Operation[int]]
+    ) -> int:
         try:
-            return await self.group_commit.run(operation(tuple(keys)), size_bytes=_SWEEP_BYTES)
+            return await self.group_commit.run(operation(tuple(keys)), size_bytes=_SWEEP_BYTES, store_id=store_id)
         except PawlError:
             raise
         except Exception as error:  # noqa: BLE001  # one unreadable row must not block the others
             if len(keys) == 1:
                 _log.error("ledger.sweep_failed", key=keys[0], error=type(error).__name__)
                 return 0
-            return sum([await self._sweep([key], operation) for key in keys])
+            return sum([await self._sweep_store(store_id, [key], operation) for key in keys])
+
+
+def _store_of_run(run: RunKey) -> StoreId:
+    return run.store_id
+
+
+def _store_of_call(call: tuple[RunKey, CallKey]) -> StoreId:
+    return call[0].store_id

@@ -20,7 +20,10 @@ from pawl.values import Feature
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRow:
-    """Consecutive events of a run as stored in its log: the bytes of a RunEvents message. Published once durable."""
+    """Consecutive events of a run as stored in its log: the bytes of a RunEvents message.
+
+    They are published once the row is durable.
+    """
 
     store_id: StoreId
     run_id: RunId
@@ -31,7 +34,7 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A durable group. `outcomes` lists the results or errors of its operations, in order."""
+    """A durable group. `outcomes` has the result or the error of each operation, in order."""
 
     outcomes: Sequence[Any | Exception]
     events: Sequence[LogRow] = ()
@@ -46,14 +49,14 @@ class Written:
 
 
 class GroupConflict(Exception):
-    """Another transaction conflicted and nothing was written. The same group may be retried."""
+    """Raised if another transaction conflicted and nothing was written. The same group may be retried."""
 
 
 class Journal(Protocol):
     async def write_steps(self, operations: Sequence[Operation[Any]]) -> Written:
-        """Write the steps of runs whose rows are cached, skipping runs whose rows have changed since.
+        """Write the steps of runs whose rows are cached. Skip runs whose rows have changed since they were cached.
 
-        The outcome of a skipped operation is None. Raises the same errors as `write`.
+        The outcome of a skipped operation is None. Errors are the same as in `write`.
         """
 
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:
@@ -68,7 +71,7 @@ class Journal(Protocol):
 
 
 class Announcer(Protocol):
-    """Publishes notifications: best effort, never fails."""
+    """Publishes notifications on a best-effort basis. Publishing never fails."""
 
     async def publish(self, events: Sequence[LogRow]) -> None: ...
 
@@ -79,10 +82,10 @@ class Announcer(Protocol):
         """Notify idle workers that a run has become claimable."""
 
     async def inboxes_changed(self, inboxes: Collection[tuple[StoreId, UserId]]) -> None:
-        """Tell watchers of these users' pending items to poll again."""
+        """Notify watchers of these users' pending items that they should poll again."""
 
     async def conversations_changed(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> None:
-        """Tell watchers of these conversations to read them again."""
+        """Notify watchers of these conversations that they should read them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +103,7 @@ class Lifecycle:
 class StreamEnd:
     """The state of the life-cycle stream when it was last polled.
 
-    While `poll_number` is unchanged, only our own messages can have been added to the stream.
+    While `poll_number` is unchanged, only messages from this process can have been added to the stream.
     """
 
     poll_number: int
@@ -125,7 +128,7 @@ class AttentionRepository(Protocol):
     async def listed(
         self, store_id: StoreId, *, run_id: RunId, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunView]:
-        """Return a store's runs that need an operator, longest waiting first, with their calls in doubt.
+        """Return a store's runs that need an operator, with their calls in doubt. The longest waiting come first.
 
         If `run_id` is set, returns only that run. Starts after `after`.
 
@@ -136,7 +139,10 @@ class AttentionRepository(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a job store, or of one store in it. A run is quarantined after crashing `crashes_max` workers."""
+    """The limits of a job store, or of one store in it.
+
+    A run is quarantined after `crashes_max` workers crash on it.
+    """
 
     slots: SlotLimits
     # Other runs on the same worker may have caused the first two crashes, so a worker holds at most one run on its

@@ -35,9 +35,9 @@ OPEN_CALLS_MAX: Final = 20
 class Claimed:
     """A run that a worker holds.
 
-    `is_quiet` means that the run has just been claimed and no client holds any of its calls: it has not taken a step
-    yet, or was only waiting for a point in time. The conversation, the number of its last message, and how long the run
-    was due are set only by a claim, not by a renewal.
+    `is_quiet` means that the run has just been claimed and that no client holds any of its calls. Such a run has not
+    taken a step yet, or was only waiting for a point in time. The conversation, the number of its last message, and how
+    long the run was due are set only by a claim, not by a renewal.
     """
 
     store_id: StoreId
@@ -61,8 +61,9 @@ class Renewed:
 class RunView:
     """A run and its pending calls.
 
-    `waits`, if set, includes those of its child runs. `active` has its other open calls, if read. `situations`, if
-    read, explains why the run is not making progress: its own situation first, then those of its descendants.
+    `waits`, if set, includes the waits of child runs. `active` has the other open calls, if they were read.
+    `situations`, if read, explains why the run is not making progress: its own situation first, then those of its
+    descendants.
     """
 
     run: RunRow
@@ -73,7 +74,7 @@ class RunView:
 
 
 def view_of(situations: Sequence[Situation]) -> RunView:
-    """Return the view of the first run, with the open calls of all the runs. The other runs are its descendants."""
+    """Return the view of the first run, with the open calls of all given runs. The other runs are its descendants."""
     run = situations[0].run
     waits = {wait for each in situations for wait in each.run.waits}
     open_calls = [(each.run, call) for each in situations for call in each.calls]
@@ -88,10 +89,10 @@ def view_of(situations: Sequence[Situation]) -> RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFilter:
-    """A filter on pending items: those of one user or, without a user, all that approvers may see.
+    """A filter on pending items. With a user, it selects that user's items; without one, all that approvers may see.
 
-    Empty fields match all. States and a tool name match only calls. With `approves`, a user's calls include those that
-    only approvers may decide on.
+    Empty fields match everything. States and a tool name match only calls. With `approves`, a user's calls include
+    those that only approvers may decide on.
     """
 
     user_id: UserId
@@ -103,12 +104,12 @@ class PendingFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """A filter on a user's runs, and their order by creation time (newest first by default).
+    """A filter on a user's runs, and their order by creation time. By default, the newest run comes first.
 
-    Empty fields match all. A run matches any of `waits` and all of `labels`. `reports_to` is the conversation that jobs
-    report to. `running_jobs_of_store` matches all users' open jobs that are not being stopped; it can be combined only
-    with `stopped_by`. `stopped_by` also matches jobs that this command has stopped; with `reports_to`, jobs stopped by
-    another command do not match.
+    Empty fields match everything. A run must match one of `waits` and all of `labels`. `reports_to` is the conversation
+    that jobs report to. `running_jobs_of_store` matches all users' open jobs that are not being stopped; it can be
+    combined only with `stopped_by`. `stopped_by` also matches jobs that this command has stopped; with `reports_to`,
+    jobs stopped by another command do not match.
     """
 
     conversation_id: ConversationId = ConversationId("")
@@ -134,8 +135,8 @@ NOTICES_MAX: Final = 20
 class PendingNotices:
     """The first `NOTICES_MAX` pending notices for a run's user, each with its job and iteration.
 
-    `open_jobs` is the number of the user's open jobs that report to the run's conversation, and `jobs_below` the number
-    of those whose notices enter the run itself, if it is delegated.
+    `open_jobs` is the number of the user's open jobs that report to the run's conversation. If the run is delegated,
+    `jobs_below` is the number of open jobs whose notices enter the run itself.
     """
 
     notices: Sequence[tuple[RunRow, int]] = ()
@@ -147,11 +148,12 @@ class PendingNotices:
 class Loaded:
     """Everything that a run's owner needs, from one snapshot.
 
-    `user_id` is the user of the conversation. `omitted_bytes` has the size of each call result that is omitted because
-    the results are too large in total; 0 for the others. Of other users' runs, only the newest that fit completely are
-    included, as messages without calls or summaries. `failures` has the failures of FAILED runs with messages.
-    `shared_tokens_left` is the rest of the run's token budget; 0 if the run that owns the budget was removed, None if
-    there is no budget. If `known` is set, the messages and calls only continue that prefix, which is still valid.
+    `user_id` is the user of the conversation. Call results are omitted if they are too large in total. `omitted_bytes`
+    has the size of each omitted result, and 0 for the others. Of other users' runs, only the newest that fit completely
+    are included, as messages without calls or summaries. `failures` has the failures of those FAILED runs that have
+    messages. `shared_tokens_left` is what remains of the run's token budget. It is 0 if the run that owns the budget
+    was removed, and None if there is no budget. If `known` is set, the messages and calls only continue that prefix,
+    which is still valid.
     """
 
     run: RunRow
@@ -170,11 +172,11 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogGap:
-    """The removed events from `from_seq` to `to_seq`, replaced by a snapshot of their run.
+    """A gap that stands for the removed events from `from_seq` to `to_seq`. It contains a snapshot of their run.
 
-    For an ended run, the snapshot has the newest messages and calls, and the counts of the others. For an open job with
-    a trimmed log, it has no calls, and `omitted_calls` counts the removed calls. `omitted_bytes` has the size of each
-    result that is omitted because it is large; 0 for the others.
+    For an ended run, the snapshot has the newest messages and calls, and the numbers of the others. For an open job
+    with a trimmed log, the snapshot does not have any calls, and `omitted_calls` is the number of removed calls. Large
+    results are omitted: `omitted_bytes` has the size of each omitted result, and 0 for the others.
     """
 
     from_seq: int
@@ -189,7 +191,7 @@ class LogGap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPart:
-    """A part of a run's log: the bytes of its events, preceded by a gap if some were removed."""
+    """A part of a run's log: the bytes of its events. If events were removed, a gap comes first."""
 
     payloads: Sequence[bytes]
     last_seq: int
@@ -210,12 +212,12 @@ class MessagePage(Page[MessageRow]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedRuns:
-    """Versions of a user's runs in a conversation that have changed, oldest first, read at `time`.
+    """The versions of those of a user's runs in a conversation that have changed, oldest first, read at `time`.
 
     The version of a run changes whenever the run, its calls, or the runs that execute its calls change. It is empty
     while one of these runs is waiting to be claimed, because its reasons depend on other runs.
 
-    `open_run_ids` and `conversation_ids` are those of all the user's open runs, even if they have not changed.
+    `open_run_ids` and `conversation_ids` cover all of the user's open runs, even those that have not changed.
     """
 
     time: datetime
@@ -226,9 +228,10 @@ class ChangedRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationFilter:
-    """A filter on a user's conversations by archiving, word prefixes and labels.
+    """A filter on a user's conversations by whether they are archived, by word prefixes and by labels.
 
-    None or empty fields match all. With `shared`, the filter applies to conversations that other users share instead.
+    Fields that are None or empty match everything. With `shared`, the filter applies to conversations that other users
+    share, instead of the user's own.
     """
 
     archived: bool | None = None
@@ -242,7 +245,7 @@ class ConversationFilter:
 
 
 class DueTimes(Protocol):
-    """The times from which runs may be claimed, by the database's clock."""
+    """The times from which runs may be claimed. All times are the database's."""
 
     async def times(self) -> tuple[datetime, datetime]:
         """Return the database's time, and the latest time that its clock has ever shown, accurate to five seconds.
@@ -251,10 +254,11 @@ class DueTimes(Protocol):
         """
 
     async def bring_forward(self, seconds: float) -> int:
-        """Make runs claimable earlier by this many seconds, because the clock went back; return the number of runs.
+        """Make runs claimable earlier by this many seconds, because the clock went back. Return the number of runs.
 
         Runs that were due are due again, and leases expire soon. Leases of up to 30 s that were given or renewed after
-        the clock went back stay unchanged. Safe to repeat: a run that is claimed too early waits again.
+        the clock went back do not change. It is safe to repeat this, because a run that is claimed too early waits
+        again.
         """
 
 
@@ -266,23 +270,23 @@ class Leases(DueTimes, Protocol):
     ) -> list[Claimed]:
         """Claim up to `runs_max` runs for a worker, each with a new epoch.
 
-        The worker then holds at most `background_runs_max` background runs, unless it held more before.
+        Afterwards, the worker holds at most `background_runs_max` background runs, unless it already held more.
 
         Claims are fair between stores: every store is served once before any store is served again, up to `runs_max`,
         and the next claim continues after the last store served.
         """
 
     async def wait_seconds(self) -> float | None:
-        """Return the seconds until the first run or lease is due; None if none will be.
+        """Return the number of seconds until the first run or lease is due, or None if none will be.
 
-        Zero or less means that a run is due, or that too many stores have runs to compute the time.
+        Zero or less means that a run is due, or that the time was not computed because too many stores have runs.
         """
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
-        """Renew all of a worker's leases, including expired ones whose runs no other worker has claimed."""
+        """Renew all of a worker's leases. This includes expired leases, unless another worker has claimed the run."""
 
     async def release(self, worker_id: WorkerId) -> int:
-        """Release all of a worker's runs, which become claimable immediately; return their number."""
+        """Release all of a worker's runs, so that they are immediately claimable. Return their number."""
 
 
 class Reads(Protocol):
@@ -310,7 +314,8 @@ class Reads(Protocol):
     async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None) -> Loaded:
         """Return everything that a run's owner needs, from one snapshot.
 
-        `known` is the prefix of the history that the owner has. It is left out of the result if it is still valid.
+        `known` is the prefix of the history that the owner already has. If the prefix is still valid, the result does
+        not include it.
 
         Raises:
             RunNotFound: No such run.
@@ -336,7 +341,7 @@ class Reads(Protocol):
     async def call_heads(
         self, store_id: StoreId, call_ids: Sequence[CallId], user_id: UserId, *, result_bytes_max: int
     ) -> list[tuple[CallRow, int]]:
-        """Return those of a user's calls that exist, by id, without their arguments and spec.
+        """Return the user's calls with these ids, without arguments or spec. Unknown ids are skipped.
 
         Results over `result_bytes_max` are left out; each row comes with the size of a result that was left out, or 0.
         """
@@ -389,23 +394,24 @@ class Reads(Protocol):
     async def changed_runs(
         self, conversation: ConversationRow, user_id: UserId, *, since: datetime | None, all_open: bool
     ) -> ChangedRuns:
-        """Return the user's runs that have changed since a time; with `all_open`, also all open runs.
+        """Return the user's runs that have changed since a time. With `all_open`, also return all open runs.
 
-        The runs are those in the conversation, jobs that report to it, and the child runs of both. Only the newest 200
+        This covers runs in the conversation, jobs that report to it, and the child runs of both. Only the newest 200
         ended runs and the newest 100 ended jobs are considered. A run also counts as changed while it waits for a
         child.
         """
 
     async def versions(self, keys: Sequence[ConversationKey]) -> Sequence[str]:
-        """Return a version of each conversation, which changes with the conversation, its active run and recent jobs.
+        """Return a version of each conversation. It changes with the conversation, its active run and its recent jobs.
 
         A version is empty if the conversation does not exist.
         """
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
-        """Return a run's events after a seq: at most `events_max` and about 1 MiB, but at least one if there are any.
+        """Return a run's events after a seq, at most `events_max` and about 1 MiB.
 
-        Removed events are returned as a gap, with the events that follow it.
+        Return at least one if there are any. A gap stands for removed events. The events that follow the gap are
+        included.
 
         Raises:
             RunNotFound: The user has no such run.
@@ -439,13 +445,13 @@ class ConversationReads(Protocol):
         before: tuple[datetime, str] | None,
         rows_max: int,
     ) -> Page[ConversationRow]:
-        """Return conversations that users started, the most recently changed first, starting before `before`.
+        """Return conversations that users started, starting before `before`. The most recently changed come first.
 
         A search for a very common word may miss matches.
         """
 
     async def segments(self, conversation: ConversationRow) -> tuple[Segment, ...]:
-        """Return the segments of a fork's past, in order; empty if the conversation is not a fork."""
+        """Return the segments of a fork's past, in order. Return nothing if the conversation is not a fork."""
 
     async def request(self, key: RequestKey) -> RequestRow | None:
         """Return the earlier request with this key; None if there is none."""

@@ -1,8 +1,8 @@
-"""Keeps in PostgreSQL the life-cycle events to send to JetStream, and those already sent.
+"""Keeps life-cycle events in PostgreSQL: those still to be sent to JetStream, and those already sent.
 
-The stream acknowledges before it syncs, and an operator may wipe it. So sent events are kept for a while with their
-stream sequence number. If the stream was recreated, or ends before that number, the event is lost: it returns to the
-outbox and is sent again under the same id.
+The stream acknowledges events before it syncs them, and an operator may wipe it. Sent events are therefore kept for a
+while, with their sequence number in the stream. If the stream was recreated, or ends before that number, the event is
+lost. It then returns to the outbox and is sent again under the same id.
 
 Automatic pauses of schedules and triggers are recorded in their rows. Their events are sent until acknowledged, under
 an id derived from the pause.
@@ -83,9 +83,9 @@ _log = logs.get_logger(__name__)
 
 
 class PostgresOutbox:
-    """Life-cycle events that the stream does not have yet, or has lost.
+    """Life-cycle events that the stream does not have yet, or that it has lost.
 
-    An advisory lock lets one replica relay at a time, which keeps the order.
+    An advisory lock lets only one replica relay events at a time. This keeps their order.
     """
 
     def __init__(self, database: Database) -> None:
@@ -93,9 +93,9 @@ class PostgresOutbox:
         self._recalled_poll_number = 0
 
     async def relay(self, stream: JetStreamLifecycle, *, events_max: int) -> int:
-        """Send the oldest events and mark those that the stream has stored; return how many left the outbox.
+        """Send the oldest events and mark those that the stream has stored. Return how many have left the outbox.
 
-        Returns 0 while another replica relays or the stream is unavailable; no event is lost.
+        Returns 0 while another replica relays or the stream is unavailable. No event is lost.
         """
         async with self._database.transaction() as connection:
             if not await connection.fetchval(_RELAY_LOCK):

@@ -49,9 +49,9 @@ _log = logs.get_logger(__name__)
 
 
 class JetStreamLifecycle:
-    """The stream of life-cycle events. It may lose its newest events, or all of them.
+    """The stream of life-cycle events. The stream may lose its newest events, or all of them.
 
-    Creates the stream if it is missing, even after NATS was wiped.
+    If the stream is missing, it is created, even after NATS was wiped.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -61,7 +61,7 @@ class JetStreamLifecycle:
         self._polls = itertools.count(1)
 
     async def end(self) -> StreamEnd | None:
-        """Create the stream if needed and return its state, or None while it is unavailable.
+        """Create the stream if needed. Return its state, or None while it is unavailable.
 
         The state is read on each new connection and after each failure.
         """
@@ -82,10 +82,10 @@ class JetStreamLifecycle:
         return self._end
 
     async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:
-        """Send events in order to the stream that `end` returned; return the `outbox_id` and seq of those stored.
+        """Send events in order to the stream that `end` returned. Return the `outbox_id` and seq of the stored events.
 
-        An event that is too large for the stream, or unreadable, is dropped and returned with seq 0. Events not
-        returned may have been stored as well; sending them again is safe.
+        An event that is unreadable or too large for the stream is dropped, and is returned with seq 0. Events that are
+        not returned may have been stored as well. It is safe to send them again.
         """
         stored: dict[int, int] = {}
         for start in range(0, len(events), _UNACKNOWLEDGED_MAX):
@@ -102,7 +102,7 @@ class JetStreamLifecycle:
         return stored
 
     async def _send_one(self, event: Lifecycle) -> int | None:
-        """Return the event's seq in the stream, 0 if it is dropped, or None if it may not have been stored."""
+        """Return the event's seq in the stream. Return 0 if it was dropped, or None if it may not have been stored."""
         kind = event.type.removeprefix("run.").replace(".", "_")
         headers = {
             "Nats-Msg-Id": event.event_id,
@@ -133,7 +133,7 @@ class JetStreamLifecycle:
 
 
 def fitting(payload: bytes, bytes_max: int) -> bytes:
-    """Return an event, shortened if it is over `bytes_max`: first the run's longest fields, then all long fields.
+    """Return an event, shortened if it is over `bytes_max`. The run's longest fields go first, then all long fields.
 
     Calls lose their arguments, which the approver reads from the ledger.
     """

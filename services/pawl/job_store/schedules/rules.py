@@ -66,7 +66,7 @@ class Owner(Actor, frozen=True, kw_only=True):
 
 
 class FireRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a firing: at a scheduled time, for an event, or by a user (with the user's `request_id`)."""
+    """The outcome of a firing. It fired at a scheduled time, for an event, or for a user's request (`request_id`)."""
 
     due_time: datetime
     fire_time: datetime
@@ -82,10 +82,10 @@ class FireRow(msgspec.Struct, frozen=True, kw_only=True):
 class StarterRow(Owner, frozen=True, kw_only=True):
     """A schedule or a trigger.
 
-    `failures` counts refused firings (except manual ones) and runs that failed or expired, since a run last completed
-    or the row was resumed. Once the run `last_run_id` has ended, it is counted and `last_run_counted` is True. `fires`
-    are newest first. `credential_ended` means that the API key for its runs was revoked, has expired or was removed; it
-    is only set on rows that are loaded for firing.
+    `failures` counts refused firings (except manual firings) and runs that failed or expired, since a run last
+    completed or the row was resumed. Once the run `last_run_id` has ended, it is counted, and `last_run_counted` is
+    True. `fires` are newest first. `credential_ended` means that the API key for its runs was revoked, has expired or
+    was removed; it is only set on rows that are loaded for firing.
     """
 
     name: str
@@ -109,7 +109,7 @@ class ScheduleRow(StarterRow, frozen=True, kw_only=True):
 
     Each change and each firing increments `generation`.
 
-    `waiting_time` is the scheduled time of the firing waiting for the previous run to end.
+    `waiting_time` is the scheduled time of the firing that waits for the previous run to end.
     """
 
     schedule_id: str
@@ -132,7 +132,7 @@ Change: TypeAlias = Callable[[ScheduleRow | None, int, datetime], ScheduleRow]
 
 
 class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A due schedule, claimed at `now`. `is_busy` means that the last run it started is still open."""
+    """A due schedule that was claimed at `now`. `is_busy` means that the last run it started is still open."""
 
     row: ScheduleRow
     now: datetime
@@ -140,9 +140,9 @@ class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def saved(row: ScheduleRow, asked: Definition, owner: Owner, now: datetime) -> ScheduleRow:
-    """Return a schedule with a new definition or owner; unchanged if both are the same.
+    """Return a schedule with a new definition or owner. If both are the same, the schedule is returned unchanged.
 
-    A firing waiting for the previous run is skipped.
+    A firing that waits for the previous run is skipped.
 
     A scheduled time that has not fired yet stays due, unless the timing changes.
     """
@@ -155,14 +155,14 @@ def saved(row: ScheduleRow, asked: Definition, owner: Owner, now: datetime) -> S
 
 
 def paused(row: ScheduleRow, note: str, now: datetime, *, automatic: bool = False) -> ScheduleRow:
-    """Return a paused schedule. If it was already paused, it keeps its pause time and gets the new note."""
+    """Return a paused schedule. If it was already paused, it keeps its pause time but gets the new note."""
     return replace(
         marked_paused(_without_waiting(row, now), note, now, automatic=automatic), due_time=None, claim_at=None
     )
 
 
 def marked_paused(row: StarterT, note: str, now: datetime, *, automatic: bool = False) -> StarterT:
-    """Return a paused schedule or trigger. If it was already paused, it keeps its pause time and gets the new note."""
+    """Return a paused schedule or trigger. If it was already paused, it keeps its pause time but gets the new note."""
     return replace(
         row,
         generation=row.generation + 1,
@@ -173,7 +173,7 @@ def marked_paused(row: StarterT, note: str, now: datetime, *, automatic: bool = 
 
 
 def resumed(row: ScheduleRow, owner: Owner, now: datetime) -> ScheduleRow:
-    """Return a resumed schedule, due again from now on. If it was not paused, only its owner changes to `owner`."""
+    """Return a resumed schedule, which is due again from now on. If it was not paused, only its owner changes."""
     return saved(row, row.definition, owner, now) if row.pause_time is None else _due_anew(unpaused(row, owner), now)
 
 
@@ -196,7 +196,7 @@ def put(
     count: int,
     must_exist: bool,
 ) -> ScheduleRow:
-    """Return the schedule that results from saving `asked`. If `row` is None, it is created with `new_id`.
+    """Return the schedule that results from saving `asked`. If `row` is None, create it with the id `new_id`.
 
     `count` is the number of schedules that the user has.
 
@@ -219,7 +219,7 @@ def put(
 
 
 def check_note(note: str) -> str:
-    """Check and return the note for a pause.
+    """Return the note for a pause after checking it.
 
     Raises:
         TooLarge: The note is longer than 1000 bytes.
@@ -235,7 +235,7 @@ def check_note(note: str) -> str:
 def judge(
     definition: Definition, due: datetime | None, now: datetime, *, is_busy: bool, has_waiting: bool
 ) -> tuple[FireOutcome, str]:
-    """Return the outcome of a firing, and the reason for it. The run may still be refused.
+    """Return the outcome of a firing, and the reason for the outcome. The run may still be refused.
 
     `due` is None for a manual firing, which is never late.
 
@@ -263,7 +263,7 @@ def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tupl
 
 
 def with_fire(row: StarterT, fire: FireRow) -> StarterT:
-    """Return a schedule or trigger with `fire` added. It replaces the firing's earlier entry, if it was waiting.
+    """Return a schedule or trigger with `fire` added. If the firing was waiting, `fire` replaces its earlier entry.
 
     The newest `FIRES_MAX` entries are kept. A waiting entry is kept even if it is older.
     """
@@ -284,7 +284,7 @@ def with_fire(row: StarterT, fire: FireRow) -> StarterT:
 
 
 def with_ending(row: StarterT, state: RunState | None) -> StarterT:
-    """Count the last run of a schedule or trigger once the run has ended or was removed (`state` is None)."""
+    """Count the last run of a schedule or trigger once it has ended. A `state` of None means that it was removed."""
     if row.last_run_counted or (state is not None and not state.is_terminal):
         return row
     failures = row.failures

@@ -121,7 +121,7 @@ class Schedules(Starters[ScheduleRow]):
         )
 
     async def claim(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
-        """Claim due schedules; return them and the number of seconds to wait before the next claim.
+        """Claim due schedules. Return them, and the number of seconds to wait before the next claim.
 
         A schedule whose next scheduled time cannot be computed is skipped until its claim expires.
         """
@@ -134,7 +134,7 @@ class Schedules(Starters[ScheduleRow]):
     async def fire(self, fire: Fire, size_bytes: int) -> FireRow | None:
         """Fire a schedule.
 
-        Return None, without effect, if the schedule has changed since it was claimed.
+        If the schedule has changed since it was claimed, nothing happens, and the result is None.
 
         Raises:
             ScheduleNotFound: The schedule does not exist.
@@ -152,8 +152,8 @@ class Schedules(Starters[ScheduleRow]):
 def pause_seconds(wait_seconds: float | None, claimed: int) -> float:
     """Return the number of seconds until the next claim.
 
-    `wait_seconds` is the time until the next row is due, None if no row will be due. `claimed` is the number of rows
-    claimed just now.
+    `wait_seconds` is the time until the next row is due, or None if no row will be due. `claimed` is the number of rows
+    that were just claimed.
     """
     if wait_seconds is not None and wait_seconds <= 0:
         return 0.0 if claimed else HELD_SECONDS

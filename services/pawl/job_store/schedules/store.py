@@ -42,7 +42,7 @@ class PostgresSchedules(PostgresStarters[ScheduleRow]):
         super().__init__(database, tables.SCHEDULES, tables.SCHEDULES.read)
 
     async def claim(self, *, schedules_max: int) -> Sequence[ClaimedSchedule]:
-        """Claim schedules that are due or whose waiting firing may start, the longest overdue first."""
+        """Claim schedules that are due, or whose waiting firing may start. The longest overdue come first."""
         lease, poll = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=POLL_SECONDS)
         records = await self._database.fetch(_CLAIM, schedules_max, lease, poll)
         return read_each("schedule", records, _claimed, itemgetter("schedule_id"))

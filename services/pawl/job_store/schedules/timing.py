@@ -135,9 +135,10 @@ def jitter(timing: Timing, schedule_id: str) -> timedelta:
 
 
 def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) -> datetime | None:
-    """Return the scheduled time to fire after `due`; None if there is none.
+    """Return the scheduled time to fire after `due`, or None if there is none.
 
-    Missed times that are too old to make up for, and all but the newest `CAUGHT_UP_MAX`, are skipped.
+    Missed times are skipped if they are too old to make up for. Of the others, only the newest `CAUGHT_UP_MAX` are
+    kept.
     """
     first = max(due, caught_up_from(timing, now))
     most = CAUGHT_UP_MAX - (not is_missed(timing, due, now))
@@ -181,14 +182,14 @@ def _check_cron(timing: Timing) -> None:
 
 
 def cron_text(cron: str) -> str:
-    """Describe a valid cron expression in words. If it restricts both kinds of day, matching one of them suffices."""
+    """Describe a valid cron expression in words. If it restricts both kinds of day, only one of them must match."""
     text = CronSim(cron, _EPOCH).explain()
     _, _, day, _, weekday = cron.split()
     return text if "*" in {day[0], weekday[0]} else text.replace(" and on ", " or on ")
 
 
 def zone(name: str) -> ZoneInfo:
-    """Return a time zone; UTC for an empty name.
+    """Return a time zone. An empty name means UTC.
 
     Raises:
         InvalidField: There is no such time zone.

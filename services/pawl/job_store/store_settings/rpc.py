@@ -10,7 +10,17 @@ from pawl.chassis.rpc.kinds import Context
 from pawl.chassis.rpc.translate import Exceptions, Translator
 from pawl.errors import InvalidField
 from pawl.job_store.ledger.pages import Large, make_token, page_size, read_token
-from pawl.job_store.store_settings.rules import Decided, Layer, Settings, Switch, governs_all, layer_of, store_of
+from pawl.job_store.ledger.store.usage import PostgresTokens
+from pawl.job_store.store_settings.rules import (
+    Decided,
+    Layer,
+    Settings,
+    Switch,
+    governs_all,
+    layer_of,
+    store_of,
+    with_usage,
+)
 from pawl.job_store.store_settings.snapshot import SettingsSnapshot
 from pawl.job_store.store_settings.store import SettingsChange
 from pawl.settings.v1 import settings_pb2 as pb
@@ -34,8 +44,9 @@ _LAST_CHANGE: Final = 2**63 - 1
 
 
 class SettingsServicer(settings_pb2_grpc.SettingsServiceServicer):
-    def __init__(self, settings: SettingsSnapshot) -> None:
+    def __init__(self, settings: SettingsSnapshot, usage: PostgresTokens) -> None:
         self._settings = settings
+        self._usage = usage
 
     async def GetSettings(self, request: pb.GetSettingsRequest, context: Context) -> pb.GetSettingsResponse:
         layer = _LAYER.read(request.layer)
@@ -62,9 +73,14 @@ class SettingsServicer(settings_pb2_grpc.SettingsServiceServicer):
         return pb.UpdateSettingsResponse(settings=_SETTINGS.write(kept))
 
     async def ExplainSettings(self, request: pb.ExplainSettingsRequest, context: Context) -> pb.ExplainSettingsResponse:
-        store_id = store_of(current_principal(), request.store_id)
+        caller = current_principal()
+        store_id = store_of(caller, request.store_id)
         await self._settings.refresh()
-        return pb.ExplainSettingsResponse(explanations=map(_explanation, self._settings.all.explained(store_id)))
+        explained = self._settings.all.explained(store_id)
+        if self._settings.token_limits_of(store_id):
+            used = await self._usage.tokens(store_id, caller.user_id)
+            explained = [with_usage(each, used) for each in explained]
+        return pb.ExplainSettingsResponse(explanations=map(_explanation, explained))
 
     async def ListSettingsChanges(
         self, request: pb.ListSettingsChangesRequest, context: Context
@@ -86,7 +102,7 @@ def _explanation(decided: Decided) -> pb.Explanation:
     is_switch = decided.name in list(Feature)
     return pb.Explanation(
         name=decided.name,
-        value=("off", "on")[decided.value] if is_switch else str(decided.value),
+        value=("off", "on")[decided.value] if is_switch else str(decided.value) if decided.is_set else "unlimited",
         layer=_LAYER.write(decided.layer) if decided.layer else pb.SETTINGS_LAYER_UNSPECIFIED,
         reason=decided.reason,
     )

@@ -1,4 +1,4 @@
-"""Defines switches and store limits, and which layer decides each value (LOOP-14, RES-3)."""
+"""Defines switches and store limits. Determines which layer decides each value (LOOP-14, RES-3)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pawl.chassis.identity.auth import LOCAL_CREDENTIAL, Principal
 from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import CredentialId, StoreId, UserId, check_id
 from pawl.errors import Conflict, InvalidField, PermissionDenied
-from pawl.values import Feature
+from pawl.values import TOKENS_MAX, Feature, WaitKind
 
-LIMIT_MAX: Final = 10_000
+RUNS_MAX: Final = 10_000
 LISTED_STORES_MAX: Final = 10_000
 _PERCENT_MAX: Final = 100
 # All replicas have read a change after this time.
@@ -30,6 +30,24 @@ class Limit(StrEnum):
     ACTIVE_RUNS = "active_runs"
     ACTIVE_RUNS_PER_USER = "active_runs_per_user"
     BACKGROUND_RUNS = "background_runs"
+    DAILY_TOKENS = "daily_tokens"
+    MONTHLY_TOKENS = "monthly_tokens"
+    DAILY_TOKENS_PER_USER = "daily_tokens_per_user"
+    MONTHLY_TOKENS_PER_USER = "monthly_tokens_per_user"
+
+    @property
+    def maximum(self) -> int:
+        """The highest value. For tokens, it means that there is no limit."""
+        return TOKENS_MAX if self in TOKEN_LIMITS else RUNS_MAX
+
+
+# What a run waits for once the tokens are used up.
+TOKEN_LIMITS: Final[Mapping[Limit, WaitKind]] = {
+    Limit.DAILY_TOKENS: WaitKind.STORE_DAILY_TOKENS,
+    Limit.MONTHLY_TOKENS: WaitKind.STORE_MONTHLY_TOKENS,
+    Limit.DAILY_TOKENS_PER_USER: WaitKind.USER_DAILY_TOKENS,
+    Limit.MONTHLY_TOKENS_PER_USER: WaitKind.USER_MONTHLY_TOKENS,
+}
 
 
 class Layer(IntEnum):
@@ -69,7 +87,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The values set by one layer. `version` is 0 if it has never set any."""
+    """The values that one layer has set. `version` is 0 if the layer has never set any."""
 
     layer: Layer
     store_id: StoreId = ALL_STORES
@@ -87,12 +105,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
-    """A value that applies to a store, and the layer that decides it; None if no layer sets it."""
+    """A value that applies to a store, and the layer that decides it. The layer is None if no layer sets the value."""
 
     name: str
     value: int
     layer: Layer | None
     reason: str
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a layer or the process has set it. Otherwise, there is no limit."""
+        return self.name not in list(TOKEN_LIMITS) or self.value < TOKENS_MAX
 
 
 def is_on(feature: Feature, switch: Switch, store_id: StoreId) -> bool:
@@ -140,7 +163,7 @@ class AllSettings:
         )
 
     def limit(self, name: Limit, store_id: StoreId) -> Decided:
-        """Return the limit of a store: the value its admins set, or its ceiling if that is lower."""
+        """Return the limit of a store. This is the value that its admins have set or, if that is lower, its ceiling."""
         ceiling = self.ceiling(name, store_id)
         asked = self.layer(Layer.STORE, store_id).limits.get(name)
         if asked is None:
@@ -151,7 +174,7 @@ class AllSettings:
             name=name,
             value=asked,
             layer=Layer.STORE,
-            reason=f"Set by the store's admins; the ceiling is {ceiling.value}.",
+            reason="Set by the store's admins" + (f"; the ceiling is {ceiling.value}." if ceiling.is_set else "."),
         )
 
     def ceiling(self, name: Limit, store_id: StoreId) -> Decided:
@@ -160,6 +183,8 @@ class AllSettings:
             set_in = self.layer(layer, store_id if layer is Layer.CEILING else ALL_STORES)
             if name in set_in.limits:
                 return Decided(name=name, value=set_in.limits[name], layer=layer, reason=reason)
+        if name in TOKEN_LIMITS:
+            return Decided(name=name, value=name.maximum, layer=None, reason="No layer sets it.")
         started = self._started_with[name]
         return Decided(name=name, value=started, layer=None, reason="Set when the process started.")
 
@@ -172,7 +197,7 @@ class AllSettings:
 
     @property
     def cancels_before(self) -> datetime | None:
-        """In stores where runs are off, open runs created before this time are cancelled; None if they are not."""
+        """Where runs are off, open runs that were created before this time are cancelled. None if they are not."""
         switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(Feature.RUNS)
         is_forced = Feature.RUNS in self._forced_off
         if switch is None or switch.set_time is None or not switch.cancel_open_runs or is_forced:
@@ -180,14 +205,28 @@ class AllSettings:
         return switch.set_time + _SPREAD
 
 
+def with_usage(decided: Decided, used: Mapping[WaitKind, tuple[int, datetime]]) -> Decided:
+    """Add to the explanation of a token budget how much of it is used, and when its day or month ends."""
+    kind = next((each for name, each in TOKEN_LIMITS.items() if name == decided.name), None)
+    if kind is None or not decided.is_set:
+        return decided
+    tokens, end_time = used[kind]
+    whose = "You have" if "user" in decided.name else "The store has"
+    text = f"used {tokens} tokens. A new period starts" if tokens < decided.value else "used it up. It is renewed"
+    return replace(decided, reason=f"{decided.reason} {whose} {text} at {end_time:%Y-%m-%d %H:%M} UTC.")
+
+
 def governs_all(caller: Principal) -> bool:
-    """Return whether the caller may change the settings of all stores: a deployment key or the local key's owner."""
+    """Return whether the caller may change the settings of all stores.
+
+    Only deployment keys and the local key's owner may.
+    """
     is_owner = caller.credential_id == LOCAL_CREDENTIAL and Role.ADMIN in caller.roles
     return Role.DEPLOYMENT in caller.roles or is_owner
 
 
 def layer_of(caller: Principal, layer: Layer, store_id: str, *, writes: bool = False) -> StoreId:
-    """Return the store whose layer is requested, by default the caller's own.
+    """Return the store whose layer is requested. By default, this is the caller's own store.
 
     Raises:
         PermissionDenied: The caller may not read or, if it `writes`, change the layer.
@@ -209,7 +248,7 @@ def layer_of(caller: Principal, layer: Layer, store_id: str, *, writes: bool = F
 
 
 def store_of(caller: Principal, store_id: str) -> StoreId:
-    """Return the requested store, by default the caller's own.
+    """Return the requested store. By default, this is the caller's own store.
 
     Raises:
         PermissionDenied: It is another store, and the caller has no deployment key.
@@ -225,7 +264,7 @@ def store_of(caller: Principal, store_id: str) -> StoreId:
 
 
 def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: datetime) -> Settings:
-    """Return the layer with the values in `asked` set and those in `unset` removed, changed at `now`.
+    """Return the layer, changed at `now`, with the values in `asked` set and the values in `unset` removed.
 
     Increases the version by one.
 
@@ -249,8 +288,9 @@ def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: 
         _check_switch(name, switch)
     for name, value in limits.items():
         field = f"settings.limits.{name}"
-        if not 1 <= value <= LIMIT_MAX:
-            raise InvalidField(f"{name} must be between 1 and {LIMIT_MAX}, got {value}", field=field)
+        maximum = Limit(name).maximum
+        if not 1 <= value <= maximum:
+            raise InvalidField(f"{name} must be between 1 and {maximum}, got {value}", field=field)
         ceiling = current.ceiling(Limit(name), kept.store_id).value
         if kept.layer is Layer.STORE and value > ceiling:
             raise InvalidField(f"{name} must be at most {ceiling}, the store's ceiling, got {value}", field=field)

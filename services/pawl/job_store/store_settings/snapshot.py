@@ -18,9 +18,9 @@ from pawl.chassis.process.clock import Clock
 from pawl.errors import PawlError
 from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.rules.slots import SlotLimits
-from pawl.job_store.store_settings.rules import ALL_STORES, AllSettings, Layer, Limit, Settings, updated
+from pawl.job_store.store_settings.rules import ALL_STORES, TOKEN_LIMITS, AllSettings, Layer, Limit, Settings, updated
 from pawl.job_store.store_settings.store import PostgresSettings
-from pawl.values import Feature
+from pawl.values import Feature, WaitKind
 
 _POLL_SECONDS: Final = 1.0
 
@@ -28,7 +28,7 @@ _log = logs.get_logger(__name__)
 
 
 class SettingsSnapshot:
-    """The settings last read by this process. `run` reads them every second.
+    """The settings that this process last read. `run` reads them every second.
 
     `started_with` holds the limits that apply if no layer sets them. Features in `forced_off` are off in all stores.
     """
@@ -53,6 +53,8 @@ class SettingsSnapshot:
         self._layers: dict[tuple[Layer, StoreId], Settings] = {}
         self._last_change = 0
         self._is_failing = False
+        # Stores whose token budgets have changed, and whose waiting runs `run` must wake.
+        self._raised: set[StoreId] = set()
         self._lock = asyncio.Lock()
         self.all = self._combined(())
         self.usual = slots
@@ -62,6 +64,7 @@ class SettingsSnapshot:
         while True:
             try:
                 await self.refresh()
+                await self._wake()
             except PawlError as error:
                 if not self._is_failing:
                     _log.warning("settings.not_read", reason=error.message)
@@ -69,6 +72,15 @@ class SettingsSnapshot:
             else:
                 self._is_failing = False
             await self._clock.sleep(_POLL_SECONDS)
+
+    async def _wake(self) -> None:
+        """Let runs that wait for a changed token budget check it again."""
+        while self._raised:
+            raised = next(iter(self._raised))
+            stores = await self.repository.stores_with_open_runs() if raised == ALL_STORES else [raised]
+            for store_id in stores:
+                await self.repository.wake(store_id, list(TOKEN_LIMITS.values()))
+            self._raised.discard(raised)
 
     async def refresh(self) -> None:
         """Read the settings that have changed.
@@ -83,7 +95,8 @@ class SettingsSnapshot:
                 layers, last_change = await self.repository.changed_layers(0)
                 known = {}
             if last_change != self._last_change:
-                self._layers = {**known, **{(each.layer, each.store_id): each for each in layers}}
+                self._raised |= {each.store_id for each in layers if _tokens(each) != _tokens(known.get(_key(each)))}
+                self._layers = {**known, **{_key(each): each for each in layers}}
                 self._last_change = last_change
                 self._apply()
 
@@ -94,7 +107,7 @@ class SettingsSnapshot:
         self.unusual = {store_id: slots for store_id, slots in of_stores.items() if slots != self.usual}
 
     async def update(self, caller: Principal, asked: Settings, unset: Collection[str], *, only_check: bool) -> Settings:
-        """Change a layer and record the change. `asked` has the layer, its version, and the values to set.
+        """Change a layer and record the change. `asked` contains the layer, its version, and the values to set.
 
         Raises:
             Conflict: The version is not the current one.
@@ -128,6 +141,11 @@ class SettingsSnapshot:
     def limits_of(self, store_id: StoreId) -> Limits:
         return replace(self._limits, slots=self.of(store_id), off=self.all.off(store_id))
 
+    def token_limits_of(self, store_id: StoreId) -> Mapping[WaitKind, int]:
+        """Return the token budgets of a store and its users, by what a run waits for."""
+        limits = {kind: self.all.limit(name, store_id) for name, kind in TOKEN_LIMITS.items()}
+        return {kind: limit.value for kind, limit in limits.items() if limit.is_set}
+
     def _slots(self, store_id: StoreId) -> SlotLimits:
         return SlotLimits(
             per_store=self.all.limit(Limit.ACTIVE_RUNS, store_id).value,
@@ -137,3 +155,12 @@ class SettingsSnapshot:
 
     def _combined(self, layers: Collection[Settings]) -> AllSettings:
         return AllSettings(layers, self._started_with, self._forced_off)
+
+
+def _key(settings: Settings) -> tuple[Layer, StoreId]:
+    return settings.layer, settings.store_id
+
+
+def _tokens(settings: Settings | None) -> Mapping[str, int]:
+    limits = settings.limits if settings is not None else {}
+    return {name: value for name, value in limits.items() if name in list(TOKEN_LIMITS)}

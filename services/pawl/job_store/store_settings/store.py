@@ -12,7 +12,7 @@ import msgspec
 from pawl.chassis.ids import CredentialId, RunKey, StoreId, UserId
 from pawl.job_store.store_settings.rules import Layer, Settings
 from pawl.server.db.database import DatabaseAdapter
-from pawl.values import RunState
+from pawl.values import RunState, WaitKind
 
 # The statements are built only from constants in this module.
 # ruff: noqa: S608
@@ -47,6 +47,18 @@ ORDER BY run_id LIMIT $4
 """
 
 
+_WAKE: Final = f"""
+WITH waiting AS MATERIALIZED (
+    SELECT store_id, run_id FROM job_store.runs
+    WHERE store_id = $1 AND state = {RunState.WAITING.value} AND worker_id IS NULL
+    AND waits = ANY ($2::bytea[]) AND claim_at > now()
+    ORDER BY store_id, run_id FOR UPDATE SKIP LOCKED
+)
+UPDATE job_store.runs AS r SET claim_at = now() FROM waiting AS w
+WHERE r.store_id = w.store_id AND r.run_id = w.run_id
+"""
+
+
 class OpenRun(NamedTuple):
     run: RunKey
     user_id: UserId
@@ -54,7 +66,7 @@ class OpenRun(NamedTuple):
 
 
 class SettingsChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change to a layer: the values that it changed, before and after."""
+    """A change to a layer. It has the changed values before and after the change."""
 
     change: int
     time: datetime
@@ -68,7 +80,10 @@ class SettingsChange(msgspec.Struct, frozen=True, kw_only=True):
 
 class PostgresSettings(DatabaseAdapter):
     async def changed_layers(self, after_change: int) -> tuple[Sequence[Settings], int]:
-        """Return the layers that changed after a given change, and the last change; all layers for 0."""
+        """Return the layers that changed after change `after_change`, and the number of the last change.
+
+        If `after_change` is 0, return all layers.
+        """
         async with self._database.acquire() as connection:
             last_change: int = await connection.fetchval(_LAST_CHANGE)
             rows = [] if last_change == after_change else await connection.fetch(_LAYERS, after_change)
@@ -107,6 +122,10 @@ class PostgresSettings(DatabaseAdapter):
             )
             await connection.execute(_PUT, after.layer, after.store_id, msgspec.json.encode(after), change_id)
         return after
+
+    async def wake(self, store_id: StoreId, waits: Sequence[WaitKind]) -> None:
+        """Let workers claim runs that wait only for one of these, in a store."""
+        await self._database.execute(_WAKE, store_id, [bytes([each]) for each in waits])
 
     async def stores_with_open_runs(self) -> Sequence[StoreId]:
         return [row["store_id"] for row in await self._database.fetch(_STORES_WITH_OPEN_RUNS)]

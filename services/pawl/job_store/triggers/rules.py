@@ -186,9 +186,9 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
     """A lane of events that run one at a time, with the last event's run and the waiting event.
 
-    `event_id` is empty if no event waits. With `awaits_run`, the event waits for that run to end; otherwise it waits
-    until a point in time. `first_time` is when the waiting event arrived or, if it has replaced others, when the first
-    of these arrived.
+    `event_id` is empty if no event waits. If `awaits_run` is set, the event waits for that run to end. Otherwise, it
+    waits until a point in time. `first_time` is when the waiting event arrived or, if it has replaced others, when the
+    first of these arrived.
     """
 
     store_id: StoreId
@@ -295,7 +295,7 @@ def put(
     count: int,
     must_exist: bool,
 ) -> TriggerRow:
-    """Return the trigger that results from saving `asked`. If `row` is None, it is created with `new_id` and `secret`.
+    """Return the trigger that results from saving `asked`. If `row` is None, create it with `new_id` and `secret`.
 
     `count` is the number of triggers that the user has.
 
@@ -344,9 +344,9 @@ def _reachable(row: TriggerRow) -> TriggerRow:
 
 
 def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: datetime) -> TriggerRow:
-    """Return a trigger after a report that its mailbox is readable or, if `reason` is set, unreachable.
+    """Return a trigger after a report about its mailbox. If `reason` is set, the mailbox was unreachable.
 
-    If the mailbox has assigned new UIDs, messages after `position` are read.
+    If the mailbox has assigned new UIDs, messages after `position` will be read.
     """
     if row.pause_time is not None:
         return row
@@ -365,7 +365,7 @@ def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: d
 
 
 def paused(row: TriggerRow, note: str, now: datetime, *, automatic: bool = False) -> TriggerRow:
-    """Return a paused trigger. If it was already paused, it keeps its pause time and gets the new note."""
+    """Return a paused trigger. If it was already paused, it keeps its pause time but gets the new note."""
     return replace(schedules.marked_paused(row, note, now, automatic=automatic), claim_at=None)
 
 

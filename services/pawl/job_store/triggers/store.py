@@ -109,7 +109,10 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         return seconds
 
     async def lease_mailboxes(self, reader_id: str) -> Sequence[TriggerRow]:
-        """Lease mailboxes to a process and renew its leases; return the triggers of all its mailboxes."""
+        """Lease mailboxes to a process and renew its leases.
+
+        Return the triggers of all mailboxes that it has leased.
+        """
         return _read(await self._database.fetch(_LEASE_MAILBOXES, reader_id, MAILBOX_LEASE_TIME, LEASED_MAX))
 
 

@@ -50,7 +50,7 @@ _TIME: Final = re.compile(r"[0-9]{1,12}")
 def event_id_of(
     authentication: Authentication, headers: Mapping[str, str], body: bytes, secrets: Sequence[bytes], now: datetime
 ) -> str:
-    """Check that a webhook's sender knows one of the secrets; return its webhook-id, empty if it has none.
+    """Check that the sender of a webhook knows one of the secrets. Return its webhook-id, or "" if it has none.
 
     Header names must be in lower case.
 
@@ -123,7 +123,7 @@ class Triggers(Starters[TriggerRow]):
     async def put(
         self, owner: Owner, asked: TriggerDefinition, *, must_exist: bool, validate_only: bool = False
     ) -> tuple[TriggerRow, str]:
-        """Create or change a trigger; return it, and the secret if this created a webhook trigger.
+        """Create or change a trigger and return it. If this created a webhook trigger, also return the secret.
 
         With `validate_only`, nothing is stored.
 
@@ -185,7 +185,7 @@ class Triggers(Starters[TriggerRow]):
     async def check(
         self, store_id: StoreId, trigger_id: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[TriggerRow, str]:
-        """Verify a webhook; return its trigger and the id of the event, empty if there is none.
+        """Verify a webhook. Return its trigger and the id of its event, or "" if it has none.
 
         Raises:
             TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused: The webhook may not fire the trigger.
@@ -209,7 +209,10 @@ class Triggers(Starters[TriggerRow]):
         return row, event_id
 
     async def _count_refusal(self, row: TriggerRow, reason: str, now: datetime) -> None:
-        """Count a refusal: in the row if the last one was stored over a minute ago, otherwise in memory."""
+        """Count a refusal.
+
+        If the last one was stored over a minute ago, store it in the row; otherwise keep it in memory.
+        """
         count, _ = self._refusals.get(row.key, (0, ""))
         self._refusals[row.key] = (count + 1, reason)
         if row.refused_time is None or now - row.refused_time >= REFUSALS_TIME:
@@ -232,7 +235,7 @@ class Triggers(Starters[TriggerRow]):
             raise
 
     async def claim(self, events_max: int) -> tuple[Sequence[tuple[TriggerRow, LaneRow]], float]:
-        """Claim waiting events that may fire; return them and the number of seconds to wait before the next claim."""
+        """Claim waiting events that may fire. Return them, and the number of seconds to wait before the next claim."""
         claimed = await self._repository.claim(events_max=events_max)
         if len(claimed) == events_max:
             return claimed, 0.0

@@ -27,7 +27,7 @@ class _VersionsRequest(Protocol):
 
 
 def message_of(row: VersionRow, kind: type[M]) -> M:
-    """Return the version that `content` encodes, with the fields that the row adds."""
+    """Return the version that `content` encodes, including the fields that the row adds."""
     message: Any = kind.FromString(row.content)
     message.version = row.version
     message.create_time.CopyFrom(timestamp(row.create_time))
@@ -46,8 +46,8 @@ async def versions_for(
 ) -> tuple[Sequence[M], str]:
     """Return a page of a definition's versions, newest first, and the token of the next page.
 
-    `read` returns a version's message, or None if the user may not see this version. A user who may not see the newest
-    version may not see any.
+    `read` returns a version's message, or None if the user may not see this version. Users who may not see the newest
+    version may not see any version.
 
     Raises:
         not_found: The user may not see any version.

@@ -21,7 +21,7 @@ VERSIONS_MAX: Final = 1000
 
 
 class Kind(NamedTuple):
-    """A kind of definition. `field` is the name of the field that refers to other definitions of the same kind."""
+    """A kind of definition. `field` is the field that refers to other definitions of the same kind."""
 
     name: str
     field: str
@@ -42,7 +42,7 @@ class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DefinitionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A definition, with its newest version number and the definitions that this version uses."""
+    """A definition, with the number of its newest version and the definitions that this version uses."""
 
     name: str
     version: int
@@ -61,14 +61,14 @@ def saved(
     known: Mapping[str, DefinitionRow],
     newest: VersionRow | None,
 ) -> VersionRow:
-    """Return the newest version of a definition after `asked` is saved: `newest` itself if nothing has changed.
+    """Return the newest version of a definition after `asked` is saved.
 
-    `known` has all the store's definitions of this kind by name. `newest` is this definition's newest version, even if
-    the definition is deleted.
+    If nothing has changed, this is `newest` itself. `known` has all the store's definitions of this kind by name.
+    `newest` is this definition's newest version, even if the definition is deleted.
 
     Raises:
-        kind.not_found: It refers to a definition that does not exist.
-        kind.cycle: It would refer to itself, directly or through others.
+        kind.not_found: The definition refers to a definition that does not exist.
+        kind.cycle: The definition would refer to itself, directly or through others.
         TooLarge: The store has too many definitions, or this one has too many versions.
     """
     own = known.get(asked.name)
@@ -100,9 +100,9 @@ def check_uses(kind: Kind, name: str, uses: tuple[str, ...], known: Mapping[str,
 
 
 def cycle_of(name: str, uses: tuple[str, ...], known: Mapping[str, DefinitionRow]) -> tuple[str, ...]:
-    """Return the cycle that would arise if a definition referred to these definitions; empty if there is none.
+    """Return the cycle that would arise if a definition referred to these definitions. Empty if there is none.
 
-    Deleted definitions count, because recreating one restores its references.
+    Deleted definitions count too, because recreating one restores its references.
     """
     came_from: dict[str, str] = {}
     waiting = [(each, name) for each in reversed(uses)]

@@ -106,7 +106,10 @@ class PostgresVersions:
         return kept, True
 
     async def get(self, store_id: StoreId, name: str, version: int) -> VersionRow | None:
-        """Return a version; None if it does not exist. Version 0 is a live definition's newest version."""
+        """Return a version, or None if it does not exist.
+
+        Version 0 is the newest version unless the definition is deleted.
+        """
         key = (store_id, self._kind.name, name)
         if version:
             row = await self._database.fetchrow(_VERSION, *key, version)
@@ -138,7 +141,7 @@ class PostgresVersions:
         return {row["name"]: DefinitionRow(**dict(row) | {"uses": tuple(row["uses"])}) for row in rows}
 
     async def changed(self, connection: Connection, store_id: StoreId, name: str) -> None:
-        """Update what depends on a definition, in the transaction that changes it."""
+        """Update what depends on a definition in the transaction that changes the definition."""
 
 
 def read(row: Record) -> VersionRow:

@@ -23,6 +23,10 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_TOOL_RESULT: "a front end to run a tool",
     run_pb2.WAIT_KIND_BUDGET: "more tokens: its budget is nearly used up",
     run_pb2.WAIT_KIND_AGENT_QUOTA: "the next day: its agent has used up today's tokens",
+    run_pb2.WAIT_KIND_STORE_DAILY_TOKENS: "the next day: its store has used up today's tokens",
+    run_pb2.WAIT_KIND_STORE_MONTHLY_TOKENS: "the next month: its store has used up this month's tokens",
+    run_pb2.WAIT_KIND_USER_DAILY_TOKENS: "the next day: you have used up today's tokens",
+    run_pb2.WAIT_KIND_USER_MONTHLY_TOKENS: "the next month: you have used up this month's tokens",
 }
 _NOT_NOTIFIED: Final = frozenset(
     {
@@ -72,7 +76,7 @@ def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[
 
 
 def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
-    """Return the notification of a job's end, in case the conversation cannot report it; None if the user needs none.
+    """Return the notification to send if the conversation cannot report a job's end; None if the user needs none.
 
     A user who stopped the job is not notified.
     """

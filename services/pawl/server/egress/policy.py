@@ -240,7 +240,10 @@ class EgressRules:
             raise EgressRefused(f"{target.authority} is not listed in PAWL_EGRESS_FILE")
 
     def _opens(self, target: Target) -> bool:
-        """Return whether an opening lists the target. A host name inside an opened network does not count."""
+        """Return whether the deployment has opened this target explicitly.
+
+        A host name inside an opened network does not count.
+        """
         if any(opening.host == target.host and opening.port == target.port for opening in self.openings):
             return True
         address = target.address

@@ -143,7 +143,10 @@ def parse_providers(content: bytes) -> tuple[Provider, ...]:
 
 
 def is_safe_url(url: str) -> bool:
-    """Return whether a URL is safe to fetch: https, or http on this machine, without a user name, query or fragment."""
+    """Return whether a URL is safe to fetch.
+
+    It must use https (or http on this machine) and have no user name, query or fragment.
+    """
     try:
         parts = urlsplit(url)
         is_here = is_loopback(f"{parts.hostname}:{parts.port or 80}")

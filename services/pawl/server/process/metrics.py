@@ -100,4 +100,7 @@ class RpcMetrics:
         self.login_failures = metrics.counter(
             "login_failures_total", "Calls without a valid credential, by kind of problem.", ("kind",)
         )
+        self.trace_contexts_ignored = metrics.counter(
+            "trace_contexts_ignored_total", "Calls with an invalid traceparent, which was ignored."
+        )
         self.in_flight = metrics.gauge("rpc_in_flight", "RPCs being served.", ("method",))

@@ -54,6 +54,7 @@ from pawl.server.rpc.server import RpcServer
 if TYPE_CHECKING:
     from pawl.server.bus.connection import Bus
     from pawl.server.db.database import Database
+    from pawl.server.process.tracing import Tracer
 
 # Services without a database or NATS do not import their drivers, which take megabytes.
 # ruff: noqa: PLC0415
@@ -256,6 +257,20 @@ class Service:
                 tables=[f"{schema}.{table}" for table in exposed],
                 because="the role of PAWL_DATABASE_URL can change them; set PAWL_DATABASE_OWNER_URL to restrict it",
             )
+
+    async def open_tracer(self) -> Tracer | None:
+        """Return what records spans; None unless an OTEL_* variable names an endpoint to send them to.
+
+        Raises:
+            StartError: An OTEL_* variable has a value that cannot be used.
+        """
+        names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+        is_off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+        if is_off or os.environ.get("OTEL_TRACES_EXPORTER") == "none" or not any(map(os.environ.get, names)):
+            return None
+        from pawl.server.process.tracing import Tracer
+
+        return await self.enter(Tracer(self.name, self.instance_id, self.metrics))
 
     async def open_bus(self) -> Bus:
         """Return the bus, whether or not it is connected. The service's health reports its state but ignores it."""

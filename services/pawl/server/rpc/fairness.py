@@ -29,15 +29,25 @@ class FairQueue(Generic[K, T]):
         self._queues.setdefault(key, deque()).append(item)
         self._count += 1
 
-    def take(self) -> T:
-        """Return the next item. While several keys have items, consecutive items belong to different keys.
-
-        Raises:
-            LookupError: The queue is empty.
-        """
+    def next_key(self) -> K:
+        """Return the key whose turn it is. Raises LookupError if the queue is empty."""
         if not self._queues:
             raise LookupError("the queue is empty")
-        key = next(iter(self._queues))
+        return next(iter(self._queues))
+
+    def count(self, key: K) -> int:
+        """Return how many items of this key are waiting."""
+        return len(self._queues.get(key, ()))
+
+    def take(self, key: K | None = None) -> T:
+        """Return the next item, or the next one of a key, whose turn this ends.
+
+        While several keys have items, consecutive items of the queue belong to different keys.
+
+        Raises:
+            LookupError: The queue, or the key's part of it, is empty.
+        """
+        key = self.next_key() if key is None else key
         queue = self._queues.pop(key)
         item = queue.popleft()
         if queue:

@@ -33,6 +33,7 @@ from pawl.chassis.rpc import status, tls
 from pawl.chassis.rpc.kinds import Behaviour, Context, Handler, encoder, read_raw
 from pawl.chassis.rpc.limits import AnonymousCalls, Arrivals, CallSlots, Limits, read_one
 from pawl.chassis.rpc.request_id import REQUEST_ID_KEY, set_request_id
+from pawl.chassis.rpc.trace_context import TRACEPARENT_KEY, set_traceparent, valid
 from pawl.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -332,6 +333,9 @@ class Method:
         request_id = given if is_id(given) else self.interceptor.ids.new("req")
         set_request_id(request_id)
         context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
+        if given_context := metadata.get(TRACEPARENT_KEY):
+            set_traceparent(traceparent := valid(given_context))
+            self.interceptor.metrics.trace_contexts_ignored.inc(not traceparent)
         if self.access.open:
             self.interceptor.enter_anonymous(call, context.peer())
         else:

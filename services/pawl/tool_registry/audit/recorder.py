@@ -1,4 +1,4 @@
-"""Writes the audit chain, batching concurrent entries into one transaction, and verifies it."""
+"""Writes concurrent entries of the audit chain in one transaction, and verifies the chain."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AuditTrail:
         self._writer: asyncio.Task[None] | None = None
 
     async def write(self, drafts: Sequence[AuditDraft]) -> None:
-        """Write entries, and return once they are durable. Safe to cancel, but the entries may still be written.
+        """Write entries and return once they are durable. Safe to cancel, but the entries may still be written.
 
         Raises:
             DependencyUnavailable: The entries may or may not have been written. The actions they describe must not be
@@ -99,8 +99,9 @@ class AuditTrail:
     async def ended(self, job: Job, result: ExecutionResult, *, has_begun: bool = False, reason: str = "") -> None:
         """Record the end of a call.
 
-        The check and the start of a READ_ONLY call are recorded together with its end. `reason` overrides the result's
-        reason: CACHED for a cached result, or LATE for a result that was dropped because the call had already ended.
+        The check and the start of a READ_ONLY call are recorded together with its end. `reason` overrides the reason in
+        the result. It is CACHED for a cached result, and LATE for a result that was dropped because the call had
+        already ended.
         """
         draft = replace(
             self._of_job(job, AuditKind.RETURNED),
@@ -195,7 +196,7 @@ _PAGES_PER_REPORT: Final = 5
 async def verify(
     log: PostgresAuditLog, store_id: StoreId, known: Head | None
 ) -> AsyncIterator[audit_pb2.VerifyAuditResponse]:
-    """Verify a store's chain. Yield the verified position every 10,000 entries, then the result with `done` set.
+    """Verify a store's chain. Yield the verified position every 10,000 entries. At the end, yield the result (`done`).
 
     Entries written during verification are not checked. `known` is a chain head that was stored outside the database,
     or None.

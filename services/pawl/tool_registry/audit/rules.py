@@ -50,9 +50,9 @@ class AuditKind(StrEnum):
 class AuditDraft:
     """An entry before it is added to the chain. Times are microseconds since 1970.
 
-    `credential_id` is the credential that started the run, and `delegate_user_id` the delegate that acted for the user.
-    `by_credential_id` and `by_delegate_user_id` describe `by_user_id` in the same way. `agent_name` is the run's agent.
-    Fields that do not apply are empty.
+    `credential_id` is the credential that started the run, and `delegate_user_id` is the delegate that acted for the
+    user. `by_credential_id` and `by_delegate_user_id` describe `by_user_id` in the same way. `agent_name` is the run's
+    agent. Fields that do not apply are empty.
     """
 
     store_id: StoreId
@@ -81,7 +81,7 @@ class AuditDraft:
 
     @property
     def is_reported(self) -> bool:
-        """True if another service reported the event. Such reports may repeat but are recorded once."""
+        """True if another service reported the event. Reports may be repeated, but each event is recorded only once."""
         return self.kind == AuditKind.DECIDED or (self.kind == AuditKind.RETURNED and self.by_user_id != "")
 
 
@@ -123,7 +123,7 @@ class Problem:
 
 
 def sealed(draft: AuditDraft, secret: bytes) -> AuditDraft:
-    """Return the entry with digests keyed by a secret, so that the entry's content cannot be guessed from them."""
+    """Return the entry with digests that are keyed with a secret, so that they do not allow guessing its content."""
     return replace(
         draft,
         arguments_sha256=_keyed(draft.arguments_sha256, secret),
@@ -191,7 +191,7 @@ class Verifier:
         self.verified = Head()  # The last valid entry.
 
     def take(self, entry: AuditEntry) -> Problem | None:
-        """Check the next entry; return the problem, or None if the entry is valid."""
+        """Check the next entry. Return the problem, or None if the entry is valid."""
         expected = self.verified.seq + 1
         if entry.seq != expected:
             return Problem(
@@ -215,7 +215,10 @@ class Verifier:
         return None
 
     def end(self, beyond_head: int) -> Problem | None:
-        """Check the end of the chain. `beyond_head` is the number of an entry after the recorded head; 0 means none."""
+        """Check the end of the chain.
+
+        `beyond_head` is the number of an entry after the recorded head, or 0 for none.
+        """
         last = self.verified.seq
         due = max(self._head.seq, self._known.seq if self._known else 0)
         if last < due:

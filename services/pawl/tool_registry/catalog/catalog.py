@@ -1,4 +1,4 @@
-"""Finds tools: those loaded by this process and those registered in each store."""
+"""Finds tools: tools loaded by this process, and tools registered in each store."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ArgumentsSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogTool:
-    """A tool version with its schema, and its runner if this process has one."""
+    """A tool version with its schema. If this process has a runner for the tool, it is included."""
 
     entry: ToolVersion
     schema: ArgumentsSchema
@@ -106,7 +106,7 @@ class CatalogTool:
 
     @property
     def definitions(self) -> list[ToolDefinition]:
-        """The pinned definition, and the current definition if the tool still exists and has another one."""
+        """The pinned definition and, if the tool still exists with another definition, its current definition."""
         if self.in_force is None or self.in_force is self.entry:
             return [self.definition]
         return [self.definition, self.in_force.definition]
@@ -120,7 +120,10 @@ class CatalogTool:
 
     @property
     def newest_schema(self) -> ArgumentsSchema | None:
-        """The schema of the version that this process would run; None if it runs the pinned version or none."""
+        """The schema of the version that this process would run.
+
+        None if that is the pinned version, or if there is none.
+        """
         if self.loaded is None or self.loaded.entry.version == self.entry.version:
             return None
         return self.loaded.schema
@@ -128,7 +131,7 @@ class CatalogTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTool:
-    """The newest version of a runnable tool: a function in this process, or a tool of one of the store's sources."""
+    """The newest version of a tool that this process can run: a function, or a tool of one of the store's sources."""
 
     tool: Tool[..., Any]
     entry: ToolVersion
@@ -136,9 +139,9 @@ class LoadedTool:
 
 
 class Catalog:
-    """Finds tools, and registers stores' tools.
+    """Finds tools, and registers the tools of stores.
 
-    A loaded tool takes precedence over a store's tool with the same name. Such a clash is possible only if the store
+    A loaded tool takes precedence over a store's tool with the same name. Such a conflict is only possible if the store
     registered the name before the tool was loaded.
     """
 
@@ -200,7 +203,7 @@ class Catalog:
         return entry.version if entry else 0
 
     async def find(self, store_id: StoreId, name: str, version: int) -> CatalogTool | None:
-        """Return a version with its compiled schema, and its runner if this process has one; None if absent."""
+        """Return a version with its compiled schema, and with its runner if this process has one. None if absent."""
         loaded = self._loaded.get(name)
         if loaded is not None and loaded.entry.version == version:
             return CatalogTool(entry=loaded.entry, schema=loaded.schema, loaded=loaded, in_force=loaded.entry)
@@ -229,9 +232,10 @@ class Catalog:
         return replace(found, loaded=LoadedTool(tool=tool, entry=current, schema=newest.schema))
 
     async def check(self, store_id: StoreId, found: CatalogTool, raw: bytes) -> Accepted | Refused:
-        """Return the canonical arguments if the version that would run accepts them, otherwise the violations.
+        """Return the canonical arguments if the version that would run accepts them. Otherwise, return the violations.
 
-        Cheap checks run in this process. Others run in a helper process, which limits their cost for any input.
+        Cheap checks run in this process. All other checks run in a helper process, which limits their cost for any
+        input.
 
         Raises:
             Overloaded: The store has too many checks queued.
@@ -283,7 +287,7 @@ class Catalog:
             raise InvalidSchema(problem)
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
-        """Return an answer's canonical JSON if it fits the schema, otherwise the violations.
+        """Return an answer's canonical JSON if it matches the schema. Otherwise, return the violations.
 
         Raises:
             Overloaded: The store has too many checks queued.
@@ -306,13 +310,13 @@ class Catalog:
     async def resolve(
         self, caller: Principal, names: Sequence[str], pinned: Mapping[str, int], *, skip_missing: bool = False
     ) -> list[ToolVersion]:
-        """Return a run's tools, sorted by name: the tools in `names`, or all tools if `names` is empty.
+        """Return the tools in `names`, sorted by name. If `names` is empty, return all tools.
 
         Tools in `pinned` are returned in their pinned version. With `skip_missing`, tools that do not exist or that the
         caller may not call are left out.
 
         Raises:
-            ToolNotFound: A pinned version does not exist or, without `skip_missing`, a tool in `names` does not exist
+            ToolNotFound: A pinned version does not exist. Or, without `skip_missing`, a tool in `names` does not exist
                 or the caller may not call it.
         """
         store_id = caller.store_id
@@ -339,7 +343,7 @@ class Catalog:
 
         Raises:
             InvalidField, InvalidSchema: The definition is invalid.
-            ToolExists: A loaded tool has the name, or another definition has it and `replace` is not set.
+            ToolExists: A loaded tool has this name, or another definition has this name and `replace` is not set.
             PermissionDenied: The caller is not an admin and would replace another user's tool or relax a definition.
         """
         await self._check_front_end(caller.store_id, definition)
@@ -363,7 +367,7 @@ class Catalog:
     async def put_workflow(
         self, store_id: StoreId, name: str, definition: ToolDefinition | None, *, validate_only: bool
     ) -> None:
-        """Register a workflow as a tool of its store; if `definition` is None, remove this tool.
+        """Register a workflow as a tool of its store. If `definition` is None, remove this tool.
 
         Raises:
             InvalidField, InvalidSchema: The definition is invalid.
@@ -403,11 +407,13 @@ class Catalog:
             raise ToolExists(f"{definition.name!r} is one of the deployment's tools and cannot be replaced")
 
     async def unregister(self, caller: Principal, name: str) -> None:
-        """Unregister one of the store's front-end tools, or a worker tool if the caller may attach workers.
+        """Unregister one of the store's front-end tools.
+
+        Callers who may attach workers can also unregister worker tools.
 
         Raises:
-            ToolNotFound: The store has no such tool, the tool belongs to a source or to the deployment, or it is a
-                worker tool and the caller may not attach workers.
+            ToolNotFound: The store does not have such a tool, or the tool belongs to a source or to the deployment. Or
+                it is a worker tool, and the caller may not attach workers.
             PermissionDenied: The caller is not an admin, and the tool is restricted or belongs to another user.
         """
         if name in self._loaded:

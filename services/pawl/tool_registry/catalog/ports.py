@@ -33,4 +33,4 @@ class ToolSource(Protocol):
     """Provides runners for tools that were registered through one kind of source."""
 
     def tool(self, entry: ToolVersion) -> Tool[..., Any] | None:
-        """Return a version's runner, or None if its source was removed. Fast; never raises."""
+        """Return a version's runner, or None if its source was removed. This is fast and never raises."""

@@ -69,8 +69,8 @@ class PostgresToolRepository(DatabaseAdapter):
     async def adopt(self, source: str, definitions: Sequence[ToolDefinition]) -> Sequence[ToolVersion]:
         """Return the version of each loaded definition, in order.
 
-        A known definition has the same version in every process, and a new definition gets the next version. Atomic,
-        and safe to call from several processes concurrently.
+        A known definition has the same version in every process, and a new definition gets the next version. This is
+        atomic, and several processes may call it concurrently.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, _LOADED)
@@ -91,8 +91,9 @@ class PostgresToolRepository(DatabaseAdapter):
         Atomic, including the checks of `rules.registering`.
 
         Raises:
-            ToolExists: The name belongs to another source, or has another definition and `replace` is not set.
-            PermissionDenied: The registrant may not replace the tool, or may not replace it with this definition.
+            ToolExists: The name belongs to another source, or it has another definition and `replace` is not set.
+            PermissionDenied: The registrant may not replace the tool at all, or may not replace it with this
+                definition.
             InvalidField: The registrant's or the store's quota is exhausted.
         """
         async with self._database.transaction() as connection:
@@ -136,7 +137,7 @@ class PostgresToolRepository(DatabaseAdapter):
         return [_version(row) for row in rows]
 
     async def version(self, store_id: StoreId, name: str, version: int) -> ToolVersion | None:
-        """Return any version of a tool; None if it does not exist. `store_id` is empty for loaded tools."""
+        """Return any version of a tool, or None if it does not exist. For loaded tools, `store_id` is empty."""
         if not can_exist(name, version):
             return None
         row = await self._database.fetchrow(_VERSION, store_id, name, version)

@@ -86,9 +86,9 @@ def check_name(name: str) -> None:
 
 
 def parts_of(text: str) -> list[tuple[int, str]]:
-    """Split text into parts, each with its byte offset. Joining the parts gives the text.
+    """Split text into parts, each with its byte offset. If the parts are joined, they give the text.
 
-    Splits between paragraphs, lines or words where possible.
+    Where possible, the text is split between paragraphs, lines or words.
     """
     parts = []
     start = offset = 0

@@ -97,7 +97,7 @@ class PostgresDocumentRepository(DatabaseAdapter):
     async def put(
         self, store_id: StoreId, owner_id: UserId, name: str, text: str, language: str
     ) -> tuple[Document, bool]:
-        """Create or replace a document; return it and whether it is new. Atomic and idempotent.
+        """Create or replace a document. Return the document and whether it is new. Atomic and idempotent.
 
         Raises:
             InvalidField: The name, the text or the language is invalid.
@@ -130,7 +130,7 @@ class PostgresDocumentRepository(DatabaseAdapter):
         return await self._database.fetchval(_DELETE, store_id, owner_id, name) is not None
 
     async def find(self, store_id: StoreId, user_id: UserId, name: str) -> Sequence[Document]:
-        """Return the documents with this name that a user can see, the store's first."""
+        """Return the documents with this name that a user can see. The store's document comes first."""
         return [Document(**row) for row in await self._database.fetch(_FOUND, store_id, [STORE_OWNER, user_id], name)]
 
     async def text(self, store_id: StoreId, owner_id: UserId, name: str) -> str | None:
@@ -159,15 +159,15 @@ class PostgresDocumentRepository(DatabaseAdapter):
     async def after(
         self, store_id: StoreId, user_id: UserId, name: str, owner_id: UserId | None, most: int
     ) -> Sequence[Document]:
-        """Return documents that a user can see, ordered by name and owner, after the given position.
+        """Return the documents after the given position that a user can see, ordered by name and owner.
 
-        If `owner_id` is None, documents named `name` are included.
+        If `owner_id` is None, documents with the name `name` are included.
         """
         rows = await self._database.fetch(_AFTER, store_id, [STORE_OWNER, user_id], name, owner_id, most)
         return [Document(**row) for row in rows]
 
     async def search(self, store_id: StoreId, user_id: UserId, query: str, most: int) -> Sequence[Hit]:
-        """Return matching documents that a user can see, best matches first.
+        """Return matching documents that a user can see. The best matches come first.
 
         The query uses web search syntax: words, "phrases", or, -without.
         """

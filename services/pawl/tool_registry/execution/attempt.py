@@ -78,10 +78,11 @@ class AttemptParts:
 
 
 class Attempt:
-    """Runs a job in its own task, which ends only when the tool's code has ended, even if the outcome is known earlier.
+    """Runs a job in its own task.
 
-    Callers get the outcome immediately, but the resource keys stay locked until all of the tool's code has ended,
-    including a thread that could not be stopped.
+    The task ends only once the tool's code has ended, even if the outcome is known earlier. Callers get the outcome
+    immediately, but the resource keys stay locked until all of the tool's code has ended, including a thread that could
+    not be stopped.
     """
 
     def __init__(self, execution: Execution, job: Job, parts: AttemptParts) -> None:
@@ -114,7 +115,7 @@ class Attempt:
 
     @property
     def hindrance(self) -> str:
-        """A sentence that names the tool that blocked this call; empty if no tool did."""
+        """A sentence that names the tool that blocked this call. Empty if no tool did."""
         return self._work.hindrance if self._work else ""
 
     @property
@@ -123,7 +124,7 @@ class Attempt:
         return not self.has_run and (self._job.effect is EffectClass.AT_MOST_ONCE or self._job.attempt == 1)
 
     async def stop(self, unwind_seconds: float) -> bool:
-        """Cancel the tool and wait up to `unwind_seconds`; return whether all of its code has stopped."""
+        """Cancel the tool and wait up to `unwind_seconds`. Return whether all of its code has stopped."""
         self._cancelled.set()
         self.task.cancel()
         await asyncio.wait({self.task}, timeout=unwind_seconds)
@@ -152,12 +153,15 @@ class Attempt:
 
     @property
     def _earlier(self) -> asyncio.Task[None] | None:
-        """Return the task of an earlier attempt that stopped sending heartbeats but still runs here, or None."""
+        """Return the task of an earlier attempt that still runs here, although its heartbeats have stopped, or None."""
         found = self._parts.silent.get(self._job.key)
         return None if found is self.task or found is None or found.done() else found
 
     async def _wait_for_earlier(self) -> None:
-        """Wait until the code of an earlier attempt has ended. Otherwise, both could act, and threads could run out."""
+        """Wait until the code of an earlier attempt has ended.
+
+        Otherwise, both attempts could act, or use up the threads.
+        """
         earlier = self._earlier
         if earlier is None:
             return
@@ -167,7 +171,7 @@ class Attempt:
         self.is_reconciling = self.has_asked_journal = False
 
     async def _is_known(self) -> bool:
-        """Return whether the journal already knows the call, and if so, set the outcome. Does not wait for locks."""
+        """Return whether the journal already knows the call. If so, set the outcome. Does not wait for locks."""
         if not self._job.effect.is_journaled:
             return False
         known = await self._parts.admission.journal.known(self._job.journal_call(self._token))
@@ -191,7 +195,7 @@ class Attempt:
         await self._run_tool()
 
     async def _reconcile(self) -> bool:
-        """Ask the tool whether an earlier execution took effect; return whether that determined the call's outcome."""
+        """Ask the tool whether an earlier execution took effect. Return whether that determined the call's outcome."""
         reconcile = self._job.tool.reconcile
         if reconcile is None:
             raise TypeError("only RECONCILABLE tools can be reconciled")
@@ -248,9 +252,9 @@ class Attempt:
                 self.late_end = self._to_result(None if late else work.task.result(), late)
 
     async def _watch_heartbeat(self) -> None:
-        """Cancel the execution when its tool misses its heartbeat. Time with an open question does not count.
+        """Cancel the execution if its tool misses a heartbeat. Time during which a question is open does not count.
 
-        This counts polls instead of elapsed time, so that a pause of this process is not mistaken for silence.
+        Polls are counted instead of elapsed time. If this process pauses, that is therefore not mistaken for silence.
         """
         execution, seconds = self._execution, self._job.tool.heartbeat_seconds
         silent, signs = 0, execution.heartbeats

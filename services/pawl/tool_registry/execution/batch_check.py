@@ -47,7 +47,7 @@ class BatchCheck:
     async def check(
         self, proposed: Sequence[Proposed], known_names: Iterable[str], timeouts: ReadTimeouts | None
     ) -> list[Checked]:
-        """Return the verdicts on a batch of calls, in order, and if `timeouts` is set, the results of fast reads.
+        """Return the verdicts on a batch of calls, in order. With `timeouts`, also return the results of fast reads.
 
         A read that does not finish quickly is kept for the request that executes it.
 
@@ -71,7 +71,7 @@ class BatchCheck:
     async def _read(
         self, jobs: Mapping[CallId, Job], started: dict[CallId, Execution]
     ) -> dict[CallId, ExecutionResult]:
-        """Start the jobs; return the results that arrive within `_READ_SECONDS` and are small enough in total.
+        """Start the jobs. Return the results that arrive within `_READ_SECONDS` and are small enough in total.
 
         Adds the started jobs to `started`. The checks of jobs that are still running have not been written yet.
 
@@ -109,7 +109,7 @@ def _is_being_written(job: Job, execution: Execution) -> bool:
 
 
 def _result(job: Job, execution: Execution) -> ExecutionResult | None:
-    """Return a read's result; None if the read is still running, is asking a question, or could not be run.
+    """Return a read's result. None if the read is still running, is asking a question, or could not be run.
 
     Raises:
         DependencyUnavailable: The read's check and end were to be written together, but could not be written.
@@ -129,6 +129,6 @@ def _fits(result: ExecutionResult, found: Mapping[CallId, ExecutionResult]) -> b
 
 
 def _unwritten(judged: Judged, jobs: Mapping[CallId, Job]) -> tuple[AuditDraft, ...]:
-    """Return the audit entry for a call's check; empty if it is written together with the call's end."""
+    """Return the audit entry for a call's check. Return nothing if it is written together with the call's end."""
     job = jobs.get(judged.verdict.call_id)
     return (judged.draft,) if job is None else job.proposal.claim(with_end=False)

@@ -1,4 +1,7 @@
-"""Implements pawl.tool.v1.CompletionService: completes calls from outside. The store comes from the credential."""
+"""Implements pawl.tool.v1.CompletionService, with which calls are completed externally.
+
+The credential has the store.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets external systems complete waiting calls, and reports each completion to the audit chain, then to the run."""
+"""Lets external systems complete waiting calls. Each completion is reported to the audit chain, then to the run."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Completing:
         await tasks.end([self._reporter] if self._reporter else [])
 
     def wake(self) -> None:
-        """Report recorded completions now instead of at the next poll."""
+        """Report recorded completions now, without waiting for the next poll."""
         self._wake.set()
 
     async def complete(self, by: Principal, token: str, end: CallEnd) -> bool:
-        """Complete a call; return whether it already had exactly this end.
+        """Complete a call. Return whether it had already ended in exactly this way.
 
         Raises:
             CompletionNotFound: No call in the store has this token.
@@ -84,7 +84,7 @@ class Completing:
         return is_duplicate
 
     async def hold(self, job: Job, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
-        """Let a call wait up to `seconds` for its completion; return its state, or None if it cannot wait. Durable."""
+        """Let a call wait up to `seconds` for its completion. Return its state, or None if it cannot wait. Durable."""
         held = await self.store.hold(job.key, terms, seconds)
         if held is not None and held.outcome is not Outcome.AWAITING_COMPLETION:
             self.wake()
@@ -127,7 +127,7 @@ class Completing:
             await tasks.within(seconds, self._wake.wait())
 
     async def _report_some(self) -> bool:
-        """Report a batch of ended calls; return whether no unreported calls are left."""
+        """Report a batch of ended calls. Return whether all ended calls have been reported."""
         try:
             found = await self.store.claim_unreported(_BATCH_MAX)
             reported = [await self._report(*each) for each in found]

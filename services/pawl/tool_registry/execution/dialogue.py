@@ -14,7 +14,7 @@ QUESTIONS_MAX: Final = 20
 
 
 class Dialogue:
-    """Holds at most one open question at a time. `asked` is done while a question is open, otherwise `answered` is."""
+    """Holds at most one open question at a time. `asked` is done while a question is open; otherwise, `answered` is."""
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         loop = asyncio.get_running_loop()
@@ -47,7 +47,7 @@ class Dialogue:
         return answer.answer
 
     def give(self, answers: Sequence[Answer]) -> None:
-        """Accept all answers given so far. Answers that are already known stay unchanged."""
+        """Accept all answers given so far. Answers that are already known do not change."""
         self._answers += answers[len(self._answers) :]
         if self.question is not None and given(self._answers, self.position, self.question) is not None:
             self.question = None

@@ -1,4 +1,4 @@
-"""Tracks executions in this process, each shared by all its callers, and other processes' leases."""
+"""Tracks this process's executions, each of which all its callers share, and the leases of other processes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Execution:
 
     @property
     def will_restart(self) -> bool:
-        """True if the execution ends here but another process will run the call again or reconcile it."""
+        """True if the execution ends here, but another process will run the call again or reconcile it."""
         cause = self.cancelled.result() if self.cancelled.done() else None
         return cause in PROCESS_CAUSES and (self.job.is_askable or self.job.effect is not EffectClass.AT_MOST_ONCE)
 
@@ -117,7 +117,9 @@ class Execution:
             self.ended.exception()  # Mark the exception as retrieved, in case there are no callers.
 
     async def watch(self) -> AsyncGenerator[Progress | ExecutionResult, None]:
-        """Yield progress and checkpoints at most ten times per second, then the result or the tool's question.
+        """Yield progress and checkpoints, at most ten times per second.
+
+        At the end, yield the result or the tool's question.
 
         Raises:
             PawlError: There is no result, for a reason unrelated to the tool.
@@ -142,7 +144,7 @@ class Execution:
             self.leave()
 
     def leave(self) -> None:
-        """Cancel the execution if it is unjournaled and has no callers left."""
+        """Cancel the execution if it is not journaled and has no callers left."""
         if not self.listeners and not self.job.effect.is_journaled and not self.ended.done():
             self.cancel(CancelCause.CALLERS_GONE)
 
@@ -157,7 +159,7 @@ _GAP_PART: Final = 0.5
 class LeaseWatch:
     """Tracks the leases of other processes with this process's monotonic clock.
 
-    The database stores the end of a lease according to its own clock. If that clock jumps forward, all leases look
+    The database stores the end of each lease, according to its own clock. If that clock jumps forward, all leases look
     expired until their holders renew them. A lease therefore counts as expired only if it has also remained unchanged
     for a whole lease period during which this process could read the database. While the database is unavailable, no
     process can renew its lease.
@@ -178,9 +180,9 @@ class LeaseWatch:
         self._seen_at = asked_at
 
     def unrenewed(self) -> tuple[list[str], list[datetime]]:
-        """Return the holders that have not renewed their leases for a whole lease period, and the ends of these leases.
+        """Return the holders that have not renewed their leases for a whole lease period, with the ends of the leases.
 
-        Such a lease has expired if the database still shows the same end for it and that time has passed.
+        Such a lease has expired if the database still has the same end for it, and if that time has passed.
         """
         found = [(holder, end) for holder, (end, at) in self._since.items() if self._seen_at - at >= self.lease_seconds]
         return [holder for holder, _ in found], [end for _, end in found]

@@ -65,7 +65,7 @@ class Executor:
     The executor renews its lease when it starts a call, and while it has running calls. An idle executor lets the lease
     expire, because no other process needs to know whether it is alive.
 
-    On exit, running executions have `grace_seconds` to end, counted from the time at which `stopping` returned. The
+    On exit, running executions have `grace_seconds` to end. This time is counted from when `stopping` returned. The
     executor then cancels them, and records the outcome as unknown if the call may have taken effect.
     """
 
@@ -125,7 +125,7 @@ class Executor:
             _log.warning("journal.not_released", error=type(error).__name__)
 
     async def execute(self, request: ExecuteRequest) -> AsyncGenerator[Progress | ExecutionResult, None]:
-        """Run a call, or attach to its running execution. Yield progress, and finally the result.
+        """Run a call, or attach to its running execution. Yield progress, and then the result.
 
         Raises:
             ToolNotFound, InvalidArguments, ApprovalRequired, PermissionDenied: The call may not run; see `Admission`.
@@ -170,7 +170,7 @@ class Executor:
     async def cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
         """Cancel a call and wait up to `wait_seconds` for its end.
 
-        Returns whether the call has stopped completely, and its result or, if it has none, None.
+        Returns whether the call has stopped completely, and its result, which may be None.
         """
         has_stopped, result = await self._cancel(key, wait_seconds)
         if result is not None and result.outcome is Outcome.AWAITING_COMPLETION:
@@ -226,7 +226,7 @@ class Executor:
         return execution
 
     def _check_capacity(self) -> None:
-        """Check the limits. Executions waiting for users can take days, so they have their own limit.
+        """Check the limits. Executions that wait for users can take days, and therefore have their own limit.
 
         Raises:
             Overloaded: A limit is reached.
@@ -241,7 +241,7 @@ class Executor:
             raise Overloaded(f"{asking} executions are waiting for users, which is the limit; try again later")
 
     async def _drive(self, execution: Execution, job: Job) -> None:
-        """Run an execution, and always complete it with a result or an error."""
+        """Run an execution. It is always completed with a result or an error."""
         error: BaseException | None = None
         try:
             result = await self._settle(execution, job)
@@ -319,7 +319,7 @@ class Executor:
         return result
 
     async def _wait(self, attempt: Attempt, execution: Execution, job: Job) -> float:
-        """Wait until there is an outcome or the attempt must end; return the remaining seconds of the timeout.
+        """Wait until there is an outcome or the attempt must end. Return the remaining seconds of the timeout.
 
         The clock stops while a question is open.
         """
@@ -373,7 +373,7 @@ class Executor:
         return outcome.of_cancel(job.definition, seconds, end)
 
     async def _write_end(self, job: Job, result: ExecutionResult, attempt: Attempt) -> ExecutionResult:
-        """Make the result and its audit entry durable before any caller sees it; return the result that was stored."""
+        """Make the result and its audit entry durable before any caller sees it. Return the stored result."""
         if result.outcome is Outcome.INPUT_REQUIRED:
             return result  # It has not ended: it starts again with the answer.
         if attempt.completion_token:
@@ -391,7 +391,7 @@ class Executor:
         return written
 
     async def _follow(self, attempt: Attempt, job: Job) -> None:
-        """Wait for a tool whose call already has a result, and audit how it ended.
+        """Wait for a tool whose call already has a result. Write to the audit chain how the tool ended.
 
         The tool may have taken effect since the result was recorded.
         """
@@ -447,7 +447,7 @@ class Executor:
                 self._fence()
 
     async def _renew(self) -> None:
-        """Renew the lease, and apply cancellations and answers that other replicas recorded for calls running here."""
+        """Renew the lease. Apply cancellations and answers that other replicas have recorded for calls running here."""
         await self._take_answers()
         unjournaled = [key for key, execution in self._running.items() if not execution.job.effect.is_journaled]
         for key in await self._journal.renew(unjournaled):
@@ -461,7 +461,7 @@ class Executor:
                 self._running[key].dialogue.give(answers)
 
     def _fence(self) -> None:
-        """Cancel the executions that another process may now repeat, because this process's lease has expired."""
+        """Cancel executions that another process may now repeat because this process's lease has expired."""
         for execution in self._running.values():
             if execution.has_started and execution.job.is_askable:
                 execution.cancel(CancelCause.LEASE_LOST)

@@ -43,7 +43,7 @@ _DELETE: Final = f"DELETE FROM tool_registry.memories WHERE {_OWNED} AND ($4 = '
 
 class PostgresMemoryRepository(DatabaseAdapter):
     async def add(self, owner: MemoryOwner, memory_id: str, text: str) -> Memory:
-        """Store a memory and return it, or an existing one with the same text. Atomic; idempotent by id.
+        """Store a memory and return it. If there is one with the same text, return that. Atomic; idempotent by id.
 
         Raises:
             TooLarge: The limit for the agent or for the user is reached.
@@ -63,7 +63,7 @@ class PostgresMemoryRepository(DatabaseAdapter):
         return Memory(**added)
 
     async def search(self, owner: MemoryOwner, query: str, most: int) -> Sequence[Memory]:
-        """Return matching memories, best matches first. For an empty query, return the newest.
+        """Return matching memories, best matches first. For an empty query, return the newest memories.
 
         The query uses web search syntax: words, "phrases", or, -without.
         """
@@ -79,7 +79,7 @@ class PostgresMemoryRepository(DatabaseAdapter):
         return [Memory(**row) for row in rows]
 
     async def delete(self, owner: MemoryOwner, memory_id: str = "") -> int:
-        """Delete one memory, or all of the owner's memories if `memory_id` is empty; return how many were deleted."""
+        """Delete one memory, or all of the owner's if `memory_id` is empty. Return how many were deleted."""
         return affected(
             await self._database.execute(_DELETE, owner.store_id, owner.user_id, owner.agent_name, memory_id)
         )

@@ -54,7 +54,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A verdict with its audit entry. `call` is None if its tool is not available or its arguments do not fit."""
+    """A verdict with its audit entry. `call` is None if its tool is unavailable or its arguments do not match."""
 
     verdict: Verdict
     draft: AuditDraft
@@ -65,9 +65,10 @@ class Judged:
 class Admission:
     """Decides, step by step, whether a call may start. It never runs the call.
 
-    1. `judge_batch`: the model proposes calls. Checks that the user may call the tool, that the arguments fit, that no
-       earlier call in the batch is identical, and that no rule denies the call. The verdict says what must happen
-       first, which is often an approval. `reads_of` returns a read-only batch's jobs if they may start immediately.
+    1. `judge_batch`: the model proposes calls. Checks that the user may call the tool, that the arguments match the
+      schema, that no earlier call in the batch is identical, and that no rule denies the call. The verdict says what
+      must happen first, which is often an approval. `reads_of` returns a read-only batch's jobs if they may start
+      immediately.
     2. `admit`: the run requests the execution. Repeats all checks. An approval must match this exact call.
     3. `check_rules`: checks that the current rules still allow the call, unless it has already started.
     4. `cached`: returns a cached result of a READ_ONLY tool instead of running the call, if there is one.
@@ -123,7 +124,7 @@ class Admission:
         return judged
 
     def reads_of(self, judged: Sequence[Judged], timeouts: ReadTimeouts) -> list[Job]:
-        """Return the batch's jobs if every accepted call may start immediately; otherwise an empty list."""
+        """Return the batch's jobs if every accepted call may start immediately. Otherwise, return an empty list."""
         jobs = []
         for each in judged:
             if each.verdict.disposition is Disposition.REFUSE:
@@ -214,7 +215,7 @@ class Admission:
         )
 
     async def _counted(self, context: CallContext, tool: CatalogTool, accepted: Accepted) -> FittingCall:
-        """Return the checked call, including the count from the tool's own `bulk_count` if it has one.
+        """Return the checked call. If the tool has its own `bulk_count`, its count is included.
 
         Raises:
             InvalidArguments: The tool's `bulk_count` takes too long.
@@ -313,7 +314,7 @@ class Admission:
         return ApprovalRequired(f"the grant that covers {job.definition.name} has been used up")
 
     async def cached(self, job: Job) -> ExecutionResult | None:
-        """Return a cached result for the same READ_ONLY call, or None. A hit is recorded in the audit chain first.
+        """Return a cached result of the same READ_ONLY call, or None. A hit is recorded in the audit chain first.
 
         Raises:
             DependencyUnavailable: The audit chain cannot be written.
@@ -327,7 +328,7 @@ class Admission:
         """Record the start of an attempt in the journal, or return the known state of the call.
 
         Raises:
-            InvalidArguments, DependencyUnavailable: Same as for `PostgresExecutionJournal.begin`.
+            InvalidArguments, DependencyUnavailable: See `PostgresExecutionJournal.begin`.
         """
         try:
             return await self.journal.begin(job.journal_call(token), unexecuted=self.unexecuted)
@@ -336,9 +337,9 @@ class Admission:
             raise
 
     async def permit(self, job: Job, token: str) -> ExecutionResult | None:
-        """Apply rate limits and record the start; return a result if the call must not start.
+        """Apply rate limits and record the start. Return a result if the call must not start.
 
-        All attempts at a call together count once. The start of a READ_ONLY call is recorded together with its end.
+        All attempts at a call count as one. The start of a READ_ONLY call is recorded together with its end.
 
         Raises:
             DependencyUnavailable: The start could not be counted or recorded, so the call must not start.

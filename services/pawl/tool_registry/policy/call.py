@@ -53,7 +53,7 @@ class ExecuteRequest(Execution, frozen=True, kw_only=True):
 class FittingCall:
     """A call whose tool is available to the user and accepts the arguments.
 
-    The run has pinned a definition, and the current one may differ. The stricter of the two applies.
+    The run has pinned a definition, and the current definition may differ. The stricter of the two applies.
     """
 
     context: CallContext
@@ -81,7 +81,7 @@ class FittingCall:
         )
 
     def grant_digest(self, series: Series | None) -> str:
-        """Return the digest that a grant for the series must have; empty if each call needs its own approval."""
+        """Return the digest that a grant for the series must have. Empty if each call needs its own approval."""
         is_once = any(each.category is Category.DESTRUCTIVE and not each.permits_grants for each in self._definitions)
         if series is None or is_once:
             return ""
@@ -101,7 +101,7 @@ class FittingCall:
         return max(1, self.context.approvals_required, *(each.approvals_required for each in self._definitions))
 
     def gate(self) -> str:
-        """Return why the call needs approval; empty if it does not."""
+        """Return why the call needs approval. Empty if it does not need any."""
         items = self._items()
         return next(filter(None, (approval_cause(definition, items) for definition in self._definitions)), "")
 
@@ -144,7 +144,7 @@ class FittingCall:
 class Proposal:
     """Audit entries for the check of a call that is already running.
 
-    They are written only once, either together with the call's end or separately before it.
+    The entries are written only once, either together with the call's end or separately before it.
     """
 
     drafts: tuple[AuditDraft, ...] = ()
@@ -152,7 +152,7 @@ class Proposal:
     goes_with_end: bool | None = None
 
     def claim(self, *, with_end: bool) -> tuple[AuditDraft, ...]:
-        """Claim the entries for one of the two writers and return them; empty if the other writer has claimed them.
+        """Claim the entries for one of the two writers and return them. Empty if the other writer has claimed them.
 
         The writer that holds the claim may repeat it.
         """
@@ -200,7 +200,10 @@ class Job:
 
     @classmethod
     def of(cls, call: FittingCall, loaded: LoadedTool, request: ExecuteRequest, *, digest: str, is_gated: bool) -> Job:
-        """Build the job for a checked call. If the pinned version differs, the more cautious effect applies."""
+        """Build the job for a checked call.
+
+        If the current version differs from the pinned one, the more cautious effect applies.
+        """
         definition, running = call.definition, loaded.tool.definition
         effect = max(definition.effect, running.effect, key=CAUTION.index)
         if effect is EffectClass.RECONCILABLE and loaded.tool.reconcile is None:
@@ -244,8 +247,8 @@ class Job:
     def only_reads(self) -> bool:
         """True if running the call is harmless even if its result is never read.
 
-        Such a call has no effect, is not visible outside the registry, does not count towards any limit, and needs no
-        lock. The verdict determines whether it needs an approval.
+        Such a call has no effect, is not visible outside the registry, does not count towards any limit, and does not
+        need a lock. Whether it needs an approval depends on the verdict.
         """
         is_own_code = not (self.is_of_store or self.tool.is_external or self.tool.is_remote)
         is_counted = bool(self.rate_per_minute or self.allowing_rule_id)

@@ -43,7 +43,10 @@ class ResultCache:
         self._sweep_at = monotonic() + _SWEEP_SECONDS
 
     def find(self, job: Job) -> ExecutionResult | None:
-        """Return an unexpired cached result of the same call, with a note about its age, or None."""
+        """Return an unexpired cached result of the same call, with a note about its age.
+
+        Return None if there is none.
+        """
         if not _is_kept(job):
             return None
         key, now = _key(job), self._monotonic()
@@ -82,7 +85,7 @@ class ResultCache:
 
 
 def _is_kept(job: Job) -> bool:
-    """Return whether the result may be cached. Results that depend on a user's answer are not."""
+    """Return whether the result may be cached. Results that depend on a user's answer may not be."""
     return bool(job.cache_seconds) and not job.answers
 
 

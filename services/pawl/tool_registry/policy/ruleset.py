@@ -46,8 +46,8 @@ _STORES_MAX: Final = 1000
 class Rules:
     """Manages the rules of all stores. Changes are recorded in the audit chain before they take effect.
 
-    A store's rules are cached for a second, so checking a batch usually does not require a query. If a rule allows a
-    call, it is verified again in the database, and its use is counted, right before the call runs.
+    A store's rules are cached for a second, so that checking a batch usually does not require a query. If a rule allows
+    a call, it is verified again in the database, and its use is counted, right before the call runs.
     """
 
     repository: PostgresRuleRepository
@@ -65,8 +65,8 @@ class Rules:
 
         Raises:
             InvalidField: The rule is invalid, its tool has no such argument, or the limit on rules is reached.
-            PermissionDenied: The user may not create it, or a delegate without decision rights tried to create an
-                ALLOW.
+            PermissionDenied: The user may not create this rule, or a delegate without decision rights tried to create
+                an ALLOW.
             ToolNotFound: An ALLOW names a tool that the user may not call.
             RunNotFound, CallNotFound: The user has no such run, or no such call that needed approval.
             ConversationNotFound: The user has no such conversation.
@@ -140,8 +140,8 @@ class Rules:
 
         Raises:
             RuleNotFound: The rule does not exist, or the user cannot see it.
-            PermissionDenied: The rule belongs to the store or an agent and the user is not an admin, or it is not an
-                ALLOW and the user is a delegate without decision rights.
+            PermissionDenied: The rule belongs to the store or to an agent, and the user is not an admin. Or the rule is
+                not an ALLOW, and the user is a delegate without decision rights.
         """
         rule = await self.repository.get(person.store_id, rule_id)
         is_admin = Role.ADMIN in person.roles
@@ -161,7 +161,7 @@ class Rules:
     async def list(
         self, person: Principal, *, include_ended: bool, all_users: bool, before: str, most: int
     ) -> Sequence[Rule]:
-        """Return rules by descending id. Unless `before` is empty, return only rules with lower ids.
+        """Return rules by descending id. If `before` is set, return only rules with lower ids.
 
         Raises:
             PermissionDenied: `all_users` is set and the user is not an admin.

@@ -1,4 +1,4 @@
-"""Checks a call's arguments: parses, coerces and validates them, and makes them canonical."""
+"""Checks a call's arguments. They are parsed, coerced, validated and made canonical."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def check_arguments(
 ) -> Accepted | Refused:
     """Return a call's canonical arguments, or a refusal that lists the violations.
 
-    Valid arguments are changed only by adding defaults, and only if they remain valid. Invalid arguments are coerced
-    where this loses no information. Empty input counts as an empty object.
+    The only change to valid arguments is that defaults are added, provided that the arguments remain valid. Invalid
+    arguments are coerced if this does not lose any information. Empty input counts as an empty object.
     """
     name = definition.name
     try:
@@ -91,7 +91,7 @@ def check_untrusted(
 
 
 def schema_problem(schema: Mapping[str, Any]) -> str:
-    """Return why an untrusted schema cannot be used; empty if it can. Runs in a helper process."""
+    """Return why an untrusted schema cannot be used. Empty if it can be used. Runs in a helper process."""
     try:
         compile_schema(schema)
     except InvalidSchema as error:

@@ -90,7 +90,7 @@ def awaiting_completion(seconds_left: float = 0.0) -> ExecutionResult:
 
 
 def progress(fraction: float | None, message: str) -> Progress:
-    """Return progress with the fraction clamped to 0 to 1 and the message truncated.
+    """Return progress with the fraction limited to the range from 0 to 1, and with the message truncated.
 
     A fraction that is not finite becomes None.
     """

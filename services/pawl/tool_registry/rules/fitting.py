@@ -31,10 +31,10 @@ class Fitted:
 
 
 def fit(schema: Mapping[str, Any], value: JsonValue, *, defaults: bool = True, coerce: bool = True) -> Fitted:
-    """Return `value` with defaults filled in and, with `coerce`, wrong types converted.
+    """Return `value` with defaults filled in. With `coerce`, wrong types are converted.
 
-    Without `coerce`, a valid value is changed only by adding defaults. Never raises: a value that does not fit is left
-    unchanged for the validator to report.
+    Without `coerce`, a valid value is changed only by adding defaults. It never raises. A value that does not match the
+    schema is left unchanged, and the validator reports it.
     """
     walk = _Walk(root=schema, defaults=defaults, coerce=coerce)
     fitted = walk.visit(schema, value, "")
@@ -102,7 +102,7 @@ class _Walk:
         return _Walk(root=self.root, defaults=False, coerce=True)._read(schema, value, "")  # noqa: SLF001  # its own
 
     def _fits(self, schema: Any, value: JsonValue) -> bool:
-        """Return whether a value has an allowed type and fits `const` and `enum`. The validator checks the rest."""
+        """Return whether a value has an allowed type and matches `const` and `enum`. The validator checks the rest."""
         schema = resolve(self.root, schema)
         if not isinstance(schema, dict):
             return bool(schema)
@@ -131,7 +131,10 @@ class _Walk:
 
 
 def _coerced(value: JsonValue, types: frozenset[str], fits: Any, schema: dict[str, Any]) -> JsonValue:
-    """Return `value` converted to one of `types` if that loses no information, otherwise unchanged."""
+    """Return `value` converted to one of `types` if that does not lose any information.
+
+    Otherwise, return it unchanged.
+    """
     if isinstance(value, str):
         read = _from_text(value.strip(), types)
         if read is not None:
@@ -162,7 +165,7 @@ def _from_text(text: str, types: frozenset[str]) -> JsonValue:
 
 
 def _number(text: str) -> int | float | None:
-    """Return the number in `text`, or None if `text` is not a JSON number or 64 bits would change its value."""
+    """Return the number in `text`. None if `text` is not a JSON number, or if 64 bits would change its value."""
     if _INTEGER.fullmatch(text):
         number = int(text)
         return number if INTEGER_MIN <= number <= INTEGER_MAX else None

@@ -50,7 +50,8 @@ def next_step(entry: Entry, *, fingerprint: str, unknowns_resolved: int) -> Step
     """Return what to do for a call that has a journal entry.
 
     `unknowns_resolved` is the number of times that an operator has decided to run the call again after an unknown
-    outcome. This process must not be running the call, so if an open entry is its own, it has lost track of the call.
+    outcome. This process must not be running the call. If it wrote an open entry itself, it has therefore lost track of
+    the call.
     """
     if entry.fingerprint and entry.fingerprint != fingerprint:
         return Step.MISMATCH
@@ -81,7 +82,7 @@ class JournalCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The call may run now, in this process. With `must_reconcile`, the tool must be asked first."""
+    """The call may now run in this process. With `must_reconcile`, the tool must be asked first."""
 
     must_reconcile: bool = False
     # True if the call has been cancelled since: it must be reconciled, but must not run.
@@ -92,7 +93,7 @@ class Begun:
 class HeldElsewhere:
     """Another process is running the call. Try again shortly.
 
-    `question` is the question that its tool is asking, after `position` earlier questions.
+    `question` is the question that the call's tool is asking, after `position` earlier questions.
     """
 
     question: Question | None = None

@@ -48,9 +48,10 @@ def without_opt_in(entries: Iterable[ToolVersion]) -> list[ToolVersion]:
 
 
 def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: UserId, most: int) -> list[ToolVersion]:
-    """Return the first `most` tools by closeness to the user or by their position in `names`, within TOOLS_BYTES_MAX.
+    """Return at most `most` tools that together fit into TOOLS_BYTES_MAX; 0 returns all tools.
 
-    If `most` is 0, return all tools. Tools registered later or by other users never displace earlier ones.
+    The tools are taken in the order of `names`. If `names` is empty, those closest to the user come first. Tools
+    registered later or by other users never displace earlier ones.
     """
     if not most:
         return list(entries)
@@ -104,10 +105,11 @@ def check_owner(current: ToolVersion, registrant: Principal) -> None:
 
 
 def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant: Principal) -> None:
-    """Check that a definition may replace the newest one with its name in the store, even an unregistered one.
+    """Check that a definition may replace the newest definition with its name, even if that one is unregistered.
 
     Raises:
-        PermissionDenied: It is laxer, and the registrant is either not an admin or a delegate without decision rights.
+        PermissionDenied: The definition is laxer, and the registrant is not an admin or is a delegate without decision
+            rights.
     """
     if earlier is None or not is_laxer(new, earlier.definition):
         return
@@ -126,18 +128,19 @@ def check_quota(source_kind: str, registrant: Principal, *, of_user: int, of_sto
     """
     most_of_user, most_of_store = QUOTAS.get(source_kind, (math.inf, math.inf))
     if of_store >= most_of_store:
-        whose, most = "the store has", most_of_store
+        whose, most = "the store already has", most_of_store
     elif of_user >= most_of_user and Role.ADMIN not in registrant.roles:
-        whose, most = "you have", most_of_user
+        whose, most = "you already have", most_of_user
     else:
         return
     raise InvalidField(f"name: {whose} {most} tools of this kind: unregister some first", field="name")
 
 
 def own_version(store_id: StoreId, definition: ToolDefinition) -> ToolVersion:
-    """Return the only version of a tool that was sent with a run.
+    """Return the version of a tool that was sent with a run. There is only one version.
 
-    It counts as newer than any rule, so no rule allows its calls: no rule's author could have known the tool.
+    The tool counts as newer than any rule, because the author of a rule could not have known it. Therefore, no rule
+    allows its calls.
     """
     return ToolVersion(store_id=store_id, definition=definition, version=1, source=OWN, create_time=math.inf)
 
@@ -148,10 +151,10 @@ def own_label(tool_name: str, definition_sha256: str) -> str:
 
 
 def check_own(definitions: Sequence[ToolDefinition]) -> None:
-    """Check the tools sent with a run. `Catalog` makes the checks that they share with RegisterTool.
+    """Check the tools sent with a run. `Catalog` makes the checks that also apply to RegisterTool.
 
     Raises:
-        InvalidField: There are too many tools, two have the same name, or one restricts its callers.
+        InvalidField: There are too many tools, two tools have the same name, or a tool restricts its callers.
     """
     if not 1 <= len(definitions) <= OWN_TOOLS_MAX:
         raise InvalidField(
@@ -178,7 +181,7 @@ def check_not_shadowing(definitions: Iterable[ToolDefinition], others: Iterable[
     A registered front-end tool with the same definition counts as the same tool.
 
     Raises:
-        ToolExists: A name is taken.
+        ToolExists: A name is already taken.
     """
     # Models see the dot in a source tool's name as two underscores.
     taken = {entry.definition.name.replace(".", "__"): entry for entry in others}

@@ -11,9 +11,9 @@ _CONTINUES: Final = 0x80
 
 
 def slice_of(content: bytes, offset: int, length: int) -> dict[str, Any]:
-    """Return about `length` bytes of UTF-8 from `offset`, and the next offset (None at the end).
+    """Return about `length` bytes of UTF-8 from `offset`, and the next offset. At the end, the next offset is None.
 
-    Characters are not split.
+    Slices never split a character.
     """
     start, end = _boundary(content, offset), _boundary(content, offset + length)
     if end <= start:

@@ -1,4 +1,4 @@
-"""Implements pawl.tool.v1.SourceService: a store's sources. The store comes from the credential."""
+"""Implements pawl.tool.v1.SourceService, which manages a store's sources. The store comes from the credential."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the tools that sources describe: their names and descriptions, and their differences from approved tools."""
+"""Defines the tools that sources describe: their names and descriptions, and how they differ from approved tools."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DIGEST_DIGITS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveredTool:
-    """A source's current description of a tool. `binding` holds the data that the connector needs to run the tool."""
+    """A source's current description of a tool. `binding` contains the data with which the connector runs the tool."""
 
     definition: ToolDefinition
     binding: bytes = b""
@@ -51,7 +51,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChange:
-    """The difference between a tool and its approved version. A side is None if the tool does not exist on it."""
+    """The difference between a tool and its approved version. A side is None if the tool does not exist there."""
 
     tool_name: str
     approved: ToolDefinition | None
@@ -106,8 +106,9 @@ def changes(approved: Iterable[DiscoveredTool], found: Iterable[DiscoveredTool])
 def registered_names(source_name: str, names: Collection[str]) -> Mapping[str, str]:
     """Map each of a source's tool names to its unique registered name, `<source>.<tool>`.
 
-    Valid names stay unchanged. In all others, `_` replaces invalid characters. Names that are too long are truncated,
-    and names that would collide end with a digest. The result does not depend on the order of the names.
+    Valid names do not change. In all other names, `_` replaces invalid characters. Names that are too long are
+    truncated, and names that would collide get a digest at the end. The result does not depend on the order of the
+    names.
     """
     room = _NAME_CHARACTERS_MAX - len(source_name) - 1
     fitting = {name for name in names if 1 <= len(name) <= room and not _NOT_IN_A_NAME.search(name)}

@@ -48,7 +48,7 @@ class Source:
 
     @property
     def kind(self) -> str:
-        """The kind of connector that the source needs; empty if the configuration has no known kind."""
+        """The kind of connector that the source needs. Empty if the configuration has no known kind."""
         return _KINDS.get(self.config.WhichOneof("kind") or "", "")
 
     @property
@@ -63,7 +63,7 @@ class Source:
 
     @property
     def changer(self) -> Role:
-        """The role that is required to change the source, and therefore to see its whole configuration."""
+        """The role that is required to change the source. The same role is required to see its whole configuration."""
         return Role.OPERATOR if self.runs_program else Role.ADMIN
 
 

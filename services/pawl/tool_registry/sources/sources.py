@@ -44,14 +44,14 @@ class Connector(ToolSource, Protocol):
     """Connects one kind of source, and runs its tools."""
 
     async def prepared(self, source: Source) -> Source:
-        """Return the source in its stored form, without unused parts.
+        """Return the source in its stored form, without the parts that are not used.
 
         Raises:
             InvalidField: The configuration is invalid.
         """
 
     async def discover(self, source: Source) -> Discovery:
-        """Return the tools that a source has now.
+        """Return the tools that a source currently has.
 
         Raises:
             InvalidField, InvalidSchema: The configuration is invalid.
@@ -105,12 +105,12 @@ class Sources:
         tools.
 
         Raises:
-            PermissionDenied: The caller lacks the role, which is operator for programs and admin for other sources, or
+            PermissionDenied: The caller lacks the required role (operator for programs, admin for other sources), or
                 the deployment does not allow the program.
             InvalidField, InvalidSchema: The configuration, or a tool, is invalid.
-            SourceExists: The name has another configuration and `may_replace` is not set.
+            SourceExists: A source with this name has another configuration, and `may_replace` is not set.
             SourceUnreachable: The source does not answer, or answers incorrectly.
-            ToolExists: One of its tool names is taken.
+            ToolExists: One of the source's tool names is already taken.
         """
         _require_changer(source, roles)
         check_source_name(source.name)
@@ -139,7 +139,7 @@ class Sources:
 
         Raises:
             SourceNotFound: The source does not exist.
-            PermissionDenied: Same as for `add`.
+            PermissionDenied: See `add`.
         """
         listed = await self._get(store_id, name)
         _require_changer(listed.source, roles)
@@ -149,7 +149,7 @@ class Sources:
         _log.info("source.removed", store=store_id, source=name)
 
     async def list(self, store_id: StoreId) -> Sequence[ListedSource]:
-        """Return a store's sources, sorted by name, as of their last check."""
+        """Return a store's sources, sorted by name. They are in the state of their last check."""
         registered = await self.tools.current(store_id)
         return [_with_tools(source, registered) for source in await self.repository.list(store_id)]
 
@@ -181,10 +181,10 @@ class Sources:
 
         Raises:
             SourceNotFound: The source does not exist.
-            PermissionDenied: Same as for `add`.
+            PermissionDenied: See `add`.
             SourceUnreachable: The source does not answer, or answers incorrectly.
             SourceChanged: The definitions have changed since the check.
-            InvalidSchema, InvalidField, ToolExists: Same as for `add`.
+            InvalidSchema, InvalidField, ToolExists: See `add`.
         """
         listed = await self._get(store_id, name)
         _require_changer(listed.source, roles)

@@ -35,7 +35,7 @@ class PostgresSourceRepository(DatabaseAdapter):
     """Keeps the tool sources of all stores. Their tools are in PostgresToolRepository."""
 
     async def put(self, source: Source) -> None:
-        """Insert a source, or replace the one with the same name.
+        """Insert a source, or replace the source with the same name.
 
         Raises:
             InvalidField: The store already has SOURCES_MAX sources.
@@ -70,7 +70,7 @@ class PostgresSourceRepository(DatabaseAdapter):
         return [_source(row) for row in rows]
 
     async def remove(self, store_id: StoreId, name: str) -> bool:
-        """Delete a source; return whether it existed."""
+        """Delete a source. Return whether it existed."""
         return await self._database.fetchval(_REMOVE, store_id, name) is not None
 
 

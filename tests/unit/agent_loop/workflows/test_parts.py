@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from pawl.agent_loop.loop import wire
+from pawl.agent_loop.loop.ports import CallContext
 from pawl.agent_loop.loop.rules import loop_state
 from pawl.agent_loop.loop.rules.call import CallResult
-from pawl.agent_loop.loop.rules.fact import Event, Pause
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run, RunOptions
+from pawl.agent_loop.loop.rules.tool import ExecutionPiece
 from pawl.agent_loop.loop.worker import WorkerLimits
 from pawl.agent_loop.workflows.cursor import WorkflowCursor
 from pawl.agent_loop.workflows.drafting import items_of
-from pawl.errors import QueueFull
+from pawl.errors import DependencyUnavailable
 from pawl.job.v1 import ledger_pb2
-from pawl.values import ENDED, CallState, CommandOutcome, EffectClass, RunState, WaitKind
+from pawl.values import ENDED, EffectClass, Execution, RunState, WaitKind
 from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.model import calls, says
 from tests.fakes.registry import tool
@@ -194,6 +197,45 @@ async def test_map_over_a_value_other_than_a_list_fails(items: Any, reason: str)
     assert (await finished(world_of(), nodes, {"items": items})).output_text == reason
 
 
+@pytest.mark.parametrize(("effect", "outputs"), [("AT_MOST_ONCE", ["done"] * 3), ("READ_ONLY", [None, None, "done"])])
+async def test_map_survives_an_outage_of_the_registry_without_an_operator(effect: str, outputs: list[Any]) -> None:
+    """A call with effects waits for the registry, whose journal knows its outcome. Other calls count as failed."""
+    world = world_of(work="done")
+    world.registry.verdicts["work"] = tool(effect=effect, timeout_seconds=5.0)
+    do = {"kind": "tool", "tool": "work"}
+    nodes = {
+        "all": {"kind": "map", "items": "${[1, 2, 3]}", "concurrency": 2, "tolerate": 2, "do": do},
+        "answer": {"kind": "output", "value": "${nodes.all.output}"},
+    }
+    key = start(world, nodes)
+    end, perform = world.clock.monotonic() + 50.0, world.registry.execute
+
+    async def execute(context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
+        if world.clock.monotonic() < end:
+            raise DependencyUnavailable
+        async for piece in perform(context, execution):
+            yield piece
+
+    world.registry.execute = execute  # type: ignore[method-assign]
+    async with asyncio.timeout(300.0), at_work(world.worker(limits=WorkerLimits(runs_max=16))):
+        await end_of(world, key)
+    assert json.loads(world.ledger.run(key).output_json) == outputs
+    assert set(world.registry.effects.values()) == {1}
+
+
+@pytest.mark.parametrize(("effect", "attempts"), [("IDEMPOTENT", 2), ("AT_MOST_ONCE", 1)])
+async def test_only_repeatable_calls_are_retried_after_an_unknown_outcome(effect: str, attempts: int) -> None:
+    world = world_of()
+    world.registry.verdicts["work"] = tool(effect=effect)
+    world.registry.forgets.add("work")
+    key = start(world, {"a": {"kind": "tool", "tool": "work", "retry": {"attempts": 2}}})
+    async with at_work(world.worker()):
+        await world.clock.sleep(100.0)
+    assert len(world.ledger.calls(key)) == attempts
+    expected = RunState.FAILED if attempts == 2 else RunState.NEEDS_ATTENTION
+    assert world.ledger.run(key).state is expected
+
+
 async def test_workflow_node_runs_another_workflow() -> None:
     world = world_of(look=4)
     inner = {
@@ -237,54 +279,6 @@ async def test_workflows_that_start_each_other_reach_the_depth_limit() -> None:
     run = await finished(world, {"again": {"kind": "workflow", "workflow": "other"}})
     assert present(run.failure).reason == "NOT_ALLOWED"
     assert len(runs(world)) == 3
-
-
-async def test_event_ends_a_wait_and_is_kept_if_it_comes_early() -> None:
-    nodes = {
-        "first": {"kind": "wait", "event": "paid"},
-        "second": {"kind": "wait", "event": "paid", "after": ["first"]},
-        "answer": {"kind": "output", "value": ["${nodes.first.output.n}", "${nodes.second.output.n}"]},
-    }
-    world = world_of()
-    key = start(world, nodes)
-    for n in (1, 2):
-        event = Event(name="paid", payload_json=json.dumps({"n": n}).encode())
-        assert await world.ledger.send(key, event, f"event{n}") is CommandOutcome.ACCEPTED
-        assert await world.ledger.send(key, event, f"event{n}") is CommandOutcome.DUPLICATE
-    await world.finish(key)
-    assert json.loads(world.ledger.run(key).output_json) == [1, 2]
-    assert await world.ledger.send(key, Event(name="paid"), "late") is CommandOutcome.LATE
-
-
-async def test_run_waits_for_an_event_until_its_timeout() -> None:
-    nodes = {
-        "paid": {"kind": "wait", "event": "paid", "timeout_seconds": 60, "on_error": "continue"},
-        "answer": {"kind": "output", "value": "${nodes.paid.error.reason}"},
-    }
-    world = world_of()
-    key = start(world, nodes)
-    await world.drive()
-    assert world.ledger.run(key).waits == (WaitKind.EVENT,)
-    await world.drive()
-    assert world.ledger.run(key).output_text == "NODE_TIMEOUT"
-
-
-async def test_paused_run_starts_no_node_until_it_is_resumed() -> None:
-    nodes = {
-        "a": {"kind": "tool", "tool": "work"},
-        "b": {"kind": "tool", "tool": "work", "after": ["a"]},
-    }
-    world = world_of()
-    key = start(world, nodes)
-    async with at_work(world.worker()):
-        await world.clock.sleep(0.5)
-        await world.ledger.send(key, Pause())
-        await world.clock.sleep(100.0)
-        assert world.ledger.run(key).waits == (WaitKind.PAUSED,)
-        assert len(world.ledger.calls(key)) == 1
-        await world.ledger.send(key, Pause(resumes=True))
-        await end_of(world, key)
-    assert [call.state for call in world.ledger.calls(key)] == [CallState.SUCCEEDED] * 2
 
 
 async def test_node_timeout_stops_its_call_and_may_be_retried() -> None:
@@ -382,29 +376,6 @@ async def test_run_reports_its_end_to_a_conversation() -> None:
     (notice,) = [message for message in world.ledger.messages(chat) if message.role is Role.NOTICE]
     (content,) = json.loads(notice.notices_json)
     assert content == {"job_id": key.run_id, "tool": "flow", "state": "COMPLETED", "result": 4}
-
-
-async def test_event_beyond_the_limit_is_refused_until_a_node_takes_one() -> None:
-    world = world_of()
-    nodes = {
-        "pause": {"kind": "wait", "seconds": 60},
-        "first": {"kind": "wait", "event": "paid", "after": ["pause"]},
-        "second": {"kind": "wait", "event": "late", "after": ["first"]},
-    }
-    key = start(world, nodes)
-    for n in range(100):
-        assert await world.ledger.send(key, Event(name="paid"), f"event{n}") is CommandOutcome.ACCEPTED
-        if n % 40 == 30:
-            await world.drive()
-    with pytest.raises(QueueFull):
-        await world.ledger.send(key, Event(name="late"), "late")
-    await world.drive()
-    assert await world.ledger.send(key, Event(name="paid"), "event1") is CommandOutcome.DUPLICATE
-    while world.ledger.run(key).waits != (WaitKind.EVENT,):
-        await world.drive()
-    assert await world.ledger.send(key, Event(name="late"), "late") is CommandOutcome.ACCEPTED
-    await world.drive()
-    assert world.ledger.run(key).state is RunState.COMPLETED
 
 
 async def test_message_does_not_steer_a_workflow_run() -> None:

@@ -283,7 +283,7 @@ def test_no_call_continues_after_a_takeover_before_the_definition_is_read() -> N
     assert [type(work) for work in second.work] == [ReadProgram]
 
 
-async def test_outputs_of_a_map_over_the_limit_are_a_typed_error() -> None:
+async def test_a_map_whose_outputs_exceed_the_limit_fails_with_a_typed_error() -> None:
     nodes = {
         "each": {"kind": "map", "items": list(range(40)), "do": {"kind": "tool", "tool": "look"}, "concurrency": 50},
     }
@@ -340,7 +340,7 @@ def undone(world: World) -> list[int]:
     return [json.loads(made[call.undoes_call_id].arguments_json)["n"] for call in inverses]
 
 
-async def test_undo_of_a_run_undoes_the_runs_below_it_in_reverse_order() -> None:
+async def test_undoing_a_run_undoes_the_runs_below_it_in_reverse_order() -> None:
     world = new_world()
     key = start(world, NODES)
     async with at_work(world.worker()):

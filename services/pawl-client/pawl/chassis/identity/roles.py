@@ -100,7 +100,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.identity.v1.KeyService": {(Role.OPERATOR, Role.DEPLOYMENT): "CreateKey ListKeys RevokeKey ListKeyEvents"},
     "pawl.identity.v1.KeySyncService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "SyncKeys"},
     "pawl.job.v1.AgentLedgerService": {
-        (AGENT_LOOP,): "PutAgent ListAgents GetAgentQuota PutDraft GetDraft ListDrafts",
+        (AGENT_LOOP,): "PutAgent ListAgents GetTokenBudgets PutDraft GetDraft ListDrafts",
         (AGENT_LOOP, TOOL_REGISTRY): "GetAgent",
     },
     "pawl.job.v1.ErasureService": {(TOOL_REGISTRY, NOTIFIER): "ListErasures ConfirmErasure"},

@@ -64,7 +64,10 @@ class Limits:
 
 
 class CallSlots:
-    """Slots for calls of one kind. Calls of services count only towards the total, because they act for all users."""
+    """Slots for calls of one kind.
+
+    Calls from services count only towards the total, because a service acts for all users.
+    """
 
     def __init__(self, noun: str, slots_max: int, limits: Limits) -> None:
         self._noun = noun

@@ -1,9 +1,9 @@
 """Changes the state at the end of a model call, and detects a model that repeats itself (LOOP-5).
 
 Calls are identical if they have the same name and canonical arguments. With a limit of 4, the run is stuck when a call
-is made for the fourth time, or when the calls of its last six rounds were A B A B A B. No call of that last round is
-executed. If the run could be stuck after a round, the registry does not run read-only calls while it checks that
-round's calls.
+is made for the fourth time, or when the calls of its last six rounds were A B A B A B. None of the calls in that last
+round is executed. If the run could be stuck after a round, the registry does not run read-only calls while it checks
+that round's calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _DIGITS: Final = 16
 
 
 def fingerprint(call: Call) -> str:
-    """Return a key that identical calls share. Without canonical arguments, it is based on the model's own text."""
+    """Return a key that identical calls share.
+
+    Without canonical arguments, the key is based on the model's own text.
+    """
     arguments = call.arguments_json or call.proposed_arguments.encode()
     return _digest(call.tool_name.encode() + b"\0" + arguments)
 
@@ -57,7 +60,7 @@ def count(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopSta
 
 
 def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Call | None:
-    """Return the call that shows that the run is stuck; None if it is not. `loop` already counts the new `calls`."""
+    """Return the call that shows that the run is stuck, or None if it is not. `loop` already counts the new `calls`."""
     calls = list(calls)
     repeated = next((call for call in calls if loop.call_counts.get(fingerprint(call), 0) >= identical_max), None)
     if repeated is not None or not calls:
@@ -140,16 +143,16 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
 
 
 def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Retry a failed model call, hold it (for tokens, a quota or the model server), or fail the run.
+    """Retry a failed model call, hold it (for tokens, a budget or the model server), or fail the run.
 
     A turn started by job notices does not wait for the server, because no user is waiting for it.
     """
     opened = state.loop.model_call
     if opened is None:
         return state, ()
-    if fact.quota_end_time is not None:
+    if fact.used_up is not None:
         held = replace(state.loop, model_call=replace(opened, held=True, quota_waits=opened.quota_waits + 1))
-        state = replace(state, loop=held, model_starts_in=None, quota_end_time=fact.quota_end_time)
+        state = replace(state, loop=held, model_starts_in=None, used_up=fact.used_up)
         warning = Warned(reason=fact.error.reason, message=fact.error.message)
         return state, () if opened.quota_waits else (warning,)
     if fact.tokens_needed:
@@ -211,7 +214,7 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
 
 
 def _held_back(opened: OpenModelCall, error: Problem, wait_seconds: float, jitter: float, now: float) -> OpenModelCall:
-    """Hold the call until its next attempt, or end the hold if the call has waited long enough."""
+    """Hold the call until its next attempt. If the call has waited long enough, end the hold."""
     since, waits = now if opened.outage_since is None else opened.outage_since, opened.outage_waits
     next_try = retry.next_try_time(error, since=since, waits=waits, wait_seconds=wait_seconds, jitter=jitter, now=now)
     held = next_try is not None
@@ -219,7 +222,7 @@ def _held_back(opened: OpenModelCall, error: Problem, wait_seconds: float, jitte
 
 
 def _with_next_model(state: State, opened: OpenModelCall) -> State:
-    """Return the state with the next model, which gets the full number of attempts."""
+    """Return the state with the next model. The next model gets the full number of attempts."""
     opened = replace(opened, failures=0, empty_answers=0)
     # Another model may count tokens differently.
     loop = replace(state.loop, model_call=opened, fallbacks_used=state.loop.fallbacks_used + 1, counted_prompt=None)
@@ -250,7 +253,7 @@ def cut(state: State, fact: ModelCut) -> State:
 def with_partial(state: State, shown: Shown) -> State:
     """Add the last attempt's output as an interrupted message.
 
-    `shown` is the position of this output in the log; empty if the output is void.
+    `shown` is the position of this output in the log. It is empty if the output is void.
     """
     partial = state.loop.partial_text
     opened = state.loop.model_call

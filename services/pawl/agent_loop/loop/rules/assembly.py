@@ -63,7 +63,7 @@ def _readings(fragments: Sequence[str], joined: str) -> Iterator[str]:
 
 
 class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A complete answer, or the part received before the stream broke off."""
+    """A complete answer, or the part that was received before the stream broke off."""
 
     text: str
     reasoning: str
@@ -194,7 +194,7 @@ class Assembly:
         return CallPiece(index=position, call_id=call.provider_call_id, name=name, arguments=piece.arguments)
 
     def _position(self, piece: CallPiece) -> int | None:
-        """Return the position of the call that `piece` continues, or None if it starts a call."""
+        """Return the position of the call that `piece` continues. Return None if it starts a new call."""
         if piece.call_id:
             same_id = self._last(lambda call: call.provider_call_id == piece.call_id)
             if same_id is not None and (piece.index is None or self._calls[same_id].index in {None, piece.index}):

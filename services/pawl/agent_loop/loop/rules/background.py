@@ -1,7 +1,8 @@
 """Handles the parameters that make a call run in the background (ASYNC-1, ASYNC-3).
 
 They are added to the arguments of any tool and removed before the call is checked, shown or run. If a tool itself
-declares a parameter with one of these names, none is added or removed, and the tool cannot run in the background.
+declares a parameter with one of these names, no parameters are added or removed, and the tool cannot run in the
+background.
 
 Model servers that enforce the schema do not allow extra parameters. For these servers, a special tool replaces the
 parameters. Each call to it is treated as a call to the tool that it specifies.
@@ -200,7 +201,7 @@ def has_own(schema_json: bytes) -> bool:
 
 
 def asked(job: AskedJob) -> RequestedTerms:
-    """Return a user's request in the same form as a model's and under the same limits.
+    """Return a user's request in the same form as a model's request. The same limits apply.
 
     Raises:
         InvalidField: the request is invalid.
@@ -259,7 +260,8 @@ def asked(job: AskedJob) -> RequestedTerms:
 def edited_series(shown: Series, edited: Series, now: float) -> Series:
     """Return the series that an approver grants after editing the series shown.
 
-    If the edit sets no end time, the end time shown is kept, so that an edit cannot remove a user's deadline.
+    If the edit does not set an end time, the end time that was shown is kept. An edit can therefore not remove a user's
+    deadline.
 
     Raises:
         InvalidField: the number of iterations, the interval or the end is out of range.
@@ -390,7 +392,10 @@ def _terms(params: Mapping[str, Any]) -> RequestedTerms | None:
 
 
 def _split_failures_told(params: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
-    """Return the parameters without `on_failure` in their conditions, and the value of `on_failure` (0 if unset)."""
+    """Return the parameters without `on_failure` in their conditions, and the value of `on_failure`.
+
+    Unset counts as 0.
+    """
     counts = []
     for name in (_UNTIL, _WHEN):
         written = params.get(name)

@@ -1,17 +1,18 @@
-"""Computes a run's token budget (LOOP-12): its size, how much of it is used, and estimates of unreported usage."""
+"""Computes the size of a run's token budget and how much of it is used (LOOP-12). Estimates unreported usage."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import AgentQuota
+from pawl.agent_loop.agents.rules import TokenBudget
 from pawl.agent_loop.loop.rules import history
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.decision import Decision, Fail, Finish, Park
-from pawl.agent_loop.loop.rules.retry import AGENT_QUOTA_EXHAUSTED, BUDGET_EXHAUSTED
+from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
 from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure, TokenBudgetPolicy
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.model.request import Problem, UsageReport
@@ -24,6 +25,14 @@ _BYTES_PER_TOKEN: Final = 3
 _BYTES_PER_TOKEN_MAX: Final = 8
 _QUOTA_WAIT_SECONDS: Final = 300.0
 _QUOTA_WAITS_COUNTED_MAX: Final = 8
+# For each budget of tokens: the reason of a failure, whose it is, and its period.
+_BUDGETS: Final[Mapping[WaitKind, tuple[str, str, str]]] = {
+    WaitKind.AGENT_QUOTA: ("AGENT_QUOTA_EXHAUSTED", "This agent's runs have", "daily"),
+    WaitKind.STORE_DAILY_TOKENS: ("STORE_TOKENS_EXHAUSTED", "The store's runs have", "daily"),
+    WaitKind.STORE_MONTHLY_TOKENS: ("STORE_TOKENS_EXHAUSTED", "The store's runs have", "monthly"),
+    WaitKind.USER_DAILY_TOKENS: ("USER_TOKENS_EXHAUSTED", "This user's runs have", "daily"),
+    WaitKind.USER_MONTHLY_TOKENS: ("USER_TOKENS_EXHAUSTED", "This user's runs have", "monthly"),
+}
 
 
 TOO_LITTLE: Final = Problem(
@@ -48,17 +57,20 @@ def left(state: State) -> int | None:
 def used(state: State) -> int:
     """Return how many tokens of the run's budget have been used, including by runs that share the budget."""
     own, shared_max = state.run.usage.total_tokens, state.shared_tokens_max
-    return own if shared_max is None else max(own, tokens(state) - (shared_max - state.own_tokens))
+    return own if shared_max is None else max(own, tokens(state) - (shared_max - state.run.own_tokens))
 
 
 def is_used_up(state: State) -> bool:
-    """Return whether the model must not be called: nothing is left, or less than the open call needs."""
+    """Return whether too few tokens are left to call the model: none, or fewer than the open call needs."""
     rest = left(state)
     return rest is not None and rest < max(1, _needed_by_open_call(state))
 
 
 def ends_run(state: State) -> bool:
-    """Return whether the run fails because it is out of tokens and cannot wait for a top-up, or no top-up can help."""
+    """Return whether the run is out of tokens and must fail.
+
+    It fails if it may not wait for a top-up, or if no top-up would help.
+    """
     does_not_wait = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
     return is_used_up(state) and (does_not_wait or _is_beyond_top_ups(state))
 
@@ -74,7 +86,7 @@ def _needed_by_open_call(state: State) -> int:
 
 
 def missing(state: State) -> int:
-    """Return the minimum top-up needed for the next model call, as far as known."""
+    """Return the smallest top-up that is known to be needed for the next model call."""
     last = state.loop.counted_prompt
     # Each prompt starts with the previous one.
     needed_tokens = _needed_by_open_call(state) or (last.tokens + 1 if last else 1)
@@ -101,32 +113,33 @@ def exhausted(state: State, now: float) -> Decision:
     return Park(state=RunState.WAITING, waits=(WaitKind.BUDGET,), wake_time=deadline)
 
 
-def quota_used_up(quota: AgentQuota) -> Problem:
+def used_up(exhausted: TokenBudget) -> Problem:
+    reason, whose, period = _BUDGETS[exhausted.kind]
     return Problem(
-        reason=AGENT_QUOTA_EXHAUSTED,
+        reason=reason,
         failure_class=FailureClass.LIMIT,
-        message=f"This agent's runs have used up its daily quota of {quota.tokens_max} tokens (UTC).",
+        message=f"{whose} used up the {period} budget of {exhausted.tokens_max} tokens (UTC).",
     )
 
 
-def waits_for_day(state: State, day_end_time: float, now: float) -> Decision:
-    """Decide whether a run fails or waits for the next day after its agent has used up its daily quota.
+def waits_for_period(state: State, exhausted: TokenBudget, now: float) -> Decision:
+    """Decide whether a run fails or waits for the next day or month after it has used up a token budget.
 
-    A waiting run checks again after 5 minutes, then after 20, and so on, and at the latest when the day ends. The
-    ledger wakes waiting runs when the quota is raised, but it may do so just before this run parks. A minimum pause
+    A waiting run checks again after 5 minutes, then after 20, and so on, and at the latest when the period ends. The
+    ledger wakes waiting runs when the budget is raised, but it may do so just before this run parks. A minimum pause
     guards against a local clock that is ahead of the ledger's.
     """
     if state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL:
-        message = "This agent's runs have used up its daily token quota (UTC)."
-        failure = RunFailure(failure_class=FailureClass.LIMIT, reason=AGENT_QUOTA_EXHAUSTED, message=message)
+        problem = used_up(exhausted)
+        failure = RunFailure(failure_class=FailureClass.LIMIT, reason=problem.reason, message=problem.message)
         return Fail(failure=failure)
     waits = min(state.loop.model_call.quota_waits, _QUOTA_WAITS_COUNTED_MAX) if state.loop.model_call else 1
-    wake_time = min(max(day_end_time, now + 1), now + _QUOTA_WAIT_SECONDS * 4 ** (waits - 1))
-    return Park(state=RunState.WAITING, waits=(WaitKind.AGENT_QUOTA,), wake_time=wake_time)
+    wake_time = min(max(exhausted.end_time, now + 1), now + _QUOTA_WAIT_SECONDS * 4 ** (waits - 1))
+    return Park(state=RunState.WAITING, waits=(exhausted.kind,), wake_time=wake_time)
 
 
 def needed(state: State, prompt_tokens: int) -> int:
-    """Return the tokens that a call needs (its prompt plus one token) if fewer are left; 0 if it can be made."""
+    """Return the tokens that a call needs (its prompt plus one) if fewer are left. Return 0 if the call can be made."""
     rest = left(state)
     return prompt_tokens + 1 if rest is not None and rest <= prompt_tokens else 0
 
@@ -139,9 +152,10 @@ def need_message(state: State) -> str:
 
 
 def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
-    """Return the next answer's token limit: the requested limit or, if smaller, what the prompt leaves of the budget.
+    """Return the token limit for the next answer.
 
-    None means no limit.
+    This is the requested limit or, if it is smaller, the part of the budget that the prompt leaves. None means no
+    limit.
     """
     asked, rest = state.run.options.output_tokens_max, left(state)
     if rest is None:
@@ -151,7 +165,7 @@ def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
 
 
 def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) -> Problem | None:
-    """Return the problem if the budget cut the answer short; otherwise None. Such a partial answer is not used."""
+    """Return the problem if the budget cut the answer short. The partial answer is not used. Otherwise, return None."""
     is_budget = output_tokens_max is not None and output_tokens_max != state.run.options.output_tokens_max
     if not is_budget or not answer.cut_off:
         return None
@@ -169,8 +183,8 @@ def estimate(size_bytes: int) -> int:
 def prompt_tokens(state: State, prompt_bytes: int) -> int:
     """Estimate the next prompt's tokens.
 
-    The next prompt starts with the previous one, so this is the server's count for the previous prompt plus an
-    estimate for the new part.
+    The next prompt starts with the previous one. The estimate is therefore the server's count for the previous prompt
+    plus an estimate for the new part.
     """
     last = state.loop.counted_prompt
     if last is None:
@@ -205,7 +219,7 @@ def with_discarded(state: State, usage: Usage) -> State:
 def with_lost_call(state: State, usage_before: Usage) -> Usage:
     """Return the run's usage after the worker that made the open call died.
 
-    If output was shown, the call has already been counted. Otherwise an estimate of its prompt is added.
+    If output was shown, the usage already includes the call. Otherwise, an estimate for its prompt is added.
     """
     if state.run.usage != usage_before:
         return state.run.usage

@@ -19,7 +19,10 @@ from pawl.values import (
 
 
 class ByPerson(msgspec.Struct, frozen=True, kw_only=True):
-    """The user who performed an action, their credential, and the delegate who acted for them. Each may be empty."""
+    """The user who performed an action, the credential used, and the delegate who acted for the user.
+
+    Each may be empty.
+    """
 
     user_id: UserId
     credential_id: CredentialId = CredentialId("")
@@ -37,7 +40,7 @@ class Decided(ByPerson, frozen=True, kw_only=True):
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a decision, with the approvals that this process knows about. Only the ledger has all of them."""
+    """A request for a decision, with the approvals that this process knows about. Only the ledger has all approvals."""
 
     digest: str
     preview: str = ""
@@ -138,7 +141,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asks_in_mid_execution(self) -> bool:
-        """True if the running tool itself, not the model, is asking a user something."""
+        """True if the question comes from the running tool itself, not from the model."""
         return self.state is CallState.ASKED and self.attempt > 0
 
     @property
@@ -151,7 +154,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def granted_series(self) -> Series | None:
-        """The series whose grant covers this call; None if there is none. Only valid for a call that may start."""
+        """The series whose grant covers this call, or None. Only valid for a call that may start."""
         if self.approval is None:
             return None
         decision = self.approval.decision

@@ -123,7 +123,7 @@ def wait_seconds(value: float) -> float:
 
 
 def seq(value: int, field: str) -> int:
-    """Check that a seq fits into 63 bits, and return it.
+    """Check that a seq fits into 63 bits. Return the seq.
 
     Raises:
         InvalidField

@@ -29,15 +29,14 @@ DisplayPiece = TextPiece | ReasoningPiece | RefusalPiece | CallPiece
 class Coalescer:
     """Holds pieces back until it is time to show them.
 
-    The first piece is due immediately. Later pieces are due after a pause that starts when the previous output is
-    visible. The pause is 100 ms or, if longer, ten times that output's delay. No piece is due later than 1 s after its
-    arrival.
-    Within one output, text, reasoning and calls each keep their own order, but not their order relative to each other.
-    `now` is the time of any monotonic clock, in seconds.
+    The first piece is due immediately. Later pieces are due after a pause that starts when the previous output becomes
+    visible. The pause is 100 ms or, if that is longer, ten times the delay of the previous output. No piece is due
+    later than 1 s after its arrival. Within one output, text, reasoning and calls are each kept in order, but not
+    relative to each other. `now` is the time of any monotonic clock, in seconds.
     """
 
     def __init__(self, head: OutputDelta) -> None:
-        """Each output is a copy of `head`, which has no content itself, filled with pieces."""
+        """Create a coalescer. Each output is a copy of `head`, which must be empty, filled with pieces."""
         self._head = head
         self._pieces: list[DisplayPiece] = []
         self._oldest_at = 0.0
@@ -48,13 +47,16 @@ class Coalescer:
         self._taken_due_at: float | None = None
 
     def add(self, piece: Piece, now: float) -> None:
-        """Add a piece that `Assembly.add` returned. Pieces that are not for display are ignored."""
+        """Add a piece that `Assembly.add` returned. Pieces that are not meant for display are ignored."""
         if isinstance(piece, DisplayPiece):
             self._oldest_at = self._oldest_at if self._pieces else now
             self._pieces.append(piece)
 
     def end(self, now: float) -> None:
-        """Record that the answer is complete. The pause restarts, because the answer's step also shows the rest."""
+        """Record that the answer is complete.
+
+        The pause restarts, because the answer's step also shows the remaining pieces.
+        """
         self._pause_from = now
 
     def due_at(self) -> float | None:
@@ -69,7 +71,7 @@ class Coalescer:
     def take(self, now: float) -> tuple[OutputDelta, ...]:
         """Return all held pieces, whether or not they are due. Call `shown` once they are committed.
 
-        They are one output, or several if one would be too large.
+        All pieces are joined into one output, unless it would be too large.
         """
         due = self.due_at()
         if due is None:
@@ -80,7 +82,7 @@ class Coalescer:
         return tuple(_join(self._head, group) for group in _groups(pieces))
 
     def shown(self, now: float) -> None:
-        """Record that everything taken is visible, and adjust the pause to the delay."""
+        """Record that everything taken is visible. Adjust the pause to the delay."""
         if self._taken_due_at is not None:
             self._pause_from = now
             self._pause_seconds = max(PAUSE_SECONDS_MIN, PAUSE_PER_DELAY * (now - self._taken_due_at))

@@ -35,7 +35,7 @@ _DID_NOT_HAPPEN = "An operator found that this call did not happen."
 
 
 def apply_command(state: State, command: Command, now: float) -> State:
-    """Apply `command`. A command about a call that is no longer pending has no effect."""
+    """Apply `command`. If it is about a call that is no longer pending, it has no effect."""
     match command.kind:
         case ToolResult() as result:
             call = state.calls.get(result.call_id)
@@ -73,7 +73,7 @@ def apply_command(state: State, command: Command, now: float) -> State:
 
 
 def decisions(state: State) -> tuple[RecordedDecision, ...]:
-    """Return the decisions on gated calls that the state's unconsumed commands contain."""
+    """Return the decisions on gated calls among the state's unconsumed commands."""
     return tuple(
         RecordedDecision(
             call_id=call.call_id,
@@ -96,7 +96,7 @@ def decisions(state: State) -> tuple[RecordedDecision, ...]:
 
 
 def results(state: State) -> tuple[RecordedResult, ...]:
-    """Return the front-end calls' results that the state's unconsumed commands contain."""
+    """Return the results of front-end calls among the state's unconsumed commands."""
     return tuple(
         replace(
             _result_note(state, _with_result(call, command.kind, command.time), command.user_id),
@@ -111,7 +111,7 @@ def results(state: State) -> tuple[RecordedResult, ...]:
 
 
 def withdrawn_results(state: State) -> tuple[RecordedResult, ...]:
-    """Return the leased front-end calls of the last two rounds that ended without the client's result."""
+    """Return the leased front-end calls of the last two rounds that ended without a result from their client."""
     return tuple(
         _result_note(state, call, state.run.user_id)
         for call in state.calls.values()
@@ -126,7 +126,7 @@ def withdrawn_results(state: State) -> tuple[RecordedResult, ...]:
 
 
 def may_have_been_held(base: State, after: State) -> bool:
-    """Return whether a step withdraws a front-end call that a client may have leased since the run was read."""
+    """Return whether a step withdraws a front-end call that a client may have leased since the run was loaded."""
     withdrawn_calls = (after.calls[call.call_id] for call in base.open_calls if call.state is CallState.OFFERED)
     return any(
         call.state in {CallState.EXPIRED, CallState.CANCELLED} and call.start_time is None for call in withdrawn_calls
@@ -149,12 +149,15 @@ def _result_note(state: State, call: Call, user_id: UserId) -> RecordedResult:
 
 
 def others_change_calls(state: State) -> bool:
-    """Return whether the ledger could change open calls, by leasing offers or counting several people's approvals."""
+    """Return whether the ledger could change open calls by leasing offers or counting several people's approvals."""
     return bool(shared_decisions(state)) or any(call.state is CallState.OFFERED for call in state.open_calls)
 
 
 def approvals_given(state: State) -> tuple[RecordedDecision, ...]:
-    """Return the approvals and edits of calls that several people must approve, including those before an edit."""
+    """Return approvals of calls that several people must approve.
+
+    Includes edits, and approvals given before an edit.
+    """
     return tuple(
         RecordedDecision(
             call_id=call.call_id,
@@ -287,7 +290,7 @@ def _rejected(call: Call, reason: str, now: float) -> Call:
 
 
 def _steered(state: State, steer: Steer, now: float) -> State:
-    """Withdraw calls waiting for a user when the user steers the run. Other open calls continue."""
+    """Withdraw the calls that are waiting for a user, because the user steers the run. Other open calls continue."""
     for call in state.open_calls:
         if call.asks_in_mid_execution and state.run.state is not RunState.CANCELLING:
             state = fact_rules.answered(state, call, None)

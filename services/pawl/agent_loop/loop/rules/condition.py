@@ -1,4 +1,4 @@
-"""Evaluates conditions on the results of iterations. Jobs monitor them without a model (ASYNC-4)."""
+"""Evaluates conditions on the results of iterations. Jobs use them to monitor values without a model (ASYNC-4)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         return (self.below is not None and found < self.below) or (self.above is not None and found > self.above)
 
     def seen(self, content: Any) -> Seen | None:
-        """Return the part of a parsed result to keep for the next iteration; None if the condition needs none."""
+        """Return the part of a parsed result to keep for the next iteration.
+
+        Return None if the condition needs no part.
+        """
         names_previous = bool(self.expression) and expression.names_previous(self.expression)
         if not self.changed and not names_previous:
             return None
@@ -81,12 +84,12 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _kind(value: Any) -> type:
-    """Return the value's JSON type: 20 and 20.0 have the same type, and true is not a number."""
+    """Return the value's JSON type. 20 and 20.0 have the same type; true is not a number."""
     return float if type(value) is int else type(value)
 
 
 def _number(written: str) -> int | float:
-    """Parse a float. Return it as an integer if it is integral and fits into 64 bits."""
+    """Parse a float. If it is integral and fits into 64 bits, return an integer."""
     value = float(written)
     return int(value) if value.is_integer() and -(2**63) <= value < 2**64 else value
 
@@ -95,7 +98,7 @@ _decode: Final = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def _digest(value: Any) -> str:
-    """Return a digest that is the same for equal values. 20 and 20.0 count as equal, unless the value is very large."""
+    """Return a digest that is the same for equal values. Unless they are very large, 20 and 20.0 count as equal."""
     encoded = _encode(value)
     if len(encoded) <= expression.VALUE_BYTES_MAX:
         encoded = _encode(_decode(encoded))
@@ -129,7 +132,7 @@ def written(condition: Condition) -> dict[str, Any]:
 
 
 def _value(data: bytes) -> Any:
-    """Decode JSON. For invalid JSON, return an empty list, which is not valid in a condition either."""
+    """Decode JSON. Invalid JSON becomes an empty list, which is not valid in a condition either."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -137,7 +140,7 @@ def _value(data: bytes) -> Any:
 
 
 def read(spec: object) -> Condition | None:
-    """Parse a condition such as `"value < 20"` or `{"path": "/price", "below": 20}`; None if it is invalid.
+    """Parse a condition such as `"value < 20"` or `{"path": "/price", "below": 20}`. Return None if it is invalid.
 
     Raises:
         ExpressionError: the CEL expression is not allowed.

@@ -53,9 +53,9 @@ _JOB_SECONDS: Final = 86_400.0
 def decide(state: State, now: float) -> Decision:
     """Return the next decision.
 
-    These guarantees apply to every program. The program decides first, unless the run is ending. Nothing starts
-    once the run is CANCELLING or about to fail, and no model call starts once the token budget is used up. An open
-    model call is handled before open calls. A run ends only when every call has its result.
+    These guarantees apply to every program. Unless the run is ending, the program decides first. Nothing starts once
+    the run is CANCELLING or about to fail, and no model call starts once the token budget is used up. An open model
+    call is handled before open calls. A run ends only when every call has its result.
     """
     if state.run.state in ENDED:
         return Wait(until=None)
@@ -76,7 +76,7 @@ def decide(state: State, now: float) -> Decision:
 
 
 def _without_running(decision: Decision, state: State) -> Decision:
-    """Leave out work that is already running. Resume a parked run instead of completing it directly."""
+    """Remove work that is already running from the decision. A parked run is resumed first, not completed directly."""
     match decision:
         case Propose():
             new = tuple(call for call in decision.calls if check_of(call.call_id) not in state.under_way)
@@ -120,7 +120,7 @@ def not_made(call: Call, now: float) -> Call:
 
 
 def _has_started(call: Call, state: State) -> bool:
-    """Return whether the registry could have an execution of the call, which is running or waiting for an answer."""
+    """Return whether the registry may be executing the call, because it is running or waits for an answer."""
     is_answered = call.state is CallState.RUNNABLE and call.call_id in state.loop.answers
     return call.state is CallState.RUNNING or call.asks_in_mid_execution or is_answered
 
@@ -163,15 +163,15 @@ def _continue_model(state: State, now: float) -> Decision:
         return TakeOver()
     if budget.is_used_up(state):
         return budget.exhausted(state, now)
-    if state.quota_end_time is not None:
-        return budget.waits_for_day(state, state.quota_end_time, now)
+    if state.used_up is not None:
+        return budget.waits_for_period(state, state.used_up, now)
     if opened is not None and opened.next_try_time is not None and opened.next_try_time > now:
         return Park(state=RunState.WAITING, waits=(WaitKind.PROVIDER,), wake_time=opened.next_try_time)
     return StartModel(delay_seconds=state.model_starts_in or 0.0)
 
 
 def _continue_calls(state: State, following: Wait, now: float) -> Decision:
-    """Let overdue approvals, questions and offers expire or fall back, then continue with the open calls.
+    """Let overdue approvals, questions and offers expire or fall back. Then continue with the open calls.
 
     If there are no open calls, wait as the program requests.
     """

@@ -1,4 +1,4 @@
-"""Decisions made by `decide` and by programs. Unless they end a plan, planning applies them and then decides again.
+"""Decisions made by `decide` and by programs. Planning applies each of them and decides again, unless it ends the plan.
 
 Decisions that start work have `names`. Work that is in progress under one of these names does not start again.
 """
@@ -20,7 +20,8 @@ from pawl.values import RunState, WaitKind
 class Settle(msgspec.Struct, frozen=True, kw_only=True):
     """Settle or change these calls because a deadline passed or the run is ending.
 
-    `is_part` means that all changes together are too large for one step, so these must be committed first.
+    `is_part` means that all changes together are too large for one step, so that the changes in this decision must be
+    committed first.
     """
 
     calls: tuple[Call, ...]
@@ -96,7 +97,7 @@ class Propose(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Advance(msgspec.Struct, frozen=True, kw_only=True):
-    """Store the program's cursor, and add calls that need no check by the registry.
+    """Store the program's cursor, and add calls that the registry need not check.
 
     If `output_json` is set, it and `output_text` become the run's output. `events_taken` counts the events that the
     program no longer keeps.
@@ -120,8 +121,8 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
 class CallModel(msgspec.Struct, frozen=True, kw_only=True):
     """Announce a model call. No call or other model call may be open.
 
-    A `summarise_to_number` other than 0 means that the call summarises the messages up to that number. `is_last` means
-    that the round limit is reached.
+    If `summarise_to_number` is not 0, the call summarises the messages up to that number. `is_last` means that the
+    round limit is reached.
     """
 
     round: int
@@ -161,7 +162,7 @@ class CheckFallback(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Cancel the model's stream. Its output so far is kept."""
+    """Cancel the model's stream. The output received so far is kept."""
 
 
 class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,7 +179,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """Wait until running work reports or a given time is reached.
 
     If a program returns a Wait, only open work continues until a call changes, a command arrives or the time is
-    reached. `waits` lists the reasons for waiting other than calls and the time.
+    reached. `waits` lists reasons for waiting other than calls and the time.
     """
 
     until: float | None

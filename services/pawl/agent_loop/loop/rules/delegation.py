@@ -59,7 +59,10 @@ def is_for_workflow(call: Call) -> bool:
 
 
 def to_read(call: Call) -> ReadAgent | None:
-    """Return the decision to read the agent or workflow that the call delegates to; None if it specifies none."""
+    """Return the decision to read the agent or workflow to which the call delegates.
+
+    Return None if it names neither.
+    """
     if is_for_workflow(call):
         named = children.named(call)
         if named is None:
@@ -77,7 +80,7 @@ def child_run_id(call: Call) -> RunId:
 
 
 def start(state: State, call: Call, now: float) -> State:
-    """Delegate the call: make it DELEGATED and add its child run, or make it FAILED if it cannot be delegated."""
+    """Delegate the call. It becomes DELEGATED and gets a child run, or becomes FAILED if it cannot be delegated."""
     try:
         run = _for_workflow(state, call) if is_for_workflow(call) else _delegation(state, call, now)
     except _Refused as refusal:

@@ -59,7 +59,7 @@ class Meter:
 
 
 class Environment:
-    """Expressions over named variables, with the CEL type of each (`dyn` for JSON).
+    """Expressions over named variables, with the CEL type of each variable (`dyn` for JSON).
 
     `hint` is added to errors about too much data.
     """
@@ -81,7 +81,7 @@ class Environment:
         self.compile = lru_cache(maxsize=256)(self._compile)
 
     def evaluate(self, source: str, data: Mapping[str, Any], meter: Meter) -> Any:
-        """Return the value of an expression as JSON; a time becomes text.
+        """Return the value of an expression as JSON. A time becomes text.
 
         Raises:
             ExpressionError: the expression is invalid, it fails, or it would process too much data.
@@ -131,7 +131,7 @@ class Environment:
     def _steps(self, source: str, values: list[Any]) -> int:
         """Return an upper bound on the number of steps in an evaluation.
 
-        Assumes that each operation visits everything in its operands, that `+` makes values larger, and that a macro
+        It assumes that each operation visits everything in its operands, that `+` makes values larger, and that a macro
         repeats what follows it.
         """
         longest, nodes, characters = _measured(values)
@@ -209,9 +209,9 @@ def _plain(found: re.Match[str]) -> str:
 
 
 def _measured(values: list[Any]) -> tuple[int, int, int]:
-    """Return the length of the longest list or object and the number of values and characters.
+    """Return the length of the longest list or object, and the number of values and characters.
 
-    Stops counting once the values alone would take too many steps.
+    Counting stops once the values alone would take too many steps.
     """
     longest, nodes, characters, rest = 0, 0, 0, list(values)
     while rest and nodes * _CONVERSION_STEPS <= _STEPS_MAX:
@@ -229,7 +229,7 @@ def _measured(values: list[Any]) -> tuple[int, int, int]:
 
 
 def with_doubles(value: Any) -> Any:
-    """Return a JSON value with its integers of up to 53 bits as doubles, so that 20 equals 20.0."""
+    """Return a JSON value with its integers of up to 53 bits converted to doubles, so that 20 equals 20.0."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int):

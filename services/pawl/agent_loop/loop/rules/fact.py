@@ -9,7 +9,7 @@ import msgspec
 from msgspec import field
 
 from pawl import values
-from pawl.agent_loop.agents.rules import AgentVersion
+from pawl.agent_loop.agents.rules import AgentVersion, TokenBudget
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.background import RequestedTerms
 from pawl.agent_loop.loop.rules.call import ByPerson, Call, CallResult
@@ -23,7 +23,7 @@ from pawl.values import CallResolution, DecisionKind, Series, StopCause, Usage
 
 
 class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
-    """The run can start: the registry returned its tools. The program continues at `cursor`."""
+    """The registry has returned the run's tools, so the run can start. The program continues at `cursor`."""
 
     tools: tuple[PinnedTool, ...]
     # Tools beyond a run's maximum.
@@ -50,7 +50,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputChecked(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer checked against the response format: its JSON if it conforms, otherwise all faults."""
+    """An answer checked against the response format: its JSON if it conforms, otherwise a list of all faults."""
 
     output_json: bytes = b""
     faults: tuple[str, ...] = ()
@@ -74,15 +74,15 @@ class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
 class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The model call failed after `answer`. `jitter` is between 0 and 1.
 
-    `tokens_needed` is set if the call was not made because fewer tokens are left. `quota_end_time` is set if it was not
-    made because the agent's daily quota is used up until that time.
+    `tokens_needed` is set if the call was not made because fewer tokens are left. `used_up` is set if it was not made
+    because this budget is used up.
     """
 
     error: Problem
     answer: ModelAnswer
     jitter: float
     tokens_needed: int = 0
-    quota_end_time: float | None = None
+    used_up: TokenBudget | None = None
     shown: Shown = field(default_factory=Shown)
 
 
@@ -135,7 +135,7 @@ class CallChecked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a running tool: an event and, in a job, also a fact. `fraction` is between 0 and 1.
+    """Progress of a running tool. It is an event and, in a job, also a fact. `fraction` is between 0 and 1.
 
     `has_checkpoint` means that the tool has stored a checkpoint since the last progress.
     """
@@ -148,7 +148,7 @@ class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, call: Call, latest: values.Progress, unshown: ToolProgress | None) -> ToolProgress:
-        """Return a call's latest progress. It replaces `unshown`, which no step has reported yet."""
+        """Return a call's latest progress. It replaces `unshown`, which has not been reported by any step yet."""
         return cls(
             call_id=call.call_id,
             tool_name=call.tool_name,
@@ -188,7 +188,7 @@ class RoundStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundRetrying(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt failed, and the next one uses `model`. Output from `void_from_seq` on is void.
+    """An attempt failed, and the next one uses `model`. The output from `void_from_seq` on is void.
 
     `usage` is the failed attempt's usage.
     """
@@ -302,7 +302,7 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that carried out a call has ended. `job_ids` are the open jobs that reported to it."""
+    """The run that carried out a call has ended. `job_ids` are the jobs that reported to it and are still open."""
 
     call_id: CallId
     run: Run

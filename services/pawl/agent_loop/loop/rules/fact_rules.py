@@ -1,7 +1,7 @@
 """Applies facts to the state.
 
-If a call is completed externally, the run waits until it is notified or a timeout passes, and then asks the registry.
-The call stays RUNNING. Starting it again with the same id asks the registry for its result.
+If a call is completed externally, the run waits until it is notified or a timeout passes. It then asks the registry for
+the result by starting the call again with the same id. Meanwhile, the call stays RUNNING.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def times(state: State, now: float) -> list[float]:
 
 
 def wait_for_completion(state: State, call: Call, seconds_left: float, now: float) -> State:
-    """Record that the call waits for its completion. If it is already complete, ask the registry again immediately."""
+    """Record that the call waits for its completion. If the call is already complete, ask the registry immediately."""
     if call.state is not CallState.RUNNING:
         return state
     known = {each: time for each, time in state.loop.completions.items() if each != call.call_id}
@@ -180,7 +180,7 @@ def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[
 
 
 def _checked(state: State, fact: CallChecked, now: float) -> State:
-    """Apply the verdict on a proposed call, unless the run is being stopped or the program no longer proposes it."""
+    """Apply the verdict on a proposed call. Ignore it if the run is being stopped or no longer proposes the call."""
     is_stopped = state.run.state is RunState.CANCELLING or state.loop.failure is not None
     if is_stopped or not programs.of(state.run).proposes(state, fact.call.call_id, now):
         return state
@@ -195,7 +195,7 @@ def _checked(state: State, fact: CallChecked, now: float) -> State:
 
 
 def with_round(state: State, number: int) -> State:
-    """Return the state in the round `number`, if it is later than the current one."""
+    """Return the state moved to round `number`, unless it has already reached that round."""
     if number <= state.run.round:
         return state
     loop, opened = state.loop, {call.call_id for call in state.open_calls}

@@ -35,7 +35,7 @@ _ALIAS: Final = {"type": "string", "description": "another name for path"}
 
 
 class Resolved(NamedTuple):
-    """A call to the action's tool. If there is none, `fault` is the reason."""
+    """A call to the action's tool. If there is no such call, `fault` gives the reason."""
 
     tool_name: str
     arguments: str
@@ -78,7 +78,7 @@ def resolve(arguments: str, tool_names: Collection[str]) -> Resolved:
 
 
 def offered(tools: Sequence[Tool]) -> list[Tool]:
-    """Return the tools. `file_operations` only offers the actions of these tools, and is removed if there are none."""
+    """Return the tools. `file_operations` offers only the actions of these tools. If there are none, it is removed."""
     names = registered(tools)
     if TOOL not in names:
         return list(tools)

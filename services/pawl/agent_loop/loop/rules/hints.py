@@ -44,7 +44,7 @@ _OTHERS: Final = re.compile(
 def for_model(
     run: Run, calls: Iterable[ProposedCall], verdicts: Mapping[CallId, Verdict], tools: Iterable[Tool], *, as_tool: bool
 ) -> dict[CallId, Verdict]:
-    """Return the verdicts, with hints for the model if a schema refuses another system's background parameters.
+    """Return the verdicts. If a schema refuses another system's background parameters, add a hint for the model.
 
     There are no hints if the run may not start background calls.
     """

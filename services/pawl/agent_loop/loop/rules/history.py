@@ -27,7 +27,8 @@ def contents(calls: Sequence[Call], bytes_max: int) -> tuple[str, ...]:
     """Return the content of each call's tool message, in order.
 
     A result is the JSON that the call returned; an error is an object with `error`. A result's `note`, if any, is
-    added. If the contents exceed `bytes_max` in total, the largest are truncated, with a note on how to read the rest.
+    added. If the contents exceed `bytes_max` in total, the largest ones are truncated and get a note on how to read the
+    rest.
     """
     whole = [_content(call.result) if call.result else b"null" for call in calls]
     return tuple(
@@ -58,7 +59,10 @@ def _parsed(content_json: bytes) -> Any:
 
 
 def _rooms(sizes: Sequence[int], bytes_max: int) -> list[int]:
-    """Return how many bytes each content may have. Small contents are kept; large contents share the rest evenly."""
+    """Return how many bytes each message may take up.
+
+    Small messages are kept whole; large ones share the rest evenly.
+    """
     rooms = [0] * len(sizes)
     left, ascending = bytes_max, sorted(range(len(sizes)), key=sizes.__getitem__)
     for done, position in enumerate(ascending):
@@ -94,8 +98,8 @@ _KEPT_FRACTION: Final = 0.5
 class ReasoningEcho(StrEnum):
     """The field, if any, that carries a message's reasoning text back to the model server.
 
-    AUTO uses `reasoning_content` in conversations where the server has sent reasoning. Then every message with calls
-    has the field, possibly empty, because some servers refuse a history without it.
+    AUTO uses `reasoning_content` in conversations where the server has sent reasoning. In these conversations, every
+    message with calls has the field, even if it is empty, because some servers refuse a history without it.
     """
 
     AUTO = "auto"
@@ -122,17 +126,17 @@ def of_run(
 
 
 class Group(NamedTuple):
-    """A message and its calls' results as zero or more protocol messages. Do not modify them."""
+    """A message and the results of its calls, as zero or more protocol messages. Do not modify them."""
 
     messages: tuple[ProviderMessage, ...]
     size_bytes: int
 
 
 class _Form(NamedTuple):
-    """The inputs that determine groups, in addition to their messages and calls.
+    """The inputs, besides messages and calls, that determine groups.
 
-    `corrected_run_id` is the run's id if any of its answers need corrections, which depend on its response format;
-    otherwise None.
+    `corrected_run_id` is the run's id if any of its answers needs a correction, because corrections depend on the run's
+    response format. Otherwise, it is None.
     """
 
     corrected_run_id: RunId | None
@@ -225,10 +229,10 @@ def shown_messages(state: State) -> tuple[Message, ...]:
 
 
 def summarise_to(state: State) -> int:
-    """Return the number of the last message that a summary should replace; 0 if no summary is needed or possible.
+    """Return the number of the last message that a summary should replace. Return 0 if none is needed or possible.
 
-    The newest messages are kept: at least one, and as many as fit into half of `context_bytes_max`. A message is never
-    separated from its results.
+    The newest messages are kept, as many as fit into half of `context_bytes_max`, but at least one. A message is never
+    separated from the results of its calls.
     """
     budget = state.run.options.limits.context_bytes_max
     sizes = [group.size_bytes for group in groups(state)]
@@ -304,7 +308,7 @@ def _messages(message: Message, state: State, form: _Form) -> list[ProviderMessa
 
 
 def _from_another_user(message: Message) -> list[ProviderMessage]:
-    """Return another user's message, or the answer to it, quoted line by line so that it is clearly a quotation.
+    """Return another user's message, or the answer to it, quoted line by line to mark it clearly as a quotation.
 
     Another user's job notices are omitted.
     """
@@ -324,7 +328,7 @@ def _from_another_user(message: Message) -> list[ProviderMessage]:
 
 
 def _is_no_question(message: Message, state: State) -> bool:
-    """Return whether the message needs no answer, because it is an interrupted answer or is hidden from the model."""
+    """Return whether the message needs no answer, because it is an interrupted answer or hidden from the model."""
     if not state.is_own(message):
         return not _from_another_user(message)
     return message.interrupted and not message.call_ids
@@ -338,7 +342,7 @@ def _correction(message: Message, state: State) -> list[ProviderMessage]:
 
 
 def _for_model(model: str, message: Message) -> Message:
-    """Remove reasoning and signatures from another model's message, because `model` would refuse the signatures."""
+    """Remove reasoning and signatures from another model's message. `model` would refuse the signatures."""
     if message.model in {"", model}:
         return message
     return replace(message, reasoning="", provider_state_json=b"")
@@ -371,7 +375,7 @@ def _tool_call(call: Call, more: fields.RawObject) -> dict[str, Any]:
 
 
 def _arguments(proposed: str) -> str:
-    """Return the model's arguments as a JSON object, wrapped in one if needed: some providers refuse anything else."""
+    """Return the model's arguments as a JSON object, because some providers refuse anything else. Wrap other values."""
     if not proposed.strip():
         return "{}"
     if is_json(proposed, dict):
@@ -380,7 +384,7 @@ def _arguments(proposed: str) -> str:
 
 
 def _merged(messages: Iterable[ProviderMessage]) -> Iterable[ProviderMessage]:
-    """Merge adjacent messages of the same role, which some providers refuse. Copies each content once."""
+    """Merge adjacent messages of the same role, which some providers refuse. Each content is copied only once."""
     waiting: list[ProviderMessage] = []
     for message in messages:
         if waiting and not _joins(waiting[-1], message):

@@ -1,8 +1,8 @@
-"""Implements a job's program: one call, made once or repeatedly. No model is called; notices report the results.
+"""Implements a job's program, which makes one call once or repeatedly. It calls no model; notices report the results.
 
 Iteration n of a series is scheduled n intervals after the start of the job. Scheduled times that pass during a slow
-iteration or a pause are skipped, and the job reports how many. Each iteration is a round with one call, whose id is
-derived from the run and the round.
+iteration or a pause are skipped, and the job reports how many were skipped. Each iteration is a round with one call,
+whose id is derived from the run and the round.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class JobProgram(Program):
         return _paused(state, command.time, resumes=command.kind.resumes) if isinstance(command.kind, Pause) else state
 
     def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:
-        """Record the result of the iteration that a step settled, and whether to report it.
+        """Record the result of the iteration that a step has settled, and decide whether to report it.
 
-        If a rule denies an iteration of a series, the job pauses and reports that. Its user can resume it once the rule
-        allows it.
+        If a rule denies an iteration of a series, the job pauses and reports the pause. Its user can resume it once the
+        rule allows it.
         """
         job, cursor = after.run.job, _cursor(after)
         if job is None:
@@ -121,7 +121,7 @@ def _paused(state: State, time: float, *, resumes: bool) -> State:
 
 
 def progressed(state: State, report: ToolProgress, now: float) -> State:
-    """Record the progress of the open call. The next worker that runs the call again keeps its start time."""
+    """Record the progress of the open call. If the next worker runs the call again, the start time is kept."""
     call, before = state.calls.get(report.call_id), state.run.job_progress
     if call is None or call.settled:
         return state
@@ -137,7 +137,7 @@ def progressed(state: State, report: ToolProgress, now: float) -> State:
 
 
 def progress_told(state: State, now: float) -> State:
-    """Report the progress of the open call with the next commit. See Notice for the report's number."""
+    """Report the progress of the open call with the next commit. See `Notice` for the number of the report."""
     run, job = state.run, state.run.job
     if job is None:
         return state
@@ -160,7 +160,7 @@ def _cursor(state: State) -> JobCursor:
 
 
 def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
-    """Return the scheduled time of the iteration after `last`, or of the first iteration if `last` is None.
+    """Return the scheduled time of the iteration after `last`. If `last` is None, return that of the first iteration.
 
     It is a whole number of intervals after the job's start, and neither before the end of `last` nor before
     `resume_time`.
@@ -174,7 +174,7 @@ def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
 
 
 def _not_before(job: Job, last: Call | None, cursor: JobCursor) -> float:
-    """Return the earliest start of the next iteration: the resume time, or later if failed polls cause a backoff."""
+    """Return when the next iteration may start. Failed polls can delay it beyond the resume time."""
     if last is None or last.end_time is None or (job.until is None and job.when is None):
         return cursor.resume_time
     doublings = max(0, min(cursor.failed_in_a_row, 20) - 1)
@@ -197,7 +197,7 @@ def missed(job: Job, last: Call) -> int:
 
 
 def _denial(call: Call) -> str:
-    """Return the message of the rule that denied the call; empty if none did."""
+    """Return the message of the rule that denied the call. Return an empty string if no rule did."""
     is_denied = call.state is CallState.FAILED and call.result is not None and call.result.error_reason in _DENIED
     return _message(call) if is_denied else ""
 

@@ -140,7 +140,7 @@ def detached(
 
 
 def as_driven(run: Run) -> Run:
-    """Return the run with its options adjusted, if it is a job, a workflow run or a turn started by job notices."""
+    """Return the run with its options adjusted if it is a job, a workflow run or a turn started by job notices."""
     options, limits = run.options, run.options.limits
     if run.job is not None and run.is_job:
         seconds = run.job.timeout_seconds
@@ -194,7 +194,10 @@ def entered(state: State) -> State:
 
 
 def alarms(state: State) -> str:
-    """Return the alarms that a turn always reports to the user, one per line; empty if there are none."""
+    """Return the alarms that a turn always reports to the user, one per line.
+
+    Return an empty string if there are none.
+    """
     if not state.run.is_turn:
         return ""
     shown = (
@@ -266,10 +269,11 @@ def check_allowed(verdict: Verdict) -> None:
 
 
 def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
-    """Apply the tool's report policy unless the request has its own.
+    """Apply the tool's report policy, unless the request has its own.
 
-    A monitoring job ignores the policy. A job with a single call follows it only if the policy concerns progress or is
-    to report nothing. In the latter case, the job does not report requested progress either.
+    A monitoring job ignores the policy. A job with a single call follows the policy only if it concerns progress or
+    says to report nothing. In the latter case, the job does not report progress either, even if the request asks for
+    it.
     """
     policy = verdict.reports
     if policy is None or terms.until is not None or terms.when is not None:
@@ -306,7 +310,7 @@ def draft(run: Run, job: Job, now: float) -> Call:
 
 
 def _start_job(state: State, call: Call, terms: RequestedTerms, verdict: Verdict, now: float) -> State:
-    """Start a job: make the call DETACHED and add its job, or make it FAILED if it cannot run in the background."""
+    """Start a job. The call becomes DETACHED and gets a job, or becomes FAILED if it cannot run in the background."""
     if call.context not in IN_BACKGROUND:
         return state.with_calls([_refused(call, "INVALID_ARGUMENTS", _NEEDS_USER, now)])
     if call.context is ExecutionContext.AGENT and not delegation.may_delegate(state.run):
@@ -408,7 +412,7 @@ def _is_of_progress(notice: Notice) -> bool:
 
 
 def _progress_content(notice: Notice) -> dict[str, Any]:
-    """Return the progress that a notice reports, which is that of the job's latest report."""
+    """Return the progress that a notice reports. This is the progress at the time of the job's latest report."""
     run, job, progress = notice.run, _job(notice), notice.run.job_progress
     shown: dict[str, Any] = {"report": notice.occasion - run.round}
     if progress is not None and progress.fraction is not None:
@@ -442,7 +446,7 @@ def _json(content: str) -> Any:
 
 
 def _alarm(notice: Notice) -> str:
-    """Return the alarm that the user must see; empty if the model decides what to report."""
+    """Return the alarm that the user must see. Return an empty string if the model decides what to report."""
     run, job = notice.run, _job(notice)
     if not notice.occasion and run.state in {RunState.FAILED, RunState.EXPIRED}:
         return run.state.name.lower()
@@ -457,7 +461,7 @@ def _alarm(notice: Notice) -> str:
 
 
 def _escaped(encoded: bytes) -> bytes:
-    """Escape characters in JSON that are invisible, change the text direction, or are markup to a model."""
+    """Escape characters in JSON that are invisible, change the text direction, or look like markup to a model."""
     return _MARKING.sub(_escape, encoded.decode()).encode()
 
 

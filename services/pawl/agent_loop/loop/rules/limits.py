@@ -1,4 +1,4 @@
-"""Defines a run's limits: the defaults, and the ceilings for requested values."""
+"""Defines the limits of runs: defaults, and ceilings for requested values."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, **{name: type(getattr(self, name))(value) for name, value in asked.items()})
 
     def seconds_of_tool(self, own: float) -> float:
-        """Return a call's timeout: the tool's `own` timeout, or the default if that is 0, but at most the maximum."""
+        """Return a call's timeout: the tool's `own` timeout or, if that is 0, the default. The maximum caps both."""
         return min(own or self.tool_timeout_seconds, self.tool_timeout_seconds_max)
 
     def seconds_of_question(self, own: float) -> float:
-        """Return a question's timeout: its `own` timeout, or the default if that is 0, but at most the maximum."""
+        """Return a question's timeout: its `own` timeout or, if that is 0, the default. The maximum caps both."""
         return min(own or self.answer_timeout_seconds, self.answer_timeout_seconds_max)
 
 
@@ -136,8 +136,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def read_limits(document: object) -> DeploymentLimits:
     """Parse limits from a JSON value such as {"defaults": {"rounds_max": 20}, "ceilings": {"rounds_max": 50}}.
 
-    A ceiling that is not set is taken from CEILINGS, or equals the default if that is higher. Because tokens cost
-    money, the ceiling for a token budget equals its default unless the ceiling is set.
+    A ceiling that is not set is taken from CEILINGS or, if the default is higher, equals the default. Because tokens
+    cost money, the ceiling for a token budget equals its default unless the ceiling is set.
 
     Raises:
         ValueError: the structure, a name or a value is invalid. The message lists all invalid names and values.

@@ -1,4 +1,4 @@
-"""The part of a run's state that is not in the ledger's rows, stored so that another worker can continue.
+"""The part of a run's state that is not in the ledger's rows. It is stored so that another worker can continue.
 
 Stored as JSON with each commit that changes it, compressed if it is large. Missing fields have their defaults.
 """
@@ -29,10 +29,10 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     `output_from_seq`. `usage_before` is the run's usage before this attempt. Once output is shown, the run's usage also
     includes the attempt's usage so far.
 
-    A `held` attempt waits for tokens, a quota or the model server. `tokens_needed` is the number of tokens it needs, if
-    fewer were left in the budget. `quota_waits` counts delays by the agent's daily quota. `outage_since` is when the
-    run started to wait for the model server, `outage_waits` counts these waits, and `next_try_time` is the time of the
-    next attempt.
+    A `held` attempt waits for tokens, a quota or the model server. `tokens_needed` is the number of tokens that the
+    attempt needs, if the budget had fewer left. `quota_waits` counts the delays caused by the agent's daily quota.
+    `outage_since` is when the run started to wait for the model server, `outage_waits` counts these waits, and
+    `next_try_time` is the time of the next attempt.
     """
 
     attempt: int
@@ -60,7 +60,7 @@ class CountedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Digested(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Consecutive iterations with the same result, which is truncated to 200 bytes."""
+    """Consecutive iterations with the same result. The result is truncated to 200 bytes."""
 
     first_round: int
     last_round: int
@@ -68,7 +68,7 @@ class Digested(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="program", tag="job"):
-    """The state of a job's program. Its values are limited in size and take less than 16 KiB in total."""
+    """The state of a job's program. Its values are limited in size, and take up less than 16 KiB in total."""
 
     # Iterations that failed or whose condition could not be evaluated.
     failures: int = 0
@@ -149,6 +149,8 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     said_nothing: bool = False
     # Number of models that failed. The run continues with the next of its `model_fallbacks`.
     fallbacks_used: int = 0
+    # `traceparent` of the run's first span, with the sampling decision; empty if the run is not traced.
+    trace: str = ""
 
 
 # A state up to this size is not compressed.

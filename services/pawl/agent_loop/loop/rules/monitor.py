@@ -36,7 +36,7 @@ def evaluated(job: Job, cursor: JobCursor, call: Call, result: str) -> JobCursor
 
 
 def report_due(job: Job, before: JobCursor, after: JobCursor, call: Call, result: str) -> tuple[JobCursor, bool]:
-    """Decide whether to report an iteration. Return the cursor that records the decision, and the decision."""
+    """Decide whether to report an iteration. Return the cursor, which records the decision, and the decision itself."""
     if not job.interval_seconds or job.reports is JobReports.NONE:
         return after, False
     digest = hashlib.sha256(result.encode()).hexdigest()[:16]
@@ -68,9 +68,10 @@ def job_output(
     paused: str = "",
     ends_digest: bool = False,
 ) -> str:
-    """Return the job's output after an iteration that returned `result`; `output_before` was the output before it.
+    """Return the job's output after an iteration that returned `result`. The output before it was `output_before`.
 
-    `paused` is the reason why the job pauses; empty if it does not. `ends_digest` is true if the job's digest is due.
+    `paused` gives the reason why the job pauses. It is empty if the job does not pause. `ends_digest` is true if the
+    job's digest is due.
     """
     outcome: dict[str, Any] = {"paused": paused} if paused else {}
     if job.until is not None:
@@ -103,16 +104,17 @@ def job_output(
 
 
 def is_over(job: Job, cursor: JobCursor) -> bool:
-    """Return whether the job met its `until` condition, or reported its `when` condition as often as requested."""
+    """Return whether the job has met its `until` condition, or has reported its `when` condition often enough."""
     return cursor.met or (job.when is not None and cursor.fired >= job.when.firings_max)
 
 
 def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) -> JobCursor:
-    """Apply a result to the monitor, which fires when its condition becomes true, but not while it remains true.
+    """Apply a result to the monitor.
 
-    If the condition becomes true during the pause and is still true afterwards, the monitor fires at the end of the
-    pause. If there is a hold time, the monitor fires once the condition has been true for that long; for a change,
-    the new value must also have stayed the same. A condition that cannot be evaluated is neither true nor false.
+    The monitor fires when its condition becomes true, but not while the condition remains true. If the condition
+    becomes true during the pause and is still true afterwards, the monitor fires at the end of the pause. If there is a
+    hold time, the monitor fires once the condition has been true for that long. After a change, the new value must also
+    have stayed the same for that long. A condition that cannot be evaluated is neither true nor false.
     """
     if monitor is None:
         return cursor
@@ -138,7 +140,10 @@ def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) 
 
 
 def has_passed(start: float, now: float, seconds: float) -> bool:
-    """Return whether `seconds` have passed since `start`. Also true if the clock was set back to before `start`."""
+    """Return whether `seconds` have passed since `start`.
+
+    Also true if the clock was set back to a time before `start`.
+    """
     return not 0 <= now - start < seconds
 
 

@@ -1,9 +1,9 @@
 """Determines the order in which a batch's calls may start, as defined by D1 (docs/reference/requirements.md).
 
 Read-only and parallel-safe calls start immediately, unless an earlier open call of the batch shares a resource key.
-Other backend calls and delegated calls are serial. They wait for the serial calls before them, and for every earlier
-call waiting for a decision, because they may depend on it. With OVERTAKE_DECISIONS, no call waits for a decision. Calls
-never wait for a front end.
+Other backend calls and delegated calls are serial. A serial call waits for the serial calls before it. It also waits
+for every earlier call that awaits a decision, because it may depend on that call's result. With OVERTAKE_DECISIONS, no
+call waits for a decision. Calls never wait for a front end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def may_start(call: Call, batch: Sequence[Call], order: BatchOrder) -> bool:
 
 
 def is_withdrawn_by_steer(call: Call, batch: Sequence[Call]) -> bool:
-    """Return whether steering the run withdraws an open call that has not started.
+    """Return whether steering the run withdraws this open call, which has not started.
 
     The call is withdrawn if it is waiting for a user, or for an earlier call that is waiting for a decision.
     """

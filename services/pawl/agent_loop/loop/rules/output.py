@@ -1,4 +1,4 @@
-"""Handles structured answers: JSON that fits a response format's schema."""
+"""Handles structured answers, that is, JSON that matches a response format's schema."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def asked(form: ResponseFormat) -> dict[str, Any]:
 
 
 def document(text: str) -> str:
-    """Return the JSON document in an answer: its text, or the contents if it is a single Markdown code block."""
+    """Return the JSON document in an answer.
+
+    If the text is a single Markdown code block, its contents are the document.
+    """
     whole = text.strip()
     block = _BLOCK.fullmatch(whole)
     return block["inside"].strip() if block and "```" not in block["inside"] else whole
@@ -53,7 +56,10 @@ def may_be_tried_again(state: State) -> bool:
 
 
 def correction(answer: Message, form: ResponseFormat | None) -> str:
-    """Return the correction for the model after `answer`, which does not fit. With `form`, it includes the schema."""
+    """Return the correction to send to the model after `answer`, which does not match the schema.
+
+    With `form`, the correction includes the schema.
+    """
     faults = "\n".join(f"- {fault}" for fault in answer.misfit.splitlines())
     head = f"[This answer does not have the requested format:\n{faults}"
     if form is None:

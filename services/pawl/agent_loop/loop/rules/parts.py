@@ -31,7 +31,7 @@ _IMAGES: Final = {
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
-    """An image. Without `data`, it is no longer shown to models, and the other fields describe it."""
+    """An image. Once `data` is absent, models no longer see the image; the other fields describe it."""
 
     data: bytes = b""
     media_type: str = ""
@@ -58,7 +58,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked(text: str, parts: Sequence[Part], *, takes_images: bool) -> tuple[Part, ...]:
-    """Validate the parts of a message and return them, preceded by `text` as a part.
+    """Validate the parts of a message. Return `text` as a part, followed by these parts.
 
     Images get their media types. Documents do not have their text yet.
 
@@ -96,7 +96,7 @@ def with_text(file: FilePart, text: str) -> FilePart:
 
 
 def content(parts: Iterable[Part], *, takes_images: bool) -> str | list[dict[str, Any]]:
-    """Return parts as a chat-completions message's content, which is plain text if all parts are text.
+    """Return parts as the content of a chat-completions message. The content is plain text if all parts are text.
 
     Placeholders describe images that the model cannot see.
     """

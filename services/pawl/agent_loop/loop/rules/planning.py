@@ -92,7 +92,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
     """Return the next step, given the ledger's state, its commands and new facts.
 
-    Pure: the same arguments give the same plan. A step that the ledger refuses is planned again from a fresh base.
+    The function is pure: the same arguments give the same plan. If the ledger refuses a step, it is planned again from
+    a fresh base.
     """
     state, events = apply_all(base, facts, now)
     found = advance(state, events, now, written=base.run.state)
@@ -117,7 +118,7 @@ def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, li
 def apply_part(base: State, now: float, bytes_max: int) -> State | None:
     """Apply as many unconsumed commands as fit into one step.
 
-    Returns None if they all fit, because the step may then contain other changes as well.
+    Returns None if all of them fit, because the step may then contain other changes as well.
     """
     commands = sorted(base.commands, key=_priority)
     count = step.fitting([_bytes_of(base, command) for command in commands], bytes_max)
@@ -253,7 +254,7 @@ def _start_model(state: State) -> State:
         state = replace(state, loop=loop)
     # A redriven run is QUEUED with its model call open. Mark it as running now: otherwise the ledger would report that
     # after the output, and the message would reference the wrong events.
-    return replace(_with_work(_running(state), MODEL), model_starts_in=None, quota_end_time=None)
+    return replace(_with_work(_running(state), MODEL), model_starts_in=None, used_up=None)
 
 
 def _park(state: State, decision: Park) -> State:

@@ -19,7 +19,7 @@ from pawl.chassis.ids import CallId
 class Program(ABC):
     """The program that drives a run. Its state is in the messages, the calls and `LoopState.cursor`.
 
-    Methods are pure and cheap, and see only the state.
+    The methods are pure and cheap. They see nothing but the state.
     """
 
     @abstractmethod
@@ -47,11 +47,14 @@ class Program(ABC):
         return isinstance(following, Propose) and any(call.call_id == call_id for call in following.calls)
 
     def commanded(self, state: State, command: Command, now: float) -> State:  # no command by default
-        """Apply a command that only the program understands (Pause, Event, RaiseGoal), or return the same state."""
+        """Apply a command that only the program understands (Pause, Event, RaiseGoal).
+
+        Other commands do not change the state.
+        """
         return state
 
     def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:  # no records
-        """Return `after` with the program's records of the calls that are settled in it but not in `base`.
+        """Return `after` with the program's records of the calls that have been settled since `base`.
 
         The second value has the events that report the records. Called after facts are applied, with the ledger's state
         as `base`, and before `follows`. Called again after a step is planned, with the state after the facts as `base`.
@@ -63,7 +66,7 @@ class Program(ABC):
         return delegation
 
     def concluded(self, state: State, *, continues: bool) -> State:  # no report by default
-        """Add the program's final report to the state before the run ends, however it ends.
+        """Add the program's final report to the state before the run ends, whatever the reason for the end.
 
         With `continues`, the run does not end yet, because it has received messages from the user. Idempotent.
         """

@@ -22,9 +22,10 @@ _ROUNDING: Final = 1e-9
 def report_time(
     job: Job, cursor: JobCursor, progress: JobProgress | None, start_time: float, now: float
 ) -> float | None:
-    """Return when to report the progress of a call that started at `start_time`; None if it must progress first.
+    """Return when to report the progress of a call that started at `start_time`.
 
-    The time may be in the past, and is at least a minute after the last report.
+    The time may be in the past. It is at least a minute after the last report. None means that the call must progress
+    first.
     """
     if job.reports is not JobReports.PROGRESS or job.interval_seconds:
         return None
@@ -48,9 +49,9 @@ def reported(job: Job, cursor: JobCursor, progress: JobProgress | None, now: flo
 
 
 def advanced(cursor: JobCursor, report: ToolProgress) -> JobCursor:
-    """Count a report as progress if the call is further than ever before or has stored a checkpoint.
+    """Count a report as progress if the call has stored a checkpoint or is further than ever before.
 
-    A call that starts again does not progress until it passes the point that it had reached.
+    After a restart, a call does not count as progressing until it passes the point that it had reached before.
     """
     fraction = report.fraction or 0.0
     if not report.has_checkpoint and fraction <= cursor.fraction_max:
@@ -59,7 +60,7 @@ def advanced(cursor: JobCursor, report: ToolProgress) -> JobCursor:
 
 
 def expected_end(job: Job, progress: JobProgress | None) -> float | None:
-    """Return when the job is expected to end (for a series, at the latest); None if unknown."""
+    """Return when the job is expected to end. For a series, this is the latest time. None means that it is unknown."""
     if job.interval_seconds:
         last = job.begin_time + job.interval_seconds * (job.iterations_max - 1 + job.delay_first)
         return last if job.end_time is None else min(last, job.end_time)

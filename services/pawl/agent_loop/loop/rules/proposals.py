@@ -75,7 +75,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
 
 
 def _near_match(name: str, run: Run) -> str:
-    """Return the tool name that `name` contains with decorations (see `bare_name`); empty if it is exact or unknown."""
+    """Return the tool that `name` refers to if decorations are removed (see `bare_name`). Empty if there is none."""
     known = {tool.name.replace(".", "__"): tool.name for tool in run.tools}
     if name.strip() in known.values():
         return ""
@@ -100,8 +100,8 @@ def to_check(run: Run, calls: Sequence[Call]) -> tuple[ProposedCall, ...]:
 def apply_verdict(call: Call, verdict: Verdict, options: RunOptions, now: float, series: Series | None = None) -> Call:
     """Apply the registry's verdict to a PROPOSED call, or to a call that falls back to a backend tool.
 
-    A call in a `series` either starts under its grant or requests one. A backend or delegated call that may run becomes
-    RUNNABLE, and its batch determines when it starts. A read-only call that has already run is settled.
+    A call in a `series` either starts under the series' grant or requests a grant. A backend or delegated call that may
+    run becomes RUNNABLE, and its batch determines when it starts. A read-only call that has already run is settled.
     """
     limits, people = options.limits, max(1, verdict.approvals_required, options.approvals_required)
     call = replace(
@@ -156,7 +156,7 @@ def with_offer(call: Call, verdict: Verdict) -> Call:
 
 
 def released(call: Call, limits: Limits, now: float) -> Call:
-    """Make a call that needs no further approval OFFERED, ASKED or RUNNABLE, depending on its context."""
+    """Make a call that needs no further approval OFFERED, ASKED or RUNNABLE, depending on where it runs."""
     match call.context:
         case ExecutionContext.FRONTEND:
             deadline = now + limits.offer_deadline_seconds

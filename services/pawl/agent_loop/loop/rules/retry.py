@@ -16,9 +16,6 @@ _WAIT_SECONDS_MAX: Final = 60.0
 # The token budget is used up, or was too small for an answer.
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
 
-# The agent's daily quota is used up.
-AGENT_QUOTA_EXHAUSTED: Final = "AGENT_QUOTA_EXHAUSTED"
-
 _REASONS: Final = {
     FailureClass.AUTH: "PROVIDER_AUTH",
     FailureClass.RATE: "PROVIDER_RATE_LIMIT",
@@ -29,7 +26,10 @@ _REASONS: Final = {
 
 
 def empty_answer_problem(answer: ModelAnswer) -> Problem | None:
-    """Return the problem with an empty answer; None if the answer has text, a refusal or a call, or was filtered."""
+    """Return the problem with an empty answer.
+
+    None if the answer has text, a refusal or a call, or if it was filtered.
+    """
     if not answer.empty or answer.finish_reason.lower() == CONTENT_FILTER.lower():
         return None
     message = "The model's answer had neither text nor a call."
@@ -43,7 +43,7 @@ def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, ji
 
     `failures` counts the model server's failures in this call, including the latest, but not workers that died or
     handed over. The delay doubles from 1 s to 10 s, and `jitter` (0 to 1) reduces it by up to half. It is never shorter
-    than the server requested. `left` is the time left in the round, within which the next attempt must start.
+    than the server requested. `left` is the time left in the round. The next attempt must start within it.
     """
     if not problem.retryable or failures >= attempts_max:
         return None
@@ -55,7 +55,7 @@ def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, ji
 def next_try_time(
     problem: Problem, *, since: float, waits: int, wait_seconds: float, jitter: float, now: float
 ) -> float | None:
-    """Return when a run that has waited for the model server since `since` tries again; None if the run fails.
+    """Return when a run that has waited for the model server since `since` tries again. None means that it fails.
 
     The wait doubles from 10 s to one minute, and `jitter` reduces it by up to half. It is never shorter than the server
     requested. The last wait ends at the end of `wait_seconds`.
@@ -69,7 +69,7 @@ def next_try_time(
 
 
 def falls_back(problem: Problem, *, fallbacks_left: int, left: float) -> bool:
-    """Return whether to use the next fallback model after the last attempt with the current model.
+    """Return whether to switch to the next fallback model after the last attempt with the current model.
 
     This is true after server errors, refusals and rate limits, because another model may be served elsewhere. It is
     false after wrong credentials, content filters or the run's own limits. `left` has the same meaning as in `delay`.

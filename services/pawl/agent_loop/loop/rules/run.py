@@ -20,7 +20,7 @@ class RoundLimitPolicy(StrEnum):
 
 
 class BatchOrder(StrEnum):
-    """Determines whether a call waits for earlier calls that are waiting for a decision."""
+    """Determines whether a call waits for earlier calls that await a decision."""
 
     WAIT_FOR_DECISIONS = "WAIT_FOR_DECISIONS"
     OVERTAKE_DECISIONS = "OVERTAKE_DECISIONS"
@@ -67,7 +67,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The constraint on the first model call. `tool_name` requires the mode TOOL."""
+    """The constraint on the first model call. If the mode is TOOL, `tool_name` must be set."""
 
     mode: ToolChoiceMode = ToolChoiceMode.AUTO
     tool_name: str = ""
@@ -105,7 +105,7 @@ class RunOptions(Options, frozen=True, kw_only=True):
 
 
 class FailureClass(StrEnum):
-    """The class of a run's failure, on which clients can branch."""
+    """The class of a run's failure. Clients can branch on it."""
 
     AUTH = "AUTH"
     RATE = "RATE"
@@ -118,7 +118,7 @@ class FailureClass(StrEnum):
 
 
 class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The cause of a FAILED run: its class, a machine-readable reason, and a sentence for the user."""
+    """The cause of a run's failure: its class, a machine-readable reason, and a sentence for the user."""
 
     failure_class: FailureClass
     reason: str
@@ -139,7 +139,7 @@ class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
 class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
     """The tools that a client supplied with the run.
 
-    Only the client `client_id` can lease their calls; if it is empty, any of the user's clients can.
+    Only the client `client_id` can lease calls to these tools. If `client_id` is empty, any of the user's clients can.
     """
 
     names: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """An approval of a job's iterations, given with a call. Once `ended`, it covers no more iterations."""
+    """An approval of a job's iterations, given with a call. Once `ended` is set, it covers no more iterations."""
 
     series: Series
     call_id: CallId
@@ -215,7 +215,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
-    """A request by `user_id` to undo a run's calls, or only `call_id`."""
+    """A request by `user_id` to undo a run's calls. If `call_id` is set, only this call is undone."""
 
     run_id: RunId
     call_id: CallId = CallId("")
@@ -225,8 +225,8 @@ class Undo(msgspec.Struct, frozen=True, kw_only=True):
 class MapChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive items of the map `node`, starting at `first_index`.
 
-    Up to `failures_max` of them may fail, and up to `concurrency` may be open. `scope_state` is a cursor with the nodes
-    of the map's run that its expressions use.
+    Up to `failures_max` of them may fail, and up to `concurrency` may be open. `scope_state` is a cursor with those
+    nodes of the map's run that the map's expressions use.
     """
 
     node: str
@@ -257,9 +257,9 @@ class PinnedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoalAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent that makes a goal's attempts, and extra instructions for them. It is also the goal run's agent.
+    """The agent that makes a goal's attempts, with extra instructions. The goal run itself has the same agent.
 
-    Attempts may use the tools in `tool_names`; if empty, all of the agent's tools.
+    Attempts may use the tools in `tool_names` or, if that is empty, all of the agent's tools.
     """
 
     agent: str = ""
@@ -268,14 +268,14 @@ class GoalAgent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoalJudge(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that judges attempts by a rubric. It is the goal run's agent if `agent` is empty."""
+    """A model that judges attempts by a rubric. If `agent` is empty, it is the goal run's agent."""
 
     agent: str = ""
     rubric: str
 
 
 class GoalCriterion(msgspec.Struct, frozen=True, kw_only=True):
-    """How to tell whether a goal is met: a call to `tool_name`, with an optional CEL expression, or a judge."""
+    """Defines when a goal is met: by a judge, or by a call to `tool_name` with an optional CEL expression."""
 
     tool_name: str = ""
     arguments_json: bytes = b""
@@ -295,7 +295,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunAbove(msgspec.Struct, frozen=True, kw_only=True):
-    """An ancestor of a run, with its conversation and agent; the agent is empty if unknown."""
+    """An ancestor of a run, with its conversation and agent. `agent_name` is empty if the agent is unknown."""
 
     run_id: RunId
     conversation_id: ConversationId
@@ -303,7 +303,7 @@ class RunAbove(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
-    """A run to create: its first message, its options, and its ancestors, the parent last."""
+    """A run to create: its first message, its options, and its ancestors. The parent comes last."""
 
     call_id: CallId
     run_id: RunId
@@ -325,6 +325,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     waits_for_jobs: bool = False
     # The undo of its parent's calls, if the run is an undo.
     undo: Undo | None = None
+    traceparent: str = ""
+    trace_link: str = ""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -389,6 +391,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     # The approval of a job's iterations, if there has ever been one.
     grant: Grant | None = None
+    # The context of the span that started it: the run continues its trace, or has its own trace that links to it.
+    traceparent: str = ""
+    trace_link: str = ""
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens used by the run's own model calls, excluding those used by its agents."""
+        return self.usage.total_tokens - self.delegated_usage.total_tokens
 
     @property
     def is_job(self) -> bool:
@@ -401,12 +411,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def acts_for_conversation_id(self) -> ConversationId:
-        """The conversation whose rules apply: a job uses the conversation it reports to."""
+        """The conversation whose rules apply. For a job, this is the conversation to which it reports."""
         return self.reports_to_conversation_id or self.conversation_id
 
     @property
     def chain(self) -> tuple[RunAbove, ...]:
-        """The ancestors of any run that this run starts."""
+        """The ancestors of every run that this run starts."""
         own = RunAbove(run_id=self.run_id, conversation_id=self.acts_for_conversation_id, agent_name=self.agent_name)
         return (*self.above, own)
 
@@ -417,7 +427,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def series(self) -> Series | None:
-        """A repeating job's iterations, with their current grant, if any; None for other runs."""
+        """A repeating job's iterations with their current grant (if any). None for other runs."""
         job, grant = self.job, self.grant
         if job is None or not self.is_job or not job.interval_seconds:
             return None
@@ -431,7 +441,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def definition_sha256(self, name: str) -> str:
-        """Return the digest of a client-supplied tool; empty for other tools."""
+        """Return the digest of a client-supplied tool. Return an empty value for other tools."""
         return next((tool.definition_sha256 for tool in self.tools if tool.name == name), "")
 
     @property
@@ -440,14 +450,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return self.agent.name if self.agent else DEFAULT_AGENT
 
     def tool_version(self, name: str) -> int:
-        """Return the pinned version of a tool; 0 if the run does not have it."""
+        """Return the pinned version of a tool. Return 0 if the run does not have the tool."""
         return next((tool.version for tool in self.tools if tool.name == name), 0)
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's report to its conversation about an iteration, or about its end if `occasion` is 0.
+    """A job's report to its conversation about an iteration. If `occasion` is 0, the report is about the job's end.
 
-    `run` is the job's state. For a call made once, an `occasion` above the run's round is a report of its progress.
+    `run` is the job's state. If the job makes its call only once, an `occasion` above the run's round is a report of
+    progress.
     """
 
     run: Run

@@ -52,8 +52,8 @@ def executed(call: Call, ended: ExecutionResult, now: float, note: str = "") -> 
 def stopped(call: Call, answer: Stopped, now: float, note: str = "") -> Call:
     """Settle a running call after the registry was asked to cancel it.
 
-    If the call may still be running, its result has the reason NOT_STOPPED. Its state is CANCELLED if the call is
-    repeatable, otherwise OUTCOME_UNKNOWN.
+    If the call may still be running, its result has the reason NOT_STOPPED. A repeatable call becomes CANCELLED; any
+    other call becomes OUTCOME_UNKNOWN.
     """
     if answer.result is not None:
         return executed(call, answer.result, now, note)
@@ -75,8 +75,8 @@ def withdrawn(call: Call, message: str, now: float) -> Call:
 def expired(call: Call, options: RunOptions, now: float) -> Call:
     """Handle a call that was not decided on, answered or run in time.
 
-    The call becomes EXPIRED, with three exceptions. An approval request that can be escalated gets a second deadline, a
-    question with a default answer gets that answer, and a front-end call can become a question with a new deadline.
+    The call becomes EXPIRED, with three exceptions. An approval request that can be escalated gets a second deadline. A
+    question with a default answer gets that answer. A front-end call can become a question with a new deadline.
     Front-end calls that fall back to a backend tool are handled elsewhere.
     """
     match call.state:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import field
 from msgspec.structs import replace
 
+from pawl.agent_loop.agents.rules import TokenBudget
 from pawl.agent_loop.loop.rules.call import Call
 from pawl.agent_loop.loop.rules.fact import AgentRead, Command
 from pawl.agent_loop.loop.rules.loop_state import LoopState
@@ -40,9 +41,9 @@ def checked_calls(under_way: Iterable[str]) -> Iterator[CallId]:
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """A run, its conversation, its calls, and the work in progress.
 
-    `messages` holds the messages that the model sees, in order, and `calls` the calls that they request. `under_way`
-    lists this process's tasks for the run (START, READ, MODEL, call ids, `stop_of`, `check_of`). It starts empty, so
-    that all work starts again after a takeover.
+    `messages` contains the messages that the model sees, in order. `calls` contains the calls that these messages
+    request. `under_way` lists this process's tasks for the run (START, READ, MODEL, call ids, `stop_of`, `check_of`).
+    It is empty after a takeover, so that all work starts again.
     """
 
     run: Run
@@ -82,20 +83,15 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     # Seconds until this process starts the open model call; None if the call has been started, here or elsewhere.
     model_starts_in: float | None = None
 
-    # When the agent's used-up daily quota ends. Not persisted.
-    quota_end_time: float | None = None
+    # The token budget that is used up. Not persisted.
+    used_up: TokenBudget | None = None
 
-    # According to the last commit, the shared budget is used up when `own_tokens` reaches this value; None if unknown.
+    # According to the last commit, the shared budget is used up when the run's `own_tokens` reach this value; or None.
     shared_tokens_max: int | None = None
 
     @property
-    def own_tokens(self) -> int:
-        """Tokens used by the run's own model calls, excluding those used by its agents."""
-        return self.run.usage.total_tokens - self.run.delegated_usage.total_tokens
-
-    @property
     def model(self) -> str:
-        """The current model: the run's own, or the fallback that replaced it."""
+        """The current model: the run's own model, or the fallback that replaced it."""
         options = self.run.options
         models = (options.model, *options.model_fallbacks)
         return models[min(self.loop.fallbacks_used, len(models) - 1)]

@@ -37,7 +37,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """The changes to write atomically. None and empty values mean no change."""
+    """The changes to write atomically. None or an empty value means that there is no change."""
 
     events: tuple[OwnerEvent, ...] = ()
     messages: tuple[Message, ...] = ()
@@ -97,7 +97,10 @@ def size_bytes(entry: Call | Command) -> int:
 
 
 def fitting(sizes: Sequence[int], bytes_max: int) -> int:
-    """Return how many entries, counted from the first, fit into one step; at least one if there are any."""
+    """Return how many entries, counted from the first, fit into one step.
+
+    If there are any, at least one is returned.
+    """
     total = 0
     for count, size in enumerate(sizes):
         total += size
@@ -134,7 +137,7 @@ def between(
         delegated_usage=new.delegated_usage if changes_usage and new.delegated_usage != Usage() else None,
         model=base.model if changes_usage else "",
         tokens_needed=new.tokens_needed if changes_usage else 0,
-        tokens_used=after.own_tokens - base.own_tokens,
+        tokens_used=after.run.own_tokens - base.run.own_tokens,
         budget_run_id=new.budget_run_id,
         output_text=new.output_text if changes_output else None,
         output_json=new.output_json if changes_output else b"",
@@ -176,7 +179,7 @@ def committed(after: State, last_seq: int, shared_tokens_left: int | None) -> St
 
 
 def with_shared_budget(state: State, left: int | None) -> State:
-    return replace(state, shared_tokens_max=None if left is None else left + state.own_tokens)
+    return replace(state, shared_tokens_max=None if left is None else left + state.run.own_tokens)
 
 
 def _advances(state: State) -> int:
@@ -189,7 +192,7 @@ def _output(run: Run) -> tuple[object, ...]:
 
 
 def _raised_limits(run: Run) -> Goal | None:
-    """Return the goal's limits, without its other fields, which the ledger has."""
+    """Return a goal with only its limits set. The ledger already has the other fields."""
     goal = run.goal
     if goal is None:
         return None

@@ -19,11 +19,11 @@ def tool_name(text: str) -> str:
 
 
 def bare_name(name: str) -> str:
-    """Return a tool's name without the decorations that some models add: `functions.x`, `x()`, `x<|channel|>json`."""
+    """Return a tool's name without decorations that some models add: `functions.x`, `x()`, `x<|channel|>json`."""
     head = _AFTER_A_NAME.split(name.strip().lstrip("<|"), maxsplit=1)[0]
     return head.rpartition(".")[2].rpartition(":")[2]
 
 
 def cut_bytes(data: bytes, bytes_max: int) -> str:
-    """Return the start of UTF-8 text, at most `bytes_max` bytes and without a partial character at the end."""
+    """Return the start of UTF-8 text, at most `bytes_max` bytes long and without a partial character at the end."""
     return data[:bytes_max].decode(errors="ignore")

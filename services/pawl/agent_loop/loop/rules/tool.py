@@ -43,7 +43,10 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to check. `edited` means that a user changed it. Version 0 means that the run does not have the tool."""
+    """A call to check. `edited` means that a user changed the call.
+
+    Version 0 means that the run does not have the tool.
+    """
 
     call_id: CallId
     tool_name: str
@@ -54,6 +57,7 @@ class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
     own_tool: Tool | None = None
     # The series that the call belongs to.
     series: Series | None = None
+    traceparent: str = ""
 
 
 # Most model servers do not accept more tools.
@@ -66,7 +70,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """An action on a call by a user or front end, to be recorded in the audit chain."""
+    """An action on a call by a user or front end that the audit chain must record."""
 
     call_id: CallId
     tool_name: str
@@ -87,7 +91,7 @@ class RecordedDecision(Recorded, frozen=True, kw_only=True):
 
 
 class RecordedResult(Recorded, frozen=True, kw_only=True):
-    """The end of a front-end call. `user_id` returned the call's result or had leased the call."""
+    """The end of a front-end call. `user_id` is the user who returned the result or had leased the call."""
 
     content_json: bytes
     state: CallState
@@ -142,7 +146,7 @@ ExecutionPiece: TypeAlias = Progress | ExecutionResult
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """The response to a cancellation: whether the execution has stopped, and its result if there is one."""
+    """The response to a cancellation. It says whether the execution has stopped, and has the result if there is one."""
 
     stopped: bool
     result: ExecutionResult | None = None

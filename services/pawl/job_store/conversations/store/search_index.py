@@ -1,6 +1,6 @@
 """Maintains the search index for conversations in PostgreSQL.
 
-It is updated in the background, so writers never wait for it.
+The index is updated in the background, so writers never wait for it.
 
 A transaction that empties messages must also change the conversation's `searched_number` and remove the words of these
 messages. Otherwise, words that were read earlier could still be written.
@@ -98,7 +98,7 @@ class PostgresSearchIndex(DatabaseAdapter):
             return await _store(connection, [each for each in read if each is not None])
 
     async def _read(self, due: Record, messages: Sequence[Record]) -> _Read | None:
-        """Return the words of part of a conversation; None if the batch had no room for any of its messages."""
+        """Return the words of part of a conversation. Return None if the batch had no room for any of its messages."""
         whole = [record for record in messages if record["body"] is not None]
         has_new_title = due["title"] != due["searched_title"]
         if not whole and messages and not has_new_title:

@@ -9,9 +9,9 @@ from typing import Final
 
 from asyncpg import Record
 
-from pawl.chassis.ids import ConversationId, StoreId
+from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.event.v1 import message_pb2
-from pawl.job.v1.agents_pb2 import GetAgentQuotaResponse
+from pawl.job.v1.agents_pb2 import TokenBudget
 from pawl.job.v1.titles_pb2 import TitleTask
 from pawl.job_store.conversations.store.search_index import put_title
 from pawl.job_store.ledger.rules.conversations import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, title_in_reply
@@ -43,7 +43,7 @@ WITH due AS MATERIALIZED (
     RETURNING c.store_id, c.conversation_id, c.title_attempts, c.title_at, c.title_run_id
 )
 SELECT c.store_id, c.conversation_id, c.title_attempts AS attempt, asked.body AS asked, answered.body AS answered,
-    r.agent_name
+    r.agent_name, r.user_id
 FROM claimed AS c JOIN job_store.runs AS r ON r.store_id = c.store_id AND r.run_id = c.title_run_id
 CROSS JOIN LATERAL (
     SELECT m.body FROM job_store.messages AS m
@@ -78,25 +78,28 @@ _PAUSE: Final = timedelta(minutes=1)
 
 
 class PostgresTitles(DatabaseAdapter):
-    """Stores model-generated titles. `quota` returns an agent's daily token quota and its usage."""
+    """Stores model-generated titles. `budgets` returns the token budgets of a user's runs with an agent."""
 
-    def __init__(self, database: Database, quota: Callable[[StoreId, str], Awaitable[GetAgentQuotaResponse]]) -> None:
+    def __init__(
+        self, database: Database, budgets: Callable[[StoreId, UserId, str], Awaitable[Sequence[TokenBudget]]]
+    ) -> None:
         super().__init__(database)
-        self._quota = quota
+        self._budgets = budgets
 
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
-        """Claim conversations that need a title, each for two minutes.
+        """Claim conversations that need a title. Each claim lasts for two minutes.
 
-        If the agent's daily quota is used up, postpone the title until the day ends.
+        If a token budget is used up, postpone the title until its day or month ends.
         """
         records = await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE)
         read = read_each("title", records, lambda each: (each, _task(each)), itemgetter("conversation_id"))
         tasks = []
         for record, task in read:
-            quota = await self._quota(record["store_id"], record["agent_name"])
-            if 0 < quota.tokens_max <= quota.tokens_used:
+            budgets = await self._budgets(record["store_id"], record["user_id"], record["agent_name"])
+            used_up = [each.end_time.ToDatetime(UTC) for each in budgets if each.tokens_max <= each.tokens_used]
+            if used_up:
                 attempt = record["store_id"], record["conversation_id"], record["attempt"]
-                await self._database.execute(_PUT_OFF, *attempt, quota.day_end_time.ToDatetime(tzinfo=UTC))
+                await self._database.execute(_PUT_OFF, *attempt, max(used_up))
             else:
                 tasks.append(task)
         return tasks
@@ -114,7 +117,7 @@ class PostgresTitles(DatabaseAdapter):
             run = await connection.fetchrow(_RUN, *place)
             if run is not None and used != Usage():
                 key = UsageKey.at(run["time"], store_id, run["agent_name"], run["user_id"], model=model)
-                statement, arguments = joined([usage.addition([(key, Used.by_model(used))])])
+                statement, arguments = joined(usage.additions([(key, Used.by_model(used))]))
                 await connection.execute(statement, *arguments)
 
 

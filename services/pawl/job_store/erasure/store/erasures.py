@@ -1,7 +1,7 @@
 """Erases conversations from PostgreSQL in resumable steps.
 
-The first step detaches the conversation from its user, as retention does. Transactions that read it earlier notice the
-change when they lock its row. Locks are taken in the same order as in the journal.
+The first step detaches the conversation from its user, as retention does. Transactions that have already read the
+conversation notice the change when they lock its row. Locks are taken in the same order as in the journal.
 """
 
 from __future__ import annotations
@@ -205,20 +205,23 @@ class PostgresErasures(DatabaseAdapter):
             await _mark(connection, _START, key.store_id, key.conversation_id, key.user_id)
 
     async def restart(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
-        """Restart the erasure of conversations that have a user again, for example after a restore; return how many."""
+        """Start erasing a conversation. If the conversation does not belong to the user, nothing happens."""
         stores, ids = [store_id for store_id, _ in conversations], [each for _, each in conversations]
         async with self._database.transaction() as connection:
             return await _mark(connection, _RESTART, stores, ids)
 
     async def log_again(self, *, younger_than_seconds: float | None) -> int:
-        """Schedule erasures of at most this age (None: all) to be added to the list again; return how many."""
+        """Restart the erasure of conversations that have a user again, for example after a restore.
+
+        Return their number. Return their number.
+        """
         return affected(await self._database.execute(_LOG_AGAIN, younger_than_seconds))
 
     async def receipt(self, key: ErasureKey) -> conversation_pb2.Erasure:
         """Return the progress of an erasure.
 
         Raises:
-            ConversationNotFound: The conversation was never erased, or did not belong to the user.
+            ConversationNotFound: The conversation was never erased, or did not belong to this user.
         """
         record = await self._database.fetchrow(_RECEIPT, key.store_id, key.conversation_id, key.user_id)
         if record is None or record["erase_time"] is None:
@@ -241,7 +244,7 @@ class PostgresErasures(DatabaseAdapter):
     async def open(
         self, parts: Collection[Part], *, without: Collection[Part], after: Erasure | None, rows_max: int
     ) -> Sequence[Erasure]:
-        """Return open erasures after `after` that still need any of `parts` and none of `without`, oldest first."""
+        """Return open erasures after `after`, oldest first. They still need one of `parts`, but none of `without`."""
         key_columns = (after.erase_time, after.key.store_id, after.key.conversation_id) if after else (None, "", "")
         arguments = (list(parts), list(without), *key_columns, rows_max)
         return [_erasure(record) for record in await self._database.fetch(_OPEN, *arguments)]
@@ -255,9 +258,9 @@ class PostgresErasures(DatabaseAdapter):
         ]
 
     async def end_runs(self, key: ErasureKey) -> bool:
-        """If no run is open, mark the RUNS part as complete and start erasing the child conversations.
+        """If no run is open, mark the RUNS part as complete and start to erase the child conversations.
 
-        Return whether RUNS was completed.
+        Return whether RUNS is complete.
         """
         key_columns = (key.store_id, key.conversation_id)
         async with self._database.transaction() as connection:
@@ -327,7 +330,7 @@ class PostgresErasures(DatabaseAdapter):
 
 
 def _item(call: Record) -> tuple[Any, ...]:
-    """Return the data to keep for the call. The tool's name is kept only if the call reached a tool or a client."""
+    """Return the data to keep for the call. It includes the tool's name only if the call reached a tool or a client."""
     spec = call_pb2.Call.FromString(call["spec"])
     # Imported calls ran elsewhere.
     context, effect_class = (0, 0) if spec.imported else (spec.context, spec.effect_class)

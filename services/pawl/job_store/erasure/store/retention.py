@@ -41,6 +41,7 @@ WITH gone AS (
 )
 SELECT count(*) FROM gone
 """
+_OLD_TOKENS: Final = _OLD_USAGE.replace("usage_hours", "token_days")
 _OLD_UNSENT: Final = """
 DELETE FROM job_store.outbox WHERE id IN (
     SELECT id FROM job_store.outbox WHERE "time" < now() - make_interval(secs => $1) ORDER BY id LIMIT $2
@@ -251,7 +252,8 @@ class PostgresRetention(DatabaseAdapter):
     async def remove_usage(self, *, rows_max: int) -> int:
         """Remove usage older than 400 days, and merge the hours of days older than 35 days; return how many rows."""
         merged: int = await self._database.fetchval(_OLD_HOURS, HOURS_DAYS_MAX, rows_max)
-        return merged + await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
+        removed = await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
+        return merged + removed + await deleted(self._database, _OLD_TOKENS, DAYS_MAX, rows_max)
 
     async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Remove old trigger events and unused lanes; return the number of rows removed."""
@@ -263,22 +265,23 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)
 
     async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove life-cycle events sent at least this long ago, so that they cannot be resent; return how many."""
+        """Remove life-cycle events that were sent at least this long ago. Return how many were removed."""
         return await deleted(self._database, _OLD_SENT, older_than_seconds, rows_max)
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
-        """Remove all commands and all but the last event of runs that ended long ago; return how many were trimmed.
+        """Trim the logs of runs that ended long ago. Return the number of runs trimmed.
 
-        Trims whole runs, oldest first, until they have had about `events_max` events in total. Runs with unsent
-        life-cycle events are skipped.
+        All commands and all events except the last are removed. Runs are trimmed one by one, oldest first, until about
+        `events_max` events have been removed. Runs with unsent life-cycle events are skipped.
         """
         return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
     async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove old runs covered by a summary from conversations still in use; return about how many rows.
+        """Remove old runs that a summary covers from conversations in use.
 
-        Removes about `rows_max` rows of each kind. The runs ended before the summary, and the model's history needs
-        none of their messages. Returns 0 when no more runs can be removed for now.
+        Return the approximate number of rows removed. Removes about `rows_max` rows of each kind. The runs ended before
+        the summary, and the model's history no longer needs their messages. Returns 0 when no more runs can be removed
+        for now.
         """
         async with self._database.transaction() as connection:
             summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)
@@ -299,9 +302,10 @@ class PostgresRetention(DatabaseAdapter):
             return removed if removed == rows_max else removed + await remove_runs(connection, runs, rows_max=rows_max)
 
     async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove conversations idle for the given time, with all their data; return the number of rows removed.
+        """Remove conversations that have been idle for the given time, with all data.
 
-        Removes about `rows_max` rows of each kind. From the first batch on, the conversations cannot be read by id.
+        Return the number of rows removed. Removes about `rows_max` rows of each kind. From the first batch on, the
+        conversations cannot be read by id.
         """
         async with self._database.transaction() as connection:
             locked = await connection.fetch(_LOCK_OLD, older_than_seconds, _CONVERSATIONS_AT_ONCE_MAX)
@@ -330,7 +334,7 @@ async def hide(connection: Connection, runs: Sequence[list[str]]) -> None:
 
 
 async def remove_runs(connection: Connection, runs: Sequence[list[str]], *, rows_max: int) -> int:
-    """Remove about `rows_max` rows of each kind that belong to these runs, then the runs once nothing else is left."""
+    """Remove about `rows_max` rows of each kind that belong to these runs. Once no rows are left, remove the runs."""
     per_owner = _rows_per_owner(rows_max, runs)
     counts = [await deleted(connection, statement, *runs, per_owner) for statement in _OF_RUNS]
     if any(count >= per_owner for count in counts):

@@ -55,7 +55,7 @@ def people_needed(value: int) -> int:
 
 
 def check_digest(value: str, field: str) -> str:
-    """Return a digest; raise InvalidField if it is malformed."""
+    """Return a digest after checking it. Raise InvalidField if it is malformed."""
     if len(value) != hashlib.sha256().digest_size * 2 or not _DIGEST_CHARACTERS.issuperset(value):
         raise InvalidField("a digest must be a SHA-256 hash in lower-case hexadecimal", field=field)
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -27,12 +28,15 @@ def raised(command: ledger_pb2.RaiseGoalCommand) -> RaiseGoal:
 
 
 def encoded(request: ledger_pb2.CommitRunRequest) -> bytes:
-    """Return a goal's raised limits as an encoded Run. Appended to the run's options, it replaces their limits."""
+    """Return a goal's raised limits as an encoded Run.
+
+    If it is appended to the run's options, it replaces their limits.
+    """
     return run_pb2.Run(goal=request.goal_limits).SerializeToString() if request.HasField("goal_limits") else b""
 
 
-def _check(attempts: int, deadline_time: datetime | None, encoded_run: bytes) -> None:
-    """Check that a goal's limits can be raised.
+def _check(attempts: int, deadline_time: datetime | None, encoded_run: bytes, unread: Sequence[bytes]) -> None:
+    """Check that a goal's limits can be raised. `unread` has the accepted raises that no worker has read yet.
 
     Raises:
         RunNotFound: the run is not a goal run.
@@ -41,6 +45,10 @@ def _check(attempts: int, deadline_time: datetime | None, encoded_run: bytes) ->
     run = run_pb2.Run.FromString(encoded_run)
     if not run.HasField("goal"):
         raise RunNotFound("the run is not a goal run")
+    for raised in (ledger_pb2.Command.FromString(payload).raise_goal for payload in unread):
+        run.goal.attempts_max += raised.attempts
+        if raised.HasField("deadline_time"):
+            run.goal.deadline_time.CopyFrom(raised.deadline_time)
     if run.goal.attempts_max + attempts > ATTEMPTS_MAX:
         message = f"a goal can have at most {ATTEMPTS_MAX} attempts, and this one already has {run.goal.attempts_max}"
         raise InvalidField(message, field="attempts")

@@ -66,7 +66,7 @@ _CONVERSATION_FOR_READERS: Final = frozenset(
 _NOTICE_FIELDS: Final = frozenset(
     {
         *("run_id", "job", "state", "waits", "stop_cause", "output_text", "failure", "round", "end_time"),
-        *("missed_iterations", "job_progress"),
+        *("missed_iterations", "job_progress", "traceparent", "trace_link"),
     }
 )
 # Longer workflow inputs are left out of events and lists.
@@ -117,6 +117,7 @@ _RUN: Final = _WIRE.struct(
             *("output_json", "agent", "depth", "above", "pending_calls", "active_calls", "queue_position", "waiting"),
             *("update_time", "call_counts", "child_run_ids", "own_tools", "job", "grant"),
             *("missed_iterations", "job_progress", "workflow", "goal", "waits_for_jobs"),
+            *("traceparent", "trace_link"),
         ),
     ),
 )
@@ -195,7 +196,7 @@ def timestamp(time: datetime) -> Timestamp:
 
 
 def moment(value: Timestamp, field: str) -> datetime:
-    """Return a time; raise InvalidField if it is not in the years 1 to 9999."""
+    """Return a time. Raise InvalidField if it is not in the years 1 to 9999."""
     try:
         return value.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError):
@@ -203,14 +204,14 @@ def moment(value: Timestamp, field: str) -> datetime:
 
 
 def optional_moment(message: Any, name: str, above: str = "") -> datetime | None:
-    """Return the time in a field; None if it is absent. `above` is the message's path, for error messages."""
+    """Return the time in a field, or None if it is absent. `above` is the message's path, for error messages."""
     return moment(getattr(message, name), above + name) if message.HasField(name) else None
 
 
 def run(row: RunRow, *, whole: bool = False) -> run_pb2.Run:
     """Return a run as users see it, without its pending calls.
 
-    A workflow that reports to a conversation is also shown as a job with a single call. Large workflow inputs are
+    A workflow run that reports to a conversation also looks like a job with a single call. Large workflow inputs are
     omitted unless `whole` is set.
     """
     message = run_for_service(row)
@@ -229,7 +230,7 @@ def run(row: RunRow, *, whole: bool = False) -> run_pb2.Run:
 
 
 def _leave_out_texts(goal: goal_pb2.Goal) -> None:
-    """Remove texts that only the worker and GetRun need, because each event about the run contains the goal."""
+    """Remove texts that only the worker and GetRun need. Otherwise, each event about the run would contain the goal."""
     goal.aim = goal.aim[:_LISTED_INPUT_BYTES_MAX]
     goal.attempts_by.ClearField("instructions")
     if len(goal.criterion.arguments_json) > _LISTED_INPUT_BYTES_MAX:
@@ -250,6 +251,8 @@ def run_for_service(row: RunRow) -> run_pb2.Run:
         # A turn inherits the options of the run whose notices started it.
         for field in ("job", "workflow", "goal"):
             message.ClearField(field)
+        message.trace_link = message.traceparent or message.trace_link
+        message.ClearField("traceparent")
     return message
 
 
@@ -295,7 +298,7 @@ def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: in
 
 
 def run_for_approver(row: RunRow) -> run_pb2.Run:
-    """Return only the fields of another user's run that an approver may see, because conversations are private."""
+    """Return the fields of another user's run that an approver may see. The rest is private, like the conversation."""
     return run_pb2.Run(
         store_id=row.store_id,
         user_id=row.user_id,
@@ -305,7 +308,7 @@ def run_for_approver(row: RunRow) -> run_pb2.Run:
 
 
 def run_short_of_tokens(row: RunRow, user_id: str) -> run_pb2.Run:
-    """Return a run waiting for tokens. Other users see only its ids, state, waits, usage and budget."""
+    """Return a run that is waiting for tokens. Other users see only its ids, state, waits, usage and budget."""
     whole = run(row)
     if row.user_id == user_id:
         return whole
@@ -317,16 +320,16 @@ def run_short_of_tokens(row: RunRow, user_id: str) -> run_pb2.Run:
 
 
 def call_for(row: CallRow, user_id: str) -> call_pb2.Call:
-    """Return a pending call, and only its public fields if it is another user's, because conversations are private."""
+    """Return a pending call. For another user's call, return only public fields, because conversations are private."""
     if row.user_id == user_id:
         return call(row)
     return _only(call(row), _FOR_APPROVERS | {"question"} if row.asked_user_id == user_id else _FOR_APPROVERS)
 
 
 def call_for_reader(row: CallRow) -> call_pb2.Call:
-    """Return the fields of a call that readers of a shared conversation see.
+    """Return the fields of a call that readers of a shared conversation may see.
 
-    Results that users wrote are left out: answers to questions, answers given for a call, and reasons for rejections.
+    Texts that users wrote are left out: answers to questions, results given for a call, and reasons for rejections.
     """
     whole = call(row)
     is_of_people = (
@@ -343,7 +346,7 @@ def call_for_reader(row: CallRow) -> call_pb2.Call:
 def message_for(row: MessageRow, user_id: str, reader_id: str) -> message_pb2.Message:
     """Return a message of `user_id`'s conversation.
 
-    Readers other than its author see only its public fields, and no text of summaries and notices.
+    Readers other than the author see only its public fields. They do not see the text of summaries and notices.
     """
     whole = message(row, user_id)
     return whole if reader_id == whole.user_id else _for_others(whole)
@@ -381,7 +384,7 @@ def message(row: MessageRow, user_id: str) -> message_pb2.Message:
 
 
 def leave_out(part: message_pb2.Part) -> None:
-    """Remove the content of a message part. Its hash still identifies it."""
+    """Remove the content of a message part. The part can still be identified by its hash."""
     if part.HasField("image"):
         part.image.ClearField("data")
     if part.HasField("file"):
@@ -389,7 +392,7 @@ def leave_out(part: message_pb2.Part) -> None:
 
 
 def message_for_worker(row: MessageRow, user_id: str, run_user_id: str) -> message_pb2.Message:
-    """Return a message of `user_id`'s conversation. Other users' runs get only the message's public fields."""
+    """Return a message of `user_id`'s conversation. Runs of other users get only the message's public fields."""
     entry = _message(row, user_id)
     if entry.user_id != run_user_id:
         _for_others(entry).ClearField("call_ids")
@@ -416,7 +419,7 @@ def _message(row: MessageRow, user_id: str) -> message_pb2.Message:
 
 
 def text_of(body: bytes) -> str:
-    """Return the text by which a search finds a message; empty for summaries and notices."""
+    """Return the text by which a search finds a message. It is empty for summaries and notices."""
     entry = message_pb2.Message.FromString(body)
     return "" if entry.role in _HIDDEN_FROM_READERS else entry.text
 

@@ -45,7 +45,7 @@ from pawl.job_store.ledger.rules.commit import BUDGET_EXHAUSTED, Commit, NewMess
 from pawl.job_store.ledger.rules.conversations import key_hash, made_title
 from pawl.job_store.ledger.rules.delegation import Delegation
 from pawl.job_store.ledger.rules.events import OwnerEvent
-from pawl.job_store.ledger.rules.inbox import NoteCompletion
+from pawl.job_store.ledger.rules.inbox import EVENT, NoteCompletion
 from pawl.job_store.ledger.rules.jobs import Entered
 from pawl.job_store.ledger.rules.offers import LeaseOffer
 from pawl.job_store.ledger.rules.states import Program
@@ -115,7 +115,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
             user_messages.without_documents(request),
             without=(
                 *("request_id", "options", "user_roles", "credential_id", "delegate_user_id", "people", "agent"),
-                *("tools", "client_id", "only_repeat", "workflow", "goal"),
+                *("tools", "client_id", "only_repeat", "workflow", "goal", "traceparent", "trace_link"),
             ),
         ),
         conversation_id=reports_to or check_id(request.conversation_id, "conversation_id", optional=True),
@@ -125,7 +125,10 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
         steer=steer.SerializeToString(),
         interrupt=interrupt.SerializeToString(),
         options=run_pb2.Run(
-            user_roles=request.user_roles, **_present(request, "options", "undo", "agent", "workflow", "goal")
+            user_roles=request.user_roles,
+            traceparent=request.traceparent,
+            trace_link=request.trace_link,
+            **_present(request, "options", "undo", "agent", "workflow", "goal"),
         ).SerializeToString()
         + _without(limits.off)
         + _token_key(request),
@@ -155,7 +158,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
 
 
 def _without(off: Collection[Feature]) -> bytes:
-    """Return an encoded Run to append to another. Its options turn off features that are off in the store."""
+    """Return an encoded Run that can be appended to another. It turns off the features that are off in the store."""
     options = run_pb2.RunOptions(without_background=Feature.BACKGROUND in off)
     if Feature.DELEGATION in off:
         options.limits.agent_depth_max = 0
@@ -163,7 +166,7 @@ def _without(off: Collection[Feature]) -> bytes:
 
 
 def _token_key(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> bytes:
-    """Return an encoded Run to append to another: its workflow, if it has one, gets a random key for its tokens."""
+    """Return an encoded Run that can be appended to another. It gives a workflow a random key for its tokens."""
     if not request.HasField("workflow"):
         return b""
     pinned = workflow_pb2.PinnedWorkflow(token_key=secrets.token_bytes(_TOKEN_KEY_BYTES))
@@ -257,7 +260,7 @@ def _usage(request: ledger_pb2.CommitRunRequest) -> bytes:
 
 
 def _run_part(request: ledger_pb2.CommitRunRequest, *fields: str) -> bytes:
-    """Return the named fields, which CommitRunRequest and Run have in common, as an encoded Run."""
+    """Return the named fields, which CommitRunRequest and Run share, as an encoded Run."""
     return run_pb2.Run(**{name: getattr(request, name) for name in fields}).SerializeToString()
 
 
@@ -270,7 +273,9 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
     if request.decision_right and not entry.HasField("decision"):
         raise InvalidField("decision_right requires a decision", field="decision_right")
     right = enum_member(DecisionRight, request.decision_right or DecisionRight.OWN_RUNS, "decision_right")
-    command = _command(entry, right)
+    if request.event_is_awaited and not entry.HasField("event"):
+        raise InvalidField("event_is_awaited requires an event", field="event_is_awaited")
+    command = _command(entry, right, event_is_awaited=request.event_is_awaited)
     is_for_operators = isinstance(command, Resolve | Redrive | Cancel)
     if request.as_operator > is_for_operators or (isinstance(command, Redrive) and not request.as_operator):
         raise InvalidField(
@@ -357,6 +362,8 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         depth=int32(entry.depth, "delegations.depth"),
         above=entry.above,
         waits_for_jobs=entry.waits_for_jobs,
+        traceparent=entry.traceparent,
+        trace_link=entry.trace_link,
         **_present(entry, "agent", "job", "workflow", "goal", "undo"),
     )
     limits = entry.options.limits
@@ -421,7 +428,7 @@ def _without_preview(entry: ledger_pb2.Command) -> ledger_pb2.Command:
     return copy
 
 
-def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
+def _command(entry: ledger_pb2.Command, right: DecisionRight, *, event_is_awaited: bool) -> Command:
     match entry.WhichOneof("kind"):
         case "tool_result":
             result = entry.tool_result
@@ -454,7 +461,7 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
         case "pause":
             return Pause()
         case "event":
-            return Event()
+            return Event(name=f"{EVENT}:{entry.event.name}", is_awaited=event_is_awaited)
         case "raise_goal":
             return goal_limits.raised(entry.raise_goal)
         case _:

@@ -16,7 +16,7 @@ OWN_TOOLS_MAX: Final = 64
 
 
 def of_request(request: ledger_pb2.SubmitMessageRequest) -> OwnTools | None:
-    """Return the tools that a client supplies with a message; None if there are none."""
+    """Return the tools that a client supplied with a message, or None if it did not supply any."""
     names = tuple(tool.definition.name for tool in request.tools)
     if not len(set(names)) == len(names) <= OWN_TOOLS_MAX:
         raise InvalidField(f"tools must have at most {OWN_TOOLS_MAX} entries with distinct names", field="tools")

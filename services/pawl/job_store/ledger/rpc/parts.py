@@ -65,7 +65,7 @@ def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
 
 
 def _prefix(loaded: Loaded, history: Sequence[message_pb2.Message]) -> HistoryPrefix | None:
-    """Return the prefix that a worker may cache; None if it may cache nothing. See `rules.prefix`."""
+    """Return the prefix that a worker may cache, or None if it may not cache anything. See `rules.prefix`."""
     run = loaded.run
     # A job is loaded only with the calls of its last iteration.
     if run.reports_to or any(loaded.omitted_bytes.values()):
@@ -99,10 +99,10 @@ def _named(field: str, entries: Iterable[ProtoMessage]) -> Iterator[tuple[str, P
 
 
 def _without_refused_images(history: Sequence[message_pb2.Message], failures: Mapping[RunId, bytes]) -> None:
-    """Remove images that the provider refused, because it would refuse all later requests with them too.
+    """Remove images that the provider has refused. With them, it would refuse all later requests too.
 
-    A run was refused if it failed with PROVIDER_REFUSED and has no answer. For such a run, remove the images of its own
-    message or, if that message has none, all earlier images.
+    This concerns runs that failed with PROVIDER_REFUSED and have no answer. For such a run, the images of its own
+    message are removed or, if that message has none, all earlier images.
     """
     answered = {message.run_id for message in history if message.role == message_pb2.ROLE_ASSISTANT}
     refused = {

@@ -11,9 +11,9 @@ from pawl.values import DecisionKind, Series
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
-    """The user behind an action, the credential used, and other people involved, such as the key's makers.
+    """The user behind an action, the credential used, and other people involved, such as the creators of the key.
 
-    `delegate_user_id` is the delegate that acts for the user, if any. `people` only matter if several people must
+    `delegate_user_id` is the delegate that acts for the user, if any. `people` matters only if several people must
     approve. Empty fields are unknown.
     """
 
@@ -26,7 +26,8 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
 class Decision(Actor, frozen=True, kw_only=True):
     """A user's decision on a call, with the arguments and digest that the call must have to start.
 
-    Both come from the call as it was shown or edited. If `series` is set, the decision covers all calls of the series.
+    The arguments and the digest are those of the call as it was shown or edited. If `series` is set, the decision
+    covers all calls of the series.
     """
 
     command_id: CommandId
@@ -41,10 +42,10 @@ class Decision(Actor, frozen=True, kw_only=True):
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """The approval of a series of calls, given with the call `call_id`.
 
-    Later calls must match it to start.
+    To start, later calls must match the grant.
 
-    `uses` counts the calls started under the grant, including `call_id`; `round` is the round of the last of them.
-    `arguments` are set if a person edited them. A grant that has `ended` covers no more calls.
+    `uses` counts the calls started under the grant, including `call_id`. `round` is the round of the last of these
+    calls. `arguments` is set if a person edited the arguments. A grant that has `ended` does not cover any more calls.
     """
 
     series: Series

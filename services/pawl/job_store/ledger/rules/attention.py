@@ -1,8 +1,8 @@
 """Handles runs whose workers crash, and operators' actions on them.
 
-A crash is a lease that expired without being released, or a worker's report that it can neither run nor end the run.
-Progress (see `commit`) resets the count. Too many crashes without progress quarantine the run, so that a bad run does
-not kill workers forever (I20).
+A crash means that a lease expired without being released, or that a worker reported that it can neither run nor end the
+run. Progress (see `commit`) resets the count. Too many crashes without progress quarantine the run, so that a bad run
+does not kill workers forever (I20).
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ _PAUSE_SECONDS_MAX: Final = 2.5
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """The doomed runs, each with the monotonic time of the first poll in an unbroken series that found it doomed.
+    """The doomed runs, each with the time at which an unbroken series of polls first found it doomed.
 
     A run is doomed if the lease of its last allowed worker has expired.
 
     If the database's clock jumps or the database fails, healthy workers lose their leases too, but renew them within
-    seconds. So the end of a lease counts only after GRACE, and a long pause between polls resets the times.
+    seconds. The end of a lease therefore counts only after GRACE, and a long pause between polls resets the times.
+    Times are monotonic.
     """
 
     since: Mapping[RunKey, float] = {}
@@ -58,8 +59,9 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     """Quarantine each of `runs` whose last allowed worker has died.
 
-    This is checked again under the lock, because the run may have got another worker or made progress. A turn that is
-    being stopped ends instead, with `lost` as the opaque result of its open calls.
+    The condition is checked again under the lock, because another worker may have claimed the run, or it may have made
+    progress. A turn that is being stopped is not quarantined but ends, with `lost` as the opaque result of its open
+    calls.
     """
 
     runs: Sequence[RunKey]
@@ -82,7 +84,7 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
-    """Release the run, which the worker with `epoch` can neither run nor end. See `Quarantine` for `lost`."""
+    """Release a run that the worker with `epoch` can neither run nor end. See `Quarantine` for `lost`."""
 
     run: RunKey
     epoch: int
@@ -111,7 +113,7 @@ class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def redrive(unit: UnitOfWork, run: RunRow) -> RunRow:
-    """Resume a quarantined run where it stopped, with its crash count reset.
+    """Resume a quarantined run where it stopped, and reset its crash count.
 
     A run that was being stopped becomes CANCELLING again. Any other run becomes QUEUED, and its next worker determines
     where it stopped.

@@ -13,7 +13,7 @@ from pawl.chassis.ids import RunId, UserId
 
 
 class _OfJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Identifies a job, its user, and the runs above it to which it reports.
+    """Identifies a job, its user, and the runs above the job to which it reports.
 
     `above` is empty unless a delegated run started the job. Otherwise it lists, nearest first, the delegated runs above
     the job that have not ended, followed by the root run.
@@ -25,15 +25,19 @@ class _OfJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def receiver(self) -> RunId:
-        """The delegated run whose next model call receives the notices; empty for a run of the root conversation."""
+        """The delegated run whose next model call receives the notices.
+
+        Empty if the root conversation receives them.
+        """
         return self.above[0] if len(self.above) > 1 else RunId("")
 
 
 class Notice(_OfJob, frozen=True, kw_only=True):
-    """A reference to a report of the job `run_id`, about the iteration `occasion` or, if that is 0, the job's end.
+    """A reference to a report of the job `run_id`. If `occasion` is 0, the report is about the job's end.
 
-    `user_id` is the user who started the job. `entered_by` is the run of that user whose model received the notice and
-    has not answered yet; empty if there is none. `tries` counts the failed turns that contained the notice.
+    Otherwise, `occasion` is the iteration. `user_id` is the user who started the job. `entered_by` is the run of that
+    user whose model has received the notice but has not answered yet. It is empty if there is no such run. `tries`
+    counts the failed turns that contained the notice.
     """
 
     occasion: int
@@ -53,8 +57,8 @@ class TurnTime(msgspec.Struct, frozen=True, kw_only=True):
 class Background(msgspec.Struct, frozen=True, kw_only=True):
     """The background state of a conversation: open jobs, notices, and start times of recent turns.
 
-    Jobs and turns are counted per user. `used_up_budgets` lists the runs whose shared budget a turn has used up since
-    the last message; no more turns start on those budgets.
+    Jobs and turns are counted per user. `used_up_budgets` lists runs whose shared budget a turn has used up since the
+    last message. No further turns start on those budgets.
     """
 
     open_jobs: tuple[OpenJob, ...] = ()
@@ -64,14 +68,17 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pending(self) -> int:
-        """Number of notices that no model has received."""
+        """Number of notices that no model has received yet."""
         return sum(not each.entered_by for each in self.notices)
 
     def open_jobs_of(self, user_id: UserId) -> int:
         return sum(each.user_id == user_id for each in self.open_jobs)
 
     def pending_of(self, user_id: UserId, receiver: RunId = RunId("")) -> tuple[Notice, ...]:
-        """Return the notices that a run of this user passes to its model: `receiver`, or a run of this conversation."""
+        """Return the notices that a run of this user passes to its model.
+
+        The run is `receiver`, or belongs to this conversation.
+        """
         waiting = (each for each in self.notices if each.receiver == receiver)
         return tuple(each for each in waiting if each.user_id == user_id and not each.entered_by)
 
@@ -80,10 +87,11 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(each.run_id for each in self.open_jobs if each.receiver == receiver)
 
     def passed_on(self, ended: Container[str], answered_by: RunId = RunId("")) -> Background:
-        """Return the state after delegated runs have ended: the next runs above them receive their notices.
+        """Return the state after delegated runs have ended. The next runs above them now receive their notices.
 
-        The notices that `answered_by` received are removed. No model reads the conversation of another ended run, so
-        the next run receives its notices again, except iterations of which the job has reported more since.
+        The notices that `answered_by` received are removed. No model will read the conversations of the other ended
+        runs again, so the next run receives their notices once more. Notices about an iteration are left out if the job
+        has reported a later one.
         """
         notices: list[Notice] = []
         # A job that reported its end is no longer open.
@@ -103,7 +111,7 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def entered(self) -> int:
-        """Number of notices that a model has received but not answered."""
+        """Number of notices that a model has received but not yet answered."""
         return len(self.notices) - self.pending
 
 

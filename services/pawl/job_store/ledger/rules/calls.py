@@ -33,7 +33,7 @@ WITH_CHILD: Final = frozenset({CallState.DELEGATED, CallState.DETACHED})
 
 
 class CallChange(CallFields, frozen=True, kw_only=True):
-    """A call as requested by its run's owner. `only_reads` means that the effect class in `spec` is READ_ONLY."""
+    """A call as requested by the owner of its run. `only_reads` means that the effect class in `spec` is READ_ONLY."""
 
     only_reads: bool = False
 
@@ -52,7 +52,7 @@ def arguments_sha256(arguments: bytes) -> bytes:
 def create(run: RunRow, change: CallChange, *, now: datetime, is_granted: bool = False) -> CallRow:
     """Return the row of a new call.
 
-    With `is_granted`, a gated call may start without an approval of its own.
+    With `is_granted`, a gated call may start without its own approval.
 
     Raises:
         IllegalTransition: The call cannot be created in that state, or it is gated and would start.
@@ -100,9 +100,9 @@ def _row(run: RunRow, change: CallChange, now: datetime) -> CallRow:
 
 
 def implied_start(change: CallChange) -> CallChange | None:
-    """Return the start of a new read-only call that is only recorded after it has ended; None for any other call.
+    """Return the start time of a new read-only call that is recorded only after it has ended.
 
-    Only a read-only call may run before it is recorded.
+    Only read-only calls may run before they are recorded. For any other call, return None.
     """
     if not (change.only_reads and change.attempt > 0 and change.state.is_terminal):
         return None
@@ -117,7 +117,7 @@ def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[Co
     Raises:
         InboxChanged: The step does not consume the command that settles or decides on the call.
         IllegalTransition: The state table or the gate does not allow the change.
-        InvalidField: Same as for `create`.
+        InvalidField: See `create`.
     """
     if call.reserved_by and call.reserved_by not in consumed:
         raise InboxChanged
@@ -148,7 +148,10 @@ def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[Co
 
 
 def lost(call: CallRow, result: bytes, *, now: datetime) -> CallRow:
-    """Settle an open call whose run ended without a worker: OUTCOME_UNKNOWN if it may have run, else CANCELLED."""
+    """Settle an open call whose run ended without a worker.
+
+    It is OUTCOME_UNKNOWN if it may have run, else CANCELLED.
+    """
     may_have_run = call.start_time is not None and CallState.OUTCOME_UNKNOWN in call_table.TRANSITIONS[call.state]
     state = CallState.OUTCOME_UNKNOWN if may_have_run else CallState.CANCELLED
     call_table.check(call.state, state)
@@ -158,8 +161,9 @@ def lost(call: CallRow, result: bytes, *, now: datetime) -> CallRow:
 def is_approved(run: RunRow, call: CallRow) -> bool:
     """Return whether enough people have approved the call in the form in which it was decided.
 
-    If two or more are needed, each person (see `people_of`) and each credential counts once, and those that started the
-    run do not count. Steering is checked when an approval is given: a later message does not withdraw the approval.
+    If two or more people are needed, each person (see `people_of`) and each credential counts once. The person and the
+    credential that started the run do not count. People who steered the run are checked when they approve; steering the
+    run later does not withdraw an approval.
     """
     decision = call.decision
     if decision is None or decision.kind not in _APPROVALS:
@@ -171,7 +175,7 @@ def is_approved(run: RunRow, call: CallRow) -> bool:
 
 
 def approvers(run: RunRow, approvals: Iterable[Decision]) -> int:
-    """Return how many people gave approvals with different credentials. Those who started the run do not count."""
+    """Return how many people have approved with different credentials. People who started the run do not count."""
     users, credentials, counted = people_of(run), {run.credential_id} - SHARED_CREDENTIALS, 0
     for approval in approvals:
         if users.isdisjoint(people_of(approval)) and approval.credential_id not in credentials:
@@ -182,7 +186,7 @@ def approvers(run: RunRow, approvals: Iterable[Decision]) -> int:
 
 
 def people_of(acted: Actor) -> set[UserId]:
-    """Return everyone behind an action: the user, the delegate and the makers of the key."""
+    """Return everyone behind an action: the user, the delegate and the creators of the key."""
     return {acted.user_id, acted.delegate_user_id, *acted.people} - {UserId("")}
 
 
@@ -233,7 +237,10 @@ def _offer(state: CallState, before: Offer | None) -> Offer | None:
 
 
 def _start_time(call: CallRow, state: CallState) -> datetime | None:
-    """Return the start time of the call when it moves to `state`; None if an offer ends without settling the call."""
+    """Return the start time of the call when it moves to `state`.
+
+    Return None if an offer ends without settling the call.
+    """
     return None if call.state is CallState.OFFERED and not state.is_terminal else call.start_time
 
 
@@ -311,7 +318,7 @@ def _is_same(call: CallRow, change: CallChange, shown: tuple[str, bytes, Series 
 
 
 def _is_fallback(call: CallRow, change: CallChange) -> bool:
-    """Return whether the call falls back to a tool because no client ran it. The fallback is gated separately."""
+    """Return whether the call falls back to a tool because no client ran it. The fallback has its own approval gate."""
     return (
         call.state is CallState.OFFERED
         and change.tool_name == call.fallback_tool_name != call.tool_name

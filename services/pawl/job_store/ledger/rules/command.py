@@ -1,4 +1,4 @@
-"""Handles commands to a run, and their receipts, which are final.
+"""Handles commands to a run and their receipts. A receipt is final.
 
 A command that settles or decides on a call reserves the call in the same transaction. From then on, only a step
 that consumes the command can move the call.
@@ -6,7 +6,7 @@ that consumes the command can move the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import ClassVar, Final, TypeAlias, assert_never
 
@@ -48,7 +48,7 @@ PROGRESS_PAUSE: Final = timedelta(seconds=0.1)
 
 
 class OfOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a command about an offered call. `client_id` is empty if the sender does not name a client."""
+    """Fields of a command about an offered call. If the sender does not name a client, `client_id` is empty."""
 
     call_id: CallId
     client_id: ClientId
@@ -92,23 +92,30 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """Pauses or resumes a job or a workflow. Only the run's owner reads which of the two."""
+    """Pauses or resumes a job or a workflow. Only the run's owner reads which of the two is requested."""
 
     name: ClassVar[str] = inbox.PAUSE
 
 
 class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
-    """Raises a goal's limits. `check` raises a PawlError if the limits are not valid for the encoded run."""
+    """Raises a goal's limits.
+
+    `check` raises a PawlError if the limits are not valid for the encoded run and the payloads of its unread raises.
+    """
 
     name: ClassVar[str] = inbox.RAISE_GOAL
     tokens: int
-    check: Callable[[bytes], None]
+    check: Callable[[bytes, Sequence[bytes]], None]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An event for a workflow run. Only the run's owner reads it."""
+    """An event for a workflow run. Only the run's owner reads it. `name` is the same for events of the same name.
 
-    name: ClassVar[str] = inbox.EVENT
+    `is_awaited` means that a node was waiting for it when the sender read the run.
+    """
+
+    name: str
+    is_awaited: bool = False
 
 
 Command: TypeAlias = (
@@ -119,7 +126,7 @@ _WITHOUT_CALL: Final = (Steer, Cancel, Redrive, TopUp, RaiseGoal, Pause, Event)
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The final outcome of a command, with the run and its pending calls afterwards (no run if UNKNOWN)."""
+    """The final outcome of a command, and the run with its pending calls afterwards. UNKNOWN has no run."""
 
     outcome: CommandOutcome
     reason: str = ""
@@ -131,7 +138,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 class Send(Decider, frozen=True, kw_only=True):
     """Send `command` to a run.
 
-    `payload` is opaque: the owner reads it.
+    `payload` is opaque to the ledger. The run's owner reads it.
 
     With `as_operator`, the run may belong to any user of the store, and its log records the action. With
     DecisionRight.STORE, a decision may also be about another user's call, if that call needs approval. A decision may
@@ -238,7 +245,8 @@ class Send(Decider, frozen=True, kw_only=True):
             raise Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
         if isinstance(command, RaiseGoal):
             try:
-                command.check(run.options + run.output)
+                unread = [each.payload for each in unit.inbox(run) if each.name == command.name]
+                command.check(run.options + run.output, unread)
             except PawlError as error:
                 raise Refused(CommandOutcome.REFUSED, error) from None
             if not command.tokens:
@@ -249,7 +257,7 @@ class Send(Decider, frozen=True, kw_only=True):
             if not (run.program is Program.WORKFLOW or (run.reports_to and isinstance(command, Pause))):
                 raise Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is not a job or workflow"))
             if isinstance(command, Event):
-                run = inbox.keep_event(run, self.inbox_limits)
+                run = inbox.keep_event(unit, run, incoming, self.inbox_limits, is_awaited=command.is_awaited)
             return turn.wake(unit, inbox.accept_one_more(unit, run, incoming, self.inbox_limits))
         if isinstance(command, Redrive):
             if not run.is_quarantined:
@@ -367,7 +375,7 @@ def _check_holder(call: CallRow, command: ToolResult | Progress, session_id: Ses
 
 
 def _count(unit: UnitOfWork, run: RunRow, call: CallRow, incoming: CommandRow) -> RunRow:
-    """Keep and log an approval while more are still needed. The run's owner audits it."""
+    """Keep and log an approval while more approvals are needed. The run's owner adds it to the audit chain."""
     unit.put_call(call)
     run = inbox.accept(unit, run, incoming, consumed=True)
     run = log.write(unit, run, [CallChanged(from_state=call.state, call=call)])
@@ -382,9 +390,10 @@ def _check_resolve(run: RunRow, call: CallRow) -> None:
 
 
 def _progress(unit: UnitOfWork, run: RunRow, call: CallRow, command: Progress, incoming: CommandRow) -> RunRow:
-    """Write the call's progress to the log and renew the client's lease, without involving the owner.
+    """Write the call's progress to the log and renew the client's lease. The owner is not involved.
 
-    A report that arrives too soon after the previous report only renews the lease: it is not logged and has no receipt.
+    A report that arrives too soon after the previous one only renews the lease. It is not logged and does not get a
+    receipt.
     """
     call = offers.renewed(call, now=unit.now)
     if call.progress_time is not None and unit.now < call.progress_time + PROGRESS_PAUSE:

@@ -58,17 +58,16 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """One step.
 
-    Fields that are None stay unchanged; fields of type `bytes` are opaque.
+    Fields that are None do not change anything. Fields of type `bytes` are opaque.
 
-    An owner whose lease has expired may still commit until another worker claims the run: fencing is by epoch, not by
-    time. An owner's commit ids are ascending, so that a late copy of an earlier step is recognised.
+    An owner whose lease has expired may still commit until another worker claims the run, because fencing is by epoch,
+    not by time. An owner's commit ids are ascending, so that a late copy of an earlier step is recognised.
 
-    `model` is the model whose calls changed `usage`. `tokens_used` counts the tokens of the run's own model calls
-    since the last commit. `asks_title` requests a title once the run has completed. `entered` lists the job notices
-    in the step's messages. `tells_iteration` is the job iteration to report to the conversation; 0 if there is
-    none. `events_taken` counts the events that nodes of a workflow have taken. `has_progressed` means that a job's
-    open call is further than ever before. `child_cancel` is the opaque command for the child run of a call that the
-    step cancels.
+    `model` is the model whose calls changed `usage`. `tokens_used` counts the tokens of the run's own model calls since
+    the last commit. `asks_title` requests a title once the run has completed. `entered` lists the job notices in the
+    step's messages. `tells_iteration` is the job iteration to report to the conversation, or 0. `events_taken` counts
+    the events that nodes of a workflow have taken. `has_progressed` means that a job's open call is further than ever
+    before. `child_cancel` is the opaque command for the child run of a call that the step cancels.
     """
 
     run: RunKey
@@ -212,7 +211,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             unit.put_command(replace(command, consumed=True))
 
     def _check_stopping(self, unit: UnitOfWork, run: RunRow) -> None:
-        """While the run is being stopped, refuse new work and any change of state other than ending (I12)."""
+        """While the run is being stopped, refuse new work and every change of state except ending (I12)."""
         if run.state is not RunState.CANCELLING:
             return
         starts = any(not change.state.is_terminal for change in self.calls) or any(
@@ -311,7 +310,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         return run if run.budget_run_id else top, top.shared_tokens_left
 
     def _progresses(self) -> bool:
-        """Return whether the step adds a message or settles a call, or a job's open call has progressed."""
+        """Return whether the step adds a message, settles a call, or reports that a job's open call has progressed."""
         settles = any(change.state.is_terminal for change in self.calls)
         return bool(self.messages) or settles or self.has_progressed
 

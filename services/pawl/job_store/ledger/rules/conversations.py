@@ -41,7 +41,7 @@ def key_hash(store_id: StoreId, user_id: UserId, key: str) -> bytes:
 
 
 def check_title(title: str) -> str:
-    """Return a user's title, which may be empty: one printable line of at most 200 characters.
+    """Return a user's title after checking it. A title is one printable line of at most 200 characters, or empty.
 
     Raises:
         InvalidField: The title is too long, has several lines or control characters, or is blank.
@@ -54,7 +54,7 @@ def check_title(title: str) -> str:
 
 
 def made_title(text: str) -> str:
-    """Return a title made from a message: its first non-blank line, cut to 80 characters; empty if there is none."""
+    """Return a title for a message: its first non-blank line, cut to 80 characters. Empty if all lines are blank."""
     for line in text[:_SEARCHED_CHARACTERS_MAX].splitlines():
         title = " ".join("".join(each if each.isprintable() else " " for each in line).split())
         if title:
@@ -78,7 +78,7 @@ def absent(conversation: ConversationRow | None, user_id: UserId) -> Conversatio
 
 
 def same(earlier: RequestRow | None, fingerprint: bytes) -> RequestRow | None:
-    """Return `earlier`, a previous request with the same id, after checking that its payload is the same.
+    """Return `earlier`, a previous request with the same id, after checking that the payloads are equal.
 
     Raises:
         RequestIdReused: The earlier request had a different payload.
@@ -97,11 +97,11 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
 
     @property
     def request_keys(self) -> tuple[RequestKey, ...]:
-        """The key of the request; empty if there is no request id."""
+        """The key of the request, if it has a request id."""
         return (RequestKey(self.store_id, self.user_id, self.request_id),) if self.request_id else ()
 
     def earlier(self, unit: UnitOfWork) -> RequestRow | None:
-        """Return the stored request with this id; None if this request was not made before.
+        """Return the stored request with this id. Return None if this request was not made before.
 
         Raises:
             RequestIdReused: The earlier request had a different payload.
@@ -143,11 +143,12 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
 
 
 class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
-    """Change a conversation's title (empty restores the automatic one), labels, archiving or sharing.
+    """Change a conversation's title, labels, archiving or sharing. An empty title restores the automatic title.
 
-    Fields that are None stay unchanged. When others lose write access, their open runs are stopped: the workers of
-    these runs receive the command `cancel`. Undo runs (see `is_undo`) continue, so that no undo is left half done.
-    Notices for other users are removed. Their jobs keep their results, and the caller stops those that are open.
+    Fields that are None do not change anything. When other users lose write access, their open runs are stopped: the
+    workers of these runs receive the command `cancel`. Undo runs (see `is_undo`) continue, so that no undo is left half
+    done. Notices for other users are removed. Jobs of other users keep their results, and the caller stops the open
+    ones.
     """
 
     conversation_id: ConversationId
@@ -172,7 +173,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
 
     @property
     def ends_writing(self) -> bool:
-        """True if other users lose the right to write to the conversation, or never had it."""
+        """True if other users lose the right to write to the conversation, or did not have it in the first place."""
         return self.sharing not in {None, Sharing.WRITE}
 
     def apply(self, unit: UnitOfWork) -> ConversationRow:
@@ -215,8 +216,9 @@ _THOUGHT: Final = "</think>"
 def ask(unit: UnitOfWork, run: RunRow) -> None:
     """Request a title for the conversation of `run`, which has produced its answer.
 
-    A title is requested once per conversation, unless the user has set one. None is requested for conversations of
-    delegated runs, or after runs of other users, because they contain those users' text.
+    A title is requested once per conversation, unless the user has set one. No title is requested for conversations of
+    delegated runs. A run of another user does not request one either, because the title would be made from that user's
+    text.
     """
     conversation = unit.conversation_of(run)
     is_known = conversation.title or conversation.title_run_id or conversation.parent_run_id

@@ -37,7 +37,7 @@ class Decider(Actor, frozen=True, kw_only=True):
     command_id: CommandId
 
     def decide(self, run: RunRow, call: CallRow, command: Decide, now: datetime) -> CallRow:
-        """Return the call with the decision, or with one more approval if more people must still approve it."""
+        """Return the call with the decision. If more people must approve it, return the call with one more approval."""
         self._check_decidable(run, call, command, now)
         if call.state is CallState.ASKED and call.start_time is not None:
             return call  # The question comes from the tool, so an earlier decision about the call itself stands.
@@ -106,7 +106,7 @@ class Decider(Actor, frozen=True, kw_only=True):
 
 
 def _check_asked(user_id: UserId, call: CallRow, command: Decide) -> None:
-    """Check that the call asks this user, if it names who may decide."""
+    """Check that this user may decide. If the call names a user, only that user may."""
     asked = call.asked_user_id
     if asked == "" and command.right is not DecisionRight.STORE:
         raise Refused(CommandOutcome.REFUSED, PermissionDenied("this requires the approver or admin role"))

@@ -28,7 +28,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     `message` and `options` are opaque.
 
     The run's agent is `agent_name`, and its conversation has the title `made_title`. A job (`is_job`) continues after
-    the parent run ends and reports to the root conversation. If `is_silent`, it reports nothing, not even its end.
+    the parent run ends, and reports to the root conversation. If `is_silent` is set, the job does not report anything,
+    not even its end.
     """
 
     call_id: CallId
@@ -46,10 +47,10 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
-    """Create the child run for the parent's user, with the parent's credential, in a conversation of its own.
+    """Create the child run, in its own conversation, for the user of the parent run and with the parent's credential.
 
-    Workers may claim it immediately. A job is CANCELLED at its start if a run above `parent` is being stopped, whose
-    cancellation has not reached `parent` yet.
+    Workers may claim the child run immediately. If a run above `parent` is being stopped, but the cancellation has not
+    reached `parent` yet, a job is CANCELLED at its start.
 
     Raises:
         IllegalTransition: The run already exists, the user has too many open jobs, or the conversation to report to was
@@ -117,7 +118,7 @@ def own_conversation(
 
 
 def cancel_child(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:
-    """Stop the child run of `call` and, if a job above it was stopped, the jobs that it started.
+    """Stop the child run of `call`. If a job above the call was stopped, also stop the jobs that the child run started.
 
     The parent settles the call without waiting for the child run. `cancel` is the command for the runs' owners.
     """

@@ -1,4 +1,4 @@
-"""Fires a trigger with an event: records the event and creates its run in one operation."""
+"""Fires a trigger with an event. Recording the event and creating the run are one operation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _POLL: Final = timedelta(seconds=schedules.POLL_SECONDS)
 class Delivered(NamedTuple):
     """The outcome of firing a trigger with an event.
 
-    `fire` is None if the trigger has changed since it was checked. `duplicate` means that the event was received
+    `fire` is None if the trigger has changed since it was checked. `duplicate` means that the event has been received
     before.
     """
 
@@ -44,11 +44,11 @@ class Delivered(NamedTuple):
 
 
 class Deliver(msgspec.Struct, frozen=True, kw_only=True):
-    """Fire the given `generation` of `trigger` with an event. `claimed` means that the event was waiting before.
+    """Fire `generation` of `trigger` with an event. `claimed` means that the event was waiting before.
 
-    `submit` creates the run; if it is None, the run is refused with `refusal` as the reason. Events without a `lane`
-    never wait. The e-mail at `mail` must be newer than those already delivered. `skipped` is the reason to skip the
-    event, if any.
+    `submit` creates the run. If it is None, the run is refused with `refusal` as the reason. Events without a `lane`
+    never wait. The e-mail at `mail` must be newer than the e-mails already delivered. `skipped` is the reason to skip
+    the event, if any.
     """
 
     trigger: TriggerKey

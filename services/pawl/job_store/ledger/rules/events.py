@@ -20,7 +20,7 @@ _QUIET: Final = frozenset({WaitKind.TIME, WaitKind.AGENT})
 
 
 class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """The run changed its state or its waits, or was created (then `from_state` is None).
+    """The run changed its state or its waits, or was created. If it was created, `from_state` is None.
 
     `from_waits` lists the waits before the change.
     """
@@ -35,7 +35,7 @@ class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lifecycle_type(self) -> str:
-        """The life-cycle event type. Jobs report pauses and resumes, but not individual iterations."""
+        """The life-cycle event type. Pauses and resumes of jobs are reported, but individual iterations are not."""
         if not self.run.reports_to:
             return self.type
         if _is_quiet(self.from_state, self.from_waits) and _is_quiet(self.run.state, self.run.waits):
@@ -51,7 +51,7 @@ def _is_quiet(state: RunState | None, waits: tuple[int, ...]) -> bool:
 
 
 class CallChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """A call changed its state or its holder, or was created (then `from_state` is None)."""
+    """A call changed its state or its holder, or was created. If it was created, `from_state` is None."""
 
     from_state: CallState | None
     call: CallRow
@@ -59,7 +59,7 @@ class CallChanged(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def type(self) -> str:
-        """The event type for the call's state; `tool.executing` while a client holds the call."""
+        """The event type for the call's state. While a client holds the call, it is `tool.executing`."""
         return call_table.EVENT_TYPES[CallState.RUNNING if self.call.is_leased else self.call.state]
 
 
@@ -77,7 +77,7 @@ class ToolProgressed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToppedUp(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens were added to the budget; `token_budget` is the new total."""
+    """Tokens were added to the budget. `token_budget` is the new total."""
 
     type: ClassVar[str] = "run.topped_up"
     tokens: int
@@ -103,7 +103,7 @@ class OperatorActed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StarterFired(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule or a trigger (see `starter`) has fired. This event belongs to no run's log."""
+    """A schedule or a trigger (see `starter`) has fired. This event is not in any run's log."""
 
     starter: str
     name: str
@@ -123,9 +123,9 @@ EventBody: TypeAlias = (
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a run's log.
 
-    `attempt` is the epoch of the worker that wrote it; 0 if no worker wrote it.
+    `attempt` is the epoch of the worker that wrote the event, or 0 if no worker wrote it.
 
-    An event with `seq` 0 is in no log and may have no run; only the life cycle reports it.
+    An event with `seq` 0 is not in any log, and may not have a run. Only the life cycle reports it.
     """
 
     store_id: StoreId
@@ -140,10 +140,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lifecycle_type(self) -> str:
-        """The life-cycle event type; empty if the life cycle does not report the event.
+        """The life-cycle event type. It is empty if the life cycle does not report the event.
 
-        It reports changes to runs, requests for approval and questions to other users, their ends, and the firing of
-        schedules and triggers.
+        The life cycle reports changes to runs, and firings of schedules and triggers. It also reports requests for
+        approval and questions to other users, and when these end.
         """
         match self.body:
             case RunChanged():

@@ -1,4 +1,4 @@
-"""Fires a schedule: creates its run and sets its next scheduled time in one operation."""
+"""Fires a schedule. Creating the run and setting the next scheduled time are one operation."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ REASON_CHARACTERS_MAX: Final = 300
 
 
 class Fire(msgspec.Struct, frozen=True, kw_only=True):
-    """Fire the given `generation` of `schedule`, which last started the run `last_run_id`.
+    """Fire `generation` of `schedule`, which last started the run `last_run_id`.
 
-    `expected_time` is the scheduled time; None for a manual firing, which can have a `request_id`. `next_time` is the
-    scheduled time after it. A manual firing with a `backfill_time` stands in for that past scheduled time and ignores
-    the overlap policy. `submit` creates the run; if it is None, the run is refused with `refusal` as the reason.
+    `expected_time` is the scheduled time. It is None for a manual firing, which can have a `request_id`. `next_time` is
+    the scheduled time after it. A manual firing with a `backfill_time` stands in for that past scheduled time and
+    ignores the overlap policy. `submit` creates the run. If it is None, the run is refused with `refusal` as the
+    reason.
     """
 
     schedule: ScheduleKey
@@ -47,7 +48,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         return replace(keys, schedules=(self.schedule,), runs=last, ends=last, calls_of=last, commands_of=last)
 
     def apply(self, unit: UnitOfWork) -> FireRow | None:
-        """Fire the schedule; return None if it has changed since it was read, for example because it has fired.
+        """Fire the schedule. Return None if it has changed since it was read, for example because it has fired.
 
         Raises:
             ScheduleNotFound: The schedule does not exist.
@@ -121,7 +122,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(NamedTuple):
-    """The outcome of a firing, with the run that it started, if any."""
+    """The outcome of a firing, and the run that it started (if any)."""
 
     outcome: FireOutcome
     reason: str = ""
@@ -132,9 +133,10 @@ class Start(NamedTuple):
 def outcome_of_cancel(
     unit: UnitOfWork, row: StarterRow, submit: Submit | None, last: RunRow | None, feature: Feature
 ) -> FireOutcome:
-    """Cancel the previous run so that a new one can replace it, and return WAITING until it has ended.
+    """Cancel the previous run so that a new run can replace it. Return WAITING until the previous run has ended.
 
-    Return STARTED without cancelling anything if there is no previous run, or the new run will be refused or skipped.
+    If there is no previous run, or if the new run will be refused or skipped, return STARTED without cancelling
+    anything.
     """
     if submit is None or submit.is_off(feature) or row.credential_ended or last is None:
         return FireOutcome.STARTED
@@ -145,7 +147,7 @@ def outcome_of_cancel(
 
 
 def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str, feature: Feature) -> Start:
-    """Create the run. Return SKIPPED if `feature` or another feature the run needs is off, and REFUSED on other errors.
+    """Create the run. Return SKIPPED if a feature that it needs is off, and REFUSED after other errors.
 
     Raises:
         RequestIdReused: The request id was used with a different payload. This does not count as a refusal.

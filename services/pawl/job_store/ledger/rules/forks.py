@@ -1,4 +1,4 @@
-"""Creates forks: conversations whose past belongs to another conversation, up to a point with no open calls.
+"""Creates forks. The past of a fork belongs to another conversation, up to a point at which no calls are open.
 
 Nothing is copied.
 
@@ -34,9 +34,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fork_points(heads: Sequence[Head], open_calls: AbstractSet[CallId]) -> tuple[int, ...]:
-    """Return the possible fork points: the numbers of answers up to which all calls have results. `heads` are in order.
+    """Return the possible fork points: the numbers of answers up to which all calls have results.
 
-    Summaries do not matter, because they represent earlier messages.
+    `heads` are in order. Summaries do not matter, because they stand for earlier messages.
     """
     points: list[int] = []
     is_answered = False
@@ -89,7 +89,7 @@ def path_to(conversation: ConversationRow, segments: Sequence[Segment], number: 
 
 
 def is_whole(path: Sequence[Segment], *, end_number: int, kept: int) -> bool:
-    """Return whether all messages after the newest summary exist, not counting erased ones.
+    """Return whether all messages after the newest summary exist. Erased messages do not count.
 
     `end_number` is the number of the last message that the summary covers. `kept` counts the messages after it.
     """
@@ -109,7 +109,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows to lock. They include all sources, so that none is erased concurrently."""
+        """The rows to lock. They include all sources, so that no source is erased concurrently."""
         sources = (self.conversation_id, *(each.source_conversation_id for each in self.path))
         return RowKeys(
             requests=self.request_keys,
@@ -159,7 +159,10 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
         return fork
 
     def _source(self, unit: UnitOfWork, segment: Segment) -> ConversationId:
-        """Return the source of the segment; empty if that has been erased since the path was read."""
+        """Return the source of the segment.
+
+        Return an empty id if the source has been erased since the path was read.
+        """
         if not segment.source_conversation_id:
             return segment.source_conversation_id
         try:

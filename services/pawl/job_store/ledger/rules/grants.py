@@ -1,8 +1,8 @@
-"""Handles grants: one approval for all calls of a series.
+"""Handles grants. A grant is one approval for all calls of a series.
 
-A job repeats one call. Its approver may grant the series: later calls are then created under the grant. Each must be
-identical to that call and counts once, up to the granted number (I9, I10). The job's run stores the grant, so it
-outlives the calls. The grant ends when the series requests approval again.
+A job repeats one call. The approver of that call may grant the series. Later calls are then created under the grant.
+Each of them must be identical to the approved call, and counts once, up to the granted number (I9, I10). The job's run
+stores the grant, so it outlives the calls. The grant ends when the series requests approval again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pawl.values import CallState, DecisionKind
 
 
 def check_shown(call: CallRow, digest: str, kind: DecisionKind, *, for_series: bool) -> None:
-    """Check that a decision refers to what was shown: the call, or the series that it can grant.
+    """Check that a decision refers to what was shown, which is the call or the series that it can grant.
 
     Raises:
         GrantNotOffered: The call offers no series.
         DigestRequired: The decision has no digest.
-        DigestMismatch: The digest differs, or earlier approvals were for the call and the decision is for the series
-            (or vice versa).
+        DigestMismatch: The digest differs. Or the decision is for the series while earlier approvals were for the call,
+            or vice versa.
     """
     if for_series and call.series is None:
         raise GrantNotOffered

@@ -1,8 +1,8 @@
-"""The inbox of a run: commands that its owner has not acted on yet.
+"""The inbox of a run, which holds commands on which the run's owner has not acted yet.
 
-It is bounded even if no worker reads it. Each open call can be settled or decided on once, and only one stop is kept.
-Messages, top-ups, pauses and raised limits are counted, and so are receipts of commands that had no effect. A message
-counts until it is in the conversation, no matter where the owner keeps it until then.
+The inbox is bounded even if no worker reads it. Each open call can be settled or decided on once, and only one stop is
+kept. Messages, top-ups, pauses and raised limits are counted, and so are receipts of commands that had no effect. A
+message counts until it is in the conversation, no matter where the owner keeps it until then.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     `commands_max` limits the waiting messages, top-ups and pauses (each separately), and `bytes_max` limits the total
     text size of the messages. `idle_receipts_max` limits the receipts of commands that had no effect. `people_max`
-    limits the people whose messages enter the run, not counting those who started it.
+    limits the people whose messages enter the run, not counting the people who started it.
     """
 
     commands_max: int = 100
@@ -92,7 +92,7 @@ def accept_message(
     text_bytes: int,
     people: Iterable[UserId],
 ) -> RunRow:
-    """Put a message into the inbox of `run`; return the run.
+    """Put a message into the inbox of `run` and return the run.
 
     `people` lists the other people behind the message.
 
@@ -113,19 +113,20 @@ def accept_message(
     return accept(unit, run, incoming)
 
 
-def keep_event(run: RunRow, limits: Limits) -> RunRow:
+def keep_event(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits, *, is_awaited: bool) -> RunRow:
     """Count one more event that no workflow node has taken; return the run.
 
     Raises:
-        QueueFull: Too many are kept.
+        QueueFull: Too many are kept, and no node waits for this one, or another unread event ends the wait.
     """
-    if run.steers_waiting >= limits.commands_max:
+    ends_wait = is_awaited and all(command.name != incoming.name for command in unit.inbox(run))
+    if run.steers_waiting >= limits.commands_max and not ends_wait:
         raise QueueFull(f"the run has {run.steers_waiting} events that no node has taken")
     return replace(run, steers_waiting=run.steers_waiting + 1)
 
 
 def accept_one_more(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
-    """Put a top-up or a pause into the inbox of `run`; return the run.
+    """Put a top-up or a pause into the inbox of `run` and return the run.
 
     Raises:
         QueueFull: Too many of its kind are waiting.
@@ -137,7 +138,7 @@ def accept_one_more(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits:
 
 
 def accept(unit: UnitOfWork, run: RunRow, incoming: CommandRow, *, consumed: bool = False) -> RunRow:
-    """Put a command into the inbox of `run`, or keep only its receipt if it is already `consumed`; return the run."""
+    """Put a command into the inbox of `run` and return the run. If it is already `consumed`, keep only its receipt."""
     if consumed:
         incoming = replace(incoming, payload=b"", consumed=True)
     unit.put_command(incoming)
@@ -145,7 +146,7 @@ def accept(unit: UnitOfWork, run: RunRow, incoming: CommandRow, *, consumed: boo
 
 
 def keep_receipt(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
-    """Keep the receipt of a command that has no effect, unless there are too many; return the run.
+    """Keep the receipt of a command that has no effect, unless there are too many receipts. Return the run.
 
     Without its receipt, a repeated command is evaluated again.
     """
@@ -155,7 +156,7 @@ def keep_receipt(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Li
 
 
 class NoteCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    """Notify a run that one of its calls was completed. `payload` is opaque: the owner reads it."""
+    """Notify a run that one of its calls was completed. `payload` is opaque to the ledger."""
 
     run: RunKey
     payload: bytes

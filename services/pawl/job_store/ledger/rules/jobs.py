@@ -3,10 +3,11 @@
 A notice refers to an iteration of a job or to the job's end. Its content is in the job's run, so nothing is stored
 twice. The model gets the job's state at the time of the model call.
 
-A notice belongs to the user who started the job and enters only that user's runs. The owner of the active run enters
-notices with the step that starts a model call. Without an active run the ledger starts a *turn*: a run of that user
-without a message, with the notices as its only new input. A message from the same user takes precedence over a turn
-that has not started. A user who may no longer write to the conversation gets no notices; each job keeps its result.
+A notice belongs to the user who started the job, and enters only that user's runs. The owner of the active run enters
+notices with the step that starts a model call. If there is no active run, the ledger starts a *turn*. This is a run of
+that user without a message, with the notices as its only new input. A message from the same user takes precedence over
+a turn that has not started. A user who may no longer write to the conversation does not get any notices, but the jobs
+keep their results.
 
 Jobs below a delegated run report to the root conversation too, but their notices enter the nearest delegated run above
 them that has not ended. Each delegated run that ends passes its notices on (`agent_ended`).
@@ -61,7 +62,7 @@ def add_open_job(
     *,
     agents_above: tuple[RunId, ...] = (),
 ) -> ConversationRow:
-    """Add a new job that reports to `conversation`; return the conversation.
+    """Add a new job that reports to `conversation`, and return the conversation.
 
     Raises:
         IllegalTransition: The user has too many open jobs in the conversation.
@@ -75,9 +76,9 @@ def add_open_job(
 
 
 def notify(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
-    """Add a notice to the job's conversation: about the iteration `occasion` or, if that is 0, about the job's end.
+    """Add a notice about an iteration to the job's conversation. If `occasion` is 0, it is about the job's end.
 
-    Of a job's iterations, only the last can have a pending notice. An `occasion` above the job's round is a progress
+    Only the last iteration of a job can have a pending notice. An `occasion` above the job's round is a progress
     report, which the end of the job replaces. No notice is added for silent jobs, for the end of a job that the model
     stopped, for erased conversations, or for users who may no longer write.
     """
@@ -123,7 +124,7 @@ def _wake_waiting(unit: UnitOfWork, key: RunKey) -> None:
 
 
 def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
-    """Record that a step of `run` passed these notices to the model; return the run.
+    """Record that a step of `run` passed these notices to the model, and return the run.
 
     Everyone who started or steered these jobs counts as having steered the run.
     """
@@ -144,7 +145,7 @@ def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
 
 
 def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
-    """Prevent more turns on a budget that a turn has used up, until a user sends a message."""
+    """Start no further turns on a budget that a turn has used up, until a user sends a message."""
     if not (run.is_turn and run.budget_run_id):
         return
     conversation = unit.conversation_of(run)
@@ -154,7 +155,10 @@ def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
 
 
 def run_ended(unit: UnitOfWork, run: RunRow) -> None:
-    """Remove answered notices once `run` has ended and left its conversation, and start a turn for the rest."""
+    """Remove answered notices once `run` has ended and left its conversation.
+
+    Start a turn for the remaining notices.
+    """
     conversation = unit.conversation_of(run)
     background = conversation.background
     if not (background.notices or background.used_up_budgets or run.is_turn):
@@ -171,7 +175,7 @@ def run_ended(unit: UnitOfWork, run: RunRow) -> None:
 
 
 def agent_ended(unit: UnitOfWork, run: RunRow) -> tuple[RunId, ...]:
-    """Pass on the notices of a delegated run that has ended; return the open jobs that reported to it."""
+    """Pass on the notices of a delegated run that has ended. Return the open jobs that reported to it."""
     conversation = _reported_to(unit, run) if run.root_conversation_id else None
     if conversation is None:
         return ()
@@ -193,7 +197,7 @@ def agent_ended(unit: UnitOfWork, run: RunRow) -> tuple[RunId, ...]:
 
 
 def receiver_of(unit: UnitOfWork, job: RunRow) -> RunId:
-    """Return the delegated run whose model is notified of the job's end; empty if the conversation is notified."""
+    """Return the delegated run whose model is notified of the job's end. Empty if the conversation is notified."""
     conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
     open_jobs = conversation.background.open_jobs if conversation else ()
     return next((each.receiver for each in open_jobs if each.run_id == job.run_id), RunId(""))
@@ -208,7 +212,7 @@ def opened_below(unit: UnitOfWork, run: RunRow) -> list[RunRow]:
 
 
 def _start_turn_for(unit: UnitOfWork, conversation: ConversationRow) -> None:
-    """Start a turn for the notices that no active run receives, if there are any."""
+    """Start a turn for the notices that no active run receives, if there are any such notices."""
     notices = (each for each in conversation.background.notices if not each.receiver)
     waiting = (each for each in notices if not each.entered_by or 0 < each.tries < TRIES_MAX)
     jobs = ((each.occasion > 0, unit.runs.get(RunKey(conversation.store_id, each.run_id))) for each in waiting)
@@ -232,7 +236,7 @@ def need_run(unit: UnitOfWork, run: RunRow) -> bool:
 
 
 def _reported_to(unit: UnitOfWork, run: RunRow) -> ConversationRow | None:
-    """Return the conversation with the notices for `run`; None if it was removed."""
+    """Return the conversation that holds the notices for `run`, or None if it was removed."""
     conversation_id = run.root_conversation_id or run.conversation_id
     return unit.conversations.get(ConversationKey(run.store_id, conversation_id))
 
@@ -242,9 +246,9 @@ def has_started(run: RunRow) -> bool:
 
 
 def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    """Return the notices that remain after `run`, in their conversation, has ended.
+    """Return the notices that remain after `run` has ended.
 
-    The notices of other users and of delegated runs are kept.
+    Notices for other users and for delegated runs are kept.
     """
     own = [each for each in notices if each.user_id == run.user_id and not each.receiver]
     entered = [each for each in own if each.entered_by]
@@ -260,7 +264,7 @@ def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
 
 
 def _started_at(run: RunRow) -> tuple[TurnTime, ...]:
-    """Return when a turn actually started, which may be later than planned; empty if it never started."""
+    """Return when a turn actually started, which may be later than planned. Empty if it never started."""
     return () if run.start_time is None else (TurnTime(user_id=run.user_id, time=run.start_time),)
 
 

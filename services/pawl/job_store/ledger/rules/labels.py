@@ -1,4 +1,7 @@
-"""Stores labels as text: one line per label, prefixed with a mark of its owner, so that one index serves all users."""
+"""Stores labels as text: one line per label.
+
+A mark of the owner precedes each line, so that one index serves all users.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _OUTPUT: Final = "output.delta"
 
 
 def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt: int = 0) -> RunRow:
-    """Append `bodies` to the log of `run`, in order, and store the run; return it with its new `last_seq`.
+    """Append `bodies` to the log of `run`, in order, and store the run. Return the run with its new `last_seq`.
 
     The run inside a RunChanged gets the seq and time of its event.
     """
@@ -56,7 +56,7 @@ def changed_conversations(unit: UnitOfWork) -> frozenset[tuple[StoreId, Conversa
 
 
 def write_fire(unit: UnitOfWork, starter: StarterRow, fire: FireRow) -> None:
-    """Add a life-cycle event for the outcome of a firing. Waiting firings are reported later."""
+    """Add a life-cycle event for the outcome of a firing. Firings that are waiting are reported later."""
     if fire.outcome is FireOutcome.WAITING:
         return
     name = "schedule" if isinstance(starter, ScheduleRow) else "trigger"

@@ -1,4 +1,4 @@
-"""Handles leases of front-end calls to one client at a time. Released or expired calls are offered again (FE-2)."""
+"""Handles leases of front-end calls to one client at a time. Calls whose lease ends are offered again (FE-2)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_pending(run: RunRow, call: CallRow) -> bool:
 
 
 def inboxes(unit: UnitOfWork) -> frozenset[tuple[StoreId, UserId]]:
-    """Return the users whose inboxes the operations of `unit` may have changed. May include unchanged inboxes."""
+    """Return the users whose inboxes the operations of `unit` may have changed. Some of them may be unchanged."""
     calls = [*unit.calls.created(), *(call for change in unit.calls.changed() for call in change)]
     calls = [call for call in calls if call.state in call_table.PENDING]
     keys = {RunKey(call.store_id, call.run_id) for call in calls}
@@ -40,7 +40,7 @@ def _waits(run: RunRow) -> tuple[bool, bool, int | None]:
 
 
 def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None) -> CallRow:
-    """Return `call` with its lease renewed, by default for the same duration as before."""
+    """Return `call` with its lease renewed. By default, the lease has the same duration as before."""
     offer = call.offer
     if offer is None:
         return call
@@ -80,10 +80,10 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
         return RowKeys(runs=(self.run,), calls=(self.call,))
 
     def apply(self, unit: UnitOfWork) -> Leased:
-        """Grant the lease if the call is waiting and no other client holds it, and log that the client is executing it.
+        """Grant the lease if the call is waiting and no other client holds it. Log that the client executes the call.
 
         A client that already holds the call keeps its epoch. The call moves to this session unless a newer session
-        holds it. Session ids sort by the time at which the sessions were opened.
+        holds it. Session ids are ordered by the time at which the sessions were opened.
         """
         run, call = unit.runs.get(self.run), unit.calls.get(self.call)
         if run is None or call is None or call.run_id != run.run_id or run.user_id != self.user_id:
@@ -129,9 +129,9 @@ class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
-    """Release leases on `calls`: those that a session of `client_id` holds or, if that is None, expired leases.
+    """Release leases on `calls` that a session of `client_id` holds. If that is None, release expired leases.
 
-    A lost session may release its calls late: calls that another session of the client has leased in the meantime stay
+    A lost session may release its calls late. Calls that another session of the client has leased in the meantime stay
     leased.
     """
 

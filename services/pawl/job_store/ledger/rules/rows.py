@@ -49,7 +49,7 @@ class ClientKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class CommandKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Key of a command. The sender chooses the id; it is unique within the run."""
+    """Key of a command. The sender chooses the id, which is unique within the run."""
 
     store_id: StoreId
     run_id: RunId
@@ -57,7 +57,7 @@ class CommandKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class RequestKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Key of a request. The sender chooses the id; it is unique per user."""
+    """Key of a request. The sender chooses the id, which is unique per user."""
 
     store_id: StoreId
     user_id: UserId
@@ -77,17 +77,16 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     `interrupting` lists the queued runs whose message interrupted another run. They come first, in order of arrival,
     and each is superseded by the next.
 
-    `title` comes from the user, `made_title` comes from the first message, and `model_title` comes from a model; each
-    may be empty. The model makes a title from the run `title_run_id`; `title_at` is when a title is next requested;
-    None for never.
+    `title` comes from the user, `made_title` from the first message, and `model_title` from a model. Each may be empty.
+    The model makes a title from the run `title_run_id`. `title_at` is when a title is requested next, or None.
 
     `parent_run_id` is the run that delegated a call to this conversation, and `parent_conversation_id` is that run's
     conversation. Both are empty for conversations that users started.
 
     `fork_of` is the source of a fork. Messages up to `past_number` belong to other conversations: see its segments.
 
-    `shows_arguments` lets readers (see `sharing`) list the calls of its runs too. `erase_user_id` is the former user of
-    a conversation that is being or was erased; its `user_id` is empty.
+    `shows_arguments` also lets readers (see `sharing`) list the calls of the conversation's runs. If the conversation
+    is being or was erased, `erase_user_id` is its former user, and `user_id` is empty.
     """
 
     store_id: StoreId
@@ -118,7 +117,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown_title(self) -> str:
-        """The user's title, else the model's, else the first line of the conversation; may be empty."""
+        """The user's title or, failing that, the model's title or the first line of the conversation. May be empty."""
         return self.title or self.model_title or self.made_title
 
     @property
@@ -126,15 +125,21 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
         return ConversationKey(self.store_id, self.conversation_id)
 
     def is_shown_to(self, user_id: UserId) -> bool:
-        """Return whether a user of the store may read the conversation: the owner always, others while it is shared."""
+        """Return whether a user of the store may read the conversation.
+
+        The owner always may; other users may while it is shared.
+        """
         return self.user_id == user_id or (self.user_id != "" and self.sharing >= Sharing.READ)
 
     def takes_messages_of(self, user_id: UserId) -> bool:
-        """Return whether a user of the store may write to it: the owner always, others while sharing allows writing."""
+        """Return whether a user of the store may write to it.
+
+        The owner always may; other users may while sharing allows writing.
+        """
         return self.user_id == user_id or (self.user_id != "" and self.sharing is Sharing.WRITE)
 
     def author(self, user_id: UserId) -> UserId:
-        """Return the `MessageRow.user_id` of this user's messages: empty for the owner."""
+        """Return the `MessageRow.user_id` of this user's messages, which is empty for the owner."""
         return UserId("") if self.user_id == user_id else user_id
 
     @property
@@ -162,8 +167,8 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a fork's past: a range of messages that belong to another conversation.
 
-    The messages have the same numbers in both conversations. If the source is empty, it was erased and its messages no
-    longer exist.
+    The messages have the same numbers in both conversations. If the source is empty, the other conversation was erased,
+    and its messages no longer exist.
     """
 
     first_number: int
@@ -177,7 +182,7 @@ class SegmentRow(Segment, frozen=True, kw_only=True):
 
 
 class LastCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's last step and the response to it, which is repeated if the owner sends the step again."""
+    """A run's last step, and the response to it. If the owner sends the step again, the response is repeated."""
 
     commit_id: str
     epoch: int
@@ -196,7 +201,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
     """The tools that a client supplied with a run.
 
-    Only the client `client_id` can lease their calls; if it is empty, any of the user's clients can.
+    Only the client `client_id` can lease calls to these tools. If `client_id` is empty, any of the user's clients can.
     """
 
     names: tuple[str, ...]
@@ -207,14 +212,15 @@ class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
 class RunRow(Actor, frozen=True, kw_only=True):
     """One execution on a conversation. schema.sql describes the fields.
 
-    `claim_at` drives scheduling: None if there is nothing to do; otherwise the time from which a worker may claim the
-    run because it was queued, its lease expired, its deadline passed, or a command arrived. `worker_id` is the worker
-    that holds the lease; None while the run is parked or free. `queued_message` is the first message of a run that has
-    not been active yet. `crashes` counts the workers that died with the run since it last made progress.
+    `claim_at` drives scheduling. It is None if there is nothing to do. Otherwise, it is the time from which a worker
+    may claim the run because it was queued, its lease expired, its deadline passed, or a command arrived. `worker_id`
+    is the worker that holds the lease, or None while the run is parked or free. `queued_message` is the first message
+    of a run that has not been active yet. `crashes` counts the workers that died with the run since it last made
+    progress.
 
-    `budget_run_id` is the root of the tree of runs that shares a token budget; empty if this run is the root or has no
-    budget. `generation` counts the turns started by notices that lead to this run; 1 for such a turn itself. `grant` is
-    the approval of a series of a job's calls.
+    `budget_run_id` is the root of the tree of runs that share a token budget. It is empty if this run is the root or
+    has no budget. `generation` counts the turns, each started by notices, that lead to this run. A turn started by
+    notices counts itself. `grant` is the approval of a series of a job's calls.
 
     `root_conversation_id` is set for delegated runs: the conversation that people read and that the jobs below report
     to. `agents_above` lists the runs above this run that are not jobs, nearest first. The last is the root run, which
@@ -286,25 +292,25 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def loaded_from_round(self) -> int:
-        """The first round whose settled calls a worker loads. For jobs and goals, the last round."""
+        """The first round whose settled calls a worker loads. For jobs and goals, this is the last round."""
         if self.program is Program.WORKFLOW:
             return _NO_ROUND
         return self.round if self.reports_to or self.program is Program.GOAL else 0
 
     @property
     def jobs_conversation_id(self) -> ConversationId:
-        """The conversation that the jobs of this run report to."""
+        """The conversation to which the jobs of this run report."""
         return self.root_conversation_id or self.reports_to or self.conversation_id
 
     @property
     def agents_down_to(self) -> tuple[RunId, ...]:
-        """The `agents_above` of runs that this run starts."""
+        """The `agents_above` of the runs that this run starts."""
         is_job_below = self.reports_to and self.agents_above
         return self.agents_above if is_job_below else (self.run_id, *self.agents_above)
 
     @property
     def receives_as(self) -> RunId:
-        """See `Notice.receiver`: the run's id if it is delegated, otherwise empty."""
+        """The run's id if the run is delegated, otherwise empty. See `Notice.receiver`."""
         return self.run_id if self.root_conversation_id else RunId("")
 
     @property
@@ -313,7 +319,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def shared_tokens_left(self) -> int | None:
-        """Tokens left in this run's own budget, which other runs may share; None if it has none."""
+        """Tokens left in this run's own budget, which other runs may share. None if it has no such budget."""
         return max(0, self.token_budget - self.shared_tokens_used) if self.token_budget else None
 
     @property
@@ -327,24 +333,24 @@ class RunRow(Actor, frozen=True, kw_only=True):
         return self.state is RunState.QUEUED and not self.is_active
 
     def needs_slot(self, now: datetime) -> bool:
-        """Return whether the run is waiting for a slot, as queued runs and due jobs do. Turns never wait."""
+        """Return whether the run is waiting for a slot, as queued runs and due jobs do. Turns never wait for one."""
         is_due = self.claim_at is not None and self.claim_at <= now
         is_late = self.in_background and self.state is RunState.WAITING and not self.round and is_due
         return not self.is_turn and (self.is_queued or (is_late and not self.is_active))
 
     @property
     def is_stopping(self) -> bool:
-        """True if the run is being stopped and has not ended. Nothing new starts (I12)."""
+        """True if the run is being stopped but has not ended. Nothing new starts in it (I12)."""
         return self.stop_cause is not None and not self.state.is_terminal
 
     @property
     def is_quarantined(self) -> bool:
-        """True if no worker may claim the run until an operator acts."""
+        """True if workers may not claim the run until an operator acts."""
         return self.attention is not None and self.attention.reason is AttentionReason.QUARANTINED
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """The client and session that hold a front-end call. `client_id` is empty if no client holds it."""
+    """The client and session that hold a front-end call. If no client holds it, `client_id` is empty."""
 
     client_id: ClientId
     session_id: SessionId = SessionId("")
@@ -360,10 +366,10 @@ class CallFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a call that the owner of its run sets.
 
     `digest` is empty if the call was never gated. `escalated` means that approval was requested twice. `has_default`
-    means that the question has a default answer. `child_run_id` is the run that executes the call; empty if none ever
-    did. `asked_user_id` is the only user who may decide on or answer the call: empty for approvers only, None for the
-    usual rules. `series` is the series that an approval can grant, or under whose grant the call runs. `spec` holds all
-    other fields, which are opaque here.
+    means that the question has a default answer. `child_run_id` is the run that executes the call. It is empty if no
+    run ever did. `asked_user_id` is the only user who may decide on or answer the call. If it is empty, only approvers
+    may; if it is None, the usual rules apply. `series` is the series that an approval can grant, or under whose grant
+    the call runs. `spec` contains all other fields, which are opaque here.
     """
 
     call_id: CallId
@@ -390,11 +396,11 @@ class CallFields(msgspec.Struct, frozen=True, kw_only=True):
 class CallRow(CallFields, frozen=True, kw_only=True):
     """One tool call.
 
-    `reserved_by` is the command that settles or decides on the call and that the run's owner has not consumed yet;
-    empty if there is none. `approvals` are for the call as shown now, in order, each by a different person with a
-    different credential if several are required. The call starts only with `approvals_required` of them.
-    `earlier_approvals` were given before the call was edited. `progress_time` is when its progress was last logged, and
-    `state_time` is when it entered its state.
+    `reserved_by` is the command that settles or decides on the call, as long as the run's owner has not consumed it.
+    `approvals` are for the call as it is shown now, in order. If several are required, each is by a different person
+    with a different credential. The call starts only with `approvals_required` approvals. `earlier_approvals` were
+    given before the call was edited. `progress_time` is when the call's progress was last logged, and `state_time` is
+    when the call entered its state.
     """
 
     store_id: StoreId
@@ -430,7 +436,7 @@ class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `summarised_to` is positive for a summary. `body` holds the fields that are opaque to the ledger.
 
-    `user_id` is the user of its run if that is not the conversation's user; otherwise empty.
+    `user_id` is the user of the message's run if that is not the conversation's user. Otherwise, it is empty.
     """
 
     store_id: StoreId
@@ -449,9 +455,9 @@ class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
 
     An accepted command stays in the inbox of its run until it is consumed.
 
-    `call_id` is the call that it settles or decides on; empty if there is none. `credential_id` is the sender's
-    credential, and `delegate_user_id` is the delegate that acted for the user. Both are empty if unknown, or if the
-    ledger sent the command.
+    `call_id` is the call, if any, that the command settles or decides on. `credential_id` is the sender's credential,
+    and `delegate_user_id` is the delegate that acted for the user. Both are empty if unknown, or if the ledger sent the
+    command.
     """
 
     store_id: StoreId
@@ -477,7 +483,7 @@ class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A completed request, and the run that it created or entered, or the conversation that it was for."""
+    """A completed request. Has the run that it created or entered, or the conversation that it was about."""
 
     store_id: StoreId
     user_id: UserId

@@ -1,4 +1,4 @@
-"""Assigns slots to runs: which due runs a worker may claim (LOOP-14)."""
+"""Assigns slots to runs. This determines which due runs a worker may claim (LOOP-14)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pawl.chassis.ids import RunKey, StoreId, UserId
 
 
 class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Maximum numbers of active runs: per store, per user, and in the background per store.
+    """The maximum numbers of active runs per store and per user, and of active background runs per store.
 
     Background runs do not use other runs' slots.
     """
@@ -34,7 +34,7 @@ class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreSlots(Protocol):
-    """The default limits, and the limits of stores that have their own."""
+    """The default limits, and the limits of stores that have their own limits."""
 
     @property
     def usual(self) -> SlotLimits: ...
@@ -50,7 +50,7 @@ class DueRun(msgspec.Struct, frozen=True, kw_only=True):
 
     An active run already has its slot.
 
-    A run `at_last_chance` is quarantined if one more worker dies.
+    If a run is `at_last_chance`, it is quarantined as soon as one more worker dies.
     """
 
     key: RunKey
@@ -61,9 +61,9 @@ class DueRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """The due runs of one store in serving order, with its limits and used slots.
+    """The due runs of one store in the order in which they are served, with the store's limits and used slots.
 
-    `used_by_user` may omit users without due runs. Background slots are separate and not per user.
+    `used_by_user` may omit users who have no due runs. Background slots are separate and are not counted per user.
     """
 
     due: Sequence[DueRun]
@@ -80,11 +80,11 @@ def assign_slots(
     last_chances_max: int = 1,
     background_max: int | None = None,
 ) -> list[DueRun]:
-    """Return up to `runs_max` runs within the limits, taking one run from each line in turn.
+    """Return up to `runs_max` runs within the limits, taking one run from each store in turn.
 
-    At most `background_max` of them are background runs; None means any number. Users at their limit are skipped and do
-    not block the store's other users. At most `last_chances_max` runs are at their last chance, so that the cause is
-    known if their worker dies.
+    At most `background_max` of these runs are background runs. None means that there is no such limit. Users at their
+    limit are skipped, and do not block other users of the store. At most `last_chances_max` runs are at their last
+    chance, so that it is clear which run was the cause if their worker dies.
     """
     picked: list[DueRun] = []
     last_chances, background_left = 0, runs_max if background_max is None else background_max
@@ -131,7 +131,7 @@ class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts for one of a store's queues: runs that have not started, active runs, and slots.
+    """The state of one of a store's queues: the number of runs that have not started, of active runs, and of slots.
 
     See `RunRow.needs_slot`.
     """
@@ -142,5 +142,5 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> int:
-        """Number of runs waiting for a slot, not counting those for which a slot is free."""
+        """Number of runs that wait for a slot, without those for which a slot is free."""
         return self.queued - max(0, self.slots - self.active)

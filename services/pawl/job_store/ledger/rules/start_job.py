@@ -1,4 +1,4 @@
-"""Starts a user's job: like submitting a message, but the run only reports to the conversation (ASYNC-1)."""
+"""Starts a user's job. This is like submitting a message, but the run only reports to the conversation (ASYNC-1)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from pawl.values import Feature
 
 
 class StartJob(Submit, frozen=True, kw_only=True):
-    """Start the job `run_id`, which reports to the conversation that its message would otherwise be added to.
+    """Start the job `run_id`. It reports to the conversation to which its message would otherwise be added.
 
-    The message gets its own conversation, so the run does not wait for any other run. It uses a background slot:
-    `store_slots` and `store_queue_max` are the limits for background runs. `job` encodes the job for a given start
-    time; the result is appended to the run's options. If `is_silent`, the job reports nothing, not even its end.
+    The message gets its own conversation, so the run does not wait for any other run. The job uses a background slot,
+    so `store_slots` and `store_queue_max` are the limits for background runs. `job` encodes the job for a given start
+    time. The result is appended to the run's options. If `is_silent` is set, the job does not report anything, not even
+    its end.
     """
 
     run_id: RunId

@@ -1,4 +1,4 @@
-"""Defines the enums that the ledger's decisions depend on. Those of `pawl.event.v1` have the same numbers."""
+"""Defines the enums on which the ledger's decisions depend. Enums of `pawl.event.v1` have the same numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class AttentionReason(IntEnum):
 
 
 class Program(IntEnum):
-    """What drives a run: the model, a job's schedule or an undo (all DEFAULT), or one of the others."""
+    """What drives a run. DEFAULT means the model, a job's schedule or an undo."""
 
     DEFAULT = 0
     # Its worker needs only its open calls.
@@ -33,7 +33,7 @@ class Sharing(IntEnum):
 
 
 class WaitReason(IntEnum):
-    """The reason why a run is not making progress. If several apply, the first one listed here is reported."""
+    """The reason why a run is not making progress. If there are several reasons, the first in this list is reported."""
 
     APPROVAL = 1
     ANSWER = 2
@@ -52,3 +52,5 @@ class WaitReason(IntEnum):
     PROVIDER = 15
     EVENT = 16
     JOB = 17
+    STORE_TOKENS = 18
+    USER_TOKENS = 19

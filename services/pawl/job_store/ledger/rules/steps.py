@@ -1,8 +1,9 @@
 """Decides which steps can be written with one statement, and prepares them from cached rows.
 
 A run's owner writes most of its rows, so job-store usually knows them already. A step that needs only the rows of its
-run, the run's calls and its conversation can be prepared from the cache. The statement writes it only if none of them
-has changed: every write of a run, its calls or its commands gives the run's row a new version.
+run, the run's calls and its conversation can be prepared from the cache. The statement writes the step only if none of
+these rows has changed. This can be checked, because every write of a run, its calls or its commands gives the run's row
+a new version.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ ESTIMATE_SECONDS_MAX: Final = 1.0
 
 
 class CachedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """An open run with an empty inbox, and its open calls, at some version of its row.
+    """An open run whose inbox is empty, with its open calls, at some version of its row.
 
-    The version is an opaque value of the store. The conversation may be older, and is None if it is not known.
+    The version is opaque and comes from the store. The conversation may be older than the run. It is None if it is not
+    known.
     """
 
     run: RunRow
@@ -66,20 +68,20 @@ class Step:
 
     @property
     def conversations(self) -> list[tuple[ConversationRow, ConversationRow]]:
-        """The conversation before and after the step; empty unless it appends messages or ends the run."""
+        """The conversation before and after the step. Empty unless the step appends messages or ends the run."""
         return self.unit.conversations.changed()
 
     def written(self, version: Any) -> CachedRun | None:
-        """Return the part of the run that may be cached once the step is written; None if the run has ended."""
+        """Return what may be cached of the run once the step is written. Return None if the run has ended."""
         return after(self.unit, self.cached.key, version, self.cached)
 
 
 def prepare(
     operations: Sequence[Operation[Any]], cached: Callable[[RunKey], CachedRun | None], now: datetime, ids: Ids
 ) -> list[Step]:
-    """Apply such steps of different runs to the cached rows and return them; empty if any operation is not one.
+    """Apply steps of different runs to their cached rows. If any operation is not such a step, return nothing.
 
-    If the group needs a transaction anyway, a separate statement for some of its steps would only add cost.
+    If the group needs a transaction anyway, a separate statement for some of its steps would only cost more.
     """
     known: dict[RunKey, CachedRun] = {}
     for operation in operations:
@@ -134,7 +136,7 @@ def _is_simple(run: RunRow, conversation: ConversationRow | None) -> bool:
 
 
 def _is_alone(unit: UnitOfWork, before: RunRow) -> bool:
-    """Return whether an operation changed only a run, its conversation and calls, and the owner keeps or ends it."""
+    """Return whether an operation changed only a run, its conversation and its calls, and did not release the run."""
     run = unit.runs.get(before.key)
     if run is None or run is before:
         return False
@@ -161,9 +163,9 @@ def is_cacheable(run: RunRow) -> bool:
 
 
 def after(unit: UnitOfWork, key: RunKey, version: Any, before: CachedRun | None) -> CachedRun | None:
-    """Return the part of a run to cache once the changes of `unit` are stored; None if the run must be reloaded.
+    """Return what to cache of a run once the changes of `unit` are stored. None means that it must be reloaded.
 
-    All open calls and unread commands of the run must be in the unit. `before` is what was cached until now.
+    All open calls and unread commands of the run must be in the unit. `before` is the current content of the cache.
     """
     run = unit.runs.get(key)
     if run is None or run.worker_id is None or unit.inbox(run) or not is_cacheable(run):
@@ -180,8 +182,8 @@ def after(unit: UnitOfWork, key: RunKey, version: Any, before: CachedRun | None)
 
 
 def loaded_with(keys: RowKeys) -> RowKeys:
-    """Return the keys of an operation.
+    """Return the keys of the rows that an operation needs.
 
-    If it is a step, they include all calls of its run, so that the run can be cached.
+    If the operation is a step, the keys include all calls of its run, so that the run can be cached.
     """
     return keys if keys.step is None else replace(keys, calls_of=(keys.step,))

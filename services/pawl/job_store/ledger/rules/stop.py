@@ -28,7 +28,7 @@ read_ending: Final = msgspec.msgpack.Decoder(Ending).decode
 
 
 def command(unit: UnitOfWork, run: RunRow, cause: StopCause, payload: bytes, *, user_id: UserId = UserId("")) -> None:
-    """Call `request` for `run`, unless it has ended or is CANCELLING. `payload` is the command for its owner."""
+    """Call `request` for `run`, unless the run has ended or is CANCELLING. `payload` is the command for its owner."""
     if run.state.is_terminal or run.state is RunState.CANCELLING:
         return
     request(unit, _commanded(unit, run, payload, user_id), cause)
@@ -47,11 +47,11 @@ def _commanded(unit: UnitOfWork, run: RunRow, payload: bytes, user_id: UserId = 
 
 
 def request(unit: UnitOfWork, run: RunRow, cause: StopCause) -> RunRow:
-    """Stop `run`, which must be open and not CANCELLING. Nothing new starts from now on (I12).
+    """Stop `run`, which must be open and not CANCELLING. From now on, nothing new starts in it (I12).
 
-    A run that no worker has claimed is CANCELLED immediately, unless messages entered it: only an owner can read them,
-    and they must not be lost (I1). Any other run becomes CANCELLING, and its current or next owner settles its open
-    calls. A quarantined run becomes claimable so that this can happen.
+    A run that no worker has claimed is CANCELLED immediately, unless messages have entered it. Only an owner can read
+    these messages, and they must not be lost (I1). Any other run becomes CANCELLING, and its current or next owner
+    settles its open calls. To allow this, a quarantined run becomes claimable.
     """
     stopped, superseded = _stop(unit, run, cause)
     _supersede(unit, superseded)
@@ -59,7 +59,7 @@ def request(unit: UnitOfWork, run: RunRow, cause: StopCause) -> RunRow:
 
 
 def end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) -> RunRow:
-    """Move `run` to a terminal state: write its last event, close its inbox and activate the next queued run."""
+    """Move `run` to a terminal state. Write its last event, close its inbox and activate the next queued run."""
     ended, superseded = _end(unit, run, state, attempt=attempt)
     _supersede(unit, superseded)
     return ended
@@ -74,7 +74,7 @@ def end_without_worker(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
 
 
 def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
-    """Stop `run`, then each run that becomes active as a result: an interrupting message supersedes them all."""
+    """Stop `run` and each run that becomes active as a result. An interrupting message supersedes all of them."""
     while run is not None:
         _, run = _stop(unit, run, StopCause.SUPERSEDED)
 
@@ -114,10 +114,10 @@ def _end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) ->
 
 
 def _report(unit: UnitOfWork, run: RunRow, job_ids: tuple[RunId, ...]) -> None:
-    """Report the end of a child run, and the jobs that it leaves open, to its parent, in the same transaction.
+    """Report to the parent, in the same transaction, that its child run has ended and which of its jobs are still open.
 
-    Apart from this, only a cancellation settles the call. Has no effect if the call was cancelled or the parent no
-    longer exists.
+    The only other thing that settles the call is a cancellation. Has no effect if the call was cancelled or the parent
+    no longer exists.
     """
     parent = unit.runs.get(RunKey(run.store_id, run.parent_run_id))
     call = unit.calls.get(CallKey(run.store_id, run.parent_call_id))

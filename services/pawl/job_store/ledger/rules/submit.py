@@ -40,9 +40,9 @@ _ON_THE_ACTIVE: Final = frozenset({MessagePolicy.STEER, MessagePolicy.INTERRUPT}
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that was created or entered.
+    """The run that was created or that the message entered.
 
-    `queue_position` is its position in the conversation's queue, from 1; 0 if it is not queued.
+    `queue_position` is its position in the conversation's queue, starting at 1. It is 0 if the run is not queued.
     """
 
     run: RunRow
@@ -53,9 +53,9 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
 class Submit(ConversationRequest, frozen=True, kw_only=True):
     """Submit `message` to a conversation.
 
-    `conversation_id` is empty for a new conversation; `new_conversation_id` is then its id, if set. `key_hash` is the
-    hash of the client's conversation key, if the request has a key instead of an id. A new conversation gets the title
-    `made_title`. An archived conversation is restored.
+    If `conversation_id` is empty, a new conversation is created, with the id `new_conversation_id` if that is set.
+    `key_hash` is the hash of the client's conversation key, if the request has a key instead of an id. A new
+    conversation gets the title `made_title`. An archived conversation is restored.
 
     These are opaque: `message`, which enters the conversation; `steer` and `interrupt`, which are commands for the
     owner of the active run; and `options` of the new run. `text_bytes` is the size of the message's text.
@@ -66,8 +66,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     Workflows and goals use a background slot: the limits are then those of background runs. With `is_reported`, the run
     has a conversation of its own, and its end is reported to the named conversation, like the end of a job.
 
-    `undoes` is the run that the new run undoes: writers may undo their own runs even after sharing has ended. With
-    `only_repeat`, for example because the agent is missing, only a repeated request succeeds.
+    `undoes` is the run that the new run undoes. Writers may undo their own runs even after sharing has ended. With
+    `only_repeat`, only a repeated request succeeds, for example because the agent no longer exists.
 
     Features in `off` are switched off in the store. Undo is still possible.
     """
@@ -125,7 +125,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             ConversationBusy: The policy is REJECT and a run is active.
             RunOfAnotherUser: The policy is STEER or INTERRUPT, and another user started the active run.
             FeatureOff: The request creates a run, and a feature that it needs is switched off.
-            QueueFull: Too many runs are waiting in the conversation or the store, or the active run has too many
+            QueueFull: Too many runs are waiting in the conversation or the store. Or the active run has too many
                 messages, or messages from too many people.
         """
         earlier = self.earlier(unit)
@@ -218,10 +218,10 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
                 assert_never(self.policy)
 
     def _instead_of(self, unit: UnitOfWork, conversation: ConversationRow, active: RunRow) -> Submitted:
-        """Queue a run behind an active turn, which was not started by a message and cannot be steered.
+        """Queue a run behind the active turn. The turn was not started by a message and cannot be steered.
 
-        Normally the turn ends first. It is stopped if it has not started, is waiting, needs attention, or the policy is
-        INTERRUPT. A turn that needs attention would block everyone, so any user can replace it.
+        Normally, the turn ends first. It is stopped if it has not started, is waiting or needs attention, or if the
+        policy is INTERRUPT. A turn that needs attention would block everyone, so any user can replace it.
 
         Raises:
             ConversationBusy: The policy is REJECT, and other runs are queued.
@@ -262,7 +262,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     def start_reported(
         self, unit: UnitOfWork, conversation: ConversationRow, run_id: RunId, options: bytes, *, is_silent: bool
     ) -> Submitted:
-        """Create a run in a conversation of its own, and count it as an open job of `conversation`.
+        """Create a run in its own conversation, and count it as an open job of `conversation`.
 
         Raises:
             FeatureOff: Runs or background work are switched off.
@@ -285,7 +285,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
 
     @property
     def needed(self) -> Sequence[Feature]:
-        """The features that a new run needs. Undo needs none."""
+        """The features that a new run needs. An undo does not need any."""
         if self.undoes:
             return ()
         if self.program:
@@ -293,11 +293,11 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         return (Feature.RUNS, Feature.BACKGROUND) if self.is_reported else (Feature.RUNS,)
 
     def is_off(self, *more: Feature) -> bool:
-        """Return whether `more` features, or those that a new run needs, are switched off."""
+        """Return whether `more` features, or features that a new run needs, are switched off."""
         return not self.off.isdisjoint({*more, *self.needed})
 
     def check_on(self, *more: Feature) -> None:
-        """Check that `more` features, and those that a new run needs, are switched on.
+        """Check that `more` features, and the features that a new run needs, are switched on.
 
         Raises:
             FeatureOff: One of them is off.
@@ -307,10 +307,10 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
                 raise FeatureOff(f"the feature '{feature}' is switched off for this store", feature=feature)
 
     def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
-        """Refuse a run if too many are already waiting for one of the store's slots.
+        """Refuse a run if too many runs are already waiting for one of the store's slots.
 
         Raises:
-            QueueFull: Too many are waiting.
+            QueueFull: Too many runs are waiting.
         """
         of_store = unit.queues.get(QueueKey(self.store_id, in_background=in_background))
         if of_store is None or of_store.waiting < self.store_queue_max:

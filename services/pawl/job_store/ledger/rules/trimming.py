@@ -1,4 +1,4 @@
-"""Trims open jobs: a job keeps its latest iterations, and older calls and events are removed.
+"""Trims open jobs. A job keeps its latest iterations, while older calls and events are removed.
 
 A mark records the round and the log position at the end of a round. Once the number of rounds to keep has passed,
 everything before the mark is removed and a new mark is set. Trims are therefore rare and bounded, and need no search.
@@ -25,9 +25,9 @@ class Trim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def after_round(before: RunRow, run: RunRow, kept: int) -> tuple[RunRow, Trim | None]:
-    """Return the run after a step, with a new mark if needed, and the rows to remove, or None.
+    """Return the run after a step, with a new mark if needed. Also return the rows to remove, or None.
 
-    `before` already covers all earlier rounds: a job starts a round only after the previous round has ended.
+    `before` covers all earlier rounds, because a job starts a round only after the previous round has ended.
     """
     if not run.reports_to or run.program or run.round == before.round or before.round - run.mark_round < kept:
         return run, None

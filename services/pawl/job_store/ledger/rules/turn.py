@@ -41,7 +41,7 @@ def queued(
 
 
 def budget_below(run: RunRow) -> RunId:
-    """Return the budget_run_id for runs that this run starts; empty if it has no budget."""
+    """Return the `budget_run_id` of the runs that this run starts. It is empty if this run has no budget."""
     return run.budget_run_id or (run.run_id if run.token_budget else RunId(""))
 
 
@@ -53,7 +53,7 @@ def give(
     before: tuple[EventBody, ...] = (),
     claim_at: datetime | None = None,
 ) -> RunRow:
-    """Activate `run`: add its message to the conversation, and let workers claim the run from `claim_at`.
+    """Activate `run`: add its message to the conversation, and let workers claim the run from `claim_at` on.
 
     `before` is written to the log first. A run started by job notices has no message.
     """
@@ -84,7 +84,8 @@ def give(
 def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
     """Remove an ended run from its conversation and, if it was active, activate the next run.
 
-    Return the next run if another run with an interrupting message is waiting behind it; otherwise None.
+    If another run with an interrupting message is waiting behind the next run, return the next run. Otherwise, return
+    None.
     """
     conversation = unit.conversation_of(run)
     if conversation.active_run_id != run.run_id:
@@ -101,9 +102,9 @@ def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
 
 
 def wake(unit: UnitOfWork, run: RunRow) -> RunRow:
-    """Make a worker read the inbox of `run`: notify its worker, or make the run claimable now.
+    """Make a worker read the inbox of `run`. Notify the run's worker, or make the run claimable now.
 
-    Queued runs, turns that start later and quarantined runs are not woken: their inboxes are read once they run.
+    Queued runs, turns that start later and quarantined runs are not woken. Their inboxes are read once they run.
     """
     if run.is_quarantined:
         return run

@@ -51,7 +51,7 @@ Undo: TypeAlias = list[Callable[[], None]]
 
 
 class Table(Generic[K, R]):
-    """Rows by key. Tracks which rows are new and which differ from the stored rows."""
+    """Rows by key. The table knows which rows are new and which differ from the stored rows."""
 
     def __init__(self, undo: Undo) -> None:
         self._undo = undo
@@ -169,11 +169,11 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
 class UnitOfWork:
     """All rows that a group of operations needs, and the changes that the operations made.
 
-    `now` is the time of the transaction, `ids` creates ids. `loop_states` maps runs to their new worker states.
+    `now` is the time of the transaction, and `ids` creates ids. `loop_states` maps runs to their new worker states.
     `wakeups` lists the workers to notify of a command. `off_log` has life-cycle events that belong to no run's log.
     `trims` lists job rows to remove so that `iterations_kept` iterations remain. `work_ready` means that a run became
-    claimable. `queues` has the queues that were loaded. `kept` has, for each path, the last number covered by its
-    newest summary and the count of messages after it.
+    claimable. `queues` has the queues that were loaded. For each path, `kept` has the last number covered by its newest
+    summary, and the number of messages after it.
     """
 
     now: datetime
@@ -208,14 +208,14 @@ class UnitOfWork:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Apply one operation atomically: an exception undoes all its changes."""
+        """Apply one operation atomically. An exception undoes all its changes."""
         self._undo.clear()
         with self.savepoint():
             yield
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Apply a part of an operation atomically: an exception undoes the changes of this part."""
+        """Apply a part of an operation atomically. An exception undoes the changes of this part."""
         length, work_ready = len(self._undo), self.work_ready
         try:
             yield
@@ -242,7 +242,7 @@ class UnitOfWork:
         self._touch(RunKey(command.store_id, command.run_id), self._commands_of, command.key)
 
     def _touch(self, run_key: RunKey, rows_of: dict[RunKey, dict[K, None]], key: K) -> None:
-        """Write the run even if it is unchanged: its new version shows that its calls or commands changed."""
+        """Write the run even if it is unchanged. Its new version shows that its calls or commands have changed."""
         rows_of.setdefault(run_key, {})[key] = None
         run = self.runs.get(run_key)
         if run is None:
@@ -289,7 +289,7 @@ class UnitOfWork:
 
 
 class Operation(Protocol[T_co]):
-    """One change to the ledger. Pure: it reads and changes only the rows whose keys it lists."""
+    """One change to the ledger. It is pure: it reads and changes only the rows whose keys it lists."""
 
     @property
     def row_keys(self) -> RowKeys: ...

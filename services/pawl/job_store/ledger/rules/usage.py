@@ -97,13 +97,19 @@ def _milliseconds(start: datetime | None, end: datetime | None) -> int:
 
 
 def day_of(now: datetime) -> date:
-    """Return the day (UTC) of a time."""
+    """Return the UTC date of `now`."""
     return now.astimezone(UTC).date()
 
 
 def day_end(now: datetime) -> datetime:
-    """Return the end of the day (UTC) of a time."""
+    """Return the end of the UTC day that `now` falls on."""
     return datetime.combine(day_of(now) + timedelta(days=1), time.min, UTC)
+
+
+def month_end(now: datetime) -> datetime:
+    """Return the end of the month (UTC) of a time."""
+    later = day_of(now).replace(day=1) + timedelta(days=32)
+    return datetime.combine(later.replace(day=1), time.min, UTC)
 
 
 def started_runs(unit: UnitOfWork) -> list[RunRow]:

@@ -1,4 +1,4 @@
-"""Explains why a run is not making progress: a pure function of the run, its open calls and its context."""
+"""Explains why a run is not making progress. All functions are pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pawl.job_store.ledger.rules.offers import is_pending
 from pawl.job_store.ledger.rules.rows import CallRow, RunRow
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.states import AttentionReason, WaitReason
-from pawl.job_store.ledger.rules.usage import day_end
+from pawl.job_store.ledger.rules.usage import day_end, month_end
 from pawl.values import CallState, RunState, WaitKind
 
 # Maximum number of calls, and of runs, that a reason lists.
@@ -43,6 +43,10 @@ _REASONS: Final[Mapping[int, WaitReason]] = MappingProxyType(
         WaitKind.EVENT: _W.EVENT,
         WaitKind.JOB: _W.JOB,
         WaitKind.PERSON: _W.ANSWER,
+        WaitKind.STORE_DAILY_TOKENS: _W.STORE_TOKENS,
+        WaitKind.STORE_MONTHLY_TOKENS: _W.STORE_TOKENS,
+        WaitKind.USER_DAILY_TOKENS: _W.USER_TOKENS,
+        WaitKind.USER_MONTHLY_TOKENS: _W.USER_TOKENS,
     }
 )
 _REASONS_OF_CALLS: Final[Mapping[CallState, WaitReason]] = MappingProxyType(
@@ -53,6 +57,7 @@ _REASONS_OF_CALLS: Final[Mapping[CallState, WaitReason]] = MappingProxyType(
         CallState.DELEGATED: _W.AGENT,
     }
 )
+_RAISE: Final = "It continues automatically then, or once an admin raises the {}'s limit: pawl settings explain."
 _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
     {
         _W.APPROVAL: "Approve, edit or reject it, as an approver or admin of the store, or as its user without roles.",
@@ -64,6 +69,8 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
         _W.PLACE: "Another run must end or start waiting: the slot goes to the oldest run that needs one.",
         _W.WORKER: "A worker claims it automatically; if none does, check that an agent-loop is running.",
         _W.AGENT_QUOTA: "It continues automatically after the day (UTC), or once an admin gives the agent more tokens.",
+        _W.STORE_TOKENS: _RAISE.format("store"),
+        _W.USER_TOKENS: _RAISE.format("user"),
         _W.TIME: "It continues automatically at that time.",
         _W.PAUSED: "Its user must resume it: pawl jobs resume JOB, or pawl workflows resume RUN.",
         _W.COMPLETION: "The holder of the call's token must complete it (CompletionService.CompleteCall).",
@@ -77,16 +84,16 @@ _OF_ITS_USER: Final = frozenset({_W.ANSWER, _W.FRONT_END, _W.TOKENS, _W.PAUSED, 
 _DECIDERS: Final = tuple(sorted(role.value for role in APPROVERS))
 _OPERATORS: Final = (Role.ADMIN.value, Role.OPERATOR.value)
 _ROLES: Final[Mapping[WaitReason, tuple[str, ...]]] = MappingProxyType(
-    {_W.APPROVAL: _DECIDERS, _W.AGENT_QUOTA: (Role.ADMIN.value,)}
+    {_W.APPROVAL: _DECIDERS} | dict.fromkeys((_W.AGENT_QUOTA, _W.STORE_TOKENS, _W.USER_TOKENS), (Role.ADMIN.value,))
 )
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """A run at `time`, with context that its row does not have.
+    """A run at `time`, with context that its row does not contain.
 
-    `calls` are its open calls, in call order; `is_cut` means that there are more. `call_counts` and `child_run_ids`
-    cover its newest calls. `before` lists the runs ahead of it in the conversation, starting with the active run. The
-    used slots of its store and user are counted only while it needs a slot.
+    `calls` are the run's open calls, in call order. `is_cut` means that there are more. `call_counts` and
+    `child_run_ids` cover its newest calls. `before` lists the runs ahead of this run in the conversation, starting with
+    the active run. The used slots of its store and user are only counted while the run needs a slot.
     """
 
     run: RunRow
@@ -101,7 +108,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queue_position(self) -> int:
-        """Position in the conversation's queue, from 1; 0 if the run is not queued."""
+        """Position in the conversation's queue, starting at 1. It is 0 if the run is not queued."""
         return len(self.before)
 
 
@@ -122,7 +129,7 @@ def explain(
 ) -> Waiting | None:
     """Return why the run is not making progress; None if it is RUNNING or has ended.
 
-    `below` has the reasons of runs that execute its calls, if known.
+    `below` has the reasons why the runs that execute its calls are waiting, if known.
     """
     run = situation.run
     match run.state:
@@ -234,7 +241,7 @@ def _parked(situation: Situation, below: Mapping[RunId, Waiting]) -> Waiting:
 
 
 def _asked(run: RunRow, calls: Sequence[CallRow]) -> tuple[UserId, ...]:
-    """Return the users who are asked by name, or as the run's user."""
+    """Return the users who are asked, either by name or because they are the run's user."""
     asked = (run.user_id if call.asked_user_id is None else call.asked_user_id for call in calls)
     return tuple(dict.fromkeys(filter(None, asked))) if calls else (run.user_id,)
 
@@ -248,8 +255,14 @@ def _deadline(situation: Situation, reason: WaitReason) -> datetime | None:
     due_time, now = situation.run.claim_at, situation.time
     if due_time is None or due_time <= now:
         return None
-    # A worker checks the budget before the day ends, so `claim_at` is earlier.
-    return day_end(now) if reason is _W.AGENT_QUOTA else due_time
+    if reason not in {_W.AGENT_QUOTA, _W.STORE_TOKENS, _W.USER_TOKENS}:
+        return due_time
+    # A worker checks the budget before the period ends, so `claim_at` is earlier.
+    return month_end(now) if _is_monthly(situation.run) else day_end(now)
+
+
+def _is_monthly(run: RunRow) -> bool:
+    return not {WaitKind.STORE_MONTHLY_TOKENS, WaitKind.USER_MONTHLY_TOKENS}.isdisjoint(run.waits)
 
 
 def _waited_for(situation: Situation) -> dict[WaitReason, list[CallRow]]:
@@ -285,6 +298,10 @@ def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
             return "more tokens: its budget is nearly used up"
         case _W.AGENT_QUOTA:
             return f"the next day: the agent {run.agent_name} has used up its daily tokens"
+        case _W.STORE_TOKENS | _W.USER_TOKENS:
+            whose = "its store" if reason is _W.STORE_TOKENS else "its user"
+            next_period, period = ("next month", "monthly") if _is_monthly(run) else ("next day", "daily")
+            return f"the {next_period}: {whose} has used up the {period} tokens"
         case _W.PROVIDER:
             return "the model server, which is unavailable"
         case _W.TIME:
@@ -344,7 +361,7 @@ def _simple(
 
 
 def _is_due(situation: Situation, *, of_nobody: bool = False) -> bool:
-    """Return whether a worker holds or may claim the run. With `of_nobody`, only runs that no worker holds count."""
+    """Return whether a worker holds the run or may claim it. With `of_nobody`, the run must not have a worker."""
     run = situation.run
     may_take = run.claim_at is not None and run.claim_at <= situation.time
     return may_take or (run.worker_id is not None and not of_nobody)

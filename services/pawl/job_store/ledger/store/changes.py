@@ -104,7 +104,7 @@ _STEPS_WRITTEN: Final = f"""{_VERSION}, (SELECT now FROM heads) AS now, (SELECT 
 
 
 class Changes:
-    """The changes of a unit of work, with its events packed. Without `keeps_lifecycle`, the outbox is empty."""
+    """The changes of a unit of work, with its events packed. Without `keeps_lifecycle`, the outbox stays empty."""
 
     def __init__(self, unit: UnitOfWork, *, keeps_lifecycle: bool) -> None:
         self.unit = unit
@@ -177,7 +177,7 @@ def _write(statement: Statement, rows: Sequence[Sequence[Any]]) -> Write:
 
 
 def _writes(parts: Sequence[Changes], heads: Sequence[int] | None) -> list[Write]:
-    """Return the writes of the rows that steps change. `heads`, a number for each part, guards them."""
+    """Return the statements that write the rows changed by steps. `heads`, a number for each part, guards them."""
     units = [part.unit for part in parts]
     loop_states = {run: state for unit in units for run, state in unit.loop_states.items()}
 
@@ -197,7 +197,7 @@ def _writes(parts: Sequence[Changes], heads: Sequence[int] | None) -> list[Write
         *_changed(tables.CALLS, *flat([unit.calls.changed() for unit in units])),
         *_created(tables.EVENTS, *flat([part.events for part in parts])),
         *_created(tables.OUTBOX, [event for event, _ in outbox], outbox_heads, [payload for _, payload in outbox]),
-        *([usage.addition(counts, count_heads)] if counts else []),
+        *usage.additions(counts, count_heads),
     ]
 
 

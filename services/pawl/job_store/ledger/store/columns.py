@@ -1,4 +1,4 @@
-"""Generates set-based statements from tables' columns: one round trip writes rows of any number of tables."""
+"""Generates set-based statements from the columns of tables. One round trip can write rows of any number of tables."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def _same(value: Any) -> Any:
 class Column(Generic[R]):
     """A column: its SQL type, and how to compute its value from a row.
 
-    `fixed` columns are never updated. A `heavy` column is skipped in an update if the row holds the same object as the
-    stored row. `read` converts the stored value to the row's field, whose name is `field`, or by default the column's.
+    `fixed` columns are never updated. An update skips a `heavy` column if the row holds the same object as the stored
+    row. `read` converts the stored value to the row's field. The field's name is `field` or, by default, the column's
+    name.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Column(Generic[R]):
 class Statement:
     """A statement on rows. `{rows}` in its text is replaced by those rows.
 
-    `types` has the SQL types of their columns.
+    `types` has the SQL types of the rows' columns.
 
     `gathered` statements usually have many rows. Other statements can refer to the result of a statement with a `name`.
     """
@@ -58,7 +59,7 @@ class Statement:
     def numbered(self, first: int, *, single: bool) -> str:
         """Return the statement with arguments numbered from `first`, one per column: arrays, or single values.
 
-        Arrays are unnested side by side in the select list: in FROM, each would first fill a tuplestore of its own.
+        Arrays are unnested side by side in the select list. In FROM, each array would first fill its own tuplestore.
         """
         columns = (
             f"${number}::{type_}" if single else f"unnest(${number}::{type_}[])"
@@ -74,12 +75,13 @@ class Write:
 
 
 def joined(writes: Sequence[Write], result: str = "") -> tuple[str, list[Any]]:
-    """Return one statement that runs all writes and selects `result`, and its arguments.
+    """Return one statement, and its arguments, that runs all writes and selects `result`.
 
-    No write sees another's changes.
+    A write does not see the changes of the other writes.
 
     Single rows are sent without arrays, which cost more. This is done only if every write (except `gathered` writes)
-    has a single row. It keeps the number of statements small, which the server plans once per connection.
+    has a single row. This rule keeps the number of different statements small, each of which the server plans once per
+    connection.
     """
     single = all(len(write.columns[0]) == 1 for write in writes if write.columns and not write.statement.gathered)
     text = _joined(tuple(write.statement for write in writes), result, single=single)
@@ -106,7 +108,7 @@ class Columns(Generic[R]):
 
     The first `key_length` of them are its primary key.
 
-    `beside` is a column for which rows have no field, with its type and initial value; only `insert` and `update` set
+    `beside` is a column without a field in the rows, with its type and initial value. Only `insert` and `update` set
     it. `row` creates a row from its fields. `gathered` tables usually have many rows per write.
     """
 
@@ -194,7 +196,7 @@ class Columns(Generic[R]):
     ) -> Write:
         """Return a write that updates rows, given as (stored, new) pairs. None in `beside` leaves a value unchanged.
 
-        `heads` is as in `insert`.
+        `heads` works as in `insert`.
         """
         values: list[Sequence[Any]] = [_changes(column, rows) for column in self._updated]
         if beside is not None:

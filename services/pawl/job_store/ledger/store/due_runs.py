@@ -1,8 +1,8 @@
 """Selects the due runs that fit within the limits of a claim.
 
-A claim has two steps. It finds the stores without a lock. Then it locks these stores, reads the first runs of each and
-counts the used slots. Other claims on the same stores wait until it commits. Only claims make runs active, so the
-limits hold for any number of job stores.
+A claim has two steps. First it finds the stores, without a lock. Then it locks these stores, reads the first runs of
+each store, and counts the used slots. Other claims on the same stores wait until it commits. Only claims make runs
+active, so the limits hold for any number of job stores.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ _CURSORS_MAX: Final = 1000
 class Picked:
     """Runs that fit within the limits until the transaction ends.
 
-    `stores` lists those that were read. `has_more` means that other stores, or more of these stores' runs, may be due.
+    `stores` lists the stores that were read. `has_more` means that other stores, or more runs of these stores, may be
+    due.
     """
 
     stores: Sequence[StoreId]
@@ -173,7 +174,7 @@ class DueRuns:
         runs_max: int,
         background_runs_max: int,
     ) -> Picked:
-        """Return the runs of the next stores that the worker may claim.
+        """Return those runs of the next stores that the worker may claim.
 
         Other claims on these stores wait until the transaction ends.
         """
@@ -244,7 +245,7 @@ class DueRuns:
         return heads
 
     def _lines(self, due: Mapping[StoreId, Sequence[Record]]) -> list[Line]:
-        """Return the lines of stores, with their runs in the order of the records."""
+        """Return a `Line` for each store, with its due runs in the order of `due`."""
         return [
             Line(
                 due=[

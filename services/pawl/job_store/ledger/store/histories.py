@@ -1,4 +1,4 @@
-"""Reads the history loaded with a run: messages after the newest summary, and their calls."""
+"""Reads the history that is loaded with a run: the messages after the newest summary, and their calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Applies groups of operations in PostgreSQL: lock and load their rows, apply them, write the changes, commit.
+"""Applies groups of operations in PostgreSQL: locks and loads their rows, applies them, and writes the changes.
 
 All code takes locks in the same order: schedules, triggers, conversations, runs, each sorted by key. The lock on a
 conversation covers its messages, and the lock on a run covers its calls, commands and events. See schema.sql.
@@ -33,7 +33,14 @@ _CONFLICTS: Final = (
 
 _ANY_WAITS: Final = f"SELECT {changes.ANY_WAITS.format(stores='$1')}"
 
+_IS_SHARDED: Final = "SELECT coalesce(nullif(current_setting('pawl.sharded_by_store', true), ''), 'off')::boolean"
+
 _log = logs.get_logger(__name__)
+
+
+async def is_sharded(database: Database) -> bool:
+    """Return whether the database is declared to be sharded by store, so that no transaction should span stores."""
+    return bool(await database.fetchval(_IS_SHARDED))
 
 
 class PostgresJournal:
@@ -91,7 +98,7 @@ class PostgresJournal:
     async def _write(
         self, connection: Connection, operations: Sequence[Operation[Any]]
     ) -> tuple[Written, Mapping[RunKey, CachedRun | None]]:
-        """Also return what may be cached of each changed run once the transaction has committed."""
+        """Apply a group. Also return what may be cached of each changed run once the transaction has committed."""
         keys = [operation.row_keys for operation in operations]
         unit = await load(connection, self._ids, list(map(steps.loaded_with, keys)))
         self._cache.note_time(unit.now)

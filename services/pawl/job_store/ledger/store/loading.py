@@ -211,7 +211,7 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
 
 
 async def _owned(connection: Connection, named: Sequence[RowKeys]) -> Sequence[RowKeys]:
-    """Drop keys with an `owner` who does not own all their runs, and whom their first call does not ask by name.
+    """Drop keys whose `owner` does not own all their runs, unless the first call asks the owner by name.
 
     Otherwise, callers could lock other users' runs, or learn from the response time that they exist.
     """
@@ -325,10 +325,10 @@ def _endings(named: Sequence[RowKeys], conversations: Sequence[ConversationRow])
 async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[QueueKey, Queue]:
     """Return the counts of the queues.
 
-    Nearly full queues are locked and left out, to be counted later.
+    Nearly full queues are locked but left out, because they are counted later.
 
-    This precedes the loading of requests and runs: a transaction that has waited for the lock must see the rows of the
-    previous one. Otherwise a repeated request could find the queue full instead of its run.
+    The queues are locked before requests and runs are loaded, because a transaction that has waited for the lock must
+    see the rows of the previous transaction. Otherwise, a repeated request could find a full queue instead of its run.
     """
     queues = await _count_queued(connection, limits)
     close = [key for key, queue in queues.items() if queue.waiting + _QUEUED_AT_ONCE_MAX > limits[key][0]]
@@ -340,7 +340,7 @@ async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[Que
 async def _load_queues(
     connection: Connection, unit: UnitOfWork, limits: _QueueLimits, queues: Mapping[QueueKey, Queue]
 ) -> None:
-    """Load the counts. Nearly full queues are counted only now, when no locked run can end."""
+    """Load the counts. Nearly full queues are counted only now, when locked runs can no longer end."""
     close = {key: limit for key, limit in limits.items() if key not in queues}
     counted = await _count_queued(connection, close) if close else {}
     for key, queue in (*queues.items(), *counted.items()):

@@ -1,4 +1,4 @@
-"""Reads the log of a run: its events, with a gap instead of removed events."""
+"""Reads the events in the log of a run. A gap stands for removed events."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ async def _gap(connection: Connection, key: RunKey, from_seq: int, to_seq: int, 
 
     An ended run may be removed concurrently, so the run is read last.
 
-    An open job with a trimmed log has no calls: those of the removed events were removed too, and the following events
-    report all others.
+    For an open job with a trimmed log, the gap has no calls. The calls of the removed events were removed too, and the
+    following events report all other calls.
     """
     shown = (key.store_id, key.run_id, SNAPSHOT_BYTES_MAX)
     messages = await connection.fetch(_MESSAGES, *shown)

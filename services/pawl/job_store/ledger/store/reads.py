@@ -166,7 +166,7 @@ _MESSAGES: Final = run_lists.statement(
 
 
 class PostgresReads(DatabaseAdapter):
-    """See `reading.Reads`. Runs that are loaded for their owner are cached for the owner's steps."""
+    """See `reading.Reads`. A run that is loaded for its owner is cached for the owner's steps."""
 
     def __init__(self, database: Database, cache: RunCache) -> None:
         super().__init__(database)
@@ -321,7 +321,7 @@ class PostgresReads(DatabaseAdapter):
 
 
 def _owned(record: Record) -> tuple[RunRow, ConversationRow | None, bytes, datetime, Any]:
-    """Return a run, its conversation, its loop state, the time, and the version of the run."""
+    """Return a run, its conversation, its loop state, the time, and the version of the run's row."""
     length = tables.RUNS.length
     run = tables.RUNS.read(tables.RUNS.fields(record[:length]))
     loop_state, time, version, server_start = record[length:_CONVERSATION_FROM]

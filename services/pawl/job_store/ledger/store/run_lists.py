@@ -1,4 +1,4 @@
-"""Builds the statements that list a user's runs: one for each index, in both orders."""
+"""Builds the statements that list a user's runs. There is one for each index, in both orders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the messages of forks from PostgreSQL. Those up to the fork point belong to other conversations."""
+"""Reads the messages of forks from PostgreSQL. Messages up to the fork point belong to other conversations."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def _parts(store_id: str, conversation_id: str, past_number: str) -> str:
 
 
 def visible(source: str, author: str) -> str:
-    """Return a statement for the messages that a run sees: all by `author`, and the newest by other users.
+    """Return a statement for the messages that a run sees: all messages by `author`, and the newest by other users.
 
-    Other users' messages are limited to the newest whole runs within `OTHERS_BYTES_MAX`, because the author may have no
-    summary that covers them.
+    Messages of other users are limited to the newest complete runs that fit into `OTHERS_BYTES_MAX`, because the author
+    may not have a summary that covers them.
     """
     return f"""
     SELECT {tables.MESSAGES.names} FROM (
@@ -110,7 +110,7 @@ class AuthorView(NamedTuple):
 
 
 async def of(connection: Connection, store_id: StoreId, conversation_id: ConversationId) -> tuple[Segment, ...]:
-    """Return the segments of a fork, in order; empty if the conversation is not a fork."""
+    """Return the segments of a fork, in order. Return nothing if the conversation is not a fork."""
     return tuple(Segment(**dict(record)) for record in await connection.fetch(_SEGMENTS, store_id, conversation_id))
 
 
@@ -139,7 +139,7 @@ async def counts(connection: Connection, view: AuthorView, *, last_number: int) 
 
 
 async def kept(connection: Connection, store_id: StoreId, path: Sequence[Segment]) -> tuple[int, int]:
-    """Return the last number that the user's newest summary on a path covers, and the count of later messages."""
+    """Return the last number that the user's newest summary on a path covers, and the number of later messages."""
     columns = zip(*((each.source_conversation_id, each.first_number, each.last_number) for each in path), strict=True)
     record = await connection.fetchrow(_KEPT, store_id, *map(list, columns))
     return (0, 0) if record is None else (record[0], record[1])

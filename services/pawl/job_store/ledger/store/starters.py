@@ -58,7 +58,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
         *,
         validate_only: bool = False,
     ) -> StarterT:
-        """Store the row that `change` returns, unless `validate_only` is set.
+        """Store the row that `change` returns. With `validate_only`, nothing is stored.
 
         Changes to a user's rows are serialised.
 
@@ -82,7 +82,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
     async def get(
         self, store_id: StoreId, user_id: UserId, name: str
     ) -> tuple[StarterT, Mapping[RunId, RunState], datetime] | None:
-        """Return a row, the states of its runs that still exist, and the time; None if there is no such row."""
+        """Return a row, the states of its runs that still exist, and the time. Return None if there is no such row."""
         record = await self._database.fetchrow(self._get, store_id, user_id, name)
         if record is None:
             return None
@@ -144,7 +144,7 @@ async def load(
     lanes: Collection[LaneKey],
     events: Collection[EventKey],
 ) -> RowKeys:
-    """Load triggers, lanes and events, locked until the end of the transaction; return the runs that they need."""
+    """Load triggers, lanes and events, locked until the end of the transaction. Return the runs that they need."""
     records = await connection.fetch(_TRIGGERS, *_columns(TriggerKey, triggers))
     tables.load_into(unit.triggers, tables.TRIGGERS, records)
     records = await connection.fetch(_LANES, *_columns(LaneKey, lanes)) if lanes else []

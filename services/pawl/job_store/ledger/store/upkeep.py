@@ -96,12 +96,12 @@ class PostgresLedgerStats:
         self._slots = slots
 
     async def count(self) -> Mapping[str, float]:
-        """Return counts of runs by open state (`QUEUED`, ...) and `WaitKind` (`APPROVAL`, ...), and other counts.
+        """Return counts of runs by open state (`QUEUED`, ...), of notices, and of events and schedules that wait.
 
-        These are notices, `outbox` events, `due_schedules` and `due_events`. The last two count only those that no
-        worker has claimed. Background runs are counted as `working`, `queued`, `waiting` and `late`. Of the due runs,
-        `claimable` could be claimed now. The others are waiting for a slot: `over_user_limit` because of the user's
-        limit, `over_store_limit` because of the store's.
+        These are `outbox` events, `due_schedules` and `due_events`. `due_schedules` and `due_events` leave out what a
+        worker has claimed. Background runs are counted as `working`, `queued`, `waiting` and `late`. `claimable` counts
+        the due runs that could be claimed now. The other due runs wait for a slot: `over_user_limit` because of the
+        user's limit, and `over_store_limit` because of the store's limit.
         """
         usual = self._slots.usual
         own = msgspec.json.encode(

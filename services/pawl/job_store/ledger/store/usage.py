@@ -1,17 +1,18 @@
-"""Adds to the usage figures in PostgreSQL, and reads today's tokens of an agent."""
+"""Adds to the usage figures in PostgreSQL, and reads the tokens that count toward budgets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
 from msgspec.structs import astuple
 
-from pawl.chassis.ids import StoreId
-from pawl.job_store.ledger.rules.usage import UsageKey, Used
+from pawl.chassis.ids import StoreId, UserId
+from pawl.job_store.ledger.rules.usage import UsageKey, Used, day_end, month_end
 from pawl.job_store.ledger.store.columns import IS_HEAD, Statement, Write
 from pawl.server.db.database import DatabaseAdapter
+from pawl.values import WaitKind
 
 # The statements are built only from constants in this module.
 # ruff: noqa: S608
@@ -56,14 +57,66 @@ FROM job_store.usage_hours WHERE store_id = $1 AND agent_name = $2 AND day = (no
 """
 
 
-def addition(added: Sequence[tuple[UsageKey, Used]], heads: Sequence[int] | None = None) -> Write:
-    """Return the write that adds to the figures: without `heads`, in key order, to avoid deadlocks."""
-    columns = list(zip(*((*astuple(key), *astuple(used)) for key, used in added), strict=True))
-    return Write(_ADD, columns) if heads is None else Write(_ADD_GUARDED, [heads, *columns])
+_TOKENS_ADDED: Final = f"""INSERT INTO job_store.token_days AS t (slot, store_id, user_id, day, tokens)
+SELECT pg_backend_pid() % 8, u.store_id, k.user_id, u.day, least(sum(u.tokens), {COUNT_MAX})::bigint
+FROM ({{rows}}) AS u ({{names}}) CROSS JOIN LATERAL (VALUES (u.user_id), ('')) AS k (user_id){{guard}}
+GROUP BY u.store_id, k.user_id, u.day ORDER BY u.store_id COLLATE "C", k.user_id COLLATE "C", u.day
+ON CONFLICT (store_id, user_id, day, slot)
+DO UPDATE SET tokens = least(t.tokens, {COUNT_MAX}) + excluded.tokens"""
+_TOKEN_NAMES: Final = ("store_id", "user_id", "day", "tokens")
+_TOKEN_TYPES: Final = ("text", "text", "date", "bigint")
+_ADD_TOKENS: Final = Statement(
+    _TOKENS_ADDED.format(rows="{rows}", names=", ".join(_TOKEN_NAMES), guard=""), _TOKEN_TYPES, gathered=False
+)
+_ADD_TOKENS_GUARDED: Final = Statement(
+    _TOKENS_ADDED.format(rows="{rows}", names=", ".join(("head", *_TOKEN_NAMES)), guard=f" WHERE {IS_HEAD}"),
+    ("integer", *_TOKEN_TYPES),
+    gathered=False,
+)
+_TOKENS: Final = f"""
+SELECT t.user_id, now() AS now, {count("sum(t.tokens)")} AS month,
+    {count("sum(t.tokens) FILTER (WHERE t.day = today.day)")} AS day
+FROM (SELECT (now() AT TIME ZONE 'UTC')::date AS day) AS today
+CROSS JOIN (SELECT DISTINCT unnest(ARRAY['', $2::text])) AS k (user_id)
+LEFT JOIN job_store.token_days AS t ON t.store_id = $1 AND t.user_id = k.user_id
+    AND t.day BETWEEN date_trunc('month', today.day)::date AND today.day
+GROUP BY t.user_id
+"""
 
 
-class PostgresAgentTokens(DatabaseAdapter):
+def additions(counts: Sequence[tuple[UsageKey, Used]], heads: Sequence[int] | None = None) -> list[Write]:
+    """Return the writes that add to the figures: without `heads`, in key order, to avoid deadlocks."""
+    if not counts:
+        return []
+    numbers = [None] * len(counts) if heads is None else heads
+    tokens = [
+        (number, key.store_id, key.user_id, key.day, used.total_tokens)
+        for number, (key, used) in zip(numbers, counts, strict=True)
+        if used.total_tokens
+    ]
+    columns = list(zip(*((*astuple(key), *astuple(used)) for key, used in counts), strict=True))
+    of_tokens = list(zip(*tokens, strict=True))
+    if heads is None:
+        return [Write(_ADD, columns), *([Write(_ADD_TOKENS, of_tokens[1:])] if tokens else [])]
+    return [Write(_ADD_GUARDED, [heads, *columns]), *([Write(_ADD_TOKENS_GUARDED, of_tokens)] if tokens else [])]
+
+
+class PostgresTokens(DatabaseAdapter):
+    """Reads the tokens that count toward budgets."""
+
     async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
-        """Return the tokens that an agent has used today (UTC), and when the day ends."""
+        """Return the tokens that an agent has used today (UTC), and the time when the day ends."""
         record = (await self._database.fetch(_TODAY, store_id, name))[0]
         return record["tokens"], record["day_end_time"]
+
+    async def tokens(self, store_id: StoreId, user_id: UserId) -> Mapping[WaitKind, tuple[int, datetime]]:
+        """Return the tokens that the store and the user have used this day and month (UTC), and when these end."""
+        rows = {row["user_id"]: row for row in await self._database.fetch(_TOKENS, store_id, user_id)}
+        now = next(iter(rows.values()))["now"]
+        used = {each: (rows[each]["day"], rows[each]["month"]) if each in rows else (0, 0) for each in ("", user_id)}
+        return {
+            WaitKind.STORE_DAILY_TOKENS: (used[""][0], day_end(now)),
+            WaitKind.STORE_MONTHLY_TOKENS: (used[""][1], month_end(now)),
+            WaitKind.USER_DAILY_TOKENS: (used[user_id][0], day_end(now)),
+            WaitKind.USER_MONTHLY_TOKENS: (used[user_id][1], month_end(now)),
+        }

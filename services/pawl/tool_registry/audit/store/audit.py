@@ -50,7 +50,7 @@ class AuditSecrets:
         self._kept: dict[_Key, tuple[float, bytes]] = {}
 
     async def seal(self, drafts: Sequence[AuditDraft]) -> Sequence[AuditDraft]:
-        """Return the entries with keyed digests. For an erased conversation, a random key is used."""
+        """Return the entries with keyed digests. For an erased conversation, the key is random."""
         wanted = {(draft.store_id, draft.key_id): None for draft in drafts}
         found = await self._of(wanted)
         return [sealed(draft, found[draft.store_id, draft.key_id]) for draft in drafts]
@@ -68,7 +68,7 @@ class AuditSecrets:
         return found
 
     async def _read(self, keys: Sequence[_Key]) -> dict[_Key, bytes | None]:
-        """Return the secrets of conversations, and create those that are missing. A destroyed secret is None."""
+        """Return the secrets of conversations, and create missing ones. A destroyed secret is None."""
         found: dict[_Key, bytes | None] = {}
         while missing := sorted(set(keys) - found.keys()):
             stores, key_ids = map(list, zip(*missing, strict=True))
@@ -176,7 +176,7 @@ FROM tool_registry.audit WHERE {_WANTED} GROUP BY 1, tool_name ORDER BY 1, tool_
 class PostgresAuditLog:
     """All stores' audit chains. Durable and shared by all replicas.
 
-    Caches the heads of the chains it has written to, so that an append takes a single statement.
+    It caches the heads of the chains that it has written to, so that an append takes a single statement.
     """
 
     def __init__(self, database: Database) -> None:
@@ -185,10 +185,10 @@ class PostgresAuditLog:
         self._secrets = AuditSecrets(database)
 
     async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
-        """Append entries to their chains, in order; return the stores whose chains do not accept entries.
+        """Append entries to their chains, in order. Return the stores whose chains do not accept entries.
 
-        A chain that was tampered with accepts no entries; the entries of all other stores are written. Reports of
-        decisions and results that were already recorded are skipped.
+        A chain that was tampered with does not accept any entries. The entries of all other stores are written. Reports
+        of decisions and results that were already recorded are skipped.
 
         Raises:
             DependencyUnavailable: The entries may or may not have been written.
@@ -236,12 +236,12 @@ class PostgresAuditLog:
         return list(map(_entry, rows))
 
     async def figures(self, wanted: AuditFilter, *, by_agent: bool) -> list[audit_pb2.ToolFigures]:
-        """Return statistics for each tool or, with `by_agent`, for each agent and tool, sorted by name."""
+        """Return statistics for each tool, sorted by name. With `by_agent`, return them for each agent and tool."""
         rows = await self._database.fetch(_FIGURES, *_filter(wanted), by_agent)
         return [audit_pb2.ToolFigures(**row) for row in rows]
 
     async def _append_at(self, heads: dict[StoreId, Head], drafts: Sequence[AuditDraft]) -> bool:
-        """Append the entries if no other process has moved the heads; return whether they were appended."""
+        """Append the entries if no other process has moved the heads. Return whether they were appended."""
         entries, moved = _after(heads, drafts)
         moves = [(store, heads[store].seq, heads[store].hash, head.seq, head.hash) for store, head in moved.items()]
         self._forget(heads)  # After any failure, it is unknown whether the heads have moved.

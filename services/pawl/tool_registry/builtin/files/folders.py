@@ -57,7 +57,7 @@ class _Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileFolders:
-    """The files of all stores. Its methods block. Thread-safe, and safe to use from several processes."""
+    """The files of all stores. Methods block. They are thread-safe, and safe to use from several processes."""
 
     def __init__(self, folder: Path, limits: FileLimits, now: Callable[[], float]) -> None:
         self._folder = folder
@@ -108,9 +108,10 @@ class FileFolders:
             return [handles.entry_of(name, stat) for name, stat in found if stat is not None]
 
     def change(self, store_id: StoreId, key: str, plan: Plan, wait_cancelled: Callable[[float], bool]) -> bytes:
-        """Make the change that `plan` returns while holding the store's lock; return its outcome.
+        """Make the change that `plan` returns while the store's lock is held. Return the outcome of the change.
 
-        Atomic, durable, and made once per key: for 30 days, later calls with the same key return the first outcome.
+        The change is atomic and durable, and is made once per key. For 30 days, later calls with the same key return
+        the first outcome.
 
         Raises:
             ToolError: The plan refuses, a limit is reached, or the disk fails.
@@ -131,7 +132,7 @@ class FileFolders:
             return planned.outcome
 
     def outcome(self, store_id: StoreId, key: str, wait_cancelled: Callable[[float], bool]) -> bytes | None:
-        """Return the outcome of the change with this key; None if it was not made."""
+        """Return the outcome of the change with this key, or None if it was not made."""
         with self._root(store_id) as root, self._state(store_id, wait_cancelled) as (state, done):
             _recover(root, state, done)
             return _record(done, check_id(key, "key"))
@@ -140,10 +141,11 @@ class FileFolders:
     def staged(
         self, store_id: StoreId, key: str, path: str, wait_cancelled: Callable[[float], bool], *, resumes: bool = False
     ) -> Iterator[StagedFile]:
-        """Open a temporary file outside the store's folder, for `change` to move to `path`.
+        """Open a temporary file outside the store's folder. `change` can move it to `path`.
 
-        If it has not been moved when the context exits, it is deleted, unless `is_kept` is set. With `resumes`, this
-        reopens the file left by an interrupted call with the same key. Waits while another process has it open.
+        If the file has not been moved when the context exits, it is deleted, unless `is_kept` is set. With `resumes`,
+        this reopens the file that an interrupted call with the same key has left. It waits while another process has
+        this file open.
 
         Raises:
             ToolCancelled: The call was cancelled while waiting.
@@ -168,7 +170,7 @@ class FileFolders:
             os.close(handle)
 
     def delete_interrupted(self) -> None:
-        """Delete the files of uploads that a process did not finish."""
+        """Delete the files of uploads that a process did not complete."""
         for folder in self._folder.glob(f"*{_STATE}"):
             with self._state(StoreId(folder.name.removesuffix(_STATE)), threading.Event().wait) as (state, _):
                 self._delete_interrupted(state)
@@ -258,7 +260,7 @@ class FileFolders:
             raise OverLimit(f"the store may have {limits.entries_max} files and folders; delete some first")
 
     def _prune(self, done: int, key: str) -> None:
-        """Delete old records on about one change in a hundred, chosen by a hash of the key."""
+        """Delete old records, but only on about one change in a hundred, chosen by a hash of the key."""
         if zlib.crc32(key.encode()) % _PRUNE_EVERY:
             return
         oldest = self._now() - RECORD_SECONDS
@@ -313,7 +315,7 @@ def _parts(path: str) -> list[str]:
 
 @contextmanager
 def _folder_above(root: int, path: str) -> Iterator[tuple[int, str]]:
-    """Open the folder that contains the file or folder at `path`; yield it with the last part of the path."""
+    """Open the folder that contains the file or folder at `path`. Yield it with the last part of the path."""
     *above, name = _parts(path)
     with handles.as_tool_errors(path), handles.opened_folder(root, above) as folder:
         yield folder, name

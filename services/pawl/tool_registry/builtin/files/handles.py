@@ -1,7 +1,7 @@
 """Opens files below a folder without ever following links.
 
-Every part of a path is opened relative to its parent, with O_NOFOLLOW. If a link replaces a folder during the walk,
-opening it fails; replacing a folder that is already open does not affect its handle.
+Every part of a path is opened relative to its parent, with O_NOFOLLOW. If a link replaces a folder in the meantime,
+opening it fails. Replacing a folder that is already open does not affect its handle.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OverLimit(ToolError):
 
 @contextmanager
 def as_tool_errors(path: str) -> Iterator[None]:
-    """Convert OSErrors about a path to ToolErrors. Their messages contain no paths on this machine."""
+    """Convert OSErrors about a path to ToolErrors. The messages do not contain any paths on this machine."""
     try:
         yield
     except FileNotFoundError:
@@ -114,7 +114,7 @@ def read_file(folder: int, name: str, *, bytes_max: int) -> bytes:
 
 
 def open_locked(folder: int, name: str) -> int | None:
-    """Open a file for writing, creating it if necessary; return None if another handle has it locked."""
+    """Open a file for writing, creating it if necessary. Return None if another handle has locked it."""
     handle = os.open(name, os.O_RDWR | os.O_CREAT | _CLOSED, _FILE_MODE, dir_fd=folder)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

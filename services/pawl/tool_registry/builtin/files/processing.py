@@ -31,7 +31,7 @@ _PAUSE_SECONDS: Final = 0.001
 
 
 class Lines:
-    """The lines of an open UTF-8 file from `offset`. `is_at_edge` is true while no line after `offset` has been read.
+    """The lines of an open UTF-8 file from `offset`. `is_at_edge` is true if no line after `offset` has been read yet.
 
     `pending_bytes` counts the bytes read since it was last reset, accurate to one piece.
 
@@ -77,7 +77,8 @@ class Lines:
 class Processing:
     """One execution of a query on the open file `source`.
 
-    `staged` gets the output. Without an output, it keeps the groups, which may be too large for a checkpoint.
+    The output is written to `staged`. If there is no output, `staged` holds the groups, which may be too large for a
+    checkpoint.
     """
 
     def __init__(
@@ -160,7 +161,10 @@ class Processing:
         self._context.progress(position / self._size if self._size else None, f"{self.tally.rows} rows")
 
     def _resume(self) -> int:
-        """Restore the last checkpoint and return its offset, or the offset of the data if there is no usable one."""
+        """Restore the last checkpoint and return its offset.
+
+        If there is no usable checkpoint, return the data's offset.
+        """
         saved: Any = self._context.last_checkpoint
         staged_bytes = self._staged.size if self._staged else 0
         is_usable = isinstance(saved, dict) and saved["version"] == self._version
@@ -184,7 +188,7 @@ class Processing:
         self._buffer.truncate()
 
     def _checkpoint(self, offset: int) -> None:
-        """Save the progress. The earlier groups stay in the staged file until the new ones are saved."""
+        """Save the progress. The earlier groups stay in the staged file until the new groups are saved."""
         written, groups = 0, b""
         if self._staged is not None:
             self._flush()
@@ -234,5 +238,5 @@ def _short(cells: Sequence[Any]) -> list[Any]:
 
 
 def keeps_staged(error: BaseException | None, context: ToolContext) -> bool:
-    """Return whether the staged file of an execution that ended with this error is needed by a later one."""
+    """Return whether a later execution needs the staged file of an execution that ended with this error."""
     return isinstance(error, Superseded) or (isinstance(error, ToolCancelled) and context.will_restart)

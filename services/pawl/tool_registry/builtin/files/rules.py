@@ -17,7 +17,7 @@ _REFUSED_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"
 def path_problem(path: str) -> str:
     """Return why a file path is invalid, or an empty string if it is valid.
 
-    Two different valid paths never refer to the same file, so paths can be used unchanged in resource keys.
+    Two different valid paths never refer to the same file. Paths can therefore be used unchanged in resource keys.
     """
     if not path or len(path) > PATH_CHARACTERS_MAX:
         return f"a path must be between 1 and {PATH_CHARACTERS_MAX} characters long"
@@ -78,7 +78,7 @@ class Entry:
 class FileChange:
     """A change to one file or folder.
 
-    `put` writes a file with `content`, or moves the staged file of that name into place; the file and its parent
+    `put` writes a file with `content`, or moves the staged file of that name into place. The file and its parent
     folders are created if necessary. `move` moves a file or folder to `new_path`, which must not exist. `remove`
     deletes a file or an empty folder. `make_folder` creates a folder and its parents.
     """
@@ -101,7 +101,7 @@ class FileChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The change to make (None if nothing needs to change) and the outcome to report."""
+    """The change to make and the outcome to report. The change is None if nothing needs to change."""
 
     change: FileChange | None
     outcome: bytes

@@ -47,7 +47,7 @@ class Query:
 
 
 class Tally:
-    """The counts and groups of the rows so far. A line of a text file is a row with one cell.
+    """Counts and groups the rows read so far. A line of a text file is a row with one cell.
 
     Raises:
         ToolError: The pattern is invalid, or the header lacks a column.
@@ -70,7 +70,7 @@ class Tally:
         self.sample: list[str] = []
 
     def add(self, row: Sequence[str]) -> Sequence[str] | None:
-        """Count a row; return its chosen cells, or None if it does not match the pattern.
+        """Count a row and return its chosen cells. If the row does not match the pattern, return None.
 
         Raises:
             ToolError: The file has too many groups.
@@ -89,7 +89,7 @@ class Tally:
         return chosen
 
     def groups(self) -> tuple[list[str], list[list[Any]]]:
-        """Return the columns and rows of the table of groups, the largest group first."""
+        """Return the columns and rows of the table of groups. The largest group comes first."""
         columns = [*self._query.group_by, "count"]
         columns += [f"{kind}_{name}" for name in self._query.measures for kind in _MEASURES]
         found = sorted(self._groups.items(), key=lambda item: (-item[1][0], item[0]))

@@ -353,7 +353,7 @@ def _inverse(tool_name: str, arguments: dict[str, Any], summary: str) -> Inverse
 
 
 def _occurrences(text: str, piece: str) -> int:
-    """Count the occurrences of `piece`, including overlapping ones, but stop at 2."""
+    """Count the occurrences of `piece`, including overlapping ones. Stop at 2."""
     first = text.find(piece)
     return 0 if first < 0 else 1 + (text.find(piece, first + 1) >= 0)
 

@@ -44,7 +44,7 @@ AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_js
 
 class Mailer(Protocol):
     async def send(self, message: EmailMessage, recipients: list[str], call: CallKey) -> dict[str, Any]:
-        """Send a call's message, and return fields for the tool's result.
+        """Send a call's message. Return the fields of the tool's result.
 
         Raises:
             ToolError: The message was refused, or may not have been sent. The error's text is shown to the model.
@@ -133,7 +133,7 @@ def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str)
 
 
 def _answer(message: EmailMessage, thread: list[str]) -> None:
-    """Mark the message as automatic and, if `thread` has valid message ids, as an answer to the last of them."""
+    """Mark the message as automatic. If `thread` has valid message ids, also mark it as an answer to the last one."""
     if answered := [each for each in dict.fromkeys(thread) if each and re.fullmatch(_MESSAGE_ID, each)]:
         message["In-Reply-To"] = answered[-1]
         message["References"] = " ".join(answered)

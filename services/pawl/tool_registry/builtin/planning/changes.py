@@ -53,13 +53,13 @@ async def find_task(
     is_done: bool | None = None,
     project_id: str | None = None,
 ) -> Task:
-    """Return the task with the given id or title, within the project if one is given.
+    """Return the task with the given id or title. If a project is given, only search in that project.
 
-    If several tasks have the title, tasks with the given `is_done` are preferred, and among those, tasks created by
-    this run, because other runs of the user may be creating tasks at the same time.
+    If several tasks have the title, tasks with the given `is_done` are preferred. Among these tasks, those that this
+    run has created are preferred, because other runs of the user may be creating tasks at the same time.
 
     Raises:
-        ToolError: No task matches, or several do; the message lists them.
+        ToolError: No task matches, or several tasks do. The message lists them.
     """
     found = await repository.find_tasks(owner, reference.strip())
     found = [task for task in found if project_id in {None, task.project_id}]
@@ -237,7 +237,7 @@ def undo_creation(task: Task) -> Inverse:
 async def once(
     repository: PostgresPlanRepository, context: ToolContext, make: Callable[[Owner, str], Awaitable[PlanChange]]
 ) -> PlanChange:
-    """Return the change that the call already made, or make it now."""
+    """Return the change that the call has already made. If there is none, make the change now."""
     owner, key = (StoreId(context.store_id), UserId(context.user_id)), context.idempotency_key
     earlier = await repository.earlier_change(owner, idempotency_key=key)
     return await make(owner, key) if earlier is None else earlier
@@ -249,7 +249,7 @@ async def _all_tasks(
     """Return the referenced tasks by id.
 
     Raises:
-        ToolError: A reference matches no task, or several; all problems are listed.
+        ToolError: A reference does not match exactly one task. The error lists all problems.
     """
     found: dict[str, Task] = {}
     problems = []

@@ -84,7 +84,7 @@ def _delete_comment(repository: PostgresPlanRepository) -> Tool[..., Any]:
 
 
 def comments_on(comments: Sequence[Comment], subject_id: str) -> dict[str, Any]:
-    """Return the comments on a task or project as a field; no field if there are none."""
+    """Return the comments on a task or project as a field. If there are none, there is no field."""
     shown = [
         {"comment_id": each.comment_id, "text": each.content, "time": each.created}
         for each in comments

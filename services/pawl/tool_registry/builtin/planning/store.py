@@ -134,7 +134,7 @@ class PostgresPlanRepository(DatabaseAdapter):
         return [Task(**row) for row in await self._database.fetch(_TASKS, *owner, most)]
 
     async def find_tasks(self, owner: Owner, reference: str) -> Sequence[Task]:
-        """Return the task with the given id, then those with the given title (ignoring case), newest first."""
+        """Return the task with the given id, followed by the tasks with this title (ignoring case), newest first."""
         return [Task(**row) for row in await self._database.fetch(_BY_REFERENCE, *owner, reference)]
 
     async def task_titles(self, owner: Owner) -> Sequence[str]:
@@ -142,14 +142,14 @@ class PostgresPlanRepository(DatabaseAdapter):
         return [row["title"] for row in await self._database.fetch(_TITLES, *owner)]
 
     async def earlier_change(self, owner: Owner, *, idempotency_key: str) -> PlanChange | None:
-        """Return the change made with this key, or None if there is none. Changes are kept for at least 30 days."""
+        """Return the change that was made with this key, or None. Changes are kept for at least 30 days."""
         stored = await self._database.fetchval(_EARLIER, *owner, idempotency_key)
         return None if stored is None else msgspec.msgpack.decode(stored, type=PlanChange)
 
     async def change_project(
         self, owner: Owner, project_id: str, fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
-        """Set fields of a project; return an empty change if the project does not exist.
+        """Set fields of a project. If the project does not exist, return an empty change.
 
         Raises:
             ToolError: Another project has the new title.

@@ -29,15 +29,18 @@ class PostgresCheckpoints(DatabaseAdapter):
     """Stores each call's newest checkpoint. Durable and shared by all replicas."""
 
     async def take(self, writer: Writer) -> bytes | None:
-        """Return a restarted call's checkpoint, or None, and block writes by earlier attempts. Atomic."""
+        """Return the checkpoint of a restarted call, or None. Earlier attempts can no longer write checkpoints.
+
+        Atomic.
+        """
         content: bytes | None = await self._database.fetchval(_TAKE, *_columns(writer), urgent=True)
         return content
 
     async def keep(self, writer: Writer, content: bytes, *, is_first: bool) -> bool:
-        """Replace the checkpoint; return False if the attempt is not the newest or the run was erased.
+        """Replace the checkpoint. Return False if the attempt is not the newest, or if the run was erased.
 
-        `is_first` means that this attempt has not written a checkpoint yet. If it is also the call's first attempt, it
-        replaces a checkpoint from another first attempt, because neither has called `take`.
+        `is_first` means that this attempt has not written a checkpoint yet. If this is also the call's first attempt,
+        it replaces the checkpoint of another first attempt, because neither of them has called `take`.
         """
         return bool(await self._database.fetchval(_KEEP, *_columns(writer), content, is_first, urgent=True))
 

@@ -75,7 +75,7 @@ class PostgresCompletions:
         self._instance_id = instance_id
 
     async def open(self, key: CallKey, digest: bytes, terms: CompletionTerms) -> bool:
-        """Store the token of a call, replacing any earlier one; return False if the call no longer runs here."""
+        """Store the token of a call, replacing any earlier token. Return False if the call no longer runs here."""
         data = msgspec.msgpack.encode(terms)
         opened = await self._database.fetchval(
             _OPEN, key.store_id, key.call_id, self._instance_id, digest, data, urgent=True
@@ -83,7 +83,7 @@ class PostgresCompletions:
         return opened is not None
 
     async def hold(self, key: CallKey, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
-        """Let a call wait up to `seconds` without its tool; return its state, which may be its end. Atomic.
+        """Let a call wait up to `seconds` without its tool. Return its state, which may be final. Atomic.
 
         Returns None if the call no longer runs here, or if it has no token with which it could be completed.
         """
@@ -104,7 +104,7 @@ class PostgresCompletions:
         return awaiting_completion(seconds)
 
     async def lapse(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
-        """End a call with `result` if its deadline has passed; return the call's state."""
+        """If the deadline of a call has passed, end it with `result`. Return the call's state."""
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
             known = None if row is None else result_of(row)
@@ -114,7 +114,7 @@ class PostgresCompletions:
         return result
 
     async def withdraw(self, key: CallKey) -> ExecutionResult | None:
-        """Cancel a call waiting for its completion; return its state, or None if it is unknown or still running."""
+        """Cancel a call that waits for its completion. Return its state, or None if it is unknown or still running."""
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
             known = None if row is None else result_of(row)
@@ -123,14 +123,17 @@ class PostgresCompletions:
             return await _cancel(connection, key, row)
 
     async def find(self, store_id: StoreId, digest: bytes) -> tuple[CompletionTerms, bool] | None:
-        """Return the completion terms of the call with this token, and whether it is open; None if there is none."""
+        """Return the completion terms of the call with this token, and whether it is open.
+
+        Return None if there is none.
+        """
         row = await self._database.fetchrow(_FIND, store_id, digest, urgent=True)
         return None if row is None else (_terms(row["completion_terms"]), row["ended_at"] is None)
 
     async def complete(
         self, store_id: StoreId, digest: bytes, end: CallEnd, result: ExecutionResult, by: Principal
     ) -> bool:
-        """Complete a call once; return whether it already had exactly this end. Atomic, durable on return.
+        """Complete a call once. Return whether it had already ended in exactly this way. Atomic; durable on return.
 
         Raises:
             CompletionNotFound: No call has the token.
@@ -156,7 +159,7 @@ class PostgresCompletions:
         return False
 
     async def claim_unreported(self, most: int) -> Sequence[tuple[AuditDraft, bool]]:
-        """Return the audit entries for unreported ends, each with a flag that says whether a completion caused it.
+        """Return the audit entries for unreported ends, each with a flag that says whether it was a completion.
 
         For `_CLAIM_SECONDS`, other replicas cannot claim these ends.
         """

@@ -51,7 +51,7 @@ class PostgresErasures(DatabaseAdapter):
     """Deletes the executions, results, worker calls and rules that belong to a conversation or its runs."""
 
     async def erase(self, part: ErasurePart) -> None:
-        """Delete the data of runs and calls, and destroy the conversation's secret.
+        """Delete the data of runs and calls. Destroy the conversation's secret.
 
         Raises:
             DependencyUnavailable: The database is unavailable.

@@ -128,9 +128,9 @@ class PostgresExecutionJournal:
     ) -> Begun | HeldElsewhere | ExecutionResult:
         """Record that the call is about to run, or return its known state.
 
-        Call this only from a process that is not running the call. Atomic: only one of several concurrent callers gets
-        Begun. `unexecuted` holds the tokens of attempts that never ran the tool, because this process got no answer
-        from the database. A call whose entry has such a token is safe to run.
+        Call this only from a process that is not running the call. It is atomic: only one of several concurrent callers
+        gets Begun. `unexecuted` contains the tokens of attempts that never ran the tool, because this process did not
+        get an answer from the database. If the call's entry has such a token, the call is safe to run.
 
         Raises:
             InvalidArguments: The call was started with another tool or other arguments.
@@ -155,7 +155,10 @@ class PostgresExecutionJournal:
             return await self._resume(connection, call, unexecuted)
 
     async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
-        """Return a call's stored result, or HeldElsewhere if another process is running the call; otherwise None."""
+        """Return a call's stored result, or HeldElsewhere if another process is running the call.
+
+        Otherwise, return None.
+        """
         row = await self._database.fetchrow(_READ, *self._reading(call.key), urgent=True)
         if row is None:
             return None
@@ -168,7 +171,7 @@ class PostgresExecutionJournal:
                 return None
 
     async def find(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
-        """Return the result of a call, or HeldElsewhere if another process is running it; None if it is not known.
+        """Return the result of a call, or HeldElsewhere if another process is running it. None if it is not known.
 
         Call this only from a process that is not running the call. If the entry has no end and no live process is
         running the call, the outcome is UNKNOWN.
@@ -179,7 +182,7 @@ class PostgresExecutionJournal:
     async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
         """Write the end of a call that this process started, and return the stored result.
 
-        The stored result differs if the call was ended before, for example as UNKNOWN by another process.
+        The stored result is a different one if the call had already ended, for example as UNKNOWN by another process.
         """
         async with self._database.acquire(urgent=True) as connection:
             if await self._write_end(connection, key, result):
@@ -212,7 +215,7 @@ class PostgresExecutionJournal:
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
         """Durably request cancellation of a call. A call that has not started can no longer start.
 
-        Returns the same as `find`, except that the result is None for a call that was cancelled before it started.
+        Returns the same as `find`. For a call that was cancelled before it started, the result is None.
         """
         async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_CANCEL, key.store_id, key.call_id, _CANCELLED_BEFORE.content)
@@ -222,7 +225,9 @@ class PostgresExecutionJournal:
         return self._state(row)
 
     async def renew(self, others: Collection[CallKey] = ()) -> Collection[CallKey]:
-        """Renew this process's lease and read those of other processes; return its calls that must be cancelled.
+        """Renew this process's lease and read the other processes' leases.
+
+        Return the calls of this process that must be cancelled.
 
         `others` are calls that this process runs without a journal entry.
         """
@@ -244,7 +249,7 @@ class PostgresExecutionJournal:
         await self._database.execute(_RELEASE, self._instance_id, urgent=True)
 
     async def forget(self, older_than_seconds: float) -> int:
-        """Delete old entries, and dead processes' locks and leases; return the number of ended entries deleted."""
+        """Delete old entries, and locks and leases of dead processes. Return the number of ended entries deleted."""
         async with self._database.acquire(urgent=True) as connection:
             tag = await connection.execute(_FORGET, older_than_seconds)
             await connection.execute(_FORGET_AWAITED, older_than_seconds)
@@ -330,7 +335,7 @@ def _held(row: asyncpg.Record) -> HeldElsewhere:
 
 
 def result_of(row: asyncpg.Record) -> ExecutionResult | None:
-    """Return a call's end, or AWAITING_COMPLETION; None while its tool is running."""
+    """Return a call's end, or AWAITING_COMPLETION. Return None while the call's tool is running."""
     if row["ended_at"] is None:
         return None if row["awaits_until"] is None else awaiting_completion(row["completion_seconds_left"])
     fields = {name: row[name] for name in RESULT.split(", ")} | {"outcome": Outcome(row["outcome"])}

@@ -62,12 +62,12 @@ class _Busy(Exception):
 
 
 class PostgresResourceLocks:
-    """Allows one execution at a time for each of a store's resource keys, across all replicas.
+    """Allows one execution at a time for each resource key of a store, across all replicas.
 
     A lock lasts no longer than its process's lease.
 
-    Within a process, callers queue, so that at most one caller per key polls the database. Among processes, the first
-    one to poll after a release gets the lock.
+    Within a process, callers queue, so that at most one caller per key polls the database. If several processes wait,
+    the first one to poll after a release gets the lock.
     """
 
     def __init__(self, database: Database, *, instance_id: str, watch: LeaseWatch) -> None:
@@ -81,7 +81,8 @@ class PostgresResourceLocks:
     async def hold(self, store_id: StoreId, keys: Sequence[str], holder: str) -> AsyncIterator[None]:
         """Wait for all keys (sorted, without duplicates) and hold them inside the context.
 
-        Safe to cancel. Not fair between processes. The locks are lost if the process loses its lease.
+        Waiting is safe to cancel, but not fair between processes. If the process loses its lease, it also loses the
+        locks.
         """
         # Unique, because the same call may be executed again while its earlier locks are still being released.
         holder, is_acquired = f"{holder}/{next(self._numbers)}", False

@@ -60,7 +60,7 @@ def items_of(definition: ToolDefinition, arguments: Mapping[str, JsonValue]) -> 
 
 
 def approval_cause(definition: ToolDefinition, items: int) -> str:
-    """Return why a call that affects `items` items needs approval; empty if it does not.
+    """Return why a call that affects `items` items needs approval. Empty if it does not need any.
 
     Questions to a user are never gated, because the user decides by answering. Delegating to an agent never counts as
     bulk, because the agent's own calls are gated.
@@ -78,7 +78,7 @@ def approval_cause(definition: ToolDefinition, items: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """A rate limit. Up to a minute's calls may start in one burst. `name` is unique within a store."""
+    """A rate limit. A minute's worth of calls may start in one burst. `name` is unique within a store."""
 
     name: str
     per_minute: int

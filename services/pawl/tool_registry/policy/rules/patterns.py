@@ -1,7 +1,7 @@
-"""Matches the argument patterns of rules in bounded time, and considers all ways in which a tool may read a value.
+"""Matches the argument patterns of rules in bounded time. Considers all ways in which a tool may read a value.
 
-`HTTP://Host.:80/a` and `http://host/a` are the same URL. A DENY or ASK rule applies if any reading of a value matches;
-an ALLOW rule applies only if all readings match.
+`HTTP://Host.:80/a` and `http://host/a` are the same URL. A DENY or ASK rule applies if any reading of a value matches.
+An ALLOW rule applies only if all readings match.
 """
 
 from __future__ import annotations
@@ -108,7 +108,10 @@ def takes_argument(schema: Mapping[str, Any], name: str) -> bool:
 
 
 def argument_acts(schema: Mapping[str, Any]) -> tuple[Act, ...]:
-    """Return the acts in `x-pawl-acts-as`: `read_file.path`, or `read_file.path/*` for everything below it."""
+    """Return the calls that `x-pawl-acts-as` declares equivalent.
+
+    `read_file.path/*` covers everything below the path.
+    """
     found = []
     for name, part in _properties(schema):
         declared = part.get(_ACTS_AS) if isinstance(part, dict) else None
@@ -125,7 +128,7 @@ def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _alternatives(schema: Mapping[str, Any], part: Any) -> Iterator[dict[str, Any]]:
-    """Yield a schema and its direct branches, each followed by the schema of its items if it has one."""
+    """Yield a schema and its direct branches. Each is followed by the schema of its items, if it has one."""
     part = resolve(schema, part)
     if not isinstance(part, dict):
         return
@@ -143,7 +146,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def canonical_value(value: JsonValue) -> bytes:
-    """Return a value's canonical JSON; 1.0 becomes 1."""
+    """Return a value's canonical JSON. For example, 1.0 becomes 1."""
     return dumps_canonical(_whole(value))
 
 
@@ -306,7 +309,10 @@ def _plain(text: str) -> str:
 
 
 def _url(plain: str) -> str:
-    """Normalize a URL as an HTTP client does and resolve its path. For other schemes, lowercase the scheme and host."""
+    """Normalize a URL as an HTTP client does and resolve its path.
+
+    For other schemes, lower-case the scheme and host.
+    """
     slashed = _NOT_IN_URLS.sub("", plain).replace("\\", "/")
     scheme, colon, rest = slashed.partition(":")
     if colon and scheme.lower() in {"http", "https"}:
@@ -331,7 +337,7 @@ def _host(authority: str) -> str:
 
 
 def _path(plain: str, *, root: str = "") -> str:
-    """Return a path without empty parts, `.` and `..`. It is relative unless `root` is a slash."""
+    """Return a path without empty parts, `.` and `..`. The path is relative unless `root` is a slash."""
     slashed = plain.replace("\\", "/")
     end = "/" if slashed.endswith("/") and root else ""
     resolved = posixpath.normpath(f"/{slashed}").lstrip("/")
@@ -356,7 +362,7 @@ def _plain_glob(glob: str, kind: ArgumentKind) -> str:
 
 
 def glob_matches(text: str, glob: str, work: Work) -> bool:
-    """Return whether the whole string matches the glob: `*` matches any text, `?` matches one character.
+    """Return whether the whole string matches the glob. `*` matches any text, and `?` matches one character.
 
     Raises:
         TooMuchToMatch: Matching takes more steps than are left.
@@ -378,7 +384,7 @@ def glob_matches(text: str, glob: str, work: Work) -> bool:
 
 
 def _find(text: str, piece: str, start: int, end: int, work: Work) -> int:
-    """Return the first position of a piece in `text[start:end]`; a negative number if it does not occur."""
+    """Return the first position of a piece in `text[start:end]`, or a negative number if it does not occur."""
     if "?" not in piece:
         found = text.find(piece, start, end)
         work.spend(1 + (end if found < 0 else found) // _CHARACTERS_A_STEP - start // _CHARACTERS_A_STEP)
@@ -401,7 +407,7 @@ def _find(text: str, piece: str, start: int, end: int, work: Work) -> int:
 
 
 def _is_at(text: str, place: int, parts: list[str], work: Work) -> bool:
-    """Return whether the parts match at a position, with any single character between consecutive parts."""
+    """Return whether the parts match at a position. Between two parts, any single character is allowed."""
     for part in parts:
         work.spend(1)
         if not text.startswith(part, place):

@@ -1,8 +1,8 @@
 """Decides which rule applies to a call. Rules are decisions that users made in advance.
 
-DENY takes precedence over ASK, and ASK over ALLOW. An ALLOW is narrow: it applies only to the tool version that its
-author knew, and covers bulk calls only if it says so. If it names several tools, it covers destructive calls only if it
-says so.
+DENY takes precedence over ASK, and ASK over ALLOW. An ALLOW is narrow. It applies only to the tool version that its
+author knew, and covers bulk calls only if it says so. If an ALLOW names several tools, it covers destructive calls only
+if it says so.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RuleScope(StrEnum):
 
 
 def may_approve(roles: Collection[str]) -> bool:
-    """Return whether these roles allow users to approve calls in their own runs. So do no roles at all."""
+    """Return whether users with these roles may approve calls in their own runs. Users without roles may."""
     return not roles or not {Role.ADMIN, Role.APPROVER}.isdisjoint(roles)
 
 
@@ -97,18 +97,18 @@ class Rule:
 
     @property
     def is_of_conversation(self) -> bool:
-        """True if the rule belongs to one conversation or run and is erased with it."""
+        """True if the rule belongs to one conversation or run. Such a rule is erased with it."""
         return self.scope in (RuleScope.RUN, RuleScope.CONVERSATION)
 
     def is_in_force(self, now: float) -> bool:
-        """Return whether the rule is in force: not revoked, expired or used up."""
+        """Return whether the rule is in force, that is, neither revoked nor expired nor used up."""
         is_used_up = bool(self.uses_max) and self.uses >= self.uses_max
         return not self.revoke_time and not (self.expire_time and self.expire_time <= now) and not is_used_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledCall:
-    """The attributes of a call that rules are matched against."""
+    """The attributes of a call against which rules are matched."""
 
     user_id: UserId
     conversation_id: ConversationId
@@ -141,8 +141,8 @@ class RuledCall:
 def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
     """Return the rule that decides on a call, or None if no rule applies.
 
-    Among rules with the same effect, the rule with the narrowest scope applies, and among those, the newest one. This
-    way, a broad rule's uses are not spent where a narrow rule applies.
+    Among rules with the same effect, the rule with the narrowest scope applies. If there are several, the newest
+    applies. A broad rule's uses are therefore not spent where a narrow rule applies.
 
     Raises:
         TooMuchToMatch: Matching the rules and arguments would take too many steps.
@@ -160,7 +160,7 @@ def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
 
 
 def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Matching]]:
-    """Yield the call once for each tool that it acts as, in the form in which that tool's rules see it."""
+    """Yield the call once for each tool that it acts as, in the form that the rules for that tool see."""
     for act in call.acts:
         if act.argument in call.arguments:
             matching.work.spend(_ACT_STEPS)
@@ -177,7 +177,10 @@ def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Mat
 
 
 def canonical_terms(rule: Rule) -> bytes:
-    """Return the canonical JSON of the values that the rule's author set, without id, tool version and uses."""
+    """Return the canonical JSON of the values that the rule's author set.
+
+    The id, tool version and uses are left out.
+    """
     patterns: list[JsonValue] = [
         {
             "argument": each.argument,
@@ -271,9 +274,10 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
 
 
 def check_room(rule: Rule, *, of_store: int, of_users: int, of_user: int) -> None:
-    """Check the limits on rules in force. Users' rules do not count towards the limit on store-wide rules.
+    """Check the limits on rules in force. Rules of users do not count towards the limit on store-wide rules.
 
-    The arguments are the numbers of rules in force: store-wide rules, all users' rules, and the author's own rules.
+    The arguments are the numbers of rules in force: of store-wide rules, of all users' rules, and of the author's own
+    rules.
 
     Raises:
         InvalidField: A limit is reached.

@@ -34,7 +34,7 @@ class PostgresGrantUses(DatabaseAdapter):
     """Stores the calls that started under series grants. Durable and shared by all replicas."""
 
     async def use(self, store_id: StoreId, digest: str, call_id: CallId, *, uses_max: int) -> bool:
-        """Count a call once if the grant has uses left; return whether the call is counted. Atomic."""
+        """Count a call once if the grant has uses left. Return whether the call is counted. Atomic."""
         async with self._database.acquire() as connection:
             while not await connection.fetchval(_USE, store_id, digest, call_id, uses_max):
                 if await connection.fetchval(_IS_COUNTED, store_id, digest, call_id):

@@ -1,8 +1,8 @@
 """Stores rate limits in PostgreSQL, using the generic cell rate algorithm on the database clock.
 
 A row holds the time at which its rate will be fully available again. A call moves this time forward by the interval of
-one call, unless it would then be more than a minute ahead. If it is already further ahead, the row was written before
-the clock was set back, and counts as unused.
+one call, unless the time would then be more than a minute ahead. If the time is already further ahead, the row was
+written before the clock was set back, and counts as unused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FORGET: Final = "DELETE FROM tool_registry.rates WHERE unused_at < now() - inte
 
 class PostgresRateLimits(DatabaseAdapter):
     async def take(self, store_id: StoreId, rates: Sequence[Rate]) -> None:
-        """Count one call against all rates, or against none.
+        """Count one call against all rates, or against none of them.
 
         Raises:
             Exceeded: One of the rates is exhausted.

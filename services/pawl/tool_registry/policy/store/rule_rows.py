@@ -93,9 +93,9 @@ class PostgresRuleRepository(DatabaseAdapter):
     """Stores rules and the calls that they have allowed. Durable and shared by all replicas."""
 
     async def add(self, rule: Rule, request_id: RequestId) -> Rule:
-        """Store a rule and return it. Repeating a request returns the rule that the first one created.
+        """Store a rule and return it. If a request is repeated, return the rule that the first request created.
 
-        Atomic, including `check_room`.
+        This is atomic, including `check_room`.
 
         Raises:
             RequestIdReused: The user has already used the request id for another rule.
@@ -140,7 +140,7 @@ class PostgresRuleRepository(DatabaseAdapter):
         return bool(await self._database.fetchval(_IS_ERASED, rule.store_id, rule.scope_id))
 
     async def get(self, store_id: StoreId, rule_id: str) -> Rule | None:
-        """Return a rule, whether or not it is in force; None if it does not exist."""
+        """Return a rule, whether or not it is in force. Return None if it does not exist."""
         row = await self._database.fetchrow(_GET, store_id, rule_id)
         return None if row is None else _rule(row)
 
@@ -152,7 +152,7 @@ class PostgresRuleRepository(DatabaseAdapter):
         return [_rule(row) for row in await self._database.fetch(_ALL_IN_FORCE, store_id)]
 
     async def revoke(self, store_id: StoreId, rule_id: str, user_id: UserId) -> Rule:
-        """Revoke a rule. Has no effect on a rule that is already revoked.
+        """Revoke a rule. If the rule is already revoked, nothing happens.
 
         Raises:
             RuleNotFound: The rule does not exist.
@@ -165,12 +165,12 @@ class PostgresRuleRepository(DatabaseAdapter):
     async def list(
         self, store_id: StoreId, user_id: UserId, *, include_ended: bool, before: str, most: int
     ) -> Sequence[Rule]:
-        """Return the user's and the store's rules by descending id; all rules if `user_id` is empty."""
+        """Return the user's and the store's rules by descending id. If `user_id` is empty, return all rules."""
         rows = await self._database.fetch(_LIST, store_id, user_id, include_ended, before, most)
         return [_rule(row) for row in rows]
 
     async def use(self, store_id: StoreId, rule_id: str, call_id: CallId) -> bool:
-        """Count a call once if the rule is in force; return whether the rule has allowed the call. Atomic."""
+        """Count a call once if the rule is in force. Return whether the rule has allowed the call. Atomic."""
         async with self._database.acquire() as connection:
             if await connection.fetchval(_USE, store_id, rule_id, call_id):
                 return True

@@ -49,12 +49,12 @@ _IDEMPOTENCY: Final = "idempotency-key"
 
 
 def read_operations(document: Document, source_name: str, config: OpenApiConfig) -> Discovery:
-    """Return a tool for each operation, sorted by name, and the operations that cannot become tools.
+    """Return a tool for each operation, sorted by name. Also return the operations that cannot become tools.
 
     All tools are AT_MOST_ONCE and SENSITIVE (for DELETE: DESTRUCTIVE), because the document is not trusted.
 
     Raises:
-        UnusableDocument: The document has no operations, has too many, or lacks the chosen ones.
+        UnusableDocument: The document has no operations, has too many, or lacks a chosen operation.
     """
     tools: dict[str, DiscoveredTool] = {}
     left_out: list[LeftOut] = []
@@ -75,7 +75,7 @@ def chosen_operations(document: Document, operation_ids: Collection[str]) -> lis
     """Return the operations with these ids, or all operations if `operation_ids` is empty.
 
     Raises:
-        UnusableDocument: The document has no operations, has too many, or lacks the chosen ones.
+        UnusableDocument: The document has no operations, has too many, or lacks a chosen operation.
     """
     chosen: list[Operation] = []
     missing = dict.fromkeys(operation_ids)

@@ -46,7 +46,9 @@ def read_tools(data: bytes, source_name: str, config: OpenApiConfig) -> Discover
 
 
 def extract(data: bytes, operation_ids: Collection[str]) -> bytes:
-    """Return a document with only the chosen operations (all, if none are chosen) and the parts that they refer to.
+    """Return a document with only the chosen operations and the parts to which they refer.
+
+    If no operations are chosen, all are kept.
 
     Raises:
         UnusableDocument: The document is invalid, the operations do not exist, or the result is too large to store.

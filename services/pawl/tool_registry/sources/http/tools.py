@@ -139,7 +139,7 @@ class HttpTools:
         return forwarded(entry.definition, call, preview=partial(_preview, binding), is_remote=True)
 
     async def forget(self, store_id: StoreId, name: str) -> None:
-        """Do nothing, because there are no connections."""
+        """Do nothing, because this connector does not keep any connections."""
 
     async def _call(
         self, definition: ToolDefinition, binding: Binding, arguments: dict[str, Any], context: ToolContext
@@ -169,7 +169,7 @@ class HttpTools:
 
 
 def _check_origin(url: str, document_url: str) -> None:
-    """Raise InvalidField if a server in a fetched document has a different origin than the document.
+    """Raise InvalidField if a server in a fetched document does not have the same origin as the document.
 
     The store's admin provided only the document's URL, and the document's author must not determine where secrets are
     sent.

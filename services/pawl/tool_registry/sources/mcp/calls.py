@@ -55,7 +55,10 @@ class Calls:
         )
 
     async def discover(self, source: Source) -> Discovery:
-        """Return a source's current tools, using a separate connection. Raises the errors of `Connections.session`."""
+        """Return the current tools of a source, using a separate connection.
+
+        Raises the same errors as `Connections.session`.
+        """
         async with self.connections.fresh(source) as session:
             return Discovery(tools=discovered(source.name, await session.tools()), left_out=session.left_out)
 

@@ -1,4 +1,4 @@
-"""Manages the connections of all sources: one per user of a source, opened on demand and kept for later calls."""
+"""Manages the connections of all sources. Each user of a source has one, which is opened on demand and kept."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ class SourceConnections:
         self.problem, self.not_before, self.failures = "", 0.0, 0
 
     def ended(self, owner: UserId | None, session: Session) -> None:
-        """Remove a connection. If it broke, delay the next one by 0 s, and after more failures by 1, 2, 4 ... 60 s."""
+        """Remove a connection.
+
+        If it broke, the next one is delayed by 0 s, and after further failures by 1, 2, 4 ... 60 s.
+        """
         if self.sessions.get(owner) is session:
             del self.sessions[owner]
         if session.problem:
@@ -67,8 +70,8 @@ class SourceConnections:
 class Connections:
     """Manages connections to MCP servers.
 
-    A connection is closed when it has been idle for `idle_seconds`, when its source changes, and at shutdown. A
-    connection that is being opened is not abandoned if the call that needed it times out.
+    A connection is closed when it has been idle for `idle_seconds`, when its source changes, and at shutdown. If a call
+    times out while its connection is being opened, opening continues.
     """
 
     def __init__(
@@ -172,7 +175,7 @@ class Connections:
         return lambda wire: stdio_transport(order, name=name, secrets=secrets, wire=wire, clock=self._clock)
 
     def make_room(self, store_id: StoreId) -> None:
-        """If the store or the replica has reached its limit, close the connection that has been idle the longest.
+        """If the store or the replica has reached its limit, close the connection that has been idle longest.
 
         Raises:
             SourceUnreachable: All these connections are in use.

@@ -49,7 +49,7 @@ class InvalidAnswer(Exception):
 
 
 class Reader:
-    """Parses answers for one store: in this process if that is fast, otherwise in a helper process with limits."""
+    """Parses answers for one store. Slow answers are parsed in a helper process with limits."""
 
     def __init__(self, helper: Helper, store_id: StoreId) -> None:
         self._helper = helper
@@ -70,7 +70,7 @@ class Reader:
             raise InvalidAnswer("it takes too long to check; give a shorter answer") from None
 
     async def answer_problem(self, schema_json: bytes, answer: str) -> str:
-        """Return why an answer does not match its question's schema; empty if it matches.
+        """Return why an answer does not match its question's schema. Empty if it matches.
 
         If the schema cannot be read, every answer matches.
 
@@ -91,15 +91,15 @@ class Reader:
 
 
 async def ask_person(asked: Asked, ask: Ask, *, source: str, clean: Clean, reader: Reader) -> mcp.types.ElicitResult:
-    """Ask a user a server's question, and return the response to the server.
+    """Ask a user the question of a server, and return the response to the server.
 
     If the first answer does not match, the question is asked once more. The response is `decline` if the user does not
-    answer, or if the second answer does not match either. Deterministic, so that a call can run again with the answers
-    that it already has.
+    answer, or if the second answer does not match either. The function is deterministic, so that a call can run again
+    with the answers that it already has.
 
     Raises:
         UnanswerableQuestion: A user cannot answer the question.
-        ToolError: Same as `ToolContext.ask`, except for declined questions.
+        ToolError: See `ToolContext.ask`, except that declined questions do not raise.
         Overloaded, DependencyUnavailable: The answer cannot be checked now.
     """
     form = _form(asked, clean)
@@ -122,8 +122,8 @@ async def ask_person(asked: Asked, ask: Ask, *, source: str, clean: Clean, reade
 class _Form:
     """A question in the form in which a user sees it. Can be pickled.
 
-    Without properties, it asks for yes or no. With one property, the answer is its value. With several properties, the
-    answer is a JSON object.
+    A form without properties asks for yes or no. With one property, the answer is the value of that property. With
+    several properties, the answer is a JSON object.
     """
 
     text: str

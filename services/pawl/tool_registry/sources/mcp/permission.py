@@ -21,7 +21,8 @@ class Programs:
     """The deployment's rules for programs.
 
     Without `rules`, stores may start any program, which is meant for single-user machines. A program for which no
-    folders are listed can then read everything that the user can. No confined program may access `private` paths.
+    folders are listed can then read everything that the user can read. Confined programs may never access `private`
+    paths.
     """
 
     rules: Mapping[str, Sequence[ProgramRule]] | None
@@ -55,7 +56,7 @@ class Programs:
 
 
 def read_programs_file(path: Path | None) -> dict[str, list[ProgramRule]]:
-    """Return the rules by store, with `*` for stores without their own rules. Empty if there is no file.
+    """Return the rules by store. `*` has the rules for all other stores. Empty if there is no file.
 
     Raises:
         StartError: The file cannot be read, or has an invalid entry.

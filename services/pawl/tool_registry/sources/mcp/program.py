@@ -1,4 +1,4 @@
-"""Runs an MCP server as a program on this machine: starts it, limits it, and cleans up after it."""
+"""Runs an MCP server as a program on this machine. Starts the program, limits it, and cleans up after it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ class Program:
     async def end_reason(self, *, with_output: bool = True) -> str:
         """Return a human-readable reason why the program ended. Call this only after the program's output has ended.
 
-        With `with_output`, it includes the last output line that mentions an error, or otherwise the last line.
+        With `with_output`, the reason includes the last output line that mentions an error. If there is none, it
+        includes the last line.
         """
         problem = ""
         with contextlib.suppress(TimeoutError, OSError):
@@ -145,8 +146,8 @@ class Program:
 async def running(order: Order, *, name: str, secrets: Collection[str]) -> AsyncGenerator[Program, None]:
     """Run a program with its own process group, its own environment, and a home folder that is initially empty.
 
-    All its processes are killed on exit, or shortly after this process ends for any reason. Its standard error is
-    untrusted and may contain users' data. Some of it is logged at debug level.
+    All processes of the program are killed on exit, or shortly after this process ends for any reason. The program's
+    standard error is untrusted and may contain users' data. Some of it is logged at debug level.
 
     Raises:
         ProgramProblem: The program does not start.

@@ -15,9 +15,10 @@ _BINARY_NOTE: Final = "The bytes are left out, because models read text only."
 
 
 def result_json(result: mcp.types.CallToolResult) -> JsonValue:
-    """Return a tool's result: a single text unchanged, or only the structured content if the text repeats it.
+    """Return a tool's result. A single text is unchanged.
 
-    Binary content is described by type and size; its bytes are left out.
+    If the text repeats structured content, only that is returned. Binary content is described by its type and size,
+    without its bytes.
     """
     content = [_block(block) for block in result.content]
     structured = _clean(result.structured_content)

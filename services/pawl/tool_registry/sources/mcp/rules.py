@@ -37,7 +37,7 @@ def check_rule(rule: ProgramRule) -> None:
 
 
 def refusal_reason(rules: Mapping[str, Sequence[ProgramRule]], store_id: StoreId, requested: ProgramRule) -> str:
-    """Return why a store may not start a program; empty if it may.
+    """Return why a store may not start a program. Empty if it may.
 
     The rules for `*` apply to stores without their own rules.
     """

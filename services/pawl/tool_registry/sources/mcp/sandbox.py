@@ -104,7 +104,10 @@ PROCESSES_DEFAULT: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """The program to start, its limits, and the paths that it may access besides system files. Paths are absolute."""
+    """The program to start, its limits, and the paths that it may access besides system files.
+
+    All paths are absolute.
+    """
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -158,7 +161,7 @@ def _report(control: socket.socket, problem: str) -> None:
 
 
 def _release_pipes() -> None:
-    """Close the sandbox's ends of the program's pipes, so that each side notices when the other one closes."""
+    """Close the sandbox's ends of the program's pipes. Both sides then notice when the other side closes."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -239,7 +242,7 @@ def _landlock_abi() -> int:
 
 
 def _ruleset(order: Order) -> int | None:
-    """Return the Landlock rules as a file descriptor; None for an unconfined program.
+    """Return the Landlock rules as a file descriptor. Return None for an unconfined program.
 
     Raises:
         StartProblem: This machine cannot confine the program, or a folder must not be granted.
@@ -280,7 +283,7 @@ def _ruleset(order: Order) -> int | None:
 
 
 def _is_inside(path: str, folder: str) -> bool:
-    """Return whether a path is inside a folder or is the folder itself. Both paths must be resolved."""
+    """Return whether a path is inside a folder, or is the folder itself. Both paths must be resolved."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 

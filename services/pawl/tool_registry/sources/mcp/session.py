@@ -1,4 +1,4 @@
-"""Manages one connection to an MCP server: its own task opens it, keeps it open, and closes it."""
+"""Manages one connection to an MCP server. The connection's own task opens it, keeps it open, and closes it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _log = logs.get_logger(__name__)
 
 
 class Session:
-    """A connection that opens immediately and stays open until it breaks, is stopped, or is idle for `idle_seconds`.
+    """A connection that opens immediately. It stays open until it breaks, is stopped, or is idle for `idle_seconds`.
 
     It serves one user, who answers the server's questions. With `is_shared`, it serves all users, and the server can
     ask questions only in its responses to calls, because other questions do not identify their call.
@@ -98,7 +98,7 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """True while the connection is opening or calls can be made."""
+        """True while the connection is being opened, or while calls can be made."""
         return not self._task.done() and not self._is_stopped and not self._wire.problem
 
     @property
@@ -107,7 +107,7 @@ class Session:
 
     @property
     def problem(self) -> str:
-        """The reason why the connection broke or did not open; empty if neither happened."""
+        """The reason why the connection broke or could not be opened. Empty if neither happened."""
         return self._wire.problem
 
     @contextlib.contextmanager
@@ -121,7 +121,7 @@ class Session:
             self._wire.news.set()
 
     async def opened(self) -> None:
-        """Wait until calls can be made. Safe to cancel: the connection keeps opening.
+        """Wait until calls can be made. It is safe to cancel this, because the connection continues to open.
 
         Raises:
             SourceUnreachable: The connection cannot be opened. The message gives the reason.
@@ -160,7 +160,7 @@ class Session:
     async def call(self, call: Call, name: str, arguments: dict[str, Any]) -> mcp.types.CallToolResult:
         """Call a tool. The server can ask the user during the call. If this is cancelled, so is the call on the server.
 
-        There is no timeout here, because the clock of a call stops while the user is being asked.
+        There is no timeout here, because a call's clock stops while the user is being asked.
 
         Raises:
             Lost: The connection ended.
@@ -288,9 +288,9 @@ class Session:
     async def _on_elicit(
         self, context: ClientRequestContext, params: mcp.types.ElicitRequestParams
     ) -> mcp.types.ElicitResult:
-        """Ask in the most recent call, because the protocol does not say which call a question belongs to.
+        """Ask during the most recent call, because the protocol does not say to which call a question belongs.
 
-        Declines a question that could appear in the wrong conversation, which other users may be able to read.
+        A question is declined if it could appear in the wrong conversation, which other users may be able to read.
         """
         if self._is_shared or len({call.context.conversation_id for call in self._sent}) != 1:
             return mcp.types.ElicitResult(action="decline")
@@ -328,7 +328,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 async def _open_pages(error: mcp.MCPError, call: Call) -> None:
-    """Ask the user to open the pages listed in an error. Raise the error again unless all were opened."""
+    """Ask the user to open the pages listed in an error. Unless the user opens all of them, raise the error again."""
     if error.code != mcp.types.URL_ELICITATION_REQUIRED:
         raise error
     try:

@@ -1,12 +1,13 @@
 """Builds the seccomp filter that refuses certain system calls by confined programs.
 
-Landlock does not restrict Unix sockets with a path: any process that can write to the file can connect. Some of these
+Landlock does not restrict Unix sockets with a path. Any process that can write to the file can connect. Some of these
 sockets belong to services that act with the user's rights (Docker, a desktop bus, ssh-agent). A filter cannot see the
-address, because it is in the program's memory, so the program gets no Unix sockets. Socket pairs, which programs create
-for their children, are allowed.
+address, because it is in the program's memory. The program therefore does not get any Unix sockets. Socket pairs, which
+programs create for their children, are allowed.
 
 Landlock does not restrict limits and priorities either. A process that can set them for another process of the same
-user can kill it (with a limit of one second of CPU time) or stall it. A program may therefore set only its own.
+user can kill that process (with a limit of one second of CPU time) or stall it. A program may therefore set only its
+own limits and priorities.
 
 Nor does Landlock restrict kernel keyrings, where the same user's other programs keep tickets and passwords. A program
 therefore has no access to keyrings.
@@ -69,7 +70,7 @@ _MACHINES: Final[Mapping[str, _Machine]] = MappingProxyType(
 
 
 def syscall_filter(machine: str = os.uname().machine) -> bytes:
-    """Return the filter for a machine, given its uname name; empty if the machine is unknown.
+    """Return the filter for a machine, given its uname name. Empty if the machine is unknown.
 
     It refuses Unix sockets; Unix datagram pairs, which can be redirected to another address; io_uring, which can create
     sockets without the filter seeing it; setting other processes' limits, priorities and CPU affinity; and keyrings.
@@ -107,7 +108,7 @@ def syscall_filter(machine: str = os.uname().machine) -> bytes:
 
 
 def _only(number: int, wanted: Mapping[int, int]) -> list[tuple[int, int, int, int]]:
-    """Return the filter steps that refuse a system call unless it has these arguments. Other calls are unaffected."""
+    """Return the filter steps that refuse a system call unless it has these arguments. Other calls are not affected."""
     checks = [
         step
         for offset, value in wanted.items()

@@ -66,7 +66,7 @@ class Wire:
         self.news = asyncio.Event()
 
     def end(self, problem: str, *, is_too_large: bool = False) -> None:
-        """Record why the transport ended. Only the first reason counts."""
+        """Record why the transport ended. Only the first reason is kept."""
         self.is_too_large = self.is_too_large or (is_too_large and not self.problem)
         self.problem = self.problem or problem
         self.news.set()
@@ -103,7 +103,7 @@ Streams: TypeAlias = tuple[Any, Any]
 async def stdio_transport(
     order: Order, *, name: str, secrets: Collection[str], wire: Wire, clock: Clock
 ) -> AsyncGenerator[Streams, None]:
-    """Run a program and return its streams, with one message per line. `wire` records why they ended.
+    """Run a program and return its streams, with one message per line. `wire` records why the streams ended.
 
     The package's own transport buffers lines of any length, and does not confine the program.
 
@@ -190,9 +190,9 @@ async def _write(
 async def http_transport(
     client: httpx2.AsyncClient, url: str, headers: Mapping[str, str], wire: Wire, clock: Clock
 ) -> AsyncGenerator[Streams, None]:
-    """Return the streams to a server. Closes `client` on exit.
+    """Return the streams to a server. `client` is closed on exit.
 
-    Headers are sent only to the origin of `url`: the transport does not follow redirects to other origins.
+    Headers are sent only to the origin of `url`, because the transport does not follow redirects to other origins.
     """
     client.headers.update(headers)
     # A compressed body could expand to any size.
@@ -217,7 +217,7 @@ async def http_transport(
 
 
 async def limit_request(stream_rate: RateLimit, request: httpx2.Request) -> None:
-    """Limit the rate of new streams, and how long a message that has no response may delay all later messages."""
+    """Limit the rate of new streams. Also limit how long a message without a response may delay all later messages."""
     if request.method == "GET":
         await stream_rate.wait()
     elif not {"id", "method"} <= msgspec.json.decode(request.content or b"{}").keys():
@@ -226,7 +226,10 @@ async def limit_request(stream_rate: RateLimit, request: httpx2.Request) -> None
 
 
 async def _limit_body(wire: Wire, rate_limit: RateLimit, response: httpx2.Response) -> None:
-    """Limit a body's size and brackets or, in a stream, each event's brackets. The package limits event sizes."""
+    """Limit a body's size and brackets.
+
+    In a stream, limit the brackets of each event; the package limits event sizes.
+    """
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise httpx2.DecodingError("it sent a compressed body, which was not requested", request=response.request)
     # The bodies of errors and redirects are read in full, regardless of their type.
@@ -252,7 +255,7 @@ class _Message(msgspec.Struct):
 
 
 async def _check_id(wire: Wire, response: httpx2.Response) -> None:
-    """Reject a JSON response without the right request id, because the package would wait for the right one forever."""
+    """Reject a JSON response that lacks the request's id. The package would wait for the right id forever."""
     is_json = response.headers.get("content-type", "").lower().startswith("application/json")
     if response.request.method != "POST" or not response.is_success or not is_json:
         return
@@ -268,7 +271,10 @@ async def _check_id(wire: Wire, response: httpx2.Response) -> None:
 
 
 class _Limited(httpx2.AsyncByteStream):
-    """A response body with a rate limit, and with limits on its size and brackets, or on those of a stream's events."""
+    """A rate-limited response body.
+
+    The size and the brackets of the body (or, in a stream, of each event) are limited.
+    """
 
     def __init__(
         self,

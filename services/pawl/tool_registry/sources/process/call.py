@@ -39,7 +39,7 @@ _KILL_SECONDS: Final = 5.0
 
 
 async def spawn(module: str, *arguments: str, **options: Any) -> asyncio.subprocess.Process:
-    """Start the `main` of a module in a new process, with this process's sys.path and environment.
+    """Start the `main` function of a module in a new process, with this process's sys.path and environment.
 
     The registry's settings are not passed on.
 
@@ -108,7 +108,7 @@ class CallProcess:
         return self._process.returncode is None
 
     async def converse(self, call: Call, context: ToolContext) -> Answer | None:
-        """Run the call and return its answer; None if the process ended without one.
+        """Run the call and return its answer. Return None if the process ended without an answer.
 
         Safe to cancel: the tool is notified and has half a second to finish.
 
@@ -151,7 +151,7 @@ class CallProcess:
                     return answer
 
     async def end(self) -> int | None:
-        """Kill all processes that are still running; return the worker's wait status, or None if it is unknown.
+        """Kill all processes that are still running. Return the worker's wait status, or None if it is unknown.
 
         Idempotent.
         """

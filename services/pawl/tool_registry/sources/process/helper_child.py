@@ -43,7 +43,7 @@ def _read(requests: BinaryIO) -> bytes:
 def _answer(request: bytes) -> bytes:
     """Return the CPU time used, and the function's value or exception.
 
-    The signal sent when the CPU limit is exceeded is not caught, so it ends the process.
+    If the CPU limit is exceeded, the resulting signal is not caught and ends the process.
     """
     function, arguments, cpu_seconds = pickle.loads(request)  # noqa: S301  # from the registry that started it
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)

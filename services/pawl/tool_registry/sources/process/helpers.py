@@ -42,7 +42,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Turn:
-    """The queue for a store's short jobs or for its long jobs. One job runs at a time."""
+    """The queue for a store's short jobs, or for its long jobs. Only one job in a queue runs at a time."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
@@ -50,11 +50,11 @@ class _Turn:
 
 
 class Helpers:
-    """Implements the Helper port with processes that run the registry's own code. Each runs one job at a time.
+    """Implements the Helper port with processes that run the registry's own code. Each process runs one job at a time.
 
     A store can run one short and one long job at a time. Long jobs, and short jobs of stores that recently had slow
-    ones, always leave one process free. Therefore, no store waits for another store's data, and no call waits for a
-    page. A job whose caller has left still runs until it ends or reaches its CPU limit.
+    ones, always leave one process free. Therefore, a store never waits for another store's data, and a call never waits
+    for a web page. If a job's caller has left, the job still runs until it ends or reaches its CPU limit.
     """
 
     def __init__(self, *, processes_max: int = PROCESSES_MAX) -> None:
@@ -164,7 +164,7 @@ class _Process:
         return cls(process)
 
     async def ask(self, request: bytes, seconds: float) -> bytes | None:
-        """Return the helper's answer; None if the process has ended.
+        """Return the helper's answer. Return None if the process has ended.
 
         Raises:
             TimeoutError: The answer did not arrive in time.

@@ -1,4 +1,4 @@
-"""Defines messages between the registry and a call's process: a four-byte length, then MessagePack."""
+"""Defines the messages between the registry and a call's process. A message is a four-byte length and MessagePack."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LENGTH_BYTES: Final = 4
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Run this call. Sent once, as the first message."""
+    """Run this call. This is always the first message, and is sent only once."""
 
     import_name: str
     # The folder of tools that contains the module. Empty for an installed module.
@@ -45,7 +45,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SaveCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Save a checkpoint; `content` is JSON."""
+    """Save a checkpoint. `content` is JSON."""
 
     content: bytes
 
@@ -69,8 +69,8 @@ class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Reports why the tool did not return a value. Always the last message.
 
-    `text` depends on `kind`: the text of a ToolError (TOLD), why the value is not JSON (NOT_JSON), the number of bytes
-    (TOO_LARGE), or the exception type (CRASHED, or BROKEN if importing the module failed).
+    `text` depends on `kind`. It is the text of a ToolError (TOLD), the reason why the value is not JSON (NOT_JSON), the
+    number of bytes (TOO_LARGE), or the exception type (CRASHED, or BROKEN if importing the module failed).
     """
 
     kind: Literal["TOLD", "UNKNOWN", "NOT_JSON", "TOO_LARGE", "MEMORY", "CRASHED", "BROKEN"]
@@ -93,7 +93,7 @@ _to_registry: Final[msgspec.msgpack.Decoder[ToRegistry]] = msgspec.msgpack.Decod
 
 
 class GarbledMessage(Exception):
-    """Raised when the bytes received are not a message, which means that the tool wrote to the channel."""
+    """Raised when the bytes received are not a message. This means that the tool wrote to the channel."""
 
 
 def frame(message: ToProcess | ToRegistry) -> bytes:
@@ -103,14 +103,14 @@ def frame(message: ToProcess | ToRegistry) -> bytes:
 
 
 def receive(messages: BinaryIO) -> ToProcess | None:
-    """Wait for the next message from the registry; None at end of input."""
+    """Wait for the next message from the registry. Return None at the end of the input."""
     count = int.from_bytes(messages.read(_LENGTH_BYTES), "big")
     body = messages.read(count)
     return _to_process.decode(body) if count and len(body) == count else None
 
 
 async def read_message(reader: asyncio.StreamReader, bytes_max: int) -> ToRegistry | None:
-    """Wait for the next message from a process; None at end of input.
+    """Wait for the next message from a process. Return None at the end of the input.
 
     Raises:
         GarbledMessage: The data exceeds `bytes_max` or is not a message.

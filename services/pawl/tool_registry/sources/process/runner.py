@@ -1,4 +1,4 @@
-"""Runs tool calls with process isolation, each in a fresh process."""
+"""Runs the calls of tools with process isolation, each in a fresh process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = logs.get_logger(__name__)
 
 
 class ProcessRunner:
-    """Runs tools' functions: in a fresh process if the tool requires one, otherwise with `others`.
+    """Runs tools' functions. If a tool requires it, a fresh process is used; otherwise, `others` runs the function.
 
     At most `processes_max` calls run in processes at the same time. After the first call, one idle process is kept
     ready for the next call. When a call ends, its process and all descendants are killed. Like any program of the same
@@ -62,7 +62,7 @@ class ProcessRunner:
                 await (await self._ready.popleft()).end()
 
     def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> PythonWork:
-        """Start a tool's function, which may first wait for a free thread or process."""
+        """Start a tool's function. The function may first have to wait for a free thread or process."""
         if tool.process is None:
             return self._others.start(tool, arguments, context)
         return PythonWork(self._run(tool, tool.process, arguments, context))

@@ -74,7 +74,7 @@ def run_worker(channel: socket.socket) -> None:
 
 
 class _RegistryLine:
-    """The connection to the registry, used by the tool's threads."""
+    """The connection to the registry. The tool's threads use it."""
 
     def __init__(self, channel: socket.socket, messages: BinaryIO) -> None:
         self._channel = channel
@@ -153,7 +153,7 @@ def _settle(asked: Future[Any], answer: Answered) -> None:
 
 
 def _limit(call: Call) -> None:
-    """Set this process's kernel limits. The memory limit counts from this point, before any tool code is loaded."""
+    """Set this process's kernel limits. The memory limit counts from now on, before any tool code is loaded."""
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_CPU, call.cpu_seconds, 1)
     if _STATM.exists():

@@ -1,6 +1,6 @@
 """Guards a program: forks it, waits for it, and kills all its descendants.
 
-It imports only the standard library, because nothing else is available in the processes in which guards run.
+It imports only the standard library, because processes that run guards have nothing else.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Guard:
         prctl(_SET_CHILD_SUBREAPER, 1)
 
     def fork(self) -> int:
-        """Fork, and return the child's process id, or 0 in the child.
+        """Fork. Return the child's process id, or 0 in the child.
 
         The child has its own session and default signals. On Linux, it dies with the guard.
         """
@@ -96,7 +96,7 @@ class Guard:
         return ""
 
     def end(self, *, grace_seconds: float = 0.0) -> int:
-        """Kill the child and all its descendants, after an optional SIGTERM; return the child's status."""
+        """Kill the child and all its descendants, after an optional SIGTERM. Return the child's status."""
         started = time.monotonic()
         if not self._child:
             return 0
@@ -110,7 +110,7 @@ class Guard:
         return self._status or 0
 
     def _reap(self) -> bool:
-        """Reap processes that have ended; return whether others are left."""
+        """Reap processes that have ended. Return whether there are others left."""
         try:
             while True:
                 process, status = os.waitpid(-1, os.WNOHANG)

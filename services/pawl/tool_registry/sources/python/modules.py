@@ -28,7 +28,7 @@ _PREFIX: Final = "pawl_tools_"
 
 
 def folder_package(folder: Path) -> tuple[ModuleType, BaseException | None]:
-    """Return a folder's package, and the error that its `__init__.py` raised, or None.
+    """Return a folder's package. Also return the error that its `__init__.py` raised, or None.
 
     The package has the same name in every process. If `__init__.py` fails, the package is empty, so that the modules
     next to it can still be imported.
@@ -62,7 +62,7 @@ def forget_folders() -> None:
 
 
 def folder_of(module_name: str) -> Path | None:
-    """Return the tools folder that a module was loaded from; None if it was imported normally."""
+    """Return the tools folder from which a module was loaded. Return None if it was imported normally."""
     top = module_name.partition(".")[0]
     if not top.startswith(_PREFIX) or top not in sys.modules:
         return None
@@ -84,7 +84,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolModule:
-    """A module that has tools or failed to load."""
+    """A module that contains tools, or that failed to load."""
 
     # A human-readable name: `my_tools.money` for a file in a folder or a module in a package.
     name: str
@@ -94,7 +94,7 @@ class ToolModule:
 
 
 class DeploymentTools:
-    """Loads the deployment's modules into the catalog, and those in folders again after each SIGUSR1."""
+    """Loads the deployment's modules into the catalog. Modules in folders are loaded again after each SIGUSR1."""
 
     def __init__(self, catalog: Catalog, entries: Sequence[str]) -> None:
         self._catalog = catalog
@@ -122,10 +122,9 @@ def load_modules(entries: Iterable[str]) -> Iterator[ToolModule]:
     """Import `entries` and yield every module that has tools or is broken.
 
     An entry is a module, a package (all its modules, at any depth), a file, or a folder (every module and package in
-    it). A path with a slash, or a directory that is not a package, is a folder. Modules whose names start with
-    an underscore or a dot are not loaded directly, but others may import them. Folders are imported under
-    unique package names: they never shadow an installed module, and their modules import each other with
-    `from . import other`.
+    it). A path with a slash, or a directory that is not a package, is a folder. Modules whose names start with an
+    underscore or a dot are not loaded directly, but others may import them. Folders are imported under unique package
+    names. They never shadow an installed module, and their modules import each other with `from . import other`.
 
     Errors raised by a module's own code are caught, so that a broken module does not affect others. A tool that is
     found in several modules belongs to the first of them.

@@ -1,4 +1,4 @@
-"""Runs Python tools' functions: async ones on an event loop, sync ones in threads."""
+"""Runs the functions of Python tools. Async functions run on an event loop, and sync functions run in threads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ToolCrashed(Exception):
 class Threads:
     """A thread pool for one event loop. It grows to the peak number of concurrent jobs.
 
-    The threads are daemons. A thread that is busy at `close` ends after its job.
+    The threads are daemons. A thread that is busy when `close` is called ends after its job.
     """
 
     def __init__(self) -> None:
@@ -99,8 +99,8 @@ class PythonRunner:
     """Runs async tools as tasks and sync tools in at most `threads_max` threads. An async context manager.
 
     A thread cannot be stopped from outside. If its call is cancelled, the tool's context reports this, and the thread
-    counts as busy until its function returns. Threads are daemons. The deployment's async tools share an event loop
-    that is separate from the registry's: a tool that blocks it delays the others.
+    counts as busy until its function returns. The threads are daemons. The deployment's async tools share an event loop
+    that is separate from the registry's loop. A tool that blocks this loop delays the other tools.
     """
 
     def __init__(self, *, threads_max: int) -> None:
@@ -173,7 +173,7 @@ class PythonRunner:
 
 
 class PythonWork:
-    """A running tool. `task` ends together with the tool, and is cancelled if the tool ended with CancelledError."""
+    """A running tool. `task` ends together with the tool. It is cancelled if the tool ended with CancelledError."""
 
     def __init__(self, coroutine: Any, *, hindrance: Callable[[], str] = lambda: "") -> None:
         self._hindrance = hindrance
@@ -183,7 +183,7 @@ class PythonWork:
 
     @property
     def hindrance(self) -> str:
-        """A sentence that names the tool that delayed this tool by blocking the event loop; empty if no tool did."""
+        """A sentence that names the tool that delayed this tool by blocking the event loop. Empty if no tool did."""
         return self._hindrance()
 
     async def result(self) -> Any:

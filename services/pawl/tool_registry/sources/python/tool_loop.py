@@ -1,4 +1,7 @@
-"""Runs async tools on their own event loop. A tool that blocks it delays other async tools, but not the registry."""
+"""Runs async tools on their own event loop.
+
+A tool that blocks the loop delays other async tools, but not the registry.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ class LoopCall:
     async def result(self) -> Any:
         """Return the function's value, or raise its exception.
 
-        If this is cancelled, it cancels the function and waits for its end. A second cancellation, at process exit,
-        does not wait.
+        If this is cancelled, it cancels the function and waits until the function ends. A second cancellation, at
+        process exit, does not wait.
         """
         try:
             await asyncio.wait({self.ended})
@@ -54,7 +57,7 @@ class LoopCall:
 
 
 class ToolLoop:
-    """Runs async functions on an event loop in a separate thread, which starts with the first call.
+    """Runs async functions on an event loop in a separate thread. The thread starts with the first call.
 
     A watchdog logs the tool that blocks the loop, and sets `hindrance` on each delayed call.
     """
@@ -82,7 +85,7 @@ class ToolLoop:
         return call
 
     def close(self) -> None:
-        """Cancel running calls and end the thread, without waiting for a function that blocks."""
+        """Cancel running calls and end the thread. Do not wait for a function that blocks."""
         for task in self._watching:
             task.cancel()
         if self._loop is not None:

@@ -74,7 +74,7 @@ def progress_of(report: pb.WorkerProgress) -> Progress:
 
 
 def checkpoint_content(content: bytes) -> bytes:
-    """Return a checkpoint as canonical JSON; empty if it is invalid. An invalid checkpoint does not end the stream."""
+    """Return a checkpoint as canonical JSON. Empty if it is invalid, which does not end the stream."""
     try:
         return dumps_canonical(loads(content, bytes_max=CHECKPOINT_BYTES_MAX))
     except (InvalidJson, TooLarge):
@@ -82,7 +82,7 @@ def checkpoint_content(content: bytes) -> bytes:
 
 
 def bound(result: pb.WorkerResult) -> None:
-    """Truncate a result to the stored size. Content over the limit keeps an extra byte that marks it as too large."""
+    """Truncate a result to the size at which it is stored. Content over the limit keeps one extra byte as a mark."""
     if result.HasField("error_message"):
         result.error_message = result.error_message[:_ERROR_CHARACTERS_MAX]
     if not result.HasField("content_json"):

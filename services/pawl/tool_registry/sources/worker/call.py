@@ -37,8 +37,8 @@ T = TypeVar("T")
 class PendingCall:
     """Waits for a call's answer, and handles the loss of workers.
 
-    `news` is set when the call may have changed, and at every poll while its worker appears lost. The worker is treated
-    as lost after `silence_seconds`.
+    `news` is set when the call may have changed, and at every poll while the call's worker appears lost. After
+    `silence_seconds`, the worker is treated as lost.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class PendingCall:
         self._progress: Progress | None = None
 
     async def answer(self, record: Callable[[], Awaitable[None]]) -> pb.WorkerResult:
-        """Write the call to the database, and return the worker's answer.
+        """Write the call to the database and return the worker's answer.
 
-        Safe to cancel: the worker is asked to stop, and this returns once it has stopped. If the call `continues` in
-        another process, the worker keeps it.
+        This is safe to cancel: the worker is asked to stop, and this returns once it has stopped. If the call
+        `continues` in another process, the worker keeps the call.
 
         Raises:
             ToolError: No worker took the call in time.

@@ -1,4 +1,4 @@
-"""Audits results that arrive after their call has ended, because the tool may have taken effect anyway."""
+"""Adds results that arrive after the end of their call to the audit chain. The tool may have taken effect anyway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manages one attached worker's stream: the calls it holds and the frames to send to it."""
+"""Manages the stream of one attached worker: the calls that it holds, and the frames to send to it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class WorkerLink:
         return max(0, self._calls_max - len(self.held_calls) - self._reserved)
 
     def note_lost_claim(self, now: float) -> None:
-        """Note that the response to a claim was lost, so the database may list calls as held that were never sent."""
+        """Note that the response to a claim was lost. The database may then list calls as held that were never sent."""
         self.unsure_until = now + _UNSURE_SECONDS
 
     @property
@@ -66,7 +66,7 @@ class WorkerLink:
 
     @contextmanager
     def reserved(self, slots: int) -> Iterator[None]:
-        """Reserve slots for calls that are being written or claimed. Send the calls inside the context."""
+        """Reserve slots for calls that are being written or claimed. Send these calls inside the context."""
         self._reserved += slots
         try:
             yield
@@ -75,7 +75,7 @@ class WorkerLink:
             self.end_if_drained()
 
     def send_call(self, call: pb.Invocation) -> bool:
-        """Send a call. Return False if the stream has ended, so the worker will not get it."""
+        """Send a call. Return False if the stream has ended and the worker will not receive the call."""
         if self.ended.done():
             return False
         if self.held_calls.get(call.call_id) == call.lease_epoch:
@@ -117,7 +117,7 @@ class WorkerLink:
             self.end(self._ends_with)
 
     def end(self, error: PawlError | None) -> None:
-        """End the stream. Only the first cause counts."""
+        """End the stream. Only the first cause is kept."""
         if not self.ended.done():
             self.ended.set_result(error)
             self._outgoing.put_nowait(None)
@@ -130,7 +130,7 @@ class WorkerLink:
             self._outgoing.put_nowait(frame)
 
     async def next(self) -> AttachWorkerResponse | None:
-        """Return the next frame for the worker; None after the last frame."""
+        """Return the next frame for the worker. Return None after the last frame."""
         return await self._outgoing.get()
 
 
@@ -151,7 +151,7 @@ async def keep_checkpoint(
 
 
 async def put_back_unsent(repository: PostgresWorkerRepository, links: Iterable[WorkerLink], now: float) -> None:
-    """Put back calls that are listed as held but were never sent because the response to a claim was lost."""
+    """Put back calls that are listed as held but were never sent, because the response to a claim was lost."""
     unsure = {link.worker.attachment: link for link in links if now < link.unsure_until and link.has_no_claims}
     for attachment, key, epoch in await repository.held(list(unsure)) if unsure else ():
         link = unsure[attachment]

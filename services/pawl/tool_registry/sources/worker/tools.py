@@ -35,14 +35,14 @@ class WorkerTools:
         self._catalog = catalog
 
     async def register(self, caller: Principal, hello: pb.WorkerHello) -> Mapping[str, str]:
-        """Register new definitions; return the hashes of all the worker's definitions by name.
+        """Register new definitions. Return the hashes of all the worker's definitions by name.
 
-        An older definition does not replace a newer one of the same group while a live worker has the newer one.
+        An older definition does not replace a newer definition of the same group while a live worker has the newer one.
 
         Raises:
             InvalidField, InvalidSchema: A definition is invalid, or there are too many. Nothing is registered.
-            PermissionDenied: The caller is not an admin, and the group belongs to another user or a definition is laxer
-                than the one before.
+            PermissionDenied: The caller is not an admin, and the group belongs to another user, or a definition is
+                laxer than its predecessor.
             ToolExists: Another source has a tool with that name. Nothing is registered, unless that source is
                 registering it at the same time.
         """

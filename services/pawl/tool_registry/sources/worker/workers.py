@@ -1,4 +1,4 @@
-"""Manages the workers attached to this process, and the calls that its executions send to workers of any process."""
+"""Manages the workers attached to this process, and the calls that its executions send to workers anywhere."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class WorkerOptions:
 
     @property
     def silence_seconds(self) -> float:
-        """The time for which a worker must appear lost before it is treated as lost.
+        """How long a worker must appear lost before it is treated as lost.
 
         The worker's process renews live leases at every poll.
         """
@@ -65,9 +65,9 @@ class WorkerOptions:
 class WorkerHub:
     """Runs the tools of workers. An async context manager, and the ToolSource of kind `worker`.
 
-    All calls are rows in the database that the replicas share. If a worker that is attached to this process has a free
-    slot, the hub writes the call as held by that worker. Otherwise, the call waits until a process with a free worker
-    claims it.
+    All calls are rows in the database that the replicas share. If a worker attached to this process has a free slot,
+    the hub writes the call as held by that worker. Otherwise, the call waits until a process with a free worker claims
+    the call.
     """
 
     def __init__(
@@ -213,12 +213,12 @@ class WorkerHub:
         incoming: AsyncIterator[AttachWorkerRequest],
         send: Callable[[AttachWorkerResponse], Awaitable[None]],
     ) -> None:
-        """Attach a worker until its stream ends. Return when the worker has drained or disconnected.
+        """Attach a worker until its stream ends. Return once the worker has drained or disconnected.
 
         Raises:
             InvalidField, InvalidSchema, PermissionDenied, ToolExists: Its tools cannot be registered.
             Cancelled: The worker attached again.
-            DeadlineExceeded: The worker sent nothing for three leases.
+            DeadlineExceeded: The worker did not send anything for three lease periods.
             Overloaded: The worker does not read its stream.
             ShuttingDown: This process is shutting down; attach again.
         """
@@ -328,7 +328,10 @@ class WorkerHub:
                     break
 
     async def _claim(self, link: WorkerLink, most: int) -> Sequence[pb.Invocation]:
-        """Claim calls. If this is cancelled, claimed calls are still sent or, if the stream has ended, put back."""
+        """Claim calls. If this is cancelled, claimed calls are still sent.
+
+        If the stream has ended, they are put back.
+        """
         claim = asyncio.ensure_future(self._repository.claim(link.worker, most=most))
         try:
             return await shield(claim)
@@ -366,7 +369,7 @@ class WorkerHub:
         link.drop(result.call_id, result.lease_epoch)
 
     def _on_news(self, kind: NewsKind, store_id: StoreId, name: str) -> None:
-        """Act on a notification from another process. Polling finds what notifications miss."""
+        """Act on a notification from another process. Polling finds changes whose notifications were missed."""
         match kind:
             case NewsKind.WAITING:
                 self._wake_group(store_id, name)

@@ -94,7 +94,7 @@ def may_be_header(name: str) -> bool:
 
 
 def may_be_header_value(value: str) -> bool:
-    """Return whether a string can be a header value: printable ASCII without leading or trailing spaces."""
+    """Return whether a string can be a header value, that is, printable ASCII without leading or trailing spaces."""
     return _HEADER_VALUE.fullmatch(value) is not None
 
 
@@ -206,7 +206,7 @@ def _multipart(fields: list[tuple[str, Any]]) -> tuple[str, bytes]:
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
-    """Return the URL with its placeholders filled. A value in the path stays within its segment."""
+    """Return the URL with its placeholders filled in. A value in the path stays within its segment."""
 
     def value_of(match: re.Match[str]) -> str:
         if match[1] not in values:
@@ -236,7 +236,7 @@ def _encoded(value: Any) -> str:
 
 
 def _joined(value: Any, *, explode: bool, text_of: Callable[[Any], str] = _encoded) -> str:
-    """Encode a value in the style `simple`, which equals the style `form` without `explode`."""
+    """Encode a value in the style `simple`, which is the same as the style `form` without `explode`."""
     if isinstance(value, list):
         return ",".join(map(text_of, value))
     if isinstance(value, dict):
@@ -268,7 +268,7 @@ def _header(placement: Placement, value: Any) -> str:
 
 
 def without_values(url: str) -> str:
-    """Return a URL with the names and placeholders of its query but not the values, which may be secrets."""
+    """Return a URL with the names and placeholders in its query, but without the values, which may be secrets."""
     path, mark, query = url.partition("#")[0].partition("?")
     return path + mark + _QUERY_PART.sub(_name_and_placeholders, query)
 

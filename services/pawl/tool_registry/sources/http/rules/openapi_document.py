@@ -35,7 +35,7 @@ class Document:
         self.is_old = version.startswith("3.0")
 
     def follow(self, value: Any) -> Mapping[str, Any]:
-        """Return an object, following references.
+        """Return an object after following references.
 
         Raises:
             UnusableDocument: A reference is missing, external or circular, or leads to a value that is not an object.
@@ -64,7 +64,7 @@ class Document:
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
-    """Restricts YAML to the types of JSON. There are no dates, and only true and false are booleans, as in YAML 1.2."""
+    """Restricts YAML to the types of JSON: there are no dates. As in YAML 1.2, only true and false are booleans."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -98,7 +98,7 @@ def _read_json(data: bytes) -> Any:
 
 
 def _read_yaml(data: bytes) -> Any:
-    """Parse YAML. Aliases are refused, because with them, a short text can expand without limit."""
+    """Parse YAML. Aliases are refused, because a short text with aliases can expand without limit."""
     try:
         depth = 0
         for event in yaml.parse(data, Loader=_Loader):
@@ -116,7 +116,7 @@ def _read_yaml(data: bytes) -> Any:
 
 
 def _text_keys(value: Any) -> Any:
-    """Return `value` with its keys as strings, because the key in `200:` is a number in YAML."""
+    """Return `value` with its keys as strings. In YAML, for example, the key in `200:` is a number."""
     if isinstance(value, dict):
         return {str(key): _text_keys(item) for key, item in value.items()}
     return [_text_keys(item) for item in value] if isinstance(value, list) else value

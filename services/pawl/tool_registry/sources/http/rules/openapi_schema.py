@@ -124,10 +124,10 @@ class SchemaReader:
 
 
 def describe(text: Any, schema: Mapping[str, Any]) -> str:
-    """Return a description that mentions the schema's default, unless it is null, a list or an object.
+    """Return a description that mentions the schema's default, unless the default is null, a list or an object.
 
-    The caller leaves the default out of the tool's schema. Otherwise, it would be sent whenever no value is given, and
-    in many documents, it does not match its own schema.
+    The caller leaves the default out of the tool's schema. Otherwise, the default would be sent whenever no value is
+    given. In many documents, the default does not even match its own schema.
     """
     words = text.strip() if isinstance(text, str) else ""
     default = schema.get("default")

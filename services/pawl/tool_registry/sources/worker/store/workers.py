@@ -72,9 +72,10 @@ class CallView:
 
 
 class PostgresWorkerRepository:
-    """Stores workers and their calls durably, timed by the database clock. All methods can raise DependencyUnavailable.
+    """Stores workers and their calls durably. Times come from the database's clock.
 
-    Methods that take a `token` ignore calls that another execution has taken over.
+    All methods can raise DependencyUnavailable. Methods that take a `token` ignore calls that another execution has
+    taken over.
 
     `instance_id` must be the same as the journal's, because both share its lease.
     """
@@ -84,14 +85,14 @@ class PostgresWorkerRepository:
         self._instance_id = instance_id
 
     async def owner(self, store_id: StoreId, group_name: str, user_id: UserId) -> UserId:
-        """Return a group's owner. `user_id` becomes the owner if the group is new or has no tools. Atomic."""
+        """Return a group's owner. If the group is new or has no tools, `user_id` becomes the owner. Atomic."""
         owner_id: UserId = await self._database.fetchval(
             sql.OWN_GROUP, store_id, group_name, user_id, source_of(group_name)
         )
         return owner_id
 
     async def unserved(self, attachments: Collection[str]) -> Collection[str]:
-        """Return the attachments with an outdated definition of a tool of which no live worker has the current one."""
+        """Return attachments with outdated definitions of tools, if no live worker has the current definition."""
         return {row["attachment"] for row in await self._database.fetch(sql.UNSERVED, list(attachments))}
 
     async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
@@ -102,9 +103,10 @@ class PostgresWorkerRepository:
         )
 
     async def attach(self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float) -> Mapping[str, int]:
-        """Store a worker's stream, replacing any earlier one; return the calls that it holds, with their epochs.
+        """Store a worker's stream, replacing any earlier one.
 
-        Calls that the worker should hold but that are not in `held` become lost. Atomic.
+        Return the calls that the worker holds, with their epochs. Calls that the worker should hold become lost if they
+        are not in `held`. Atomic.
         """
         tools = worker.tools
         async with self._database.transaction() as connection:
@@ -122,7 +124,7 @@ class PostgresWorkerRepository:
         return {row["call_id"]: row["lease_epoch"] for row in rows}
 
     async def renew(self, seconds: Mapping[str, float]) -> Collection[str]:
-        """Renew the leases of attachments for `seconds`; return the attachments that still exist."""
+        """Renew the leases of attachments for `seconds`. Return the attachments that still exist."""
         rows = await self._database.fetch(sql.RENEW, list(seconds.keys()), list(seconds.values()))
         return {row["attachment"] for row in rows}
 
@@ -165,7 +167,10 @@ class PostgresWorkerRepository:
         return epoch
 
     async def adopt(self, call: WorkerCall) -> bool:
-        """Take over a call, in its current state, from a dead process or this one; return whether that was possible."""
+        """Take over a call, in its current state, from a dead process or from this one.
+
+        Return whether that was possible.
+        """
         rows = await self._database.fetch(
             sql.ADOPT,
             call.key.store_id,
@@ -199,7 +204,10 @@ class PostgresWorkerRepository:
         await self._database.fetch(sql.REPORT, *worker, call_id, lease_epoch, msgspec.msgpack.encode(progress))
 
     async def keep_checkpoint(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, content: bytes) -> bool:
-        """Store a checkpoint. Return False if the worker does not hold the call or the call is cancelled. Atomic."""
+        """Store a checkpoint. Return False if the worker does not hold the call, or if the call is cancelled.
+
+        Atomic.
+        """
         return bool(await self._database.fetch(sql.KEEP_CHECKPOINT, *worker, call_id, lease_epoch, content))
 
     async def finish(
@@ -207,7 +215,7 @@ class PostgresWorkerRepository:
     ) -> tuple[pb.ResultStatus.ValueType, AuditDraft | None]:
         """Store a worker's answer and return its status. A repeated answer gets the same status.
 
-        For a late answer, also return the audit entry (still without the outcome), unless it was already written.
+        If the answer is late, also return its audit entry (still without the outcome), unless it was already written.
         """
         key = (*worker, result.call_id, result.lease_epoch)
         rows = await self._database.fetch(sql.FINISH, *key, result.SerializeToString(), self._instance_id)
@@ -223,16 +231,19 @@ class PostgresWorkerRepository:
         await self._database.fetch(sql.MARK_REPORTED, call.store_id, call.call_id, lease_epoch)
 
     async def find(self, call: CallKey, token: str) -> CallView | None:
-        """Return a call's state; None if another execution has taken it over or it was deleted."""
+        """Return a call's state. None if another execution has taken the call over, or if it was deleted."""
         rows = await self._database.fetch(sql.FIND, call.store_id, call.call_id, token)
         return _view(rows[0]) if rows else None
 
     async def reassign(self, call: CallKey, token: str, purpose: Purpose) -> bool:
-        """Make a lost or answered call wait again. Return False if the call is neither, or was cancelled."""
+        """Make a lost or answered call wait again.
+
+        Return False if the call is neither lost nor answered, or was cancelled.
+        """
         return bool(await self._database.fetch(sql.REASSIGN, call.store_id, call.call_id, token, purpose.value))
 
     async def conclude_lost(self, call: CallKey, token: str) -> bool:
-        """Close a lost call, so that any later answer counts as late. Return False if the call is not lost."""
+        """Close a lost call, so that a later answer counts as late. Return False if the call is not lost."""
         return bool(await self._database.fetch(sql.CONCLUDE_LOST, call.store_id, call.call_id, token))
 
     async def withdraw(self, call: CallKey, token: str) -> bool:
@@ -244,7 +255,7 @@ class PostgresWorkerRepository:
         await self._database.fetch(sql.ABANDON, call.store_id, call.call_id, token, worker.worker_id)
 
     async def cancel(self, call: CallKey, token: str) -> bool:
-        """Request the end of a call; return whether a worker holds it. If so, the caller must await its answer."""
+        """Request the end of a call. Return whether a worker holds it. If so, the caller must await its answer."""
         rows = await self._database.fetch(sql.CANCEL, call.store_id, call.call_id, token)
         return any(row["state"] == CallState.HELD for row in rows)
 

@@ -1,0 +1,33 @@
+"""Reads W3C trace contexts and passes them on, whether or not this process records traces."""
+
+from __future__ import annotations
+
+import re
+from contextvars import ContextVar
+from typing import Final
+
+# The header or metadata key.
+TRACEPARENT_KEY: Final = "traceparent"
+
+_FORM: Final = re.compile(
+    "(?!ff)([0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-[!-~]{0,200})?", re.ASCII
+)
+_current: ContextVar[str] = ContextVar("pawl_traceparent", default="")
+
+
+def valid(header: str) -> str:
+    """Return a `traceparent` in the form of version 00; empty if it is invalid."""
+    match = _FORM.fullmatch(header)
+    if match is None or (match[1] == "00" and match[5]):
+        return ""
+    return f"00-{match[2]}-{match[3]}-{match[4]}"
+
+
+def current_traceparent() -> str:
+    """Return the valid `traceparent` of the request that this task serves; empty if it has none."""
+    return _current.get()
+
+
+def set_traceparent(traceparent: str) -> None:
+    """Set the `traceparent` for this task and those that it starts."""
+    _current.set(traceparent)
