@@ -158,10 +158,9 @@ class MemoryAgents(AgentLedger):
         self.usage = MemoryUsage()
         # Handles forwarded calls
         self.forwarded = AgentServicer(self.repository)
-        # Token budgets of all stores, by what a run waits for.
-        self.limits: dict[WaitKind, int] = {}
+        self.limits = Limits(slots=SlotLimits(per_store=1000, per_user=1000))
         budgets = Budgets(self.repository, self.usage, lambda _: self.limits)
-        servicer = AgentLedgerServicer(self.repository, budgets)
+        servicer = AgentLedgerServicer(self.repository, budgets, lambda _: self.limits)
         channel: Any = Channel(lambda method, request, _: answer([servicer], method, request))
         super().__init__(channel)
 

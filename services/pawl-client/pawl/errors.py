@@ -15,16 +15,14 @@ chassis maps kinds to gRPC codes in one place, and restores the same class from 
       FailedPrecondition: RunEnded, RunNotEnded, CallNotPending, AlreadyDecided, GrantNotOffered, DigestMismatch,
         IllegalTransition, ConversationBusy, RunOfAnotherUser, DeadlinePassed, ApprovalRequired,
         AttentionNotNeeded, SourceChanged, NoTokenBudget, AgentCycle, ForkPointOpen, ConversationErased,
-        TriggerPaused, FeatureOff, Unreadable
+        TriggerPaused, FeatureOff, ModelNotAllowed, Unreadable
       OutOfRange: SeqBeyondEnd
       Aborted: LeaseLost, InboxChanged, Conflict
       ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, PastTooLong, TooManyJobs, SlowConsumer
       Unauthenticated: SessionExpired
       PermissionDenied: BadSignature, WebhookTooOld, ForeignOrigin, ForeignHost
       Unavailable: DependencyUnavailable, SourceUnreachable, ShuttingDown
-      DeadlineExceeded
-      Cancelled
-      Internal
+      DeadlineExceeded, Cancelled, Internal
 
 The first sentence of a class docstring is the default message of the error.
 """
@@ -350,10 +348,11 @@ class TriggerPaused(FailedPrecondition):
 
 
 class FeatureOff(FailedPrecondition):
-    """The feature is switched off for this store. Metadata `feature` names the switch.
+    """The feature is switched off for this store; metadata `feature` names the switch. The request had no effect."""
 
-    The request had no effect. Do the work another way, or try again later.
-    """
+
+class ModelNotAllowed(FailedPrecondition):
+    """The store may not use the model. Metadata `model` names it."""
 
 
 class Unreadable(FailedPrecondition):

@@ -23,6 +23,7 @@ from pawl.agent_loop.loop.spans import tracing_of
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
 from pawl.agent_loop.model.breaker import Breaker
 from pawl.agent_loop.model.client import OpenAiModel
+from pawl.agent_loop.model.servers import ModelServers
 from pawl.agent_loop.schedules.rpc import ScheduleServicer
 from pawl.agent_loop.schedules.starting import Starting
 from pawl.agent_loop.settings import AgentLoopSettings
@@ -98,20 +99,18 @@ async def _worker(
     *,
     credential_is_gone: Callable[[Principal], bool],
 ) -> Worker:
-    model = await service.enter(
-        OpenAiModel(
-            base_url=settings.openai_base_url,
-            api_key=settings.openai_api_key.get_secret_value() if settings.openai_api_key else "",
-            output_tokens_field=settings.output_tokens_field,
-            format_with_tools=settings.format_with_tools,
-        )
+    model = ModelServers(
+        {
+            name: Breaker(await _model(service, settings, base_url, api_key), service.clock.monotonic)
+            for name, (base_url, api_key) in settings.model_servers.items()
+        }
     )
     dependencies = WorkerDependencies(
         ledger=WorkerLedgerClient(job_store, service.clock.monotonic),
         agents=AgentLedger(job_store),
         graphs=Graphs(WorkflowLedger(job_store)),
         registry=registry,
-        model=Breaker(model, service.clock.monotonic),
+        model=model,
         clock=service.clock,
         ids=service.ids,
         random=random.random,
@@ -150,6 +149,17 @@ async def _worker(
         )
         service.background.start("titles", maker.run)
     return worker
+
+
+async def _model(service: Service, settings: AgentLoopSettings, base_url: str, api_key: str) -> OpenAiModel:
+    return await service.enter(
+        OpenAiModel(
+            base_url=base_url,
+            api_key=api_key,
+            output_tokens_field=settings.output_tokens_field,
+            format_with_tools=settings.format_with_tools,
+        )
+    )
 
 
 async def _beside(serving: Awaitable[None], stop: asyncio.Event, hand_over: Callable[[], Awaitable[None]]) -> None:

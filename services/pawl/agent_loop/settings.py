@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ from pawl.agent_loop.loop.rules.history import ReasoningEcho
 from pawl.agent_loop.loop.rules.limits import DeploymentLimits, read_limits
 from pawl.agent_loop.loop.rules.options import INSTRUCTIONS_BYTES_MAX, RunDefaults
 from pawl.chassis import strict_json
+from pawl.chassis.process.start import StartError
 from pawl.errors import PawlError
 from pawl.server.process.settings import Constant, ListenAddress, PeerAddresses, ServiceSettings
 
@@ -33,11 +35,24 @@ def _check_instructions(value: str | None) -> str | None:
 
 def _read_limits_file(path: str) -> DeploymentLimits:
     try:
-        return read_limits(strict_json.loads(Path(path).read_bytes(), bytes_max=_LIMITS_BYTES_MAX))
+        limits = read_limits(strict_json.loads(Path(path).read_bytes(), bytes_max=_LIMITS_BYTES_MAX))
+        for name, server in limits.model_servers.items():
+            try:
+                _check_base_url(server.base_url)
+            except ValueError as error:
+                raise ValueError(f"model_servers.{name}.base_url {error}") from None
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except PawlError as error:
         raise ValueError(str(error)) from None
+    return limits
+
+
+def _read_key(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip() if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"PAWL_LIMITS_FILE: cannot read the key in {path}: {error}") from None
 
 
 class AgentLoopSettings(ServiceSettings):
@@ -88,6 +103,15 @@ class AgentLoopSettings(ServiceSettings):
     @property
     def drives_runs(self) -> bool:
         return self.role != "api"
+
+    @property
+    def model_servers(self) -> Mapping[str, tuple[str, str]]:
+        """The address and key of each model server by name; the default one has no name."""
+        key = self.openai_api_key.get_secret_value() if self.openai_api_key else ""
+        named = {
+            name: (each.base_url, _read_key(each.api_key_file)) for name, each in self.limits.model_servers.items()
+        }
+        return {"": (self.openai_base_url, key), **named}
 
     @property
     def run_defaults(self) -> RunDefaults:

@@ -82,7 +82,7 @@ def load(name: str) -> Any:
 class _Conversion:
     """Converts a parameter's value like typer, but keeps a value that is missing or already has the right type.
 
-    typer imports pydantic for every value, which takes a third of the time of a short command.
+    For every value, typer would import pydantic, which takes a third of the time of a short command.
     """
 
     def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:
@@ -100,7 +100,7 @@ for _kind in (TyperArgument, TyperOption):
 
 
 class _Group(TyperGroup):
-    """Imports a command when it is called: importing all of them takes a second."""
+    """Imports a command only when it is called, because importing all of them takes a second."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)

@@ -267,7 +267,7 @@ class Chat:
     async def _next_line(self) -> str | None:
         """Return the next line, or None at the end of input.
 
-        Users can type at any time; lines from a file wait until they are needed.
+        Users can type at any time. Lines from a file wait until they are needed.
         """
         if self._input_over or not (sys.stdin.isatty() or self._wants_line()):
             await asyncio.Event().wait()

@@ -49,7 +49,7 @@ _UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def command(*, service: Service = "agent") -> Callable[[Callable[..., Awaitable[int | None]]], Callable[..., None]]:
     """Turn a coroutine function into a typer command. Its first parameters are the client and the console.
 
-    Its result is the exit code; None means 0.
+    The function's result is the exit code. None means 0.
     """
 
     def made(work: Callable[..., Awaitable[int | None]]) -> Callable[..., None]:
@@ -194,7 +194,7 @@ def read_file(path: Path, bytes_max: int = -1) -> bytes:
 
 
 def secret_of(given: str) -> str:
-    """Read a secret: `-` reads from standard input, `@FILE` from a file; anything else is the secret itself.
+    """Read a secret. `-` reads it from standard input and `@FILE` from a file. Anything else is the secret itself.
 
     Every user of a machine can see the arguments of the programs running on it.
 
@@ -334,9 +334,9 @@ class LineReader:
         threading.Thread(target=self._read, name="keyboard", daemon=True).start()
 
     async def line(self) -> str | None:
-        """Return the next line without its line break; None at the end of input.
+        """Return the next line without its line break. Return None at the end of the input.
 
-        Safe to cancel: the next caller gets the line.
+        This is safe to cancel. The next caller then gets the line.
         """
         if self._pending is None:
             loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Builds commands from the contract: the request defines the options, and the response defines the output."""
+"""Builds commands from the contract. The request defines the options, and the response defines the output."""
 
 from __future__ import annotations
 
@@ -166,9 +166,9 @@ def listing(
 ) -> Callable[..., None]:
     """Build a command that lists items in columns.
 
-    The command lists all pages or, with `count`, at most the number that the user gives. If there are no items, `none`
-    is printed to standard error. The columns may depend on the request. `footer` returns a final line, which is not
-    part of JSON output.
+    The command lists all pages. With `count`, it lists at most the number of items that the user gives. If there are no
+    items, `none` is printed to standard error. The columns may depend on the request. `footer` returns a final line,
+    which JSON output omits.
     """
 
     async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> None:
@@ -205,7 +205,10 @@ def show_items(console: Console, found: Sequence[Any], columns: Columns, *, none
 
 
 async def items(target: AsyncClient, request: Any, count: int = 0) -> list[Any]:
-    """List the items of all pages, but at most `count` unless it is 0. A page's items are its first repeated field."""
+    """List the items of all pages. Unless `count` is 0, list at most that many.
+
+    The items are a page's first repeated field.
+    """
     found: list[Any] = []
     if "page_size" not in request.DESCRIPTOR.fields_by_name:
         return _items_of(await ask(target, request))
@@ -217,7 +220,7 @@ async def items(target: AsyncClient, request: Any, count: int = 0) -> list[Any]:
 
 
 async def ask(target: AsyncClient, request: Any) -> Any:
-    """Send a request to its method. If the request has a request_id, retrying it has no further effect."""
+    """Send a request to its method. If the request has a request_id, repeating it has no further effect."""
     method = _method(target, request)
     if _where(request)[0] == "sources":
         method = functools.partial(method, timeout=_SOURCE_SECONDS)

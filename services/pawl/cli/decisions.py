@@ -124,7 +124,7 @@ def for_series(
 
 
 async def find_pending(target: AsyncClient, run_id: str, call_id: str) -> call_pb2.Call:
-    """Return a pending call. In another user's run, approvers find only calls that are waiting for approval.
+    """Return a pending call. In another user's run, approvers find only calls that wait for approval.
 
     Raises:
         CommandError: The call is not pending.

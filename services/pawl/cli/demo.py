@@ -164,7 +164,7 @@ class Story:
                     await self._react(session, frame.event)
 
     async def _react(self, session: AsyncSession, event: event_pb2.RunEvent) -> None:
-        """React to an event as a user would, and kill the replica that drives the run during its last answer."""
+        """React to an event as a user would. During the run's last answer, kill the replica that drives the run."""
         call = event.call_changed.call
         if call.state == call_pb2.CALL_STATE_ASKED and not self.evidence.answer:
             self.evidence.answer = call.question.options[0]

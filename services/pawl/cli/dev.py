@@ -1,4 +1,4 @@
-"""Implements `pawl init` and `pawl dev`: the folder of a small product, and a suite that follows its changes."""
+"""Implements `pawl init` and `pawl dev`. They create the folder of a small product, and run a suite that follows it."""
 
 from __future__ import annotations
 

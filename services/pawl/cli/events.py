@@ -109,7 +109,7 @@ def _summary(payload: Mapping[str, Any]) -> str:
 
 
 def decoded(subject: str, data: bytes) -> dict[str, Any] | None:
-    """Decode a subject's payload; None if its type is unknown or the payload is malformed."""
+    """Decode a subject's payload. Return None if its type is unknown or if it is malformed."""
     kind: type[Message]
     match subject.split("."):
         case [_, _, _, "run", _, "events"]:

@@ -45,7 +45,7 @@ _BAR_CELLS: Final = 20
 
 
 def execution_lines(execution: workflow_pb2.GetExecutionResponse, now: datetime | None = None) -> list[str]:
-    """Return the tree of a run's nodes, with a heading, and the output or failure at the end."""
+    """Return the tree of a run's nodes, with a heading, and with the output or failure at the end."""
     run = execution.run
     state = "paused" if execution.paused and run.state not in ENDED else wording.state_name(run.state)
     lines = [wording.clean(f"{run.workflow.name} version {run.workflow.version}: {state}  {run.run_id}")]
@@ -128,9 +128,9 @@ def _time(time: Timestamp) -> datetime:
 
 
 async def follow_execution(target: AsyncClient, console: Console, run_id: str) -> int:
-    """Show a run's nodes until it ends; return the exit code.
+    """Show a run's nodes until the run ends. Return the exit code.
 
-    A terminal shows a live tree. Elsewhere, each call waiting for a person and, at the end, the tree are printed.
+    A terminal shows a live tree. Elsewhere, each call that waits for a person is printed and, at the end, the tree.
     """
     follows(target)
     shown = set[tuple[str, int]]()
@@ -152,7 +152,7 @@ async def follow_execution(target: AsyncClient, console: Console, run_id: str) -
 
 
 def hints(run: run_pb2.Run) -> dict[tuple[str, int], str]:
-    """Return what to do about each call waiting for a person, in the run and the runs below it."""
+    """Return what to do about each call that waits for a person, in the run and in the runs below it."""
     return {
         (call.call_id, call.state): f"{_question(call)}\n  {hint(call, decides=decides(run))}"
         for call in run.pending_calls

@@ -130,7 +130,7 @@ def explain(
 ) -> str:
     """Return the message for an error from calling a service at `addresses`.
 
-    `typed` maps parameters to what users type: `interval_seconds` to `--every`.
+    `typed` maps parameters to what users type, for example `interval_seconds` to `--every`.
     """
     if isinstance(error, CommandError) and error.parameter:
         return f"{_option(error.parameter, typed) or error.parameter}: {error}"

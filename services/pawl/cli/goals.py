@@ -35,7 +35,7 @@ def _deadline(message: Any, given: str) -> None:
 
 
 def progress_text(goal: pb.GoalStatus) -> str:
-    """Return the goal's attempts and progress: `3 of 10  [########------------] 40% Two links do not answer`."""
+    """Return the goal's attempts and progress, as in `3 of 10 [########------------] 40% Two links do not answer`."""
     run, progress = goal.run, goal.run.job_progress
     attempts = f"{run.round} of {run.goal.attempts_max}"
     if not run.HasField("job_progress"):

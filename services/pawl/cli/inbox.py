@@ -61,7 +61,7 @@ async def inbox(
 
 
 class Reviewer:
-    """Presents pending items one by one. If there is no keyboard, it only lists items."""
+    """Presents pending items one by one. Without a keyboard, it only lists the items."""
 
     def __init__(self, target: AsyncClient, console: Console, keyboard: LineReader | None) -> None:
         self._target = target
@@ -78,7 +78,7 @@ class Reviewer:
         return True
 
     async def watch(self, wanted: agent_pb2.PendingFilter) -> None:
-        """Present pending and new items, and each one again when it changes."""
+        """Present pending and new items. Present an item again whenever it changes."""
         follows(self._target)
         seen: dict[str, tuple[object, ...]] = {}
         async with aclosing(self._target.watch_pending(wanted)) as snapshots:
@@ -89,7 +89,7 @@ class Reviewer:
                     return
 
     async def _decides(self, call: call_pb2.Call) -> bool:
-        """Return whether the run's user may decide. Only approvers see other users' calls."""
+        """Return whether the user who started the run may decide. Only approvers see calls of other users."""
         try:
             return decides(await self._target.get(call.run_id))
         except PawlError:

@@ -129,7 +129,7 @@ async def run(
 
 
 def effort_of(effort: Any) -> Any:
-    """Return the contract's value for a reasoning effort; 0 if `effort` is None."""
+    """Return the contract's value for a reasoning effort. Return 0 if `effort` is None."""
     return number_of(_EFFORT, effort) if effort else 0
 
 
@@ -162,9 +162,9 @@ async def follow(
     json: bool = False,
     reasoning: bool = False,
 ) -> int:
-    """Show a run's events after `after_seq` until the run ends; return the exit code.
+    """Show a run's events after `after_seq` until the run ends. Return the exit code.
 
-    Up to `last_seq`, it shows only the newest progress of calls that are still open, except as JSON.
+    Up to `last_seq`, only the newest progress of calls that are still open is shown. JSON output shows everything.
     """
     follows(target)
     transcript = Transcript(console, whole_reasoning=reasoning, hints=True)
@@ -199,7 +199,7 @@ async def follow(
 async def without_old_progress(
     events: AsyncIterator[event_pb2.RunEvent | gap_pb2.Gap], last_seq: int
 ) -> AsyncIterator[event_pb2.RunEvent | gap_pb2.Gap]:
-    """Leave out progress up to `last_seq`, except the newest of each call that is still open."""
+    """Leave out progress up to `last_seq`. Keep the newest progress of each call that is still open."""
     newest: dict[str, event_pb2.RunEvent] = {}
     async for event in events:
         if isinstance(event, gap_pb2.Gap):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
 import typer
@@ -21,7 +22,13 @@ _STATES: Final = {
     "on": pb.SWITCH_STATE_ALL,
 }
 
-Name = Annotated[str, typer.Argument(help="Name of a switch or limit. `pawl settings explain` shows all.")]
+# How to read the values that are neither switches nor limits.
+_TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "models": lambda value: [name.strip() for name in value.split(",")],
+    "model_server": str,
+}
+
+Name = Annotated[str, typer.Argument(help="Name of a setting. `pawl settings explain` shows all.")]
 AllStores = Annotated[
     bool, typer.Option("--all-stores", help="Set the limit for all stores. Requires a deployment key.")
 ]
@@ -44,7 +51,8 @@ async def set_value(
     value: Annotated[
         str,
         typer.Argument(
-            help="For a switch: on, off, listed, or a percentage of stores such as 10%. For a limit: a number."
+            help="For a switch: on, off, listed, or a percentage of stores such as 10%. For a limit: a number. For"
+            " models: their names, separated by commas. For model_server: its name."
         ),
     ],
     *,
@@ -57,16 +65,15 @@ async def set_value(
     all_stores: AllStores = False,
     ceiling_of: CeilingOf = "",
 ) -> None:
-    """Set a switch or a limit. A limit applies to your own store by default."""
-    if value.isdecimal():
+    """Set a switch or another value. Only switches apply to all stores by default, others to your own store."""
+    if value.isdecimal() or name in _TEXTS:
         if stores or cancel_open_runs:
-            raise CommandError("--store-id and --cancel-open-runs apply only to switches, but a number sets a limit.")
-        await _update(
-            target, console, _layer(all_stores=all_stores, ceiling_of=ceiling_of), ceiling_of, limits={name: int(value)}
-        )
+            raise CommandError("--store-id and --cancel-open-runs apply only to switches.")
+        asked = {name: _TEXTS[name](value)} if name in _TEXTS else {"limits": {name: int(value)}}
+        await _update(target, console, _layer(all_stores=all_stores, ceiling_of=ceiling_of), ceiling_of, name, **asked)
         return
     if all_stores or ceiling_of:
-        raise CommandError("--all-stores and --ceiling-of apply only to limits. A switch always applies to all stores.")
+        raise CommandError("--all-stores and --ceiling-of do not apply to switches, which are always for all stores.")
     switch = pb.Switch(store_ids=stores, cancel_open_runs=cancel_open_runs)
     if value.removesuffix("%").isdecimal():
         switch.state, switch.percent = pb.SWITCH_STATE_PERCENT, min(int(value.removesuffix("%")), 2**32 - 1)
@@ -74,7 +81,7 @@ async def set_value(
         switch.state = _STATES[value]
     else:
         raise CommandError(f"{value!r} is not valid: use on, off, listed, a percentage such as 10%, or a number.")
-    await _update(target, console, pb.SETTINGS_LAYER_DEPLOYMENT, "", switches={name: switch})
+    await _update(target, console, pb.SETTINGS_LAYER_DEPLOYMENT, "", name, switches={name: switch})
 
 
 @app.command()
@@ -89,7 +96,7 @@ async def unset(
 ) -> None:
     """Remove a value, so that the next layer decides."""
     layer = _layer(all_stores=all_stores or name in list(Feature), ceiling_of=ceiling_of)
-    await _update(target, console, layer, ceiling_of, unset=[name])
+    await _update(target, console, layer, ceiling_of, name, unset=[name])
 
 
 def _layer(*, all_stores: bool, ceiling_of: str) -> pb.SettingsLayer.ValueType:
@@ -105,6 +112,7 @@ async def _update(
     console: Console,
     layer: pb.SettingsLayer.ValueType,
     store_id: str,
+    name: str,
     *,
     unset: list[str] | None = None,
     **asked: Any,
@@ -114,7 +122,6 @@ async def _update(
     settings = pb.Settings(layer=layer, store_id=store_id, version=current.version, **asked)
     request = pb.UpdateSettingsRequest(settings=settings, unset=unset)
     await warn_of_set(target, request, await target.settings.UpdateSettings(request))
-    (name,) = unset or [*asked.get("switches", {}), *asked.get("limits", {})]
     say(console, f"{'Removed' if unset else 'Set'} {name}. It applies within five seconds.", "green")
 
 

@@ -35,7 +35,7 @@ _IN_PROGRESS: Final = (run_pb2.RUN_STATE_QUEUED, run_pb2.RUN_STATE_RUNNING)
 
 
 def is_visible(event: event_pb2.RunEvent) -> bool:
-    """Return whether an event from a run that no message started is worth showing to users."""
+    """Return whether an event is worth showing to users if it comes from a run that no message started."""
     match event.WhichOneof("kind"):
         case "run_changed":
             run = event.run_changed.run
@@ -264,7 +264,7 @@ class Transcript:
 
 
 def decides(run: run_pb2.Run) -> bool:
-    """Return whether a run's user may decide on its gated calls. A user with roles needs the approver or admin role."""
+    """Return whether a run's user may decide on its gated calls. A user with roles must be an approver or an admin."""
     return not run.user_roles or bool({"approver", "admin"} & set(run.user_roles))
 
 

@@ -1,4 +1,4 @@
-"""Starts the suite. Only this command and the demo import the launcher, so the command has its own module."""
+"""Starts the suite. It has its own module, because only this command and the demo import the launcher."""
 
 from __future__ import annotations
 

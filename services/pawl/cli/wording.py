@@ -134,7 +134,7 @@ def stopped_text(job: jobs_pb2.BackgroundJob) -> str:
 
 
 def wait_names(waits: Sequence[run_pb2.WaitKind.ValueType]) -> str:
-    """Return the reasons for waiting as text: `an approval and an answer`."""
+    """Return the reasons for waiting as text, such as `an approval and an answer`."""
     return " and ".join(_WAITS[wait] for wait in waits) or "input"
 
 
@@ -146,7 +146,7 @@ def attention_text(attention: run_pb2.Attention, crash_count: int) -> str:
 
 
 def act_text(acted: event_pb2.OperatorActed) -> str:
-    """Describe an operator action: `operator bob resumed the run: tool fixed`."""
+    """Describe an operator action, as in `operator bob resumed the run: tool fixed`."""
     call = f" ({acted.call_id})" if acted.call_id else ""
     reason = f": {one_line(acted.reason, 300)}" if acted.reason else ""
     return f"operator {clean(acted.user_id)} {_ACTS[acted.act]}{call}{reason}"
@@ -172,7 +172,7 @@ def budget_text(run: run_pb2.Run) -> str:
 
 
 def time_text(time: Timestamp) -> str:
-    """Return `2026-11-24 14:00:00+01:00` in the local time zone; Z is UTC. Options accept this format."""
+    """Return a time in the local time zone, such as `2026-11-24 14:00:00+01:00`. Options accept this format."""
     return time.ToDatetime(tzinfo=UTC).astimezone().isoformat(" ", "seconds").replace("+00:00", "Z")
 
 
@@ -181,7 +181,7 @@ def labels_text(labels: Mapping[str, str]) -> str:
 
 
 def text_at(message: Any, path: str) -> str:
-    """Return the field at a path in a message, as one line of text; empty if it is absent."""
+    """Return the field at a path in a message as one line of text. Empty if it is absent."""
     *parents, name = path.split(".")
     inside = functools.reduce(getattr, parents, message)
     field = inside.DESCRIPTOR.fields_by_name[name]
@@ -189,7 +189,7 @@ def text_at(message: Any, path: str) -> str:
 
 
 def described(message: Any, indent: str = "", *, only: Collection[str] = ()) -> list[str]:
-    """Return a line for each field that is set, or only for those in `only`. A definition's fields are not indented."""
+    """Return a line for each field that is set. `only` restricts the fields. A definition's fields are not indented."""
     lines: list[str] = []
     for field, value in message.ListFields():
         if only and field.name not in only:
@@ -239,7 +239,7 @@ def _one(field: FieldDescriptor, value: Any) -> str:
 
 
 def progress_text(progress: event_pb2.ToolProgress | run_pb2.JobProgress) -> str:
-    """Return a tool's progress: `40% two of five pages`."""
+    """Return a tool's progress, as in `40% two of five pages`."""
     percent = f"{math.floor(progress.fraction * 100)}% " if progress.HasField("fraction") else ""
     return f"{percent}{one_line(progress.message)}".rstrip()
 

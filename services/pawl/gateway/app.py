@@ -51,7 +51,7 @@ _log = logs.get_logger(__name__)
 
 
 async def _call(callers: Callers, services: Services, bytes_max: int, request: Request) -> Response:
-    """Handle `POST /rpc/{service}/{method}`: call a public method with the JSON encoding of the Connect protocol."""
+    """Handle `POST /rpc/{service}/{method}`: call a public method, with JSON as in the Connect protocol."""
     metadata = callers.credential(request)
     method = find(f"{request.path_params['service']}/{request.path_params['method']}", streams=False)
     asked = method.read(await read_json(request, bytes_max))
@@ -175,7 +175,7 @@ class _Guard:
 
 
 def _peer(request: Request) -> str:
-    """Return the client's address in gRPC format; empty if unknown."""
+    """Return the client's address in gRPC format, or an empty string if it is unknown."""
     if (client := request.client) is None:
         return ""
     return f"{'ipv6' if ':' in client.host else 'ipv4'}:{join_address(client.host, client.port)}"

@@ -68,7 +68,10 @@ _DEADLINE_SECONDS: Final = 10.0
 
 
 class Method(msgspec.Struct, frozen=True, kw_only=True):
-    """A method that takes a single request. `name` is `package.Service/Method`; `peer` is the implementing service."""
+    """A method that takes a single request. `name` is `package.Service/Method`.
+
+    `peer` is the service that implements it.
+    """
 
     name: str
     peer: str
@@ -138,7 +141,7 @@ def find(name: str, *, streams: bool) -> Method:
 class Services:
     """Calls public methods with the caller's credential.
 
-    With `service_key`, failed logins are counted against the client's address.
+    With `service_key`, failed logins count against the client's address.
     """
 
     def __init__(self, channels: Mapping[str, grpc.aio.Channel], service_key: Callable[[], str] | None = None) -> None:

@@ -68,7 +68,7 @@ class GatewaySettings(ServiceSettings):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Allowed hosts in addition to loopback. IPv6 addresses do not have brackets."""
+        """Hosts that are allowed in addition to loopback. IPv6 addresses do not have brackets."""
         return frozenset(re.sub(r"^\[([0-9a-f:.]+)\]$", r"\1", name) for name in _names(self.gateway_hosts))
 
     @property

@@ -1,4 +1,4 @@
-"""Wires the gateway: builds an ASGI application from channels."""
+"""Wires the gateway. Builds an ASGI application from channels."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class SecretFiles:
         return self._directory / name
 
     def get(self, name: str) -> str:
-        """Return a secret, which is created on first use."""
+        """Return a secret. It is created on first use."""
         path = self.path(name)
         if not path.exists():
             self.put(name, secrets.token_urlsafe(32))
@@ -67,7 +67,7 @@ _FREE_BYTES_MIN: Final = 32 * 1024 * 1024
 
 
 def problem_of(folder: Path) -> str:
-    """Return one sentence that describes a problem with a data folder; empty if there is none."""
+    """Return one sentence that describes a problem with a data folder. Empty if there is no problem."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -78,7 +78,7 @@ def problem_of(folder: Path) -> str:
 
 
 class DataFolder:
-    """A data folder, which this process locks from `open` to `close`."""
+    """A data folder. This process locks it from `open` to `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -17,7 +17,7 @@ _TAIL_BYTES = 8192
 
 
 class LogFile:
-    """The log of one process. The process appends to it directly, so no line is lost when the launcher dies.
+    """The log of one process. The process appends to it directly, so that no line is lost when the launcher dies.
 
     A rotation copies and truncates the file. A line that is written at that moment may be lost.
     """
@@ -32,7 +32,7 @@ class LogFile:
         return os.fdopen(descriptor, "wb")
 
     def rotate(self) -> None:
-        """Move the content to `.1` (and `.1` to `.2`, and so on) if it is too large."""
+        """Move the content to `.1` (and `.1` to `.2`, and so on) if the file is too large."""
         if not self.path.exists() or self.path.stat().st_size <= SIZE_MAX_BYTES:
             return
         for generation in range(GENERATIONS - 1, 0, -1):
@@ -47,7 +47,7 @@ class LogFile:
         self._start = self.path.stat().st_size
 
     def events(self, event: str) -> Iterator[dict[str, Any]]:
-        """Yield the JSON log lines that contain this event and were written by the newest process, or since `mark`."""
+        """Yield the JSON log lines with this event that the newest process wrote, or those written since `mark`."""
         with self.path.open("rb") as file:
             file.seek(self._start)
             for line in file:
@@ -56,7 +56,7 @@ class LogFile:
                         yield msgspec.json.decode(line, type=dict[str, Any])
 
     def last_line(self) -> str:
-        """Return the last line, only its message if it is JSON, or a note that the log is empty."""
+        """Return the last line. If it is JSON, return only its message. If the log is empty, return a note."""
         lines = [line.strip() for line in self._tail().splitlines() if line.strip()]
         if not lines:
             return f"it did not write anything to {self.path}"

@@ -1,4 +1,4 @@
-"""Runs the embedded NATS server with JetStream. Each service has a user that has only the rights it needs."""
+"""Runs the embedded NATS server with JetStream. Each service has its own user, which has only the rights it needs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _READ_STREAM = ("$JS.API.INFO", f"$JS.API.STREAM.INFO.{LIFECYCLE_STREAM}", "$JS.
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rights:
-    """The subjects that a user may publish and subscribe to. All others are refused."""
+    """The subjects to which a user may publish or subscribe. All other subjects are refused."""
 
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
@@ -134,7 +134,10 @@ class Nats:
         return self.folder / "nats.conf"
 
     async def _probe(self) -> Addresses | None:
-        """Return the address if the server sends its greeting, which means that JetStream is ready; otherwise None."""
+        """Return the address if the server sends its greeting, which means that JetStream is ready.
+
+        Otherwise, return None.
+        """
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_PROBE_TIMEOUT_SECONDS):
                 reader, writer = await asyncio.open_connection(HOST, self.port)

@@ -26,7 +26,7 @@ _KUBERNETES = re.compile(r"PAWL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyOptions:
-    """A set to apply, and for whom. By default, the store and user of the local key."""
+    """A set to apply, and for whom. By default, it is applied for the store and user of the local key."""
 
     folder: Path
     store: str = ""
@@ -35,13 +35,13 @@ class ApplyOptions:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteOptions:
-    """A suite's options. The defaults are embedded servers, the scripted model, one replica each, and free ports.
+    """A suite's options. By default, it has embedded servers, the scripted model, one replica each, and free ports.
 
     `ports` maps names in DEFAULT_PORTS to numbers. If a name is missing or has the number 0, a free port is used. Each
-    service gets the variables in `environment` that it reads; the process that runs Python tools also gets those named
-    in `tool_environment`. `service_environment` adds variables to one service, or to one replica (`agent-loop-1`).
-    `apply` is a set to apply once the suite is running. `local_key` is the key for callers on this
-    machine; by default, the data folder has one.
+    service gets the variables in `environment` that it reads. The process that runs Python tools also gets the
+    variables named in `tool_environment`. `service_environment` adds variables to one service, or to one replica
+    (`agent-loop-1`). `apply` is a set to apply once the suite is running. `local_key` is the key for callers on this
+    machine. By default, the data folder has one.
     """
 
     data: Path
@@ -61,7 +61,7 @@ class SuiteOptions:
     apply: ApplyOptions | None = None
 
     def port(self, name: str, replica: int = 0) -> int:
-        """Return the chosen port of a replica; 0 means any free port."""
+        """Return the chosen port of a replica. 0 means any free port."""
         return self.ports.get(name, 0) if replica == 0 else 0
 
 

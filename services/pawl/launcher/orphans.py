@@ -29,10 +29,10 @@ def forget(directory: Path, name: str) -> None:
 
 
 async def stop_all(directory: Path) -> list[str]:
-    """Stop all recorded processes that are still running, and remove the records; return the names of those processes.
+    """Stop all recorded processes that are still running, and remove the records. Return the names of these processes.
 
-    Call this only while holding the data folder's lock, so that no other launcher owns the processes. If a process id
-    now belongs to another process, which its start time shows, that process is left alone.
+    Call this only while holding the data folder's lock, so that no other launcher owns the processes. If a start time
+    shows that a process id now belongs to another process, that process is left alone.
     """
     stopped: list[str] = []
     for record in sorted(directory.glob("*.json")):
@@ -47,7 +47,7 @@ async def stop_all(directory: Path) -> list[str]:
 
 
 async def end(pid: int, since: str, *, first: signal.Signals = signal.SIGTERM) -> None:
-    """Ask a process that is not our child to end, and kill it if it does not end in time."""
+    """Ask a process that is not our child to end. If it does not end in time, kill it."""
     for number in (first, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -58,7 +58,7 @@ async def end(pid: int, since: str, *, first: signal.Signals = signal.SIGTERM) -
 
 
 def started(pid: int) -> str | None:
-    """Return the start time of a process in a system-specific form; None if the process has ended."""
+    """Return the start time of a process in a system-specific form. Return None if the process has ended."""
     stat = Path(f"/proc/{pid}/stat")
     if Path("/proc/self/stat").exists():
         try:
@@ -78,7 +78,7 @@ def works_in(pid: int, folder: Path) -> bool:
 
 
 def command_line(pid: int) -> str:
-    """Return the command line of a process; empty if the process has ended."""
+    """Return the command line of a process. Return an empty value if the process has ended."""
     return _ps(pid, "command")
 
 

@@ -1,4 +1,4 @@
-"""Plans the processes of a service: for each replica a command, an environment and a readiness check."""
+"""Plans the processes of a service. Each replica has a command, an environment and a readiness check."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _environment(
 
 
 def _secret_files(environment: Mapping[str, str]) -> str:
-    """Return the paths in all `_FILE` variables, separated by commas, to hide the files from tool sources."""
+    """Return the paths in all `_FILE` variables, separated by commas. The files are hidden from tool sources."""
     return ",".join(path for name, path in environment.items() if name.endswith("_FILE") and path)
 
 
@@ -188,9 +188,9 @@ def _socket(spec: ServiceSpec, replica: int, context: SuiteContext) -> str:
 
 
 def _system(options: SuiteOptions) -> dict[str, str]:
-    """Return the system variables that any program gets.
+    """Return the system variables that every program gets.
 
-    They make children import the same Pawl as this process, regardless of the working directory.
+    With these variables, children import the same Pawl as this process, regardless of the working directory.
     """
     outer = {**os.environ, **options.environment}
     found = {name: value for name, value in outer.items() if name in _SYSTEM or name.startswith(_LOCALE)}
@@ -240,7 +240,7 @@ def _read_addresses(path: Path) -> dict[str, str] | None:
 
 
 def authority_of(spec: ServiceSpec, options: SuiteOptions) -> Path | None:
-    """Return the file that verifies a service's certificate; None if TLS is not used.
+    """Return the file with which a service's certificate is verified. Return None if TLS is not used.
 
     Without PAWL_TLS_CA_FILE, this is the certificate itself.
     """
@@ -254,7 +254,10 @@ def _variables(spec: ServiceSpec, options: SuiteOptions) -> Mapping[str, str]:
 
 
 async def _status(found: Addresses, spec: ServiceSpec, options: SuiteOptions) -> int:
-    """Return the HTTP status of `/healthz`; 0 if the process does not answer, for example because it is frozen."""
+    """Return the HTTP status of `/healthz`.
+
+    Return 0 if the process does not answer, for example because it is frozen.
+    """
     context = None
     if authority_of(spec, options) is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

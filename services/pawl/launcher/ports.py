@@ -87,7 +87,7 @@ _own_ports = _blocks_of_ports()
 
 
 def address(port: int) -> str:
-    """Return this port on the loopback interface as host:port; 0 means any free port.
+    """Return this port on the loopback interface as host:port. 0 means any free port.
 
     The system never chooses the port of one of the launcher's servers, because it could give that port to a connection
     while the server restarts.

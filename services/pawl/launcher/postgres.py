@@ -1,4 +1,4 @@
-"""Runs the embedded PostgreSQL: binaries from a wheel, a cluster in the data folder, a database, a role per service.
+"""Runs the embedded PostgreSQL, with its binaries from a wheel, and with a database and a role for each service.
 
 PostgreSQL refuses to run as root. If the launcher runs as root, PostgreSQL therefore uses its own account. The wheel's
 Python API offers only Unix sockets without passwords, so its binaries are run directly, with loopback TCP and SCRAM
@@ -73,7 +73,7 @@ def binaries() -> Path:
 
 
 def database_account() -> tuple[int, int] | None:
-    """Return the user and group to switch to, creating the account if necessary; None if no switch is needed."""
+    """Return the user and group to switch to. Create the account if necessary. None if no switch is needed."""
     if os.geteuid() != 0:
         return None
     if _own_account() is None and (useradd := shutil.which("useradd")):
@@ -98,7 +98,7 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        """The URL of the owner, including the password."""
+        """The URL for the owner, including the password."""
         return self.url_of(ROLE)
 
     def url_of(self, role: str) -> str:
@@ -108,7 +108,7 @@ class Postgres:
     async def prepare(self) -> None:
         """Create the cluster atomically if it does not exist, and clean up after a crash.
 
-        Raises StartError if the folder holds a cluster of another version, or is not usable.
+        Raises StartError if the folder contains a cluster of another version, or if it is not usable.
         """
         self._open_folders()
         if not self.folder.exists():
@@ -145,7 +145,7 @@ class Postgres:
         return Command(arguments=arguments, environment=_environment(), folder=self.folder)
 
     async def _initialise(self) -> None:
-        """Run initdb in a temporary folder, and then move it, so that an incomplete cluster is never used."""
+        """Run initdb in a temporary folder, and then move the folder, so that an incomplete cluster is never used."""
         draft = self.folder.with_name(f"{self.folder.name}.new")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(mode=0o700)
@@ -211,7 +211,7 @@ class Postgres:
             path.unlink()
 
     def _runs_here(self, pid: int) -> bool:
-        """Return whether a process is a PostgreSQL server on this folder, not another process with the same pid."""
+        """Return whether a process is a PostgreSQL server on this folder, and not another process with the same pid."""
         if Path("/proc/self").exists():
             return orphans.works_in(pid, self.folder)
         return str(self.folder) in orphans.command_line(pid)
@@ -250,7 +250,7 @@ class Postgres:
 
 
 def _environment() -> dict[str, str]:
-    """Return PostgreSQL's environment: only the path and the locale, because PostgreSQL reads many variables."""
+    """Return PostgreSQL's environment. It has only the path and the locale, because PostgreSQL reads many variables."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
 
 
@@ -265,7 +265,7 @@ def _make_traversable(path: Path) -> None:
 
 @contextlib.contextmanager
 def _account_lock() -> Iterator[None]:
-    """Ensure that only one process creates the account at a time: a concurrent attempt would change its uid."""
+    """Ensure that only one process at a time creates the account. A concurrent attempt would change its uid."""
     folder = os.open("/etc", os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

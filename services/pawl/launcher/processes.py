@@ -1,4 +1,4 @@
-"""Supervises one process: starts it, waits until it is ready, restarts it when it dies, and stops it gracefully."""
+"""Supervises one process. Starts it, waits until it is ready, restarts it when it dies, and stops it gracefully."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Command:
 class ProcessSpec:
     """Describes how a process is started, checked and stopped.
 
-    `command` is called before each start. `listens` are the addresses at which the process will listen; peers can be
-    given them before it is ready. `probe` checks once whether the process is ready, and returns its addresses, or None
-    if it is not ready; it raises StartError if waiting is pointless. `answers` checks whether a ready process still
-    answers, even if it is not healthy.
+    `command` is called before each start. `listens` are the addresses at which the process will listen. Peers can
+    receive these addresses before the process is ready. `probe` checks once whether the process is ready. It returns
+    the addresses of the process, or None if it is not ready, and raises StartError if waiting is pointless. `answers`
+    checks whether a ready process still answers, even if it is not healthy.
     """
 
     name: str
@@ -74,14 +74,14 @@ def shim(account: tuple[int, int] | None, death_signal: signal.Signals) -> tuple
 
 
 def next_delay(previous: float | None, alive_seconds: float) -> float:
-    """Return the delay before the next start: 0.2 s, doubled each time up to 10 s, reset after 30 s of running."""
+    """Return the delay before the next start. It doubles from 0.2 s up to 10 s. Running for 30 s resets it."""
     if previous is None or alive_seconds >= ALIVE_LONG_SECONDS:
         return BACKOFF_FIRST_SECONDS
     return min(previous * 2, BACKOFF_MAX_SECONDS)
 
 
 class Process:
-    """Keeps one process running from `start` to `stop`. Both can be called repeatedly in turn, and concurrently."""
+    """Keeps one process running from `start` to `stop`. Both can be called repeatedly, in turn or concurrently."""
 
     def __init__(
         self, spec: ProcessSpec, *, run_directory: Path, log_directory: Path, changed: Callable[[], None]
@@ -105,7 +105,7 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """The process id; None while it is down."""
+        """The process id. None while the process is down."""
         return None if self._child is None or self._child.returncode is not None else self._child.pid
 
     @property
@@ -114,7 +114,7 @@ class Process:
         return self._ready.is_set()
 
     def start(self) -> None:
-        """Start supervising the process. Has no effect if it is already supervised."""
+        """Start to supervise the process. If it is already supervised, nothing happens."""
         if self._task is None:
             self._stopping.clear()
             self._failure = asyncio.get_running_loop().create_future()
@@ -123,8 +123,9 @@ class Process:
     async def wait_ready(self, seconds: float) -> None:
         """Return once the process is ready, possibly after restarts.
 
-        Raises StartError after a timeout. Raises it immediately if the probe does, or if the process exits with code 2,
-        which means that its configuration is invalid. The message of a timeout or exit has the last line of the log.
+        Raises StartError after a timeout. Raises it immediately if the probe raises it, or if the process exits with
+        code 2, which means that its configuration is invalid. After a timeout or an exit, the message contains the last
+        line of the log.
         """
         if self._failure is None:
             raise StartError(f"{self.name} is not started.")
@@ -150,7 +151,10 @@ class Process:
         os.kill(self.pid, number)
 
     async def stop(self) -> None:
-        """Ask the process to end, kill its process group after the grace time, and return when it has ended."""
+        """Ask the process to end, and kill its process group after the grace time.
+
+        Return when the process has ended.
+        """
         self._stopping.set()
         task = self._task
         if task is not None:

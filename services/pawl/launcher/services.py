@@ -8,7 +8,7 @@ import sys
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
-    """A service's command, and the variables that it gets.
+    """A service's command, and the variables that the service gets.
 
     The process must read its settings from the environment, write its addresses (`metrics`, and `grpc` or `http`) to
     the file PAWL_ADDRESS_FILE, and serve `/healthz` at its metrics address.

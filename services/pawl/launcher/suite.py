@@ -137,13 +137,13 @@ class Suite:
 
     @property
     def broken_tools(self) -> list[str]:
-        """The modules in PAWL_TOOLS that could not be loaded last, each with its error."""
+        """The modules in PAWL_TOOLS that could not be loaded the last time, each with its error."""
         entries = (entry for process in self._processes.values() for entry in process.log.events("tool.module_broken"))
         return list(dict.fromkeys(f"{entry.get('tool_module')}: error: {entry.get('error')}" for entry in entries))
 
     @property
     def database_url(self) -> str:
-        """The URL of PostgreSQL, including the password. For the embedded server, it is the owner's."""
+        """The URL of PostgreSQL, including the password. For the embedded server, it is the URL for the owner."""
         return self._secret_files.get("database.url")
 
     def nats_url(self, user: str = SUBSCRIBER) -> str:
@@ -160,13 +160,13 @@ class Suite:
         return self._processes[process_name(name, replica)]
 
     def pid(self, name: str, replica: int = 0) -> int | None:
-        """Return the id of a process; None while it is down."""
+        """Return the id of a process. Return None while the process is down."""
         return self.process(name, replica).pid
 
     # Control for tests.
 
     def kill(self, name: str, replica: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to a process, which is restarted if it dies.
+        """Send a signal to a process. If the process dies, it is restarted.
 
         If the process is down, SIGKILL has no effect, and other signals raise ProcessLookupError.
         """
@@ -174,7 +174,7 @@ class Suite:
             self.process(name, replica).send_signal(number)
 
     async def wait_ready(self, name: str, replica: int = 0) -> None:
-        """Return when the process is ready. After it was killed, this means that it has restarted."""
+        """Return when the process is ready. If it was killed, this means that it has restarted."""
         await self.process(name, replica).wait_ready(self.options.ready_seconds)
 
     async def stop_process(self, name: str, replica: int = 0) -> None:

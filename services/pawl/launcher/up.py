@@ -85,7 +85,10 @@ def commands(endpoints: Endpoints) -> list[tuple[str, str]]:
 
 
 def _program() -> str:
-    """Return the path that started this process if the shell would not find this `pawl`; otherwise `pawl`."""
+    """Return `pawl` if the shell finds this program by that name.
+
+    Otherwise, return the path that started this process.
+    """
     started = Path(sys.argv[0])
     if started.name != "pawl" or not started.is_file():
         return "pawl"
@@ -117,7 +120,7 @@ def up(options: SuiteOptions, when_ready: Callable[[Suite], Awaitable[None]] = _
 
 
 async def run_until_signal(suite: Suite, when_ready: Callable[[Suite], Awaitable[None]]) -> None:
-    """Run a suite until a signal, then stop it.
+    """Run a suite until a signal arrives, and then stop it.
 
     Raises:
         StartError: The suite could not start, or its data folder has been removed.

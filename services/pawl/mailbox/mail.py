@@ -34,9 +34,10 @@ _HEADERS: Final = re.compile(
 
 
 def read_mail(raw: bytes, is_cut: bool, *, own: str, authserv_id: str, senders: Sequence[str]) -> dict[str, Any]:  # noqa: FBT001
-    """Return a message's data and attachment texts or, if it may not fire the trigger, only the reason as `refusal`.
+    """Return a message's data and attachment texts.
 
-    `own` is the address of the mailbox. `is_cut` means that `raw` is only the first part of the message.
+    If it may not fire the trigger, return only the reason, as `refusal`. `own` is the address of the mailbox. `is_cut`
+    means that `raw` is only the first part of the message.
     """
     try:
         message = message_from_bytes(raw, policy=policy.default)
@@ -55,7 +56,7 @@ def _raw(message: EmailMessage, name: str) -> list[str]:
 
 
 def _automatic(message: EmailMessage) -> str:
-    """Return the reason why a message must not be answered automatically (RFC 3834); empty if it may be."""
+    """Return why a message must not be answered automatically (RFC 3834). Empty if it may be answered."""
     if message.get_content_type() == "multipart/report":
         return "it is an automatic email: multipart/report"
     for name in ("List-Id", "X-Autoreply", "X-Autorespond"):
@@ -88,7 +89,7 @@ def _unwanted(message: EmailMessage, sender: str, own: str, authserv_id: str, se
 def _passes(message: EmailMessage, authserv_id: str, domain: str) -> bool:
     """Return whether the receiving server reports a DMARC pass for the sender's domain (RFC 8601, RFC 7489).
 
-    Only the server's topmost result counts, because the sender may have forged those below it.
+    Only the server's topmost result counts, because the sender may have forged the results below it.
     """
     for value in _raw(message, "Authentication-Results"):
         name, *results = _without_comments(value).lower().split(";")
@@ -102,7 +103,7 @@ def _passes(message: EmailMessage, authserv_id: str, domain: str) -> bool:
 
 
 def _without_comments(text: str) -> str:
-    """Return a structured header without its comments and quoted strings; empty if one of them is not closed."""
+    """Return a structured header without its comments and quoted strings. Empty if one of them is not closed."""
     kept: list[str] = []
     depth, is_quoted = 0, False
     for piece in re.findall(r"\\.|.", text, re.DOTALL):

@@ -140,7 +140,7 @@ class Mailboxes:
             await asyncio.sleep(0 if has_more else min(seconds, _BACKOFF_SECONDS_MAX))
 
     async def _poll(self, mailbox: LeasedMailbox) -> bool:
-        """Deliver the next messages; return whether to poll again immediately, because more messages may follow.
+        """Deliver the next messages. Return whether to poll again immediately, because more messages may follow.
 
         Raises:
             Unreadable: The mailbox cannot be read.
@@ -293,6 +293,6 @@ def _key(mailbox: LeasedMailbox) -> _Key:
 
 
 def _folder_id(source: MailboxSource) -> str:
-    """Return a folder's id, which is needed because different folders can contain the same UIDs."""
+    """Return a folder's id. It is needed because different folders can contain the same UIDs."""
     named = json.dumps([source.host, source.port, source.plaintext, source.username, source.folder])
     return hashlib.sha256(named.encode()).hexdigest()[:8]

@@ -150,7 +150,7 @@ def _found(session: _Session, after: int, last: int | None) -> list[int]:
 
 
 def _fetch(session: _Session, uid: int) -> tuple[bytes, bool] | None:
-    """Return a message's bytes and whether they are only its first part; None if it was deleted."""
+    """Return a message's bytes, and whether they are only its first part. Return None if the message was deleted."""
     status, answer = session.uid("FETCH", str(uid), f"(UID RFC822.SIZE BODY.PEEK[]<0.{MAIL_BYTES_MAX}>)")
     if status != "OK" and not _GONE.match(answer[-1]):
         raise Unreadable(f"refuses to send message {uid}")

@@ -61,7 +61,7 @@ class Connection:
         await self._put(self._h11.send(h11.EndOfMessage()))
 
     async def pause(self, seconds: float | None) -> None:
-        """Wait; forever if `seconds` is None. Raises ClientGoneError as soon as the client disconnects."""
+        """Wait. If `seconds` is None, wait forever. Raises ClientGoneError as soon as the client disconnects."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while await self._read():

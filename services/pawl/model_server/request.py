@@ -131,7 +131,7 @@ class StreamOptions(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A tool call since the last user message. `content` is its result; None if it has no result yet."""
+    """A tool call since the last user message. `content` is its result, or None if it has no result yet."""
 
     name: str
     content: str | None
@@ -152,7 +152,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
     @property
     def prompt(self) -> str:
-        """The text of the last user message, excluding quotes and job notices; empty if there is no user message."""
+        """The text of the last user message, without quotes and job notices. Empty if there is no user message."""
         position = self._last_user()
         return "" if position is None else _QUOTED.sub("", _NOTICES.sub("", text_of(self.messages[position])))
 
@@ -175,7 +175,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
     @property
     def round(self) -> int:
-        """The number of times that the model has answered since the last user message."""
+        """How often the model has answered since the last user message."""
         return sum(isinstance(message, Assistant) for message in self.since_prompt)
 
     @property
@@ -236,7 +236,7 @@ def calls_of(message: Message) -> tuple[Call, ...]:
 
 
 def text_of(message: Message) -> str:
-    """Return the text of a message; text parts are joined by newlines."""
+    """Return the text of a message. Text parts are joined by newlines."""
     if isinstance(message.content, str):
         return message.content
     return "\n".join(part.text for part in message.content or () if isinstance(part, TextPart) and part.text)

@@ -1,7 +1,7 @@
 """Rules that choose a reply from the prompt, the offered tools and the results so far. Pure and stateless.
 
-Each stage with tools takes one round. The rules determine from the messages which stages are done, so the same messages
-always get the same reply.
+Each stage with tools takes one round. The messages alone show which stages are done, so that the same messages always
+get the same reply.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEPTH_MAX = 16
 
 
 def filled(schema: Any, text: str, depth: int = _DEPTH_MAX) -> Any:
-    """Return a value that fits a schema, with `text` for every string. References are not followed."""
+    """Return a value that matches a schema, with `text` for every string. References are not followed."""
     if not isinstance(schema, dict) or not depth:
         return text
     for name in ("const", "default"):
@@ -64,7 +64,7 @@ def describe(content: str | None) -> str:
 
 
 def job_id(content: str | None) -> str:
-    """Return the id of the job that continues a call, from the call's result; empty if there is no such job."""
+    """Return the id of the job that continues a call, from the call's result. Empty if there is no such job."""
     value = _field(content, "result") or _parse(content or "")
     return str(value.get("job_id", "")) if isinstance(value, dict) else ""
 
@@ -81,7 +81,7 @@ def notice_text(notice: Mapping[str, Any]) -> str:
 
 
 def note(content: str | None) -> str:
-    """Return a result's note in parentheses, for example that a reviewer edited the call; empty if there is none."""
+    """Return a result's note in parentheses, for example that a reviewer edited the call. Empty if there is none."""
     text = _field(content, "note")
     return f" ({text})" if text else ""
 
@@ -160,7 +160,7 @@ def _final_reply(
 
 
 def _done(stages: Sequence[Stage], results: Sequence[Result]) -> dict[int, list[Result]]:
-    """Return the results of each stage that is done. Rounds of calls are matched to stages by their tool names."""
+    """Return the results of each stage that is done. Rounds of calls are matched to stages by tool names."""
     done: dict[int, list[Result]] = {}
     position = 0
     for round_number in sorted({result.round for result in results}):

@@ -2,7 +2,7 @@
 
 Steps are tried in order, and the first one that matches and is not used up gives the reply. If no step matches, the
 rules answer. The types in this module describe replies for the rules, the script file and the wire format. They reject
-unknown fields, so a misspelt field is reported with its position.
+unknown fields, so that a misspelt field is reported with its position.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tool call by the model.
 
-    `arguments` is either a JSON object, sent as compact JSON, or a string, sent unchanged. A string can be invalid JSON
-    or empty.
+    `arguments` is a JSON object, which is sent as compact JSON, or a string, which is sent unchanged. A string can be
+    invalid JSON or empty.
     """
 
     name: str
@@ -35,7 +35,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fault after `after_chunks` chunks of a stream; with 0, `hang` and `reset` precede the response head.
+    """A fault after `after_chunks` chunks of a stream. With 0, `hang` and `reset` come before the response head.
 
     `status` answers with an HTTP error whose `body` is JSON, or text that is sent unchanged. `hang` stops sending.
     `reset` resets the connection. `drop` closes it in the middle of the HTTP body. `truncate` ends the body cleanly,
@@ -75,10 +75,10 @@ class ScriptError(ValueError):
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The conditions of a step, all of which must be met.
+    """The conditions of a step. All of them must be met.
 
     `user_contains` must occur in the last user message, ignoring case. `round` is the number of assistant messages
-    after it: it is 0 for the first model call for the prompt, and 1 for the call with the first results.
+    after that message. It is 0 for the first model call for the prompt, and 1 for the call with the first results.
     """
 
     user_contains: str = ""
@@ -88,8 +88,8 @@ class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A reply with its conditions.
 
-    `times` limits its uses for each distinct list of messages: if it is 2, the third attempt at a request gets the next
-    step. A step with neither `when` nor `times` is used once.
+    `times` limits how often the step is used for each distinct list of messages. If it is 2, the third attempt at a
+    request gets the next step. A step with neither `when` nor `times` is used once.
     """
 
     reply: Reply
@@ -125,7 +125,7 @@ class Player:
         self._uses: OrderedDict[tuple[int, str], int] = OrderedDict()
 
     def choose(self, request: ChatRequest) -> Reply | None:
-        """Return the reply of the first matching step and count its use; None if no step matches."""
+        """Return the reply of the first matching step and count its use. Return None if no step matches."""
         for number, step in enumerate(self.script.steps):
             if matches(step.when, request) and self._use(number, step, request):
                 return step.reply

@@ -46,8 +46,8 @@ class Recorded:
 class ModelServer:
     """A model server. Run it with `async with ModelServer(script=...) as server`, and use `server.base_url`.
 
-    It closes all connections on exit. `play` can replace the script at any time, and `requests` holds the latest calls.
-    The server refuses requests that OpenAI would refuse.
+    On exit, all connections are closed. `play` can replace the script at any time, and `requests` contains the latest
+    calls. The server refuses requests that OpenAI would refuse.
     """
 
     def __init__(

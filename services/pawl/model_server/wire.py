@@ -58,14 +58,14 @@ def finish_reason(reply: Reply) -> str:
 
 
 def arguments_text(call: ToolCall) -> str:
-    """Return a call's arguments as text: an object as compact JSON, or a string unchanged."""
+    """Return a call's arguments as text. An object becomes compact JSON, and a string is unchanged."""
     if isinstance(call.arguments, str):
         return call.arguments
     return json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
 
 
 def usage(reply: Reply, envelope: Envelope) -> dict[str, Any]:
-    """Return token counts, which are estimated at four characters per token."""
+    """Return token counts. They are estimated at four characters per token."""
     prompt = -(-envelope.prompt_characters // 4)
     reasoning = -(-len(reply.reasoning) // 4)
     characters = len(reply.text) + sum(len(call.name) + len(arguments_text(call)) for call in reply.tool_calls)

@@ -1,7 +1,8 @@
 """Notifies users about their runs.
 
-Owns the users' inboxes (schema `notifier`). Reads run events from JetStream, writes a notification for each event that
-concerns a user, publishes it on NATS, serves it over gRPC, and delivers it to the user's channels.
+The notifier owns the users' inboxes (schema `notifier`). It reads run events from JetStream, and writes a notification
+for each event that concerns a user. It publishes the notification on NATS, serves it over gRPC, and delivers it to the
+user's channels.
 
 Guarantees:
 - An event is acknowledged to JetStream only after its notification is durable.

@@ -1,4 +1,4 @@
 """The infrastructure that services need besides the chassis: listeners, databases, the bus, settings and metrics.
 
-It knows no service. Services pass it their servicers, checks and method names.
+This package does not know any service. Services pass it their servicers, checks and method names.
 """

@@ -161,8 +161,8 @@ async def test_budget_usage_counts_from_midnight(replica: Replica) -> None:
     agents = AgentLedgerServiceStub(replica.channel)
 
     async def quota(name: str = "clerk") -> tuple[int, int] | None:
-        asked = pb.GetTokenBudgetsRequest(store_id="acme", user_id="ann", name=name)
-        (found,) = (await agents.GetTokenBudgets(asked)).budgets or [None]
+        asked = pb.GetModelTermsRequest(store_id="acme", user_id="ann", name=name)
+        (found,) = (await agents.GetModelTerms(asked)).budgets or [None]
         if found is None:
             return None
         assert 0 < found.end_time.ToDatetime(tzinfo=UTC).timestamp() - time.time() <= 86_400

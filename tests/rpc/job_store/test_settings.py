@@ -12,8 +12,8 @@ from pawl.chassis.identity.auth import user_principal
 from pawl.chassis.ids import CredentialId, IdSource, StoreId, UserId
 from pawl.chassis.process.clock import SystemClock
 from pawl.chassis.rpc.client import translated
-from pawl.errors import Conflict, FeatureOff, InvalidField
-from pawl.event.v1 import run_pb2, schedule_pb2
+from pawl.errors import Conflict, FeatureOff, InvalidField, ModelNotAllowed
+from pawl.event.v1 import agent_pb2, run_pb2, schedule_pb2
 from pawl.job.v1 import agents_pb2, ledger_pb2
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
 from pawl.job_store import sweeps
@@ -146,10 +146,8 @@ async def test_tokens_of_all_runs_count_once_toward_the_budgets_of_their_store_a
         await translated(stub.UpdateSettings(pb.UpdateSettingsRequest(settings=asked)))
 
     async def budgets(user_id: str) -> dict[int, tuple[int, int]]:
-        asked = agents_pb2.GetTokenBudgetsRequest(store_id="acme", user_id=user_id)
-        return {
-            each.kind: (each.tokens_max, each.tokens_used) for each in (await agents.GetTokenBudgets(asked)).budgets
-        }
+        asked = agents_pb2.GetModelTermsRequest(store_id="acme", user_id=user_id)
+        return {each.kind: (each.tokens_max, each.tokens_used) for each in (await agents.GetModelTerms(asked)).budgets}
 
     assert await budgets("ann") == {}
     await limit(pb.SETTINGS_LAYER_DEPLOYMENT, monthly_tokens=1000, monthly_tokens_per_user=100)
@@ -176,6 +174,31 @@ async def test_tokens_of_all_runs_count_once_toward_the_budgets_of_their_store_a
     assert [run.run_id for run in claimed] == [parked.run_id]
 
 
+async def test_models_that_a_store_may_not_use_are_refused_for_runs_and_agents(replica: Replica, user: User) -> None:
+    large: Any = {"options": run_pb2.RunOptions(model="small", model_fallbacks=["large"])}
+    earlier = await user.submit(request_id="r1", **large)
+    deployed = Settings(layer=Layer.DEPLOYMENT, models=("small", "tiny"), model_server="eu")
+    await replica.settings.update(DEPLOYMENT, deployed, (), only_check=False)
+    assert (await user.submit(request_id="r1", **large)).run.run_id == earlier.run.run_id
+    agents = AgentLedgerServiceStub(replica.channel)
+    definition = agent_pb2.AgentDefinition(name="clerk", options=run_pb2.RunOptions(model="large"))
+    asked: Any = {"store_id": "acme", "user_id": "ann", "definition": definition, "validate_only": True}
+    for refused in (
+        user.submit(**large),
+        translated(agents.PutAgent(agents_pb2.PutAgentRequest(**asked))),
+        translated(agents.PutDraft(agents_pb2.PutDraftRequest(**asked))),
+    ):
+        with pytest.raises(ModelNotAllowed) as error:
+            await refused
+        assert error.value.metadata["model"] == "large"
+    await user.submit(options=run_pb2.RunOptions(model="tiny"))
+    terms = await agents.GetModelTerms(agents_pb2.GetModelTermsRequest(store_id="acme", user_id="ann"))
+    assert (list(terms.models), terms.model_server, list(terms.budgets)) == (["small", "tiny"], "eu", [])
+    request = pb.ExplainSettingsRequest(store_id="acme")
+    explained = (await SettingsServiceStub(replica.channel).ExplainSettings(request)).explanations
+    assert [(each.name, each.value) for each in explained[-2:]] == [("models", "small, tiny"), ("model_server", "eu")]
+
+
 async def test_of_two_concurrent_changes_one_conflicts_and_the_other_is_recorded(replica: Replica) -> None:
     stub = SettingsServiceStub(replica.channel)
 
@@ -197,7 +220,10 @@ async def test_of_two_concurrent_changes_one_conflicts_and_the_other_is_recorded
     assert (row.user_id, row.layer) == ("me", pb.SETTINGS_LAYER_DEPLOYMENT)
     explained = (await stub.ExplainSettings(pb.ExplainSettingsRequest(store_id="acme"))).explanations
     assert explained[0].reason == f"The switch is on for {percent} % of stores."
-    assert [each.value for each in explained[1:]] == ["on"] * 4 + ["1000", "1000", "100"] + ["unlimited"] * 4
+    assert [each.value for each in explained[1:]] == ["on"] * 4 + ["1000", "1000", "100"] + ["unlimited"] * 4 + [
+        "all",
+        "default",
+    ]
 
 
 async def test_settings_that_cannot_be_read_stay_as_they_were(

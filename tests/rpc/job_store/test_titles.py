@@ -107,8 +107,8 @@ async def test_no_title_is_requested_while_the_agent_budget_is_exhausted(replica
     await answer(user, owner)
     assert not await claim(replica)
     title_at = await replica.database.fetchval("SELECT title_at FROM job_store.conversations")
-    asked = agents_pb2.GetTokenBudgetsRequest(store_id="acme", user_id="ann", name="clerk")
-    (used_up,) = (await agents.GetTokenBudgets(asked)).budgets
+    asked = agents_pb2.GetModelTermsRequest(store_id="acme", user_id="ann", name="clerk")
+    (used_up,) = (await agents.GetModelTerms(asked)).budgets
     assert title_at == used_up.end_time.ToDatetime(tzinfo=UTC)
     await agents.PutAgent(budget(200))
     await pass_time(replica)

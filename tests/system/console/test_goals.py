@@ -20,6 +20,8 @@ from tests.system.scripting import scripted
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 ATTEMPTS_MAX = 5
+# Fields and buttons must work when events are faster than the screen.
+SLOW_FRAMES = "void (window.requestAnimationFrame = (draw) => setTimeout(draw, 500))"
 
 
 async def fill(page: Page, button: str, **fields: str) -> None:
@@ -92,10 +94,11 @@ async def test_waiting_goal_is_stopped(open_page: NewPage, tmp_path: Path) -> No
     price = tmp_path / "price"
     price.write_text("50")
     page = await open_page("/goals", user="patient")
+    await page.evaluate(SLOW_FRAMES)
     fields = {"Aim": "what is 6 * 7", "Tool_that_checks_it": "look_up_price", "Seconds_to_wait": "3600"}
     await fill(page, "Start a goal", **fields, Arguments_of_this_tool="{", Expression="value.price / 100.0")
     await page.get_by_role("button", name="Start", exact=True).click()
-    await expect(page.get_by_role("alert")).to_contain_text("arguments_json")
+    await expect(page.get_by_role("alert")).to_contain_text("JSON")
     await page.get_by_label("Arguments of this tool").fill(json.dumps({"path": str(price)}))
     await page.get_by_role("button", name="Start", exact=True).click()
     await expect(page.get_by_role("article", name="Attempt 1")).to_contain_text("fell short at 50%")

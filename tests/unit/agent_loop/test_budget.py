@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
 from typing import Any
 
@@ -281,7 +282,7 @@ async def test_a_run_without_an_agent_has_the_budgets_of_its_store_and_user(
 ) -> None:
     """I18."""
     world = World(VERDICTS, [says("Done.")])
-    world.agents.limits = {WaitKind.STORE_MONTHLY_TOKENS: 100, kind: 9}
+    world.agents.limits = dataclasses.replace(world.agents.limits, tokens={WaitKind.STORE_MONTHLY_TOKENS: 100, kind: 9})
     world.agents.usage.tokens_today[StoreId(STORE), ""] = 9
     world.agents.usage.day_end_time = world.ledger.time() + timedelta(hours=1)
     key = world.ledger.submit("hello", RunOptions(token_budget_policy=policy))
@@ -292,6 +293,19 @@ async def test_a_run_without_an_agent_has_the_budgets_of_its_store_and_user(
         return
     assert await world.drive() is DriveEnd.PARKED
     assert world.ledger.run(key).waits == (kind,)
-    world.agents.limits = {kind: 10}
+    world.agents.limits = dataclasses.replace(world.agents.limits, tokens={kind: 10})
     assert await world.drive() is DriveEnd.ENDED
     assert (world.ledger.run(key).output_text, len(world.model.requests)) == ("Done.", 1)
+
+
+async def test_a_model_call_uses_the_stores_server_and_only_its_models() -> None:
+    """A model that the store may no longer use is not called, and the run falls back to an allowed one."""
+    world = World(VERDICTS, [says("Done."), says("Done.")])
+    limits = world.agents.limits
+    world.agents.limits = dataclasses.replace(limits, models=frozenset({"small"}), model_server="eu")
+    await world.finish(world.ledger.submit("hello", RunOptions(model="large", model_fallbacks=("small",))))
+    assert [(each.model, each.server) for each in world.model.requests] == [("small", "eu")]
+    key = world.ledger.submit("hello", RunOptions(model="large"))
+    await world.finish(key)
+    assert present(world.ledger.run(key).failure).reason == "MODEL_NOT_ALLOWED"
+    assert len(world.model.requests) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from pawl.agent_loop.loop.rules.run import RunOptions, UnknownOutcomePolicy
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.chassis.ids import CommandId, RunId, UserId
+from pawl.chassis.process.start import StartError
 from pawl.errors import InvalidField
 from pawl.event.v1 import run_pb2
 from pawl.values import CallResolution, CallState, DecisionKind, RunState, StopCause
@@ -191,6 +193,11 @@ def test_a_deployment_sets_limits_and_ceilings() -> None:
     assert isinstance(found.ceilings.tool_timeout_seconds, float)
     assert found.ceilings.run_timeout_seconds == CEILINGS.run_timeout_seconds
     assert read_limits({}) == DeploymentLimits()
+    servers = {"eu": {"base_url": "https://eu.example/v1", "api_key_file": "/run/eu"}}
+    assert read_limits({"model_servers": servers}).model_servers["eu"].api_key_file == "/run/eu"
+    for wrong in ({"a b": servers["eu"]}, {"eu": {"base_url": "https://eu.example", "api_key": "sk"}}):
+        with pytest.raises(ValueError, match="model_servers"):
+            read_limits({"model_servers": wrong})
 
 
 def test_no_ceiling_is_below_its_default() -> None:
@@ -232,6 +239,22 @@ def test_invalid_limits_are_all_reported_at_start(tmp_path: Path) -> None:
         "ceilings.tool_timeout_seconds_max is not a limit",
         "ceilings.approvals_required is not a limit",
     ]
+
+
+def test_keys_of_model_servers_are_read_from_files(tmp_path: Path) -> None:
+    file, key = tmp_path / "limits.json", tmp_path / "key"
+    servers = {"eu": {"base_url": "https://eu.example/v1", "api_key_file": str(key)}}
+    values = {"service_key": "s" * 32, "model": "m", "OPENAI_API_KEY": "sk-1", "PAWL_LIMITS_FILE": str(file)}
+    file.write_text(json.dumps({"model_servers": servers}))
+    settings = AgentLoopSettings.model_validate(values)
+    with pytest.raises(StartError, match="cannot read the key"):
+        settings.model_servers  # noqa: B018  # reads the files
+    key.write_text("sk-2\n")
+    default = ("https://api.openai.com/v1", "sk-1")
+    assert settings.model_servers == {"": default, "eu": ("https://eu.example/v1", "sk-2")}
+    file.write_text(json.dumps({"model_servers": {"eu": {"base_url": "eu"}}}))
+    with pytest.raises(ValidationError, match=r"model_servers.eu.base_url must be a URL"):
+        AgentLoopSettings.model_validate(values)
 
 
 def test_an_unreadable_limits_file_prevents_the_start(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pawl.chassis.identity.auth import LOCAL_CREDENTIAL, Principal, user_principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
-from pawl.errors import Conflict, InvalidField, PawlError, PermissionDenied
+from pawl.errors import Conflict, InvalidField, ModelNotAllowed, PawlError, PermissionDenied
 from pawl.job_store.store_settings.rules import (
     ALL_STORES,
     AllSettings,
@@ -128,6 +128,9 @@ def test_a_change_sets_the_named_values_and_keeps_the_others() -> None:
         ({"limits": {"active_runs": 0}}, "settings.limits.active_runs"),
         ({"limits": {"active_runs": 10_001}}, "settings.limits.active_runs"),
         ({"limits": {"daily_tokens": 2**53 + 1}}, "settings.limits.daily_tokens"),
+        ({"models": ("a\n",)}, "settings.models"),
+        ({"models": ("a",) * 201}, "settings.models"),
+        ({"model_server": "a b"}, "settings.model_server"),
         ({"limits": {"active_run": 3}}, "settings.limits"),
         ({"switches": {"run": Switch(state=SwitchState.ALL)}}, "settings.switches"),
         ({"switches": {"runs": Switch(state=SwitchState.PERCENT, percent=101)}}, "settings.switches.runs.percent"),
@@ -161,6 +164,40 @@ def test_a_store_cannot_set_switches_or_exceed_its_ceiling() -> None:
     with pytest.raises(InvalidField, match="at most 20, the store's ceiling, got 21"):
         change(store, limits={"active_runs": 21})
     assert change(store, limits={"active_runs": 20}).limits == {"active_runs": 20}
+
+
+@pytest.mark.parametrize(
+    ("deployed", "ceiling", "own", "allowed"),
+    [
+        ((), (), (), ""),
+        (("a", "b"), (), (), "a b"),
+        (("a", "b"), ("c", "d"), (), "c d"),
+        (("a", "b"), (), ("b", "c"), "b"),
+        ((), (), ("c",), "c"),
+        (("a",), (), ("c",), "a"),
+    ],
+)
+def test_a_store_may_use_the_models_that_both_the_deployment_and_its_admins_list(
+    deployed: tuple[str, ...], ceiling: tuple[str, ...], own: tuple[str, ...], allowed: str
+) -> None:
+    set_in = {(Layer.DEPLOYMENT, ALL_STORES): deployed, (Layer.CEILING, ACME): ceiling, (Layer.STORE, ACME): own}
+    found = settings(*(Settings(layer=layer, store_id=store, models=names) for (layer, store), names in set_in.items()))
+    assert " ".join(found.models(ACME)) == allowed
+    store = Settings(layer=Layer.STORE, store_id=ACME, models=("z",))
+    if deployed or ceiling:
+        with pytest.raises(ModelNotAllowed, match="'z'"):
+            updated(store, (), found, NOW)
+    else:
+        assert updated(store, (), found, NOW).models == ("z",)
+
+
+def test_only_the_deployment_chooses_a_stores_model_server() -> None:
+    with pytest.raises(InvalidField, match="only by a deployment key"):
+        change(Settings(layer=Layer.STORE, store_id=ACME), model_server="eu")
+    ceiling = change(Settings(layer=Layer.CEILING, store_id=ACME), model_server="eu", models=("a",))
+    assert (settings(ceiling).server(ACME), settings(ceiling).server(StoreId("beta"))) == ("eu", "")
+    assert ceiling.texts == {"models": "a", "model_server": "eu"}
+    assert change(ceiling, unset=("models", "model_server")).texts == {}
 
 
 def test_an_outdated_version_conflicts() -> None:

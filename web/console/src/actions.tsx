@@ -3,6 +3,7 @@
 import type { VNode } from "preact";
 import { useState } from "preact/hooks";
 
+import { Dialog } from "./design/parts";
 import { attempt, may } from "./state";
 
 /**
@@ -27,7 +28,7 @@ export function RowActions<T>({ all, item, name, onDone }: { all: Action<T>[]; i
       {some.map((action) => (
         <button
           key={action.name}
-          class={`second ${action.bad ? "bad" : ""}`}
+          class={`second small ${action.bad ? "bad" : ""}`}
           aria-label={`${action.name} ${name}`}
           onClick={() => void attempt(async () => (await action.run(item, ""), onDone()))}
         >
@@ -55,35 +56,45 @@ export function Actions<T>({ all, item, onDone, gone }: { all: Action<T>[]; item
   if (!some.length && !message) return null;
   return (
     <>
-      <p class="buttons">
-        {some.map((action) => (
-          <button
-            key={action.name}
-            class={`second ${action.bad ? "bad" : ""}`}
-            aria-expanded={action.bad || action.ask ? open?.name === action.name : undefined}
-            onClick={() => (action.bad || action.ask ? setOpen(open?.name === action.name ? undefined : action) : act(action))}
-          >
-            {action.name}
-          </button>
-        ))}
-      </p>
-      {open && (
-        <form
-          class="card row"
-          onSubmit={(event) => {
-            event.preventDefault();
-            // The state may lack what was typed since the last frame.
-            act(open, event.currentTarget.querySelector("input")?.value);
-          }}
-        >
-          {open.ask && <input aria-label={open.ask} placeholder={open.ask} value={text} ref={focus} onInput={(event) => setText(event.currentTarget.value)} />}
-          <button class={open.bad ? "bad" : ""} ref={open.ask ? null : focus}>{open.bad ? `Yes, ${open.name.toLowerCase()}` : open.name}</button>
-          <button type="button" class="second" onClick={() => setOpen(undefined)}>
-            Cancel
-          </button>
-        </form>
+      {!!some.length && (
+        <p class="buttons">
+          {some.map((action) => (
+            <button key={action.name} class={`second ${action.bad ? "bad" : ""}`} onClick={() => (action.bad || action.ask ? setOpen(action) : act(action))}>
+              {action.name}
+            </button>
+          ))}
+        </p>
       )}
-      {message && message !== GONE && <p class="card" role="status">{message}</p>}
+      {open && (
+        <Dialog title={open.bad ? `${open.name}?` : open.name} onClose={() => setOpen(undefined)}>
+          <form
+            onSubmit={(event) => {
+              event.preventDefault();
+              act(open, text);
+            }}
+          >
+            {open.ask && (
+              <label>
+                {open.ask}
+                <input value={text} ref={focus} onInput={(event) => setText(event.currentTarget.value)} />
+              </label>
+            )}
+            <p class="buttons">
+              <button class={open.bad ? "bad" : ""} ref={open.ask ? null : focus}>
+                {open.bad ? `Yes, ${open.name.toLowerCase()}` : open.name}
+              </button>
+              <button type="button" class="second" onClick={() => setOpen(undefined)}>
+                Cancel
+              </button>
+            </p>
+          </form>
+        </Dialog>
+      )}
+      {message && message !== GONE && (
+        <p class="panel message" role="status">
+          {message}
+        </p>
+      )}
     </>
   );
 }

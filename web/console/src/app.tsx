@@ -15,7 +15,7 @@ import { visible } from "./visible";
 type Open = "" | "help" | "palette";
 
 /** Listens to the keys that work on every page. */
-function useKeys(isBusy: boolean, onOpen: (open: Open) => void): void {
+function useKeys(onOpen: (open: Open) => void): void {
   useEffect(() => {
     let before = "";
     const keys = (event: KeyboardEvent): void => {
@@ -23,7 +23,7 @@ function useKeys(isBusy: boolean, onOpen: (open: Open) => void): void {
         event.preventDefault();
         onOpen("palette");
       }
-      if (isBusy || event.ctrlKey || event.metaKey || event.altKey) return;
+      if (document.querySelector("dialog[open]") || event.ctrlKey || event.metaKey || event.altKey) return;
       if (isTyping(event.target)) {
         if (event.key === "Escape") (event.target as HTMLElement).blur();
         return;
@@ -43,7 +43,7 @@ function useKeys(isBusy: boolean, onOpen: (open: Open) => void): void {
     };
     document.addEventListener("keydown", keys);
     return () => document.removeEventListener("keydown", keys);
-  }, [isBusy]);
+  }, []);
 }
 
 export function App(): VNode {
@@ -52,10 +52,10 @@ export function App(): VNode {
     if (isHere("/") && isKnown()) listAhead();
     void arrive();
   }, []);
-  useKeys(open !== "", setOpen);
+  useKeys(setOpen);
   const caller = who.value;
+  const count = forPeople.value.length;
   useEffect(() => {
-    const count = forPeople.value.length;
     const here = entries().find((page) => isHere(page.path));
     document.title = `${count ? `(${count}) ` : ""}${here?.name ?? "Pawl"} · Pawl`;
   });

@@ -116,7 +116,7 @@ const ACTIONS: Action<ConversationJson>[] = [
 function Conversation({ conversationId, onRun }: { conversationId: string; onRun: () => void }): VNode {
   const [view, setView] = useState(() => emptyConversation(conversationId));
   const [missing, setMissing] = useState(false);
-  const [chosen, setChosen] = useState<string>();
+  const [chosen, setChosen] = useState(query.value.get("agent") ?? undefined);
   const [sent, setSent] = useState<Sent[]>([]);
   const [pending, setPending] = useState<string>();
   const talk = useRef<HTMLElement>(null);

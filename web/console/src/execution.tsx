@@ -16,19 +16,18 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions } from "./actions";
 import { CallCard, Json } from "./cards";
+import { time } from "./format";
 import { BRANCH, type Box, type Edge, edgesOf, layOut, WIDTH } from "./graph";
 import { parse } from "./json";
-import { Badge, toneOf } from "./design/parts";
+import { Badge, Empty, Head, Skeleton, toneOf } from "./design/parts";
 import { type Column, Table } from "./design/table";
 import { paced } from "./resource";
 import { Fact, State, tokens } from "./runs";
-import { ago, attempt, clock, forPeople, go, isAbsent, lasted, may, moment, pawl, query, word } from "./state";
+import { attempt, clock, forPeople, go, isAbsent, lasted, may, pawl, query, word } from "./state";
 import { visible } from "./visible";
 
 /** Running maps whose items are followed. */
 const WATCHED_MAX = 8;
-
-const time = (at: string | undefined): VNode | undefined => (at ? <time title={moment(at)}>{ago(at)}</time> : undefined);
 
 /** Reads a run now and after its events, at most once a second. */
 function useExecution(runId: string): [GetExecutionResponseJson | undefined, string] {
@@ -72,24 +71,27 @@ export function ExecutionPage({ runId }: { runId: string }): VNode {
   const { name = "", version, rerunOfRunId, chunk } = run.workflow ?? {};
   if (fault)
     return (
-      <section class="page">
-        <h1>This run cannot be shown</h1>
+      <Empty icon="workflows" title="This run cannot be shown" level={1}>
         <p class="fault">{fault}</p>
         <p>
           <a href="/workflows">Go to workflows</a>
         </p>
-      </section>
+      </Empty>
     );
-  if (!execution) return <p class="empty" aria-busy="true">Loading ...</p>;
+  if (!execution) return <section class="page wide"><Head title={`Run ${runId.slice(-8)}`} crumbs={[["/workflows", "Workflows"]]} /><Skeleton /></section>;
   return (
     <section class="page wide">
-      <p>
-        <a href="/workflows">Workflows</a> / <a href={`/workflows/${name}`}>{name}</a>
-      </p>
-      <h1>
-        {chunk ? `${chunk.node}, items from ${chunk.firstIndex ?? 0}` : name} <State run={run} />
-        {paused && !isEnded(run) && <> <Badge tone="warn">paused</Badge></>}
-      </h1>
+      <Head
+        crumbs={[["/workflows", "Workflows"], [`/workflows/${name}`, name]]}
+        title={
+          <>
+            {chunk ? `${chunk.node}, items from ${chunk.firstIndex ?? 0}` : name} <State run={run} />
+            {paused && !isEnded(run) && <> <Badge tone="warn">paused</Badge></>}
+          </>
+        }
+      >
+        <Actions all={ACTIONS} item={execution} onDone={() => {}} />
+      </Head>
       <dl class="facts">
         <Fact name="Run" value={<a href={`/runs/${runId}`}>{runId.slice(-8)}</a>} />
         <Fact name="Version" value={version} />
@@ -100,13 +102,18 @@ export function ExecutionPage({ runId }: { runId: string }): VNode {
         <Fact name="Rerun of" value={rerunOfRunId && <a href={`/workflows/runs/${rerunOfRunId}`}>{rerunOfRunId.slice(-8)}</a>} />
         <Fact name="Parent run" value={run.parentRunId && <a href={`/workflows/runs/${run.parentRunId}`}>{run.parentRunId.slice(-8)}</a>} />
       </dl>
-      <Actions all={ACTIONS} item={execution} onDone={() => {}} />
       {run.state === "RUN_STATE_FAILED" && (
-        <p class="fault" role="alert">
-          Failed{failedNode ? ` at ${failedNode}` : ""}: {visible(run.failure?.message ?? run.failure?.reason ?? "")}
-        </p>
+        <div class="why bad" role="alert">
+          <strong>Failed{failedNode ? ` at ${failedNode}` : ""}</strong>
+          <p>{visible(run.failure?.message ?? run.failure?.reason ?? "")}</p>
+        </div>
       )}
-      {!isEnded(run) && run.waiting?.sentence && <p class="quiet">{visible(run.waiting.sentence)}</p>}
+      {!isEnded(run) && run.waiting?.sentence && (
+        <div class="why">
+          <strong>Why it waits</strong>
+          <p>{visible(run.waiting.sentence)}</p>
+        </div>
+      )}
       {pending.map((call) => (
         <CallCard key={call.callId} call={call} />
       ))}
@@ -149,12 +156,23 @@ function flat(node: NodeExecutionJson): NodeExecutionJson[] {
   return [node, ...(node.nodes ?? []).flatMap(flat)];
 }
 
+/** A wide graph shrinks until its texts would be too small, then scrolls. */
+const SCALE_MIN = 0.75;
+
 function Graph({ runId, nodes, edges, chosen }: { runId: string; nodes: NodeExecutionJson[]; edges: Edge[]; chosen: string | undefined }): VNode {
   const sizes = nodes.map((node) => ({ path: node.path ?? "", branches: flat(node).length - 1 }));
   const { width, height, boxes, lines } = useMemo(() => layOut(sizes, edges), [JSON.stringify(sizes), JSON.stringify(edges)]);
+  const box = useRef<HTMLDivElement>(null);
+  const [scale, setScale] = useState(1);
+  useEffect(() => {
+    const fit = (): void => setScale(Math.max(SCALE_MIN, Math.min(1, ((box.current?.clientWidth ?? width) - 8) / width)));
+    const watched = new ResizeObserver(fit);
+    if (box.current) watched.observe(box.current);
+    return () => watched.disconnect();
+  }, [width]);
   return (
-    <div class="graph" tabIndex={0} role="region" aria-label="Nodes">
-      <div style={{ width: `${width}px`, height: `${height}px` }}>
+    <div ref={box} class="graph" tabIndex={0} role="region" aria-label="Nodes">
+      <div style={{ width: `${width}px`, height: `${height}px`, zoom: scale }}>
         <svg width={width} height={height} aria-hidden="true">
           <defs>
             <marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">
@@ -219,12 +237,12 @@ function counts({ map }: NodeExecutionJson): string {
 const nodeState = ({ state }: { state?: string }): VNode => <Badge tone={toneOf(state)}>{word(state)}</Badge>;
 
 const ATTEMPTS: Column<NodeAttemptJson>[] = [
-  { name: "Attempt", of: ({ iteration = 1, attempt: number = 1 }) => (iteration > 1 ? `${iteration}.${number}` : number) },
-  { name: "State", of: nodeState },
+  { name: "Attempt", size: 80, of: ({ iteration = 1, attempt: number = 1 }) => (iteration > 1 ? `${iteration}.${number}` : number) },
+  { name: "State", size: 120, of: nodeState },
   { name: "Started", of: ({ startTime }) => time(startTime) },
-  { name: "Took", of: took },
-  { name: "Run", of: ({ childRunId: id }) => id && <a href={`/runs/${id}`}>{id.slice(-8)}</a> },
-  { name: "Error", of: ({ error }) => <span class="cut">{visible([error?.reason, error?.message].filter(Boolean).join(": "))}</span> },
+  { name: "Took", size: 90, priority: 2, of: took },
+  { name: "Run", size: 110, of: ({ childRunId: id }) => id && <a href={`/runs/${id}`}>{id.slice(-8)}</a> },
+  { name: "Error", priority: 2, of: ({ error }) => [error?.reason, error?.message].filter(Boolean).join(": ") },
 ];
 
 const CHUNKS: Column<MapChunkExecutionJson>[] = [
@@ -251,7 +269,7 @@ function Node({ runId, tree, rerun }: { runId: string; tree: NodeExecutionJson; 
   const node = { ...read, ...tree, ...(read?.inputJson ? { inputJson: read.inputJson } : {}), ...(read?.outputJson ? { outputJson: read.outputJson } : {}) };
   const chunks = read?.map?.chunks ?? [];
   return (
-    <article ref={place} class="card" aria-label={`Node ${path}`}>
+    <article ref={place} class="panel" aria-label={`Node ${path}`}>
       <h2>
         {path} {nodeState(node)}
       </h2>
@@ -316,7 +334,7 @@ function Rerun({ runId, path }: { runId: string; path: string }): VNode {
     if (run?.runId) go(`/workflows/runs/${run.runId}`);
   };
   return (
-    <div class="card">
+    <div class="panel">
       <p>These nodes run again in a new run: {rerunNodes.join(", ")}.</p>
       {repeatedEffects.length ? (
         <>

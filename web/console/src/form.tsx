@@ -1,7 +1,7 @@
 /** A form for a JSON Schema of a flat object. Other schemas are edited as JSON. */
 
 import type { VNode } from "preact";
-import { useId, useRef, useState } from "preact/hooks";
+import { useId, useState } from "preact/hooks";
 
 import { BIG, isBig, parse } from "./json";
 import { visible } from "./visible";
@@ -36,14 +36,10 @@ export function Form({
   const id = useId();
   const [raw, setRaw] = useState<string | undefined>(isFlat(schema, value) ? undefined : JSON.stringify(value, null, 2));
   const [fault, setFault] = useState("");
-  // Several fields can change before the next render.
-  const latest = useRef(value);
-  latest.current = value;
   const set = (name: string, to: unknown): void => {
-    const next = { ...latest.current };
+    const next = { ...value };
     if (to === undefined) delete next[name];
     else next[name] = to;
-    latest.current = next;
     onValue(next);
   };
   const write = (text: string): void => {

@@ -1,18 +1,22 @@
 /** The pages of goals: their list, the form that starts one, and a goal with its attempts. */
 
-import { encode, type GoalAttemptJson, type GoalStatusJson, isEnded, requestId, type RunJson } from "@pawl/client";
+import { type GoalAttemptJson, type GoalStatusJson, isEnded, requestId, type RunJson } from "@pawl/client";
 import type { VNode } from "preact";
 
 import { CallCard } from "./cards";
 import { Chart } from "./chart";
+import { agentOptions } from "./build/agents";
+import { toolOptions } from "./build/rules";
+import { FormButton } from "./editor";
+import type { FieldSpec, Values } from "./fields";
+import { cut, runLink, time } from "./format";
 import type { Schema } from "./form";
-import { parse, unpack } from "./json";
-import { FormButton, type Resource } from "./resource";
+import { unpack } from "./json";
+import type { Resource } from "./resource";
 import { Fact, State, tokens } from "./runs";
-import { ago, forPeople, go, may, moment, pawl } from "./state";
+import { forPeople, go, may, pawl } from "./state";
 import { visible } from "./visible";
 
-const time = (at: string | undefined): VNode | undefined => (at ? <time title={moment(at)}>{ago(at)}</time> : undefined);
 const percent = (fraction: number | "NaN" | "Infinity" | "-Infinity" | undefined): number => Math.round(100 * Number(fraction));
 const used = (run: RunJson): string => (run.tokenBudget ? `${tokens(run) || 0} of ${Number(run.tokenBudget).toLocaleString()}` : tokens(run));
 const idOf = ({ run }: GoalStatusJson): string => run?.runId ?? "";
@@ -23,22 +27,6 @@ function howFar({ jobProgress: progress }: RunJson): string {
 }
 
 const HOURS = { type: "number", title: "Deadline", description: "in hours from now" };
-const START: Schema = {
-  properties: {
-    aim: { type: "string", title: "Aim", maxLength: 16_384 },
-    tool_name: { type: "string", title: "Tool that checks it" },
-    arguments_json: { type: "string", title: "Arguments of this tool", description: "a JSON object" },
-    expression: { type: "string", title: "Expression", description: "over the tool's result, such as size(value.broken) == 0" },
-    rubric: { type: "string", title: "Rubric for a judge", description: "instead of a tool", maxLength: 16_384 },
-    agent: { type: "string", title: "Agent that makes the attempts" },
-    tool_names: { type: "array", items: { type: "string" }, title: "Tools of the attempts", description: "all of the agent's if empty" },
-    attempts_max: { type: "integer", title: "Maximum number of attempts", default: 10 },
-    wait_seconds: { type: "number", title: "Seconds to wait between attempts" },
-    deadline_time: HOURS,
-    total_tokens_max: { type: "integer", title: "Token budget" },
-  },
-  required: ["aim"],
-};
 const RAISE: Schema = {
   properties: {
     attempts: { type: "integer", title: "Attempts to add" },
@@ -46,31 +34,28 @@ const RAISE: Schema = {
     deadline_time: HOURS,
   },
 };
+const FIELDS: FieldSpec[] = [
+  { at: "aim", label: "Aim", kind: "area", hint: "What must be true in the end." },
+  { at: "criterion.judge.rubric", label: "Rubric for a judge", kind: "area", hint: "How a model judges each attempt. Or choose a tool that checks it." },
+  { at: "criterion.toolName", label: "Tool that checks it", kind: "suggest", half: true, load: toolOptions },
+  { at: "criterion.expression", label: "Expression", half: true, hint: "Over the tool's result, such as size(value.broken) == 0." },
+  { at: "criterion.argumentsJson", label: "Arguments of this tool", kind: "json", when: ({ criterion }) => !!criterion?.toolName },
+  { at: "attemptsBy.agent", label: "Agent that makes the attempts", kind: "select", half: true, load: agentOptions },
+  { at: "attemptsMax", label: "Maximum number of attempts", kind: "number", half: true },
+  { at: "waitSeconds", label: "Seconds to wait between attempts", kind: "number", half: true },
+  { at: "deadlineTime", label: "Deadline", kind: "moment", half: true },
+  { at: "totalTokensMax", label: "Token budget", kind: "number", half: true },
+  { at: "attemptsBy.toolNames", label: "Tools of the attempts", kind: "lines", more: true, hint: "All of the agent's tools if empty." },
+];
 
-async function start(given: Record<string, any>): Promise<void> {
-  const { aim = "", tool_name: toolName = "", expression = "", rubric } = given;
-  const goal = {
-    aim,
-    attemptsBy: { agent: given["agent"] ?? "", toolNames: given["tool_names"] ?? [] },
-    criterion: { toolName, expression, ...(given["arguments_json"] ? { argumentsJson: encode(object(given["arguments_json"])) } : {}), ...(rubric ? { judge: { rubric } } : {}) },
-    attemptsMax: given["attempts_max"] ?? 0,
-    waitSeconds: given["wait_seconds"] ?? 0,
-    ...inHours(given["deadline_time"]),
-  };
-  const answer = await pawl.goals.startGoal({ requestId: requestId(), goal, totalTokensMax: String(given["total_tokens_max"] ?? 0) });
+async function start({ totalTokensMax = 0, ...goal }: Values): Promise<void> {
+  const answer = await pawl.goals.startGoal({ requestId: requestId(), goal, totalTokensMax: String(totalTokensMax) });
   go(`/goals/${answer.goal?.run?.runId}`);
-}
-
-function object(text: string): unknown {
-  try {
-    return parse(text);
-  } catch (error) {
-    throw new Error(`arguments_json: ${(error as Error).message}`);
-  }
 }
 
 export const goals: Resource<GoalStatusJson> = {
   path: "goals",
+  lead: "A goal has an agent try again until a tool or a judge finds its aim met.",
   empty: "No goals. Start one to have an agent try until a tool or a judge finds the aim met.",
   live: true,
   list: async (pageToken, filters) => {
@@ -83,15 +68,13 @@ export const goals: Resource<GoalStatusJson> = {
   get: async (runId) => (await pawl.goals.getGoal({ runId })).goal,
   watch: (runId, again) => pawl.watchRun(runId, again),
   columns: [
-    { name: "Aim", of: ({ run }) => <span class="cut">{visible(run?.goal?.aim ?? "").slice(0, 160)}</span> },
-    { name: "State", of: ({ run = {} }) => <State run={run} /> },
-    { name: "Progress", of: ({ run = {} }) => <span class="cut">{howFar(run)}</span> },
-    { name: "Attempts", of: ({ run }) => `${run?.round ?? 0} of ${run?.goal?.attemptsMax}` },
-    { name: "Tokens", of: ({ run = {} }) => used(run) },
-    { name: "Deadline", of: ({ run }) => time(run?.goal?.deadlineTime) },
-    { name: "Started", of: ({ run }) => time(run?.createTime) },
-    { name: "Ended", of: ({ run }) => time(run?.endTime) },
-    { name: "Run", of: ({ run }) => <a href={`/runs/${run?.runId}`}>{run?.runId?.slice(-8)}</a> },
+    { name: "Aim", of: ({ run }) => cut(run?.goal?.aim) },
+    { name: "State", size: 130, of: ({ run = {} }) => <State run={run} /> },
+    { name: "Progress", priority: 2, listed: true, of: ({ run = {} }) => howFar(run) },
+    { name: "Attempts", size: 90, priority: 2, of: ({ run }) => `${run?.round ?? 0} of ${run?.goal?.attemptsMax}` },
+    { name: "Tokens", size: 100, priority: 3, num: true, of: ({ run = {} }) => used(run) },
+    { name: "Started", size: 100, priority: 3, of: ({ run }) => time(run?.createTime) },
+    { name: "Ended", size: 100, priority: 3, of: ({ run }) => time(run?.endTime) },
   ],
   actions: [
     {
@@ -103,7 +86,7 @@ export const goals: Resource<GoalStatusJson> = {
       run: (goal) => pawl.agent.cancelRun({ requestId: requestId(), runId: idOf(goal) }),
     },
   ],
-  above: () => (may("agent.v1.GoalService/StartGoal") ? <FormButton name="Start a goal" save="Start" schema={START} send={start} /> : null),
+  make: { name: "Start a goal", submit: "Start", method: "agent.v1.GoalService/StartGoal", value: () => ({ aim: "", attemptsMax: 10 }), save: start, fields: FIELDS },
   below: (goal) => <Goal key={idOf(goal)} goal={goal} />,
 };
 
@@ -130,13 +113,18 @@ function Goal({ goal: { run = {}, attempts = [] } }: { goal: GoalStatusJson }): 
         </p>
       )}
       {!isEnded(run) && waiting?.sentence && (
-        <p class="quiet">
-          {visible(waiting.sentence)} {time(waiting.deadlineTime)}
-        </p>
+        <div class="why">
+          <strong>Why it waits</strong>
+          <p>
+            {visible(waiting.sentence)} {time(waiting.deadlineTime)}
+          </p>
+        </div>
       )}
       {forPeople.value.filter(({ runId }) => runs.has(runId)).map((call) => <CallCard key={call.callId} call={call} />)}
       <h2>Criterion</h2>
       <dl class="facts">
+        <Fact name="Run" value={runLink(run.runId)} />
+        <Fact name="Deadline" value={time(goal.deadlineTime)} />
         <Fact name="Tool" value={visible(toolName ?? "")} />
         <Fact name="Arguments" value={argumentsJson && visible(JSON.stringify(unpack({ argumentsJson }).argumentsJson))} />
         <Fact name="Expression" value={visible(expression ?? "")} />
@@ -149,7 +137,7 @@ function Goal({ goal: { run = {}, attempts = [] } }: { goal: GoalStatusJson }): 
       {outputText && (
         <>
           <h2>Report</h2>
-          <p class="preview">{visible(outputText)}</p>
+          <p class="panel prose preview">{visible(outputText)}</p>
         </>
       )}
       {!!measured.length && (

@@ -58,7 +58,7 @@ async function conversations(query: string): Promise<Hit[]> {
 
 export function Palette({ onClose }: { onClose: () => void }): VNode {
   const [words, setWords] = useState("");
-  const [others, setOthers] = useState<Hit[]>([]);
+  const [others, setOthers] = useState<Hit[]>();
   const [talks, setTalks] = useState<Hit[]>([]);
   const [at, setAt] = useState(0);
   const list = useRef<HTMLUListElement>(null);
@@ -76,7 +76,7 @@ export function Palette({ onClose }: { onClose: () => void }): VNode {
   const fits = ({ name, kind }: Hit): boolean => parts.every((part) => `${name} ${kind}`.toLowerCase().includes(part));
   const id = words.trim();
   const direct = /^run_\w+$/.test(id) ? [link("runs", id, "Run", `/runs/${id}`)] : [];
-  const hits = [...direct, ...known().filter(fits), ...talks, ...(parts.length ? others.filter(fits) : [])].slice(0, HITS_MAX);
+  const hits = [...direct, ...known().filter(fits), ...talks, ...(parts.length ? (others ?? []).filter(fits) : [])].slice(0, HITS_MAX);
   const open = (hit: Hit | undefined): void => {
     if (!hit) return;
     onClose();
@@ -115,7 +115,7 @@ export function Palette({ onClose }: { onClose: () => void }): VNode {
           </li>
         ))}
       </ul>
-      {!hits.length && <p class="empty">No matches for {visible(words)}.</p>}
+      {!hits.length && <p class="empty" role="status">{others ? `No matches for ${visible(words)}.` : "Searching ..."}</p>}
     </Dialog>
   );
 }

@@ -6,11 +6,12 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions, RowActions } from "./actions";
 import { Json } from "./cards";
+import { Empty, Head, Skeleton } from "./design/parts";
 import { type Column, Table } from "./design/table";
-import { blank, Form, type Schema } from "./form";
-import { pack, parse, unpack } from "./json";
+import { type Editing, useEditor } from "./editor";
+import { unpack } from "./json";
 import { type ListPath, MENU } from "./menu";
-import { attempt, go, isAbsent, keep, kept, may, path, pawl, query } from "./state";
+import { attempt, go, isAbsent, may, pawl, query } from "./state";
 import { visible } from "./visible";
 
 /** A filter of a list, kept in the URL. Without options it is a text field, with `on` a checkbox. */
@@ -18,16 +19,10 @@ export interface Filter {
   name: string;
   label: string;
   options?: readonly string[];
+  /** Texts of the options. */
+  labels?: Record<string, string>;
+  date?: true;
   on?: true;
-}
-
-/** An item that can be edited as JSON; the server validates it. If `value` takes no item, it is a new one. */
-export interface Editing<T> {
-  name: string;
-  method: string;
-  when?: (item: T) => boolean;
-  value: (item: T) => unknown;
-  save: (value: any, item: T) => Promise<unknown>;
 }
 
 export interface Page<T> {
@@ -37,6 +32,8 @@ export interface Page<T> {
 
 export interface Resource<T> {
   path: ListPath;
+  /** What the page is for, in a sentence. */
+  lead?: string;
   empty: string;
   list: (pageToken: string, filters: Record<string, string>) => Promise<Page<T>>;
   id: (item: T) => string;
@@ -50,6 +47,8 @@ export interface Resource<T> {
   declared?: (item: T) => [string, string];
   above?: () => VNode | null;
   below?: (item: T) => ComponentChildren;
+  /** Lists items as sentences instead of a table. */
+  entry?: (item: T, reload: () => void) => VNode;
   /** Polls the first page. */
   live?: true;
   /** Heading of an item instead of its ID and first column. */
@@ -106,27 +105,38 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
     return () => clearInterval(timer);
   }, [key, isLong]);
   const all = of.actions ?? [];
-  const buttons = { name: "Actions", of: (item: T) => <RowActions all={all} item={item} name={of.id(item).slice(-8)} onDone={load} /> };
-  // Before the columns that a narrow window hides.
-  const columns = all.some(({ inRows }) => inRows) ? [...of.columns.slice(0, 3), buttons, ...of.columns.slice(3)] : of.columns;
+  const hasButtons = all.some(({ inRows, method }) => inRows && may(method));
+  const buttons: Column<T> = { name: "Actions", size: 150, num: true, priority: 2, of: (item) => <RowActions all={all} item={item} name={of.id(item).slice(-8)} onDone={load} /> };
+  const to = (item: T): string => `/${of.path}/${encodeURIComponent(of.id(item))}`;
+  const { name } = MENU[of.path];
+  const { button, form } = useEditor(of.make && may(of.make.method) ? of.make : undefined, undefined, () => load());
   return (
     <section class="page">
-      <h1>{MENU[of.path].name}</h1>
+      <Head title={name}>{button}</Head>
+      {of.lead && <p class="lead">{of.lead}</p>}
+      {form}
       {of.above?.()}
       {of.filters && <Filters all={of.filters} values={filters} path={of.path} />}
-      {of.make && may(of.make.method) && <Editor editing={of.make} item={undefined} onSaved={() => load()} />}
-      {items?.length === 0 && <p class="empty">{of.empty}</p>}
-      {!!items?.length && <Table name={MENU[of.path].name} columns={columns} items={items} to={(item) => `/${of.path}/${encodeURIComponent(of.id(item))}`} />}
+      {!items && <Skeleton />}
+      {items?.length === 0 && (
+        <Empty icon={of.path}>
+          <p>{of.empty}</p>
+        </Empty>
+      )}
+      {!!items?.length && of.entry && <ol class="entries">{items.map((item) => <li key={of.id(item)}>{of.entry!(item, load)}</li>)}</ol>}
+      {!!items?.length && !of.entry && <Table name={name} columns={hasButtons ? [...of.columns, buttons] : of.columns} items={items} to={to} />}
       {next && (
-        <button
-          class="second"
-          onClick={() => {
-            setLong(true);
-            load(next);
-          }}
-        >
-          More
-        </button>
+        <p class="buttons more">
+          <button
+            class="second"
+            onClick={() => {
+              setLong(true);
+              load(next);
+            }}
+          >
+            Show more
+          </button>
+        </p>
       )}
     </section>
   );
@@ -159,31 +169,34 @@ export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
     const timer = setInterval(() => !document.hidden && void load(), LIVE_MS);
     return () => clearInterval(timer);
   }, [id, isGone]);
+  const title = visible(item && of.title ? of.title(item) : id);
+  const isEditable = !!item && !set && !!of.edit && may(of.edit.method) && (of.edit.when?.(item) ?? true);
+  const { button, form } = useEditor<T>(isEditable ? of.edit : undefined, item as T, () => void load());
   return (
     <section class="page">
-      <p>
-        <a href={`/${of.path}`}>{MENU[of.path].name}</a>
-      </p>
-      <h1>{visible(item && of.title ? of.title(item) : id)}</h1>
+      <Head title={title} crumbs={[[`/${of.path}`, MENU[of.path].name]]}>
+        {button}
+        {item && <Actions all={(of.actions ?? []).filter(({ method }) => !set || !DELETES.test(method))} item={item} onDone={load} gone={() => go(`/${of.path}`)} />}
+      </Head>
       {fault && <p class="fault" role="alert">{fault}</p>}
+      {!item && !fault && <Skeleton />}
       {item && (
         <>
+          {form}
           <dl class="facts">
-            {of.columns.slice(of.title ? 1 : 0).map(({ name, of: show }) => {
+            {of.columns.slice(1).filter(({ listed }) => !listed).map(({ name, of: show }) => {
               const shown = show(item);
               return shown === undefined || shown === "" || shown === null ? null : (
                 <div key={name}>
                   <dt>{name}</dt>
-                  <dd>{shown}</dd>
+                  <dd>{typeof shown === "string" ? visible(shown) : shown}</dd>
                 </div>
               );
             })}
           </dl>
           {set && <p class="quiet">Read-only: it belongs to the set {set}. Change its files and run pawl apply.</p>}
-          <Actions all={(of.actions ?? []).filter(({ method }) => !set || !DELETES.test(method))} item={item} onDone={load} gone={() => go(`/${of.path}`)} />
-          {!set && of.edit && may(of.edit.method) && (of.edit.when?.(item) ?? true) && <Editor editing={of.edit} item={item} onSaved={() => void load()} />}
           {of.below?.(item)}
-          <details>
+          <details class="json">
             <summary>As JSON</summary>
             <Json value={unpack(item)} />
           </details>
@@ -247,7 +260,7 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
   };
   return (
     <div class="filters" role="search">
-      {all.map(({ name, label, options, on }) => (
+      {all.map(({ name, label, options, labels = {}, date, on }) => (
         <label key={name} class={on ? "row" : ""}>
           {on ? (
             <>
@@ -258,13 +271,17 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
               {label}
               {options ? (
                 <select value={values[name] ?? ""} onChange={(event) => set(name, event.currentTarget.value)}>
-                  <option value="">all</option>
+                  <option value="">All</option>
                   {options.map((each) => (
-                    <option key={each}>{each}</option>
+                    <option key={each} value={each}>
+                      {labels[each] ?? each}
+                    </option>
                   ))}
                 </select>
+              ) : date ? (
+                <input type="date" value={values[name] ?? ""} onChange={(event) => set(name, event.currentTarget.value)} />
               ) : (
-                <input data-first value={values[name] ?? ""} onChange={(event) => set(name, event.currentTarget.value.trim())} />
+                <Words value={values[name] ?? ""} onValue={(to) => set(name, to)} />
               )}
             </>
           )}
@@ -274,146 +291,13 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
   );
 }
 
-export function Editor<T>({ editing, item, onSaved }: { editing: Editing<T>; item: T; onSaved: () => void }): VNode {
-  const where = `${path.value} ${editing.name}`;
-  const [text, show] = useState(() => kept(where) || undefined);
-  const setText = (to?: string): void => {
-    keep(where, to ?? "");
-    show(to);
-  };
-  const [fault, setFault] = useState<{ message: string; field: string }>();
-  const [message, setMessage] = useState("");
-  const area = useRef<HTMLTextAreaElement>(null);
-  const id = `fault-${editing.name.replaceAll(" ", "-")}`;
-  const refuse = (message: string, field = ""): void => {
-    setFault({ message, field });
-    // Selects the field in the text that the error names.
-    const name = field.split(/[.[]/).filter((each) => each && !/^\d/.test(each)).pop()?.replace(/_(\w)/g, (_, letter: string) => letter.toUpperCase());
-    const at = name ? (text ?? "").indexOf(`"${name}"`) : -1;
-    area.current?.focus();
-    if (at >= 0 && name) area.current?.setSelectionRange(at, at + name.length + 2);
-  };
-  const save = async (): Promise<void> => {
-    try {
-      const answer = await editing.save(pack(parse(text ?? "")), item);
-      setText(undefined);
-      setFault(undefined);
-      setMessage(typeof answer === "string" ? answer : "Saved.");
-      onSaved();
-    } catch (error) {
-      refuse(error instanceof Error ? error.message : String(error), error instanceof PawlError ? error.metadata["field"] : "");
-    }
-  };
-  if (text === undefined)
-    return (
-      <p class="buttons">
-        <button
-          class="second"
-          onClick={() => {
-            setMessage("");
-            setText(JSON.stringify(unpack(editing.value(item)), null, 2));
-          }}
-        >
-          {editing.name}
-        </button>
-        {message && <span role="status">{message}</span>}
-      </p>
-    );
-  return (
-    <form
-      class="card"
-      onSubmit={(event) => {
-        event.preventDefault();
-        void save();
-      }}
-    >
-      <label>
-        {editing.name} (JSON)
-        <textarea
-          ref={area}
-          class="code"
-          rows={Math.min(24, text.split("\n").length + 1)}
-          value={text}
-          aria-invalid={!!fault}
-          aria-describedby={fault ? id : undefined}
-          onInput={(event) => setText(event.currentTarget.value)}
-        />
-      </label>
-      {fault && (
-        <p id={id} class="fault" role="alert">
-          {fault.field && <strong>{fault.field}: </strong>}
-          {fault.message}
-        </p>
-      )}
-      <p class="buttons">
-        <button>Save</button>
-        <button
-          type="button"
-          class="second"
-          onClick={() => {
-            setText(undefined);
-            setFault(undefined);
-          }}
-        >
-          Cancel
-        </button>
-      </p>
-    </form>
-  );
-}
-
-/** A button that opens a form, which sends its values. Without named fields, the value is written as JSON. */
-export function FormButton({
-  name,
-  save,
-  schema,
-  what = name,
-  send,
-}: {
-  name: string;
-  save: string;
-  schema: Schema | undefined;
-  what?: string;
-  send: (value: Record<string, unknown>) => Promise<unknown>;
-}): VNode {
-  const [open, setOpen] = useState(false);
-  const [value, setValue] = useState<Record<string, unknown> | undefined>(() => blank(schema));
-  const [busy, setBusy] = useState(false);
-  const [fault, setFault] = useState("");
-  const shown = Object.keys(schema?.properties ?? {}).length ? schema : { properties: { input: { type: "object" } } };
-  const submit = async (): Promise<void> => {
-    setBusy(true);
-    try {
-      await send(value ?? {});
-      setOpen(false);
-      setValue(blank(schema));
-      setFault("");
-    } catch (error) {
-      setFault(error instanceof Error ? error.message : String(error));
-    }
-    setBusy(false);
-  };
-  if (!open)
-    return (
-      <p class="buttons">
-        <button onClick={() => setOpen(true)}>{name}</button>
-      </p>
-    );
-  return (
-    <form
-      class="card"
-      onSubmit={(event) => {
-        event.preventDefault();
-        void submit();
-      }}
-    >
-      <Form schema={shown} value={value ?? {}} onValue={setValue} fault={fault} name={what} />
-      <p class="buttons">
-        <button disabled={busy || !value}>{save}</button>
-        <button type="button" class="second" onClick={() => setOpen(false)}>
-          Cancel
-        </button>
-      </p>
-    </form>
-  );
+/** A text filter, applied when it is left. It keeps what is typed while the list is read again. */
+function Words({ value, onValue }: { value: string; onValue: (value: string) => void }): VNode {
+  const [text, setText] = useState(value);
+  const [applied, setApplied] = useState(value);
+  if (applied !== value) {
+    setApplied(value);
+    setText(value);
+  }
+  return <input data-first value={text} onInput={(event) => setText(event.currentTarget.value)} onChange={(event) => onValue(event.currentTarget.value.trim())} />;
 }

@@ -4,21 +4,25 @@ import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import type { NotificationKindJson, PreferencesJson } from "@pawl/client";
-import { type Editing, Editor } from "./resource";
+import { Head } from "./design/parts";
+import { type Editing, Editor } from "./editor";
+import type { Values } from "./fields";
+import { Fact } from "./runs";
 import { ago, attempt, may, pawl, TIMES, times, who, word } from "./state";
 
-const KINDS: NotificationKindJson[] = [
-  "NOTIFICATION_KIND_RUN_COMPLETED",
-  "NOTIFICATION_KIND_RUN_FAILED",
-  "NOTIFICATION_KIND_RUN_CANCELLED",
-  "NOTIFICATION_KIND_RUN_EXPIRED",
-  "NOTIFICATION_KIND_INPUT_NEEDED",
-  "NOTIFICATION_KIND_ATTENTION_NEEDED",
-  "NOTIFICATION_KIND_APPROVAL_NEEDED",
-  "NOTIFICATION_KIND_CHANNEL_DISABLED",
-  "NOTIFICATION_KIND_JOB_ENDED",
-  "NOTIFICATION_KIND_DECISION_NEEDED",
+const KINDS: [NotificationKindJson, string][] = [
+  ["NOTIFICATION_KIND_APPROVAL_NEEDED", "A call of mine needs an approval"],
+  ["NOTIFICATION_KIND_DECISION_NEEDED", "Someone else's call needs my decision"],
+  ["NOTIFICATION_KIND_INPUT_NEEDED", "A run asks me a question"],
+  ["NOTIFICATION_KIND_JOB_ENDED", "A background job ended"],
+  ["NOTIFICATION_KIND_RUN_COMPLETED", "A run completed"],
+  ["NOTIFICATION_KIND_RUN_FAILED", "A run failed"],
+  ["NOTIFICATION_KIND_RUN_CANCELLED", "A run was stopped"],
+  ["NOTIFICATION_KIND_RUN_EXPIRED", "A run took too long"],
+  ["NOTIFICATION_KIND_ATTENTION_NEEDED", "A run needs an operator"],
+  ["NOTIFICATION_KIND_CHANNEL_DISABLED", "A channel was switched off"],
 ];
+const ALL = KINDS.map(([kind]) => kind);
 const UPDATE = "notify.v1.PreferenceService/UpdatePreferences";
 
 export function Settings(): VNode {
@@ -33,68 +37,74 @@ export function Settings(): VNode {
     name: "Edit quiet hours",
     method: UPDATE,
     value: ({ quiet: now }) => now ?? { hours: [{ start: "22:00", end: "07:00" }], timeZone: Intl.DateTimeFormat().resolvedOptions().timeZone },
+    fields: [
+      { at: "hours", label: "Hours", kind: "own", view: (props) => <Hours {...props} /> },
+      { at: "timeZone", label: "Time zone", kind: "suggest", half: true, load: async () => Intl.supportedValuesOf("timeZone").map((zone) => [zone, ""] as const) },
+    ],
     save: async (value) => void (await pawl.preferences.updatePreferences({ quiet: value })),
   };
   return (
-    <section class="page">
-      <h1>Settings</h1>
+    <section class="page narrow">
+      <Head title="Settings" />
       <dl class="facts">
-        <div>
-          <dt>You</dt>
-          <dd>
-            {who.value?.caller?.userId} in {who.value?.caller?.storeId}: {(who.value?.caller?.roles ?? []).join(", ") || "member"}
-          </dd>
-        </div>
-        <div>
-          <dt>Pawl</dt>
-          <dd>{who.value?.deployment?.version}</dd>
-        </div>
+        <Fact name="User" value={who.value?.caller?.userId} />
+        <Fact name="Store" value={who.value?.caller?.storeId} />
+        <Fact name="Version of Pawl" value={who.value?.deployment?.version} />
+        <Fact name="Roles" value={(who.value?.caller?.roles ?? []).join(", ") || "member"} />
       </dl>
-      <label class="row">
-        <span class="quiet">Show times as</span>
-        <select value={times.value} onChange={(event) => localStorage.setItem("times", (times.value = event.currentTarget.value))}>
-          {TIMES.map((each) => (
-            <option key={each}>{each}</option>
-          ))}
-        </select>
-      </label>
-      <p>
-        <a href="/channels">Notification channels</a> · <a href="/notifications">Notification history</a>
-      </p>
+      <div class="panel">
+        <h2>Display</h2>
+        <label>
+          Show times as
+          <select value={times.value} onChange={(event) => localStorage.setItem("times", (times.value = event.currentTarget.value))}>
+            {TIMES.map((each) => (
+              <option key={each}>{each}</option>
+            ))}
+          </select>
+        </label>
+      </div>
       {found && (
         <>
-          <fieldset disabled={!writes}>
-            <legend>Notify me about{kinds.length ? "" : " everything"}</legend>
-            {KINDS.map((kind) => (
+          <fieldset class="panel" disabled={!writes}>
+            <h2>Notify me when</h2>
+            {KINDS.map(([kind, label]) => (
               <label key={kind} class="row">
                 <input
                   type="checkbox"
                   disabled={kinds.length === 1 && kinds[0] === kind}
                   checked={!kinds.length || kinds.includes(kind)}
                   onChange={(event) => {
-                    const now = kinds.length ? kinds : KINDS;
+                    const now = kinds.length ? kinds : ALL;
                     const next = event.currentTarget.checked ? [...now, kind] : now.filter((each) => each !== kind);
                     change(() => pawl.preferences.updatePreferences({ kinds: { kinds: next } }));
                   }}
                 />
-                {word(kind.replace("NOTIFICATION_KIND_", ""))}
+                {label}
               </label>
             ))}
-          </fieldset>
-          <h2>Quiet hours</h2>
-          {found.quiet?.hours?.map((hours, key) => (
-            <p key={key}>
-              {hours.start} to {hours.end} {found.quiet?.timeZone} {hours.days?.map((day) => word(day.replace("WEEKDAY_", ""))).join(", ")}
+            <p class="quiet">
+              They arrive in <a href="/notifications">your notifications</a> and through <a href="/channels">channels</a>.
             </p>
-          ))}
-          {writes && <Editor key={JSON.stringify(found.quiet)} editing={quiet} item={found} onSaved={() => void attempt(load)} />}
+          </fieldset>
+          <div class="panel">
+            <h2>Quiet hours</h2>
+            {!found.quiet?.hours?.length && <p class="quiet">None. In quiet hours, channels send nothing.</p>}
+            {found.quiet?.hours?.map((hours, key) => (
+              <p key={key}>
+                {hours.start} to {hours.end} {found.quiet?.timeZone} {hours.days?.map((day) => word(day.replace("WEEKDAY_", ""))).join(", ")}
+              </p>
+            ))}
+            {writes && <Editor key={JSON.stringify(found.quiet)} editing={quiet} item={found} onSaved={() => void attempt(load)} />}
+          </div>
+          <div class="panel">
           <h2>Muted conversations</h2>
-          {!found.mutes?.length && <p class="quiet">None.</p>}
+          {!found.mutes?.length && <p class="quiet">None. Mute one on the page of a notification, or here.</p>}
           {found.mutes?.map(({ conversationId = "", untilTime }) => (
-            <p key={conversationId} class="buttons">
-              <a href={`/c/${conversationId}`}>{conversationId}</a> {untilTime && `until ${ago(untilTime)}`}
+            <p key={conversationId} class="row">
+              <a href={`/c/${conversationId}`} class="cut">{conversationId}</a> {untilTime && `until ${ago(untilTime)}`}
+              <span class="space" />
               {writes && (
-                <button class="second" onClick={() => change(() => pawl.preferences.unmuteConversation({ conversationId }))}>
+                <button class="second small" onClick={() => change(() => pawl.preferences.unmuteConversation({ conversationId }))}>
                   Unmute
                 </button>
               )}
@@ -110,11 +120,57 @@ export function Settings(): VNode {
               }}
             >
               <input aria-label="Conversation to mute" placeholder="conv_..." required value={muted} onInput={(event) => setMuted(event.currentTarget.value)} />
-              <button>Mute</button>
+              <button class="second">Mute</button>
             </form>
           )}
+          </div>
         </>
       )}
     </section>
+  );
+}
+
+const DAYS = ["MONDAY", "TUESDAY", "WEDNESDAY", "THURSDAY", "FRIDAY", "SATURDAY", "SUNDAY"];
+
+/** Rows of quiet hours, each with a start, an end and its days. */
+function Hours({ value, onValue }: { value: Values; onValue: (value: Values) => void }): VNode {
+  const rows: Values[] = value["hours"] ?? [];
+  const write = (hours: Values[]): void => onValue({ ...value, hours });
+  const changed = (index: number, to: Values): void => write(rows.map((each, at) => (at === index ? { ...each, ...to } : each)));
+  return (
+    <>
+      {rows.map((row, index) => (
+        <div key={index} class="hours">
+          <div class="row">
+            <input type="time" aria-label={`Start ${index + 1}`} value={row["start"]} onInput={(event) => changed(index, { start: event.currentTarget.value })} />
+            to
+            <input type="time" aria-label={`End ${index + 1}`} value={row["end"]} onInput={(event) => changed(index, { end: event.currentTarget.value })} />
+            <button type="button" class="second small" aria-label={`Remove hours ${index + 1}`} onClick={() => write(rows.filter((_, at) => at !== index))}>
+              Remove
+            </button>
+          </div>
+          <div class="buttons">
+            {DAYS.map((day) => (
+              <label key={day} class="row">
+                <input
+                  type="checkbox"
+                  checked={!row["days"]?.length || row["days"].includes(`WEEKDAY_${day}`)}
+                  onChange={(event) => {
+                    const all: string[] = row["days"]?.length ? row["days"] : DAYS.map((each) => `WEEKDAY_${each}`);
+                    changed(index, { days: event.currentTarget.checked ? [...all, `WEEKDAY_${day}`] : all.filter((each) => each !== `WEEKDAY_${day}`) });
+                  }}
+                />
+                {word(day).slice(0, 3)}
+              </label>
+            ))}
+          </div>
+        </div>
+      ))}
+      <p class="buttons">
+        <button type="button" class="second small" onClick={() => write([...rows, { start: "22:00", end: "07:00" }])}>
+          Add hours
+        </button>
+      </p>
+    </>
   );
 }

@@ -248,6 +248,8 @@ export function ago(time: string | undefined): string {
 /** Formats a duration. */
 export function lasted(seconds: number): string {
   const ms = Math.round(seconds * 1000);
+  if (seconds >= 3600) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} m`;
+  if (seconds >= 60) return `${Math.floor(seconds / 60)} m ${Math.floor(seconds % 60)} s`;
   return ms < 1 ? "< 1 ms" : ms < 1000 ? `${ms} ms` : `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
 }
 

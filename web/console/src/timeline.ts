@@ -2,6 +2,13 @@
 
 import type { RunEventJson } from "@pawl/client";
 
+/** A part of a call: waiting for a person, running, or an attempt that failed. Without an end it is still open. */
+export interface Part {
+  kind: "idle" | "wait" | "run" | "bad";
+  start: number;
+  end?: number;
+}
+
 export interface Bar {
   id: string;
   name: string;
@@ -13,24 +20,34 @@ export interface Bar {
   note: string;
   /** True for a call that failed or whose outcome is unknown. */
   bad?: boolean;
+  /** Parts of a call. */
+  parts?: Part[];
+  /** Bars of calls and waits are below the bar of their round. */
+  depth: 0 | 1;
+  childRunId?: string;
 }
 
 export interface Timeline {
   bars: Bar[];
   attempt: string;
+  /** The open wait. */
+  wait: string;
+  /** True if the run has rounds, which its calls are below. */
+  hasRounds: boolean;
 }
 
-export const NO_BARS: Timeline = { bars: [], attempt: "" };
+export const NO_BARS: Timeline = { bars: [], attempt: "", wait: "", hasRounds: false };
 
 const BAD = /_(FAILED|REJECTED|EXPIRED|OUTCOME_UNKNOWN)$/;
 const SETTLED = /_(SUCCEEDED|FAILED|REJECTED|EXPIRED|CANCELLED|DETACHED)$/;
 const ENDED = /_(COMPLETED|FAILED|CANCELLED|EXPIRED)$/;
+const WAITS = /_(AWAITING_APPROVAL|ASKED|OFFERED)$/;
 
 /** Returns the timeline after new events. */
 export function lay(before: Timeline, events: RunEventJson[]): Timeline {
-  let { attempt } = before;
+  let { attempt, wait, hasRounds } = before;
   const bars = new Map(before.bars.map((bar) => [bar.id, bar]));
-  const start = (id: string, bar: Omit<Bar, "id">): void => void (bars.has(id) || bars.set(id, { id, ...bar }));
+  const start = (id: string, bar: Omit<Bar, "id" | "depth">): void => void (bars.has(id) || bars.set(id, { id, depth: hasRounds && bar.kind !== "round" ? 1 : 0, ...bar }));
   const change = (id: string, to: Partial<Bar>): void => {
     const bar = bars.get(id);
     if (bar && bar.end === undefined) bars.set(id, { ...bar, ...to });
@@ -40,11 +57,11 @@ export function lay(before: Timeline, events: RunEventJson[]): Timeline {
     if (Number.isNaN(at)) continue;
     // Each worker increments the attempt. After a wait that is a normal continuation.
     const now = event.attempt ?? "";
-    const waits = [...bars.values()].findLast(({ kind, end }) => kind === "wait" && end === undefined);
-    if (now && attempt && now !== attempt && !waits) start(`takeover ${now}`, { name: "Taken over", kind: "takeover", start: at, end: at, note: `by attempt ${now}` });
+    if (now && attempt && now !== attempt && !wait) start(`takeover ${now}`, { name: "Taken over", kind: "takeover", start: at, end: at, note: `by attempt ${now}` });
     attempt = now || attempt;
     if (event.roundStarted) {
       const { round = 0, modelAttempt = 1, model = "" } = event.roundStarted;
+      hasRounds = true;
       start(`round ${round}`, { name: `Round ${round}`, kind: "round", start: at, note: model });
       if (modelAttempt > 1) change(`round ${round}`, { note: `${model}, ${modelAttempt} attempts` });
     } else if (event.roundEnded) change(`round ${event.roundEnded.round ?? 0}`, { end: at });
@@ -53,17 +70,34 @@ export function lay(before: Timeline, events: RunEventJson[]): Timeline {
       const end = at + Number(delaySeconds) * 1000;
       start(`retry ${event.seq}`, { name: `Retry of round ${round}`, kind: "retry", start: at, end, note: reason });
     } else if (event.callChanged?.call) {
-      const { callId = "", toolName = "", state = "", attempt: tries = 1 } = event.callChanged.call;
-      start(callId, { name: toolName, kind: "call", start: at, note: "" });
+      const { callId = "", toolName = "", state = "", attempt: tries = 1, childRunId } = event.callChanged.call;
+      start(callId, { name: toolName, kind: "call", start: at, note: "", parts: [] });
+      const isSettled = SETTLED.test(state);
       const note = `${state.replace("CALL_STATE_", "").toLowerCase().replaceAll("_", " ")}${tries > 1 ? `, attempt ${tries}` : ""}`;
-      change(callId, { note, bad: BAD.test(state), ...(SETTLED.test(state) ? { end: at } : {}) });
+      const again = tries > triesOf(bars.get(callId)?.note);
+      change(callId, { note, bad: BAD.test(state), parts: after(bars.get(callId)?.parts ?? [], state, at, again), ...(childRunId ? { childRunId } : {}), ...(isSettled ? { end: at } : {}) });
     } else if (event.runChanged?.run) {
       const { state = "", waiting } = event.runChanged.run;
       if (state === "RUN_STATE_WAITING") {
-        if (!waits) start(`wait ${event.seq}`, { name: "Waiting", kind: "wait", start: at, note: waiting?.sentence ?? "" });
-      } else if (waits) change(waits.id, { end: at });
+        if (!wait) start((wait = `wait ${event.seq}`), { name: "Waiting", kind: "wait", start: at, note: waiting?.sentence ?? "" });
+      } else if (wait) {
+        change(wait, { end: at });
+        wait = "";
+      }
       if (ENDED.test(state)) for (const id of bars.keys()) change(id, { end: at });
     }
   }
-  return { bars: [...bars.values()], attempt };
+  return { bars: [...bars.values()], attempt, wait, hasRounds };
+}
+
+const triesOf = (note = ""): number => Number(/attempt (\d+)$/.exec(note)?.[1] ?? 1);
+
+/** Returns the parts of a call after a change of its state. A new attempt follows one that failed. */
+function after(parts: Part[], state: string, at: number, again: boolean): Part[] {
+  const last = parts.at(-1);
+  const isSettled = SETTLED.test(state);
+  const kind = WAITS.test(state) ? "wait" : /_(RUNNING|OUTCOME_UNKNOWN)$/.test(state) ? "run" : "idle";
+  if (last && !isSettled && !again && last.kind === kind) return parts;
+  const closed = last && last.end === undefined ? [...parts.slice(0, -1), { ...last, end: at, kind: again || (isSettled && BAD.test(state)) ? "bad" : last.kind } as Part] : parts;
+  return isSettled ? closed : [...closed, { kind, start: at }];
 }

@@ -3,17 +3,18 @@
 import { encode, requestId, type RunJson, type WorkflowVersionJson } from "@pawl/client";
 import type { VNode } from "preact";
 
+import { FormButton } from "./editor";
+import { cut, time } from "./format";
 import type { Schema } from "./form";
 import { unpack } from "./json";
-import { Below, FormButton, type Resource } from "./resource";
+import { Below, type Resource } from "./resource";
 import { State } from "./runs";
-import { ago, go, may, moment, pawl } from "./state";
+import { go, may, pawl } from "./state";
 import { visible } from "./visible";
-
-const time = (at: string | undefined): VNode | undefined => (at ? <time title={moment(at)}>{ago(at)}</time> : undefined);
 
 export const workflows: Resource<WorkflowVersionJson> = {
   path: "workflows",
+  lead: "A workflow is a graph of steps: tools, agents, questions, conditions and maps.",
   empty: "No workflows. Save one with pawl workflows save or pawl apply.",
   list: async (pageToken) => {
     const page = await pawl.workflows.listWorkflows({ pageSize: 50, pageToken });
@@ -23,26 +24,27 @@ export const workflows: Resource<WorkflowVersionJson> = {
   get: async (name) => (await pawl.workflows.getWorkflow({ name })).workflow,
   columns: [
     { name: "Name", of: ({ name }) => name },
-    { name: "Version", of: ({ version }) => version },
-    { name: "Nodes", of: ({ nodeCount }) => nodeCount },
-    { name: "Saved", of: ({ createTime }) => time(createTime) },
-    { name: "By", of: ({ createUserId }) => createUserId },
-    { name: "Description", of: ({ description }) => <span class="cut">{visible(description ?? "").slice(0, 160)}</span> },
+    { name: "Version", size: 90, of: ({ version }) => `v${version}` },
+    { name: "Nodes", size: 80, priority: 3, num: true, of: ({ nodeCount }) => nodeCount },
+    { name: "Description", priority: 2, listed: true, of: ({ description }) => cut(description) },
+    { name: "Saved", size: 110, of: ({ createTime }) => time(createTime) },
+    { name: "By", size: 110, priority: 3, of: ({ createUserId }) => createUserId },
   ],
   below: (workflow) => (
     <>
+      {workflow.description && <p class="lead">{visible(workflow.description)}</p>}
       {may("agent.v1.WorkflowService/StartWorkflow") && <Start workflow={workflow} />}
       <Below<RunJson>
         name="Latest runs"
         method="agent.v1.AgentService/ListRuns"
         load={async () => (await pawl.agent.listRuns({ workflow: workflow.name ?? "", order: "RUN_ORDER_NEWEST_FIRST", pageSize: 20 })).runs}
         columns={[
-          { name: "Run", of: ({ runId = "" }) => <a href={`/workflows/runs/${runId}`}>{runId.slice(-8)}</a> },
-          { name: "State", of: (run) => <State run={run} /> },
-          { name: "Version", of: (run) => run.workflow?.version },
-          { name: "Started", of: ({ createTime }) => time(createTime) },
-          { name: "Ended", of: ({ endTime }) => time(endTime) },
-          { name: "Output", of: ({ failure, outputText }) => <span class="cut">{visible(failure?.message ?? outputText ?? "").slice(0, 160)}</span> },
+          { name: "Run", size: 120, of: ({ runId = "" }) => <a href={`/workflows/runs/${runId}`}>{runId.slice(-8)}</a> },
+          { name: "State", size: 140, of: (run) => <State run={run} /> },
+          { name: "Version", size: 90, priority: 3, of: (run) => `v${run.workflow?.version}` },
+          { name: "Started", size: 110, of: ({ createTime }) => time(createTime) },
+          { name: "Ended", size: 110, priority: 3, of: ({ endTime }) => time(endTime) },
+          { name: "Output", priority: 2, of: ({ failure, outputText }) => cut(failure?.message ?? outputText) },
         ]}
       />
     </>

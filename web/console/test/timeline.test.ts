@@ -27,6 +27,14 @@ it.each([
   expect(lay(NO_BARS, [event]).bars.map((bar) => bar.bad)).toEqual([bad]);
 });
 
+it("splits a call into its waits and attempts, below its round", () => {
+  const tried = (name: string, attempt: number): RunEventJson => ({ callChanged: { call: { callId: "c", toolName: "add", state: name as never, attempt } } });
+  const all = [{ roundStarted: { round: 1 } }, tried("CALL_STATE_AWAITING_APPROVAL", 1), tried("CALL_STATE_RUNNING", 1), tried("CALL_STATE_RUNNING", 2), tried("CALL_STATE_SUCCEEDED", 2)];
+  const { bars } = all.reduce((before, event, index) => lay(before, [{ ...event, seq: `${index}`, time: time(index) }]), NO_BARS);
+  expect(bars.map(({ depth }) => depth)).toEqual([0, 1]);
+  expect(bars[1]?.parts?.map(({ kind, start, end = 0 }) => `${kind} ${(end - start) / 1000}`)).toEqual(["wait 1", "bad 1", "run 1"]);
+});
+
 it("ends a wait when the run continues, which is not a takeover", () => {
   const bars = laid([state("RUN_STATE_RUNNING"), "1"], [state("RUN_STATE_WAITING"), "1"], [state("RUN_STATE_RUNNING"), "2"]);
   expect(bars).toEqual(["wait Waiting 1-2"]);

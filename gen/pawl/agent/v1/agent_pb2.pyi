@@ -113,9 +113,9 @@ class _PendingScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PendingS
     PENDING_SCOPE_MINE: _PendingScope.ValueType  # 1
     """The caller's own runs and their calls."""
     PENDING_SCOPE_STORE: _PendingScope.ValueType  # 2
-    """Calls of all the store's users that await approval, and runs that are waiting for tokens. Requires the
-    approver or admin role. Only the runs' own users can add tokens. Conversations stay private: another
-    user's call has only tool, arguments, preview, cause, approvals so far, expiry and user.
+    """Calls of all the store's users that await approval, and runs that are waiting for tokens. Requires the approver or
+    admin role. Only the runs' own users can add tokens. Conversations stay private. Of another user's call, only the
+    tool, arguments, preview, cause, approvals so far, expiry and user are shown.
     """
 
 class PendingScope(_PendingScope, metaclass=_PendingScopeEnumTypeWrapper):
@@ -126,9 +126,9 @@ PENDING_SCOPE_UNSPECIFIED: PendingScope.ValueType  # 0
 PENDING_SCOPE_MINE: PendingScope.ValueType  # 1
 """The caller's own runs and their calls."""
 PENDING_SCOPE_STORE: PendingScope.ValueType  # 2
-"""Calls of all the store's users that await approval, and runs that are waiting for tokens. Requires the
-approver or admin role. Only the runs' own users can add tokens. Conversations stay private: another
-user's call has only tool, arguments, preview, cause, approvals so far, expiry and user.
+"""Calls of all the store's users that await approval, and runs that are waiting for tokens. Requires the approver or
+admin role. Only the runs' own users can add tokens. Conversations stay private. Of another user's call, only the
+tool, arguments, preview, cause, approvals so far, expiry and user are shown.
 """
 Global___PendingScope: _TypeAlias = PendingScope  # noqa: Y015
 
@@ -171,7 +171,9 @@ class StartRunRequest(_message.Message):
     request_id: _builtins.str
     """Idempotency key; see the package comment."""
     conversation_id: _builtins.str
-    """Conversation to continue: your own, or one shared with you for writing. If empty, a new one is created."""
+    """Conversation to continue. It must be your own, or be shared with you for writing. If this is empty, a new
+    conversation is created.
+    """
     text: _builtins.str
     """The user's message, 1 byte to 256 KiB. No control characters except tab and line breaks. May be empty if
     there are `parts`.
@@ -181,14 +183,14 @@ class StartRunRequest(_message.Message):
     instead.
     """
     conversation_key: _builtins.str
-    """Client-chosen key of the conversation, 1 to 200 bytes, instead of a `conversation_id`. The message goes
-    to the caller's conversation with this key. If it does not exist, Pawl creates it, exactly once even for
-    concurrent requests. Pawl stores a hash of the key. Removing the conversation frees the key.
+    """Client-chosen key of the conversation, 1 to 200 bytes. Use it instead of a `conversation_id`. The message goes to
+    the caller's conversation with this key. If there is none, Pawl creates exactly one, even for concurrent requests.
+    Pawl stores a hash of the key. Removing the conversation frees the key.
     """
     agent: _builtins.str
-    """Name of the agent that drives the run, at its newest version; empty for `default`. Use `draft/NAME` for one
-    of the caller's drafts. `default` only fills in options that are not set. With any other agent, `options`
-    may only narrow its tools and limits and fill in absent fields; anything else is INVALID_FIELD.
+    """Name of the agent that drives the run, in its newest version. Empty means `default`. Use `draft/NAME` for one of
+    the caller's drafts. `default` only fills in options that are not set. With any other agent, `options` may only
+    narrow the agent's tools and limits, and fill in absent fields. Anything else is INVALID_FIELD.
     """
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
@@ -196,22 +198,22 @@ class StartRunRequest(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:
-        """Additional parts of the message: at most 32 texts, images and documents in any order. Together with
-        `text`, at most 1 MiB in total, including at most 256 KiB of text. A repeated request takes effect once,
-        even if its documents have changed in the meantime, as long as they still exist.
+        """Additional parts of the message: at most 32 texts, images and documents in any order. Parts and `text` together may
+        have at most 1 MiB, including at most 256 KiB of text. A repeated request takes effect once, even if its documents
+        have changed in the meantime, as long as they still exist.
         """
 
     @_builtins.property
     def front_end_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
-        """Front-end tools for this run only, at most 64 tools and 64 KiB. They are validated as in RegisterTool,
-        but without `allowed_user_ids` and `allowed_roles`; an unspecified `context` means FRONTEND. They need
-        neither registration nor an additional role. If the user can already call a tool with the same name, the
-        request fails with TOOL_EXISTS, unless that is a front-end tool with the same definition. Tools
-        registered later do not affect the run.
+        """Front-end tools for this run only, at most 64 tools and 64 KiB. They are validated as in RegisterTool, but without
+        `allowed_user_ids` and `allowed_roles`; an unspecified `context` means FRONTEND. They need not be registered, and
+        do not require an additional role. If the user can already call a tool with the same name, the request fails with
+        TOOL_EXISTS, unless that is a front-end tool with the same definition. Tools registered later do not affect the
+        run.
 
-        The model gets them in addition to `tool_names` and the agent's tools; combined with `without_tools` they
-        are INVALID_FIELD. Child runs do not get them. Their calls go to the user's clients that are attached to
-        the run and list the tool in Hello.tools; SubmitToolResults also accepts the results.
+        The model gets them in addition to `tool_names` and the agent's tools. Combining them with `without_tools` is
+        INVALID_FIELD. Child runs do not get them. Their calls go to the user's clients that are attached to the run and
+        list the tool in Hello.tools; SubmitToolResults also accepts the results.
         """
 
     @_builtins.property
@@ -336,7 +338,7 @@ class LeaseCallRequest(_message.Message):
     call_id: _builtins.str
     """Call ID."""
     client_id: _builtins.str
-    """ID of the client that will run the call, like Hello.client_id; use a different one for each window."""
+    """ID of the client that will run the call, like Hello.client_id. Use a different ID for each window."""
     def __init__(
         self,
         *,
@@ -367,8 +369,8 @@ class LeaseCallResponse(_message.Message):
     """Lease duration in seconds. Renew the lease after a third of this time."""
     @_builtins.property
     def call(self) -> _call_pb2.Call:
-        """The call with its lease. If it was not granted: retry later if the call is OFFERED; otherwise the call is
-        settled or about to be.
+        """The call with its lease. If the lease was not granted, retry later as long as the call is OFFERED. In any other
+        state, the call is settled or about to be.
         """
 
     def __init__(
@@ -401,12 +403,12 @@ class SubmitToolResultsRequest(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     client_id: _builtins.str
-    """Client that leased the calls with LeaseCall; empty for results without a lease. Each result needs the
-    `offer_epoch` of its lease; a result for a call that another client holds is WRONG_HOLDER.
+    """Client that leased the calls with LeaseCall. Empty for results without a lease. Each result needs the `offer_epoch`
+    of its lease. A result for a call that another client holds is WRONG_HOLDER.
     """
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.ToolResult]:
-        """1 to 64 results. The request may be up to 1.25 MiB, so send large results one at a time."""
+        """1 to 64 results. The request may be up to 1.25 MiB. Send large results one at a time."""
 
     def __init__(
         self,
@@ -611,7 +613,7 @@ class SendMessageRequest(_message.Message):
     policy: _types_pb2.MessagePolicy.ValueType
     """What to do if a run is active; default QUEUE."""
     agent: _builtins.str
-    """Agent for the run, if this message starts a run; see StartRunRequest.agent."""
+    """Agent for the run, if this message starts one. See StartRunRequest.agent."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options for the run, if this message starts a run."""
@@ -622,7 +624,7 @@ class SendMessageRequest(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Labels for the run, if this message starts a run; see StartRunRequest.labels."""
+        """Labels for the run, if this message starts one. See StartRunRequest.labels."""
 
     def __init__(
         self,
@@ -722,7 +724,7 @@ class CancelRunResponse(_message.Message):
 
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[_jobs_pb2.BackgroundJob]:
-        """The run's open jobs, newest first; with `cancel_jobs`, the jobs that this request stopped."""
+        """The run's open jobs, newest first. With `cancel_jobs`, the jobs that this request stopped."""
 
     def __init__(
         self,
@@ -758,7 +760,7 @@ class ResolveCallRequest(_message.Message):
     resolution: Global___Resolution.ValueType
     """What happened."""
     content_json: _builtins.bytes
-    """The result as strict JSON; required with HAPPENED, not allowed otherwise."""
+    """The result as strict JSON. Required with HAPPENED, and not allowed otherwise."""
     def __init__(
         self,
         *,
@@ -878,14 +880,14 @@ class GetRunRequest(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     wait_seconds: _builtins.float
-    """Seconds to wait for a change, 0 to 60; default 0, which returns immediately. Returns once the run is
-    terminal, or has changed since `after_seq` and is WAITING or NEEDS_ATTENTION; after 50 s at the latest. A
-    waiting call counts as an open stream of its user and store (OVERLOADED).
+    """Seconds to wait for a change, 0 to 60. The default is 0, which returns immediately. The method returns once the run
+    has ended, or once it has changed since `after_seq` and is WAITING or NEEDS_ATTENTION. It returns after 50 s at the
+    latest. A waiting call counts as an open stream of its user and store (OVERLOADED).
     """
     after_seq: _builtins.int
-    """`Run.last_seq` that the caller has already seen; 0 if it has seen nothing. In a polling loop, send the
-    value from the previous response. If nothing has happened since then, this also confirms that the user
-    has seen the run: delayed channels skip its notifications up to this seq.
+    """`Run.last_seq` that the caller has already seen; 0 if it has seen nothing. In a polling loop, send the value from
+    the previous response. If nothing has happened since then, this also confirms that the user has seen the run.
+    Delayed channels then skip the run's notifications up to this seq.
     """
     def __init__(
         self,
@@ -1259,9 +1261,8 @@ class ListPendingResponse(_message.Message):
 
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Run]:
-        """Runs that are waiting for tokens (WAIT_KIND_BUDGET), without pending calls. `token_budget` is their
-        limit, and `usage` their consumption so far. Another user's run has only these and store, user, run and
-        state.
+        """Runs that are waiting for tokens (WAIT_KIND_BUDGET), without pending calls. `token_budget` is their limit, and
+        `usage` their consumption so far. Another user's run has only these fields, and store, user, run and state.
         """
 
     def __init__(
@@ -1305,9 +1306,9 @@ Global___WatchPendingRequest: _TypeAlias = WatchPendingRequest  # noqa: Y015
 
 @_typing.final
 class WatchPendingResponse(_message.Message):
-    """Response from WatchPending: part of the list, or changes to it; empty in a heartbeat (sent after 15 s of
-    silence). The first responses contain the list, and the last of them sets `complete`. Later responses
-    contain changes.
+    """Response from WatchPending. Contains a part of the list, or changes to it. A heartbeat (sent after 15 s of silence)
+    is empty. The first responses contain the list, and the last of them sets `complete`. Later responses contain
+    changes.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -172,9 +172,10 @@ class AgentServiceServicer(object):
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
         - FAILED_PRECONDITION / CONVERSATION_ERASED
-        - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
+        - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run, and `policy` is REJECT.
         - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is INTERRUPT.
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -188,21 +189,19 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Opens a bidirectional stream for one front end. The client declares which tools it can run, starts runs
-        or attaches to them, receives their events and offered calls, and returns results and decisions. Nothing
-        depends on the stream: if it breaks, runs continue and offers go to other clients. session.proto
-        describes the frames.
+        """Opens a bidirectional stream for one front end. The client declares which tools it can run, starts runs or attaches
+        to them, receives their events and offered calls, and returns results and decisions. Nothing depends on the stream.
+        If it breaks, runs continue and offers go to other clients. session.proto describes the frames.
 
         Only errors in the stream itself end it; all others are returned as receipts.
 
         Errors:
         - INVALID_ARGUMENT / HELLO_REQUIRED
         - INVALID_ARGUMENT / MALFORMED_REQUEST
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun; metadata also has `run_id`.
-        - DEADLINE_EXCEEDED: No frame for 45 s.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: See WatchRun. Metadata also has `run_id`.
+        - DEADLINE_EXCEEDED: No frame arrived for 45 s.
         - CANCELLED: The client opened another stream.
-        - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment; send the frame
-        again.
+        - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment. Send the frame again.
         - UNAVAILABLE / SHUTTING_DOWN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -210,9 +209,9 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """Streams a run's events after `after_seq`: past events first, then live ones. The stream ends with OK
-        after the run's last event. It is safe to reconnect from the last seq seen; every watcher gets the same
-        bytes. If events have been deleted, a single gap replaces them.
+        """Streams a run's events after `after_seq`: first past events, then live events. The stream ends with OK after the
+        run's last event. It is safe to reconnect from the last seq seen. Every watcher gets the same bytes. If events have
+        been deleted, a single gap replaces them.
 
         Errors: - NOT_FOUND / RUN_NOT_FOUND - OUT_OF_RANGE / SEQ_BEYOND_END - RESOURCE_EXHAUSTED / SLOW_CONSUMER: The
         client is more than 256 events or 1 MiB behind, or has not read for 60 s. Metadata has `resume_after_seq`.
@@ -222,10 +221,10 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseCall(self, request, context):
-        """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call,
-        but never for a tool that came with another client's session. Repeat the request to renew the lease. An
-        `offer_epoch` above 1 means that another client may already have run the call: run it again only if that
-        is safe. Idempotent.
+        """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call. It is
+        never granted for a tool that came with another client's session. Repeat the request to renew the lease. If
+        `offer_epoch` is above 1, another client may already have run the call. In this case, run it again only if that is
+        safe. Idempotent.
 
         Errors:
         - NOT_FOUND / CALL_NOT_FOUND
@@ -235,9 +234,9 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SubmitToolResults(self, request, context):
-        """Returns the results of front-end calls without a stream. Results can be sent in several requests and by
-        any of the user's clients. Each result gets its own receipt; an invalid one does not affect the others.
-        Idempotent by request ID and call.
+        """Returns the results of front-end calls without a stream. Results can be sent in several requests and by any of the
+        user's clients. Each result gets its own receipt. An invalid result does not affect the others. Idempotent by
+        request ID and call.
 
         All errors except RUN_NOT_FOUND are returned as receipts, including REQUEST_ID_REUSED.
 
@@ -250,16 +249,16 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Decide(self, request, context):
-        """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is
-        final, and applies to exactly what was shown. Edited arguments are validated first, as are answers to
-        questions that have an `answer_schema_json`. Idempotent by request ID.
+        """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is final, and
+        applies to exactly what was shown. Edited arguments are validated first. So are answers to questions that have an
+        `answer_schema_json`. Idempotent by request ID.
 
-        Users with the approver or admin role can decide on gated calls in all runs of their store; users without
-        roles, only in their own runs. For a call that needs several approvals, each approver must be a different
-        user with a different credential. The user who started or steered the run, and the credential that
-        started it, cannot approve such a call. The local key of `pawl up` is exempt: it represents everyone with
-        access to the machine. Only the user who started the run can answer its questions. A call with `asked_user_id`
-        is decided or answered only by whom it names. A delegate key without `decides_for_users` can do neither.
+        Users with the approver or admin role can decide on gated calls in all runs of their store. Users without roles can
+        do so only in their own runs. For a call that needs several approvals, each approver must be a different user with
+        a different credential. The user who started or steered the run, and the credential that started it, cannot approve
+        such a call. The local key of `pawl up` is exempt, because it represents everyone with access to the machine. Only
+        the user who started the run can answer its questions. If a call has `asked_user_id`, only the users that it names
+        can decide or answer. A delegate key without `decides_for_users` can neither decide nor answer.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -273,15 +272,15 @@ class AgentServiceServicer(object):
         - INVALID_ARGUMENT / INVALID_ARGUMENTS
         - PERMISSION_DENIED
         - ALREADY_EXISTS / REQUEST_ID_REUSED
-        - FAILED_PRECONDITION / GRANT_NOT_OFFERED: `for_series` is set and the call offers no series.
+        - FAILED_PRECONDITION / GRANT_NOT_OFFERED: `for_series` is set, but the call does not offer a series.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DecideCalls(self, request, context):
-        """Makes several decisions, in one run or several; each follows the rules of Decide. Each decision gets its
-        own receipt; an invalid one does not affect the others. Idempotent by request ID and call.
+        """Makes several decisions, in one or more runs. Each decision follows the rules of Decide and gets its own receipt.
+        An invalid decision does not affect the others. Idempotent by request ID and call.
 
         All errors except PERMISSION_DENIED are returned as receipts, including REQUEST_ID_REUSED.
 
@@ -294,16 +293,17 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SendMessage(self, request, context):
-        """Sends a message to a conversation. `policy` determines what happens if a run is active. Idempotent by
-        request ID. With STEER, a run accepts at most 100 messages (1 MiB of text) that are not yet in the
-        conversation, from at most 32 users besides those who started it.
+        """Sends a message to a conversation. `policy` determines what happens if a run is active. Idempotent by request ID.
+        With STEER, a run accepts at most 100 messages (1 MiB of text) that are not yet in the conversation, from at most
+        32 users besides those who started the run.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
         - FAILED_PRECONDITION / CONVERSATION_ERASED
-        - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
+        - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run, and `policy` is REJECT.
         - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is STEER or INTERRUPT.
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -316,10 +316,10 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelRun(self, request, context):
-        """Stops a run. Once it returns, nothing new starts: open calls are settled, the model stream is closed and
-        running tools are cancelled. Calls that could not be stopped are reported when the run ends: in
-        `unstopped_call_ids`, in a NOT_STOPPED warning, and in their results. A run that has already ended is
-        returned unchanged. The run's jobs continue, and are returned, unless `cancel_jobs` is set. Idempotent.
+        """Stops a run. Once this returns, nothing new starts. Open calls are settled, the model stream is closed, and running
+        tools are cancelled. Calls that could not be stopped are reported when the run ends: in `unstopped_call_ids`, in a
+        NOT_STOPPED warning, and in their results. A run that has already ended is returned unchanged. Unless `cancel_jobs`
+        is set, the run's jobs continue and are returned. Idempotent.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -348,8 +348,8 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def TopUpRun(self, request, context):
-        """Adds tokens to a run's token budget. A run that is waiting for tokens continues. An accepted top-up
-        counts once, regardless of the run's state. Idempotent by request ID.
+        """Adds tokens to a run's token budget. If the run is waiting for tokens, it continues. An accepted top-up counts
+        once, whatever the run's state. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -376,10 +376,10 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UndoRun(self, request, context):
-        """Undoes a run: creates a run that reverses its effects. The new run joins the same conversation, behind
-        active and queued runs, and belongs to the original run's user, who is asked for its approvals. The
-        caller must be that user or have the admin role. undo.proto describes the rules. Idempotent by request
-        ID; undoing twice is harmless.
+        """Undoes a run by creating a new run that reverses its effects. The new run joins the same conversation, behind
+        active and queued runs, and belongs to the original run's user, who is asked for its approvals. The caller must be
+        that user or have the admin role. undo.proto describes the rules. Idempotent by request ID. Undoing a run twice is
+        harmless.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -406,7 +406,7 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetUndoReport(self, request, context):
-        """Returns the progress of an undo, call by call. Read-only.
+        """Returns the progress of an undo for each call. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -417,8 +417,8 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRun(self, request, context):
-        """Returns a run with its open calls: `pending_calls` are waiting for a user or front end, `active_calls`
-        are not. Optionally waits until the run needs input or has ended. Read-only.
+        """Returns a run with its open calls. `pending_calls` are waiting for a user or front end, and `active_calls` are not.
+        On request, waits until the run needs input or has ended. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -439,8 +439,8 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListCalls(self, request, context):
-        """Lists the calls of a run in call order, with complete results. Also works for another user's run in a
-        conversation shared with `shows_arguments`, but then leaves out decisions and answers. Read-only.
+        """Lists the calls of a run in call order, with complete results. Also works for another user's run in a conversation
+        that is shared with `shows_arguments`. In this case, decisions and answers are left out. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -470,7 +470,7 @@ class AgentServiceServicer(object):
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
         - OUT_OF_RANGE / SEQ_BEYOND_END
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: See WatchRun.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -490,9 +490,9 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListPending(self, request, context):
-        """Lists everything that is waiting for the caller, across all runs. First calls (approvals, questions,
-        front-end calls, calls in doubt), oldest first. Then runs that have used up their token budget, oldest
-        first; TopUpRun resumes them. Read-only.
+        """Lists everything that is waiting for the caller, across all runs. Calls come first (approvals, questions, front-end
+        calls, calls in doubt), followed by runs that have used up their token budget. Both are sorted oldest first.
+        TopUpRun resumes such runs. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -503,9 +503,9 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchPending(self, request, context):
-        """Streams what ListPending lists: first the complete list, then additions, changes and removals. Changes
-        arrive within about a second per full page. The stream does not end on its own. After a reconnect, it
-        starts over with the complete list.
+        """Streams what ListPending lists. The complete list comes first, followed by additions, changes and removals. Changes
+        arrive within about a second for each full page. The stream does not end on its own. After a reconnect, it starts
+        over with the complete list.
 
         Errors:
         - PERMISSION_DENIED: Scope STORE requires the approver or admin role.

@@ -66,9 +66,10 @@ class AgentServiceStub:
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - FAILED_PRECONDITION / CONVERSATION_ERASED
-    - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
+    - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run, and `policy` is REJECT.
     - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is INTERRUPT.
     - FAILED_PRECONDITION / FEATURE_OFF
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -78,44 +79,42 @@ class AgentServiceStub:
     - ALREADY_EXISTS / TOOL_EXISTS: A name in `front_end_tools` is taken.
     """
     Session: _grpc.StreamStreamMultiCallable[_session_pb2.SessionRequest, _session_pb2.SessionResponse]
-    """Opens a bidirectional stream for one front end. The client declares which tools it can run, starts runs
-    or attaches to them, receives their events and offered calls, and returns results and decisions. Nothing
-    depends on the stream: if it breaks, runs continue and offers go to other clients. session.proto
-    describes the frames.
+    """Opens a bidirectional stream for one front end. The client declares which tools it can run, starts runs or attaches
+    to them, receives their events and offered calls, and returns results and decisions. Nothing depends on the stream.
+    If it breaks, runs continue and offers go to other clients. session.proto describes the frames.
 
     Only errors in the stream itself end it; all others are returned as receipts.
 
     Errors:
     - INVALID_ARGUMENT / HELLO_REQUIRED
     - INVALID_ARGUMENT / MALFORMED_REQUEST
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun; metadata also has `run_id`.
-    - DEADLINE_EXCEEDED: No frame for 45 s.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: See WatchRun. Metadata also has `run_id`.
+    - DEADLINE_EXCEEDED: No frame arrived for 45 s.
     - CANCELLED: The client opened another stream.
-    - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment; send the frame
-      again.
+    - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment. Send the frame again.
     - UNAVAILABLE / SHUTTING_DOWN
     """
     WatchRun: _grpc.UnaryStreamMultiCallable[_agent_pb2.WatchRunRequest, _agent_pb2.WatchRunResponse]
-    """Streams a run's events after `after_seq`: past events first, then live ones. The stream ends with OK
-    after the run's last event. It is safe to reconnect from the last seq seen; every watcher gets the same
-    bytes. If events have been deleted, a single gap replaces them.
+    """Streams a run's events after `after_seq`: first past events, then live events. The stream ends with OK after the
+    run's last event. It is safe to reconnect from the last seq seen. Every watcher gets the same bytes. If events have
+    been deleted, a single gap replaces them.
 
     Errors: - NOT_FOUND / RUN_NOT_FOUND - OUT_OF_RANGE / SEQ_BEYOND_END - RESOURCE_EXHAUSTED / SLOW_CONSUMER: The
     client is more than 256 events or 1 MiB behind, or has not read for 60 s. Metadata has `resume_after_seq`.
     """
     LeaseCall: _grpc.UnaryUnaryMultiCallable[_agent_pb2.LeaseCallRequest, _agent_pb2.LeaseCallResponse]
-    """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call,
-    but never for a tool that came with another client's session. Repeat the request to renew the lease. An
-    `offer_epoch` above 1 means that another client may already have run the call: run it again only if that
-    is safe. Idempotent.
+    """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call. It is
+    never granted for a tool that came with another client's session. Repeat the request to renew the lease. If
+    `offer_epoch` is above 1, another client may already have run the call. In this case, run it again only if that is
+    safe. Idempotent.
 
     Errors:
     - NOT_FOUND / CALL_NOT_FOUND
     """
     SubmitToolResults: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SubmitToolResultsRequest, _agent_pb2.SubmitToolResultsResponse]
-    """Returns the results of front-end calls without a stream. Results can be sent in several requests and by
-    any of the user's clients. Each result gets its own receipt; an invalid one does not affect the others.
-    Idempotent by request ID and call.
+    """Returns the results of front-end calls without a stream. Results can be sent in several requests and by any of the
+    user's clients. Each result gets its own receipt. An invalid result does not affect the others. Idempotent by
+    request ID and call.
 
     All errors except RUN_NOT_FOUND are returned as receipts, including REQUEST_ID_REUSED.
 
@@ -124,16 +123,16 @@ class AgentServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED: As a receipt.
     """
     Decide: _grpc.UnaryUnaryMultiCallable[_agent_pb2.DecideRequest, _agent_pb2.DecideResponse]
-    """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is
-    final, and applies to exactly what was shown. Edited arguments are validated first, as are answers to
-    questions that have an `answer_schema_json`. Idempotent by request ID.
+    """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is final, and
+    applies to exactly what was shown. Edited arguments are validated first. So are answers to questions that have an
+    `answer_schema_json`. Idempotent by request ID.
 
-    Users with the approver or admin role can decide on gated calls in all runs of their store; users without
-    roles, only in their own runs. For a call that needs several approvals, each approver must be a different
-    user with a different credential. The user who started or steered the run, and the credential that
-    started it, cannot approve such a call. The local key of `pawl up` is exempt: it represents everyone with
-    access to the machine. Only the user who started the run can answer its questions. A call with `asked_user_id`
-    is decided or answered only by whom it names. A delegate key without `decides_for_users` can do neither.
+    Users with the approver or admin role can decide on gated calls in all runs of their store. Users without roles can
+    do so only in their own runs. For a call that needs several approvals, each approver must be a different user with
+    a different credential. The user who started or steered the run, and the credential that started it, cannot approve
+    such a call. The local key of `pawl up` is exempt, because it represents everyone with access to the machine. Only
+    the user who started the run can answer its questions. If a call has `asked_user_id`, only the users that it names
+    can decide or answer. A delegate key without `decides_for_users` can neither decide nor answer.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -147,11 +146,11 @@ class AgentServiceStub:
     - INVALID_ARGUMENT / INVALID_ARGUMENTS
     - PERMISSION_DENIED
     - ALREADY_EXISTS / REQUEST_ID_REUSED
-    - FAILED_PRECONDITION / GRANT_NOT_OFFERED: `for_series` is set and the call offers no series.
+    - FAILED_PRECONDITION / GRANT_NOT_OFFERED: `for_series` is set, but the call does not offer a series.
     """
     DecideCalls: _grpc.UnaryUnaryMultiCallable[_agent_pb2.DecideCallsRequest, _agent_pb2.DecideCallsResponse]
-    """Makes several decisions, in one run or several; each follows the rules of Decide. Each decision gets its
-    own receipt; an invalid one does not affect the others. Idempotent by request ID and call.
+    """Makes several decisions, in one or more runs. Each decision follows the rules of Decide and gets its own receipt.
+    An invalid decision does not affect the others. Idempotent by request ID and call.
 
     All errors except PERMISSION_DENIED are returned as receipts, including REQUEST_ID_REUSED.
 
@@ -160,16 +159,17 @@ class AgentServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED: As a receipt.
     """
     SendMessage: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SendMessageRequest, _agent_pb2.SendMessageResponse]
-    """Sends a message to a conversation. `policy` determines what happens if a run is active. Idempotent by
-    request ID. With STEER, a run accepts at most 100 messages (1 MiB of text) that are not yet in the
-    conversation, from at most 32 users besides those who started it.
+    """Sends a message to a conversation. `policy` determines what happens if a run is active. Idempotent by request ID.
+    With STEER, a run accepts at most 100 messages (1 MiB of text) that are not yet in the conversation, from at most
+    32 users besides those who started the run.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - FAILED_PRECONDITION / CONVERSATION_ERASED
-    - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
+    - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run, and `policy` is REJECT.
     - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is STEER or INTERRUPT.
     - FAILED_PRECONDITION / FEATURE_OFF
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -178,10 +178,10 @@ class AgentServiceStub:
     - NOT_FOUND / DOCUMENT_NOT_FOUND: A part refers to the document.
     """
     CancelRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.CancelRunRequest, _agent_pb2.CancelRunResponse]
-    """Stops a run. Once it returns, nothing new starts: open calls are settled, the model stream is closed and
-    running tools are cancelled. Calls that could not be stopped are reported when the run ends: in
-    `unstopped_call_ids`, in a NOT_STOPPED warning, and in their results. A run that has already ended is
-    returned unchanged. The run's jobs continue, and are returned, unless `cancel_jobs` is set. Idempotent.
+    """Stops a run. Once this returns, nothing new starts. Open calls are settled, the model stream is closed, and running
+    tools are cancelled. Calls that could not be stopped are reported when the run ends: in `unstopped_call_ids`, in a
+    NOT_STOPPED warning, and in their results. A run that has already ended is returned unchanged. Unless `cancel_jobs`
+    is set, the run's jobs continue and are returned. Idempotent.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -202,8 +202,8 @@ class AgentServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     TopUpRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.TopUpRunRequest, _agent_pb2.TopUpRunResponse]
-    """Adds tokens to a run's token budget. A run that is waiting for tokens continues. An accepted top-up
-    counts once, regardless of the run's state. Idempotent by request ID.
+    """Adds tokens to a run's token budget. If the run is waiting for tokens, it continues. An accepted top-up counts
+    once, whatever the run's state. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -222,10 +222,10 @@ class AgentServiceStub:
     - FAILED_PRECONDITION / RUN_NOT_ENDED
     """
     UndoRun: _grpc.UnaryUnaryMultiCallable[_undo_pb2.UndoRunRequest, _undo_pb2.UndoRunResponse]
-    """Undoes a run: creates a run that reverses its effects. The new run joins the same conversation, behind
-    active and queued runs, and belongs to the original run's user, who is asked for its approvals. The
-    caller must be that user or have the admin role. undo.proto describes the rules. Idempotent by request
-    ID; undoing twice is harmless.
+    """Undoes a run by creating a new run that reverses its effects. The new run joins the same conversation, behind
+    active and queued runs, and belongs to the original run's user, who is asked for its approvals. The caller must be
+    that user or have the admin role. undo.proto describes the rules. Idempotent by request ID. Undoing a run twice is
+    harmless.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -244,15 +244,15 @@ class AgentServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     GetUndoReport: _grpc.UnaryUnaryMultiCallable[_undo_pb2.GetUndoReportRequest, _undo_pb2.GetUndoReportResponse]
-    """Returns the progress of an undo, call by call. Read-only.
+    """Returns the progress of an undo for each call. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_FIELD: The run is not an undo.
     """
     GetRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.GetRunRequest, _agent_pb2.GetRunResponse]
-    """Returns a run with its open calls: `pending_calls` are waiting for a user or front end, `active_calls`
-    are not. Optionally waits until the run needs input or has ended. Read-only.
+    """Returns a run with its open calls. `pending_calls` are waiting for a user or front end, and `active_calls` are not.
+    On request, waits until the run needs input or has ended. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -265,8 +265,8 @@ class AgentServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD: `labels` or `waits`.
     """
     ListCalls: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListCallsRequest, _agent_pb2.ListCallsResponse]
-    """Lists the calls of a run in call order, with complete results. Also works for another user's run in a
-    conversation shared with `shows_arguments`, but then leaves out decisions and answers. Read-only.
+    """Lists the calls of a run in call order, with complete results. Also works for another user's run in a conversation
+    that is shared with `shows_arguments`. In this case, decisions and answers are left out. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -288,7 +288,7 @@ class AgentServiceStub:
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
     - OUT_OF_RANGE / SEQ_BEYOND_END
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: See WatchRun.
     """
     ListMessages: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListMessagesRequest, _agent_pb2.ListMessagesResponse]
     """Lists the messages of a conversation in order. For another user's shared conversation, reasoning, parts
@@ -300,18 +300,18 @@ class AgentServiceStub:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     ListPending: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListPendingRequest, _agent_pb2.ListPendingResponse]
-    """Lists everything that is waiting for the caller, across all runs. First calls (approvals, questions,
-    front-end calls, calls in doubt), oldest first. Then runs that have used up their token budget, oldest
-    first; TopUpRun resumes them. Read-only.
+    """Lists everything that is waiting for the caller, across all runs. Calls come first (approvals, questions, front-end
+    calls, calls in doubt), followed by runs that have used up their token budget. Both are sorted oldest first.
+    TopUpRun resumes such runs. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     - PERMISSION_DENIED: Scope STORE requires the approver or admin role.
     """
     WatchPending: _grpc.UnaryStreamMultiCallable[_agent_pb2.WatchPendingRequest, _agent_pb2.WatchPendingResponse]
-    """Streams what ListPending lists: first the complete list, then additions, changes and removals. Changes
-    arrive within about a second per full page. The stream does not end on its own. After a reconnect, it
-    starts over with the complete list.
+    """Streams what ListPending lists. The complete list comes first, followed by additions, changes and removals. Changes
+    arrive within about a second for each full page. The stream does not end on its own. After a reconnect, it starts
+    over with the complete list.
 
     Errors:
     - PERMISSION_DENIED: Scope STORE requires the approver or admin role.
@@ -337,9 +337,10 @@ class AgentServiceAsyncStub(AgentServiceStub):
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - FAILED_PRECONDITION / CONVERSATION_ERASED
-    - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
+    - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run, and `policy` is REJECT.
     - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is INTERRUPT.
     - FAILED_PRECONDITION / FEATURE_OFF
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -349,44 +350,42 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - ALREADY_EXISTS / TOOL_EXISTS: A name in `front_end_tools` is taken.
     """
     Session: _aio.StreamStreamMultiCallable[_session_pb2.SessionRequest, _session_pb2.SessionResponse]  # type: ignore[assignment]
-    """Opens a bidirectional stream for one front end. The client declares which tools it can run, starts runs
-    or attaches to them, receives their events and offered calls, and returns results and decisions. Nothing
-    depends on the stream: if it breaks, runs continue and offers go to other clients. session.proto
-    describes the frames.
+    """Opens a bidirectional stream for one front end. The client declares which tools it can run, starts runs or attaches
+    to them, receives their events and offered calls, and returns results and decisions. Nothing depends on the stream.
+    If it breaks, runs continue and offers go to other clients. session.proto describes the frames.
 
     Only errors in the stream itself end it; all others are returned as receipts.
 
     Errors:
     - INVALID_ARGUMENT / HELLO_REQUIRED
     - INVALID_ARGUMENT / MALFORMED_REQUEST
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun; metadata also has `run_id`.
-    - DEADLINE_EXCEEDED: No frame for 45 s.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: See WatchRun. Metadata also has `run_id`.
+    - DEADLINE_EXCEEDED: No frame arrived for 45 s.
     - CANCELLED: The client opened another stream.
-    - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment; send the frame
-      again.
+    - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment. Send the frame again.
     - UNAVAILABLE / SHUTTING_DOWN
     """
     WatchRun: _aio.UnaryStreamMultiCallable[_agent_pb2.WatchRunRequest, _agent_pb2.WatchRunResponse]  # type: ignore[assignment]
-    """Streams a run's events after `after_seq`: past events first, then live ones. The stream ends with OK
-    after the run's last event. It is safe to reconnect from the last seq seen; every watcher gets the same
-    bytes. If events have been deleted, a single gap replaces them.
+    """Streams a run's events after `after_seq`: first past events, then live events. The stream ends with OK after the
+    run's last event. It is safe to reconnect from the last seq seen. Every watcher gets the same bytes. If events have
+    been deleted, a single gap replaces them.
 
     Errors: - NOT_FOUND / RUN_NOT_FOUND - OUT_OF_RANGE / SEQ_BEYOND_END - RESOURCE_EXHAUSTED / SLOW_CONSUMER: The
     client is more than 256 events or 1 MiB behind, or has not read for 60 s. Metadata has `resume_after_seq`.
     """
     LeaseCall: _aio.UnaryUnaryMultiCallable[_agent_pb2.LeaseCallRequest, _agent_pb2.LeaseCallResponse]  # type: ignore[assignment]
-    """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call,
-    but never for a tool that came with another client's session. Repeat the request to renew the lease. An
-    `offer_epoch` above 1 means that another client may already have run the call: run it again only if that
-    is safe. Idempotent.
+    """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call. It is
+    never granted for a tool that came with another client's session. Repeat the request to renew the lease. If
+    `offer_epoch` is above 1, another client may already have run the call. In this case, run it again only if that is
+    safe. Idempotent.
 
     Errors:
     - NOT_FOUND / CALL_NOT_FOUND
     """
     SubmitToolResults: _aio.UnaryUnaryMultiCallable[_agent_pb2.SubmitToolResultsRequest, _agent_pb2.SubmitToolResultsResponse]  # type: ignore[assignment]
-    """Returns the results of front-end calls without a stream. Results can be sent in several requests and by
-    any of the user's clients. Each result gets its own receipt; an invalid one does not affect the others.
-    Idempotent by request ID and call.
+    """Returns the results of front-end calls without a stream. Results can be sent in several requests and by any of the
+    user's clients. Each result gets its own receipt. An invalid result does not affect the others. Idempotent by
+    request ID and call.
 
     All errors except RUN_NOT_FOUND are returned as receipts, including REQUEST_ID_REUSED.
 
@@ -395,16 +394,16 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED: As a receipt.
     """
     Decide: _aio.UnaryUnaryMultiCallable[_agent_pb2.DecideRequest, _agent_pb2.DecideResponse]  # type: ignore[assignment]
-    """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is
-    final, and applies to exactly what was shown. Edited arguments are validated first, as are answers to
-    questions that have an `answer_schema_json`. Idempotent by request ID.
+    """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is final, and
+    applies to exactly what was shown. Edited arguments are validated first. So are answers to questions that have an
+    `answer_schema_json`. Idempotent by request ID.
 
-    Users with the approver or admin role can decide on gated calls in all runs of their store; users without
-    roles, only in their own runs. For a call that needs several approvals, each approver must be a different
-    user with a different credential. The user who started or steered the run, and the credential that
-    started it, cannot approve such a call. The local key of `pawl up` is exempt: it represents everyone with
-    access to the machine. Only the user who started the run can answer its questions. A call with `asked_user_id`
-    is decided or answered only by whom it names. A delegate key without `decides_for_users` can do neither.
+    Users with the approver or admin role can decide on gated calls in all runs of their store. Users without roles can
+    do so only in their own runs. For a call that needs several approvals, each approver must be a different user with
+    a different credential. The user who started or steered the run, and the credential that started it, cannot approve
+    such a call. The local key of `pawl up` is exempt, because it represents everyone with access to the machine. Only
+    the user who started the run can answer its questions. If a call has `asked_user_id`, only the users that it names
+    can decide or answer. A delegate key without `decides_for_users` can neither decide nor answer.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -418,11 +417,11 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - INVALID_ARGUMENT / INVALID_ARGUMENTS
     - PERMISSION_DENIED
     - ALREADY_EXISTS / REQUEST_ID_REUSED
-    - FAILED_PRECONDITION / GRANT_NOT_OFFERED: `for_series` is set and the call offers no series.
+    - FAILED_PRECONDITION / GRANT_NOT_OFFERED: `for_series` is set, but the call does not offer a series.
     """
     DecideCalls: _aio.UnaryUnaryMultiCallable[_agent_pb2.DecideCallsRequest, _agent_pb2.DecideCallsResponse]  # type: ignore[assignment]
-    """Makes several decisions, in one run or several; each follows the rules of Decide. Each decision gets its
-    own receipt; an invalid one does not affect the others. Idempotent by request ID and call.
+    """Makes several decisions, in one or more runs. Each decision follows the rules of Decide and gets its own receipt.
+    An invalid decision does not affect the others. Idempotent by request ID and call.
 
     All errors except PERMISSION_DENIED are returned as receipts, including REQUEST_ID_REUSED.
 
@@ -431,16 +430,17 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED: As a receipt.
     """
     SendMessage: _aio.UnaryUnaryMultiCallable[_agent_pb2.SendMessageRequest, _agent_pb2.SendMessageResponse]  # type: ignore[assignment]
-    """Sends a message to a conversation. `policy` determines what happens if a run is active. Idempotent by
-    request ID. With STEER, a run accepts at most 100 messages (1 MiB of text) that are not yet in the
-    conversation, from at most 32 users besides those who started it.
+    """Sends a message to a conversation. `policy` determines what happens if a run is active. Idempotent by request ID.
+    With STEER, a run accepts at most 100 messages (1 MiB of text) that are not yet in the conversation, from at most
+    32 users besides those who started the run.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
     - FAILED_PRECONDITION / CONVERSATION_ERASED
-    - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
+    - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run, and `policy` is REJECT.
     - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is STEER or INTERRUPT.
     - FAILED_PRECONDITION / FEATURE_OFF
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - NOT_FOUND / AGENT_NOT_FOUND
@@ -449,10 +449,10 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - NOT_FOUND / DOCUMENT_NOT_FOUND: A part refers to the document.
     """
     CancelRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.CancelRunRequest, _agent_pb2.CancelRunResponse]  # type: ignore[assignment]
-    """Stops a run. Once it returns, nothing new starts: open calls are settled, the model stream is closed and
-    running tools are cancelled. Calls that could not be stopped are reported when the run ends: in
-    `unstopped_call_ids`, in a NOT_STOPPED warning, and in their results. A run that has already ended is
-    returned unchanged. The run's jobs continue, and are returned, unless `cancel_jobs` is set. Idempotent.
+    """Stops a run. Once this returns, nothing new starts. Open calls are settled, the model stream is closed, and running
+    tools are cancelled. Calls that could not be stopped are reported when the run ends: in `unstopped_call_ids`, in a
+    NOT_STOPPED warning, and in their results. A run that has already ended is returned unchanged. Unless `cancel_jobs`
+    is set, the run's jobs continue and are returned. Idempotent.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -473,8 +473,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     TopUpRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.TopUpRunRequest, _agent_pb2.TopUpRunResponse]  # type: ignore[assignment]
-    """Adds tokens to a run's token budget. A run that is waiting for tokens continues. An accepted top-up
-    counts once, regardless of the run's state. Idempotent by request ID.
+    """Adds tokens to a run's token budget. If the run is waiting for tokens, it continues. An accepted top-up counts
+    once, whatever the run's state. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -493,10 +493,10 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - FAILED_PRECONDITION / RUN_NOT_ENDED
     """
     UndoRun: _aio.UnaryUnaryMultiCallable[_undo_pb2.UndoRunRequest, _undo_pb2.UndoRunResponse]  # type: ignore[assignment]
-    """Undoes a run: creates a run that reverses its effects. The new run joins the same conversation, behind
-    active and queued runs, and belongs to the original run's user, who is asked for its approvals. The
-    caller must be that user or have the admin role. undo.proto describes the rules. Idempotent by request
-    ID; undoing twice is harmless.
+    """Undoes a run by creating a new run that reverses its effects. The new run joins the same conversation, behind
+    active and queued runs, and belongs to the original run's user, who is asked for its approvals. The caller must be
+    that user or have the admin role. undo.proto describes the rules. Idempotent by request ID. Undoing a run twice is
+    harmless.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -515,15 +515,15 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     GetUndoReport: _aio.UnaryUnaryMultiCallable[_undo_pb2.GetUndoReportRequest, _undo_pb2.GetUndoReportResponse]  # type: ignore[assignment]
-    """Returns the progress of an undo, call by call. Read-only.
+    """Returns the progress of an undo for each call. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_FIELD: The run is not an undo.
     """
     GetRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.GetRunRequest, _agent_pb2.GetRunResponse]  # type: ignore[assignment]
-    """Returns a run with its open calls: `pending_calls` are waiting for a user or front end, `active_calls`
-    are not. Optionally waits until the run needs input or has ended. Read-only.
+    """Returns a run with its open calls. `pending_calls` are waiting for a user or front end, and `active_calls` are not.
+    On request, waits until the run needs input or has ended. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -536,8 +536,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD: `labels` or `waits`.
     """
     ListCalls: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListCallsRequest, _agent_pb2.ListCallsResponse]  # type: ignore[assignment]
-    """Lists the calls of a run in call order, with complete results. Also works for another user's run in a
-    conversation shared with `shows_arguments`, but then leaves out decisions and answers. Read-only.
+    """Lists the calls of a run in call order, with complete results. Also works for another user's run in a conversation
+    that is shared with `shows_arguments`. In this case, decisions and answers are left out. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -559,7 +559,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
     - OUT_OF_RANGE / SEQ_BEYOND_END
-    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun.
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: See WatchRun.
     """
     ListMessages: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListMessagesRequest, _agent_pb2.ListMessagesResponse]  # type: ignore[assignment]
     """Lists the messages of a conversation in order. For another user's shared conversation, reasoning, parts
@@ -571,18 +571,18 @@ class AgentServiceAsyncStub(AgentServiceStub):
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     ListPending: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListPendingRequest, _agent_pb2.ListPendingResponse]  # type: ignore[assignment]
-    """Lists everything that is waiting for the caller, across all runs. First calls (approvals, questions,
-    front-end calls, calls in doubt), oldest first. Then runs that have used up their token budget, oldest
-    first; TopUpRun resumes them. Read-only.
+    """Lists everything that is waiting for the caller, across all runs. Calls come first (approvals, questions, front-end
+    calls, calls in doubt), followed by runs that have used up their token budget. Both are sorted oldest first.
+    TopUpRun resumes such runs. Read-only.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     - PERMISSION_DENIED: Scope STORE requires the approver or admin role.
     """
     WatchPending: _aio.UnaryStreamMultiCallable[_agent_pb2.WatchPendingRequest, _agent_pb2.WatchPendingResponse]  # type: ignore[assignment]
-    """Streams what ListPending lists: first the complete list, then additions, changes and removals. Changes
-    arrive within about a second per full page. The stream does not end on its own. After a reconnect, it
-    starts over with the complete list.
+    """Streams what ListPending lists. The complete list comes first, followed by additions, changes and removals. Changes
+    arrive within about a second for each full page. The stream does not end on its own. After a reconnect, it starts
+    over with the complete list.
 
     Errors:
     - PERMISSION_DENIED: Scope STORE requires the approver or admin role.
@@ -611,9 +611,10 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
         - FAILED_PRECONDITION / CONVERSATION_ERASED
-        - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
+        - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run, and `policy` is REJECT.
         - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is INTERRUPT.
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -629,21 +630,19 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_session_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_session_pb2.SessionResponse], _abc.AsyncIterator[_session_pb2.SessionResponse]]:
-        """Opens a bidirectional stream for one front end. The client declares which tools it can run, starts runs
-        or attaches to them, receives their events and offered calls, and returns results and decisions. Nothing
-        depends on the stream: if it breaks, runs continue and offers go to other clients. session.proto
-        describes the frames.
+        """Opens a bidirectional stream for one front end. The client declares which tools it can run, starts runs or attaches
+        to them, receives their events and offered calls, and returns results and decisions. Nothing depends on the stream.
+        If it breaks, runs continue and offers go to other clients. session.proto describes the frames.
 
         Only errors in the stream itself end it; all others are returned as receipts.
 
         Errors:
         - INVALID_ARGUMENT / HELLO_REQUIRED
         - INVALID_ARGUMENT / MALFORMED_REQUEST
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun; metadata also has `run_id`.
-        - DEADLINE_EXCEEDED: No frame for 45 s.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: See WatchRun. Metadata also has `run_id`.
+        - DEADLINE_EXCEEDED: No frame arrived for 45 s.
         - CANCELLED: The client opened another stream.
-        - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment; send the frame
-          again.
+        - UNAVAILABLE / DEPENDENCY_UNAVAILABLE: No final receipt can be given at the moment. Send the frame again.
         - UNAVAILABLE / SHUTTING_DOWN
         """
 
@@ -653,9 +652,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.WatchRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_pb2.WatchRunResponse], _abc.AsyncIterator[_agent_pb2.WatchRunResponse]]:
-        """Streams a run's events after `after_seq`: past events first, then live ones. The stream ends with OK
-        after the run's last event. It is safe to reconnect from the last seq seen; every watcher gets the same
-        bytes. If events have been deleted, a single gap replaces them.
+        """Streams a run's events after `after_seq`: first past events, then live events. The stream ends with OK after the
+        run's last event. It is safe to reconnect from the last seq seen. Every watcher gets the same bytes. If events have
+        been deleted, a single gap replaces them.
 
         Errors: - NOT_FOUND / RUN_NOT_FOUND - OUT_OF_RANGE / SEQ_BEYOND_END - RESOURCE_EXHAUSTED / SLOW_CONSUMER: The
         client is more than 256 events or 1 MiB behind, or has not read for 60 s. Metadata has `resume_after_seq`.
@@ -667,10 +666,10 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.LeaseCallRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.LeaseCallResponse, _abc.Awaitable[_agent_pb2.LeaseCallResponse]]:
-        """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call,
-        but never for a tool that came with another client's session. Repeat the request to renew the lease. An
-        `offer_epoch` above 1 means that another client may already have run the call: run it again only if that
-        is safe. Idempotent.
+        """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call. It is
+        never granted for a tool that came with another client's session. Repeat the request to renew the lease. If
+        `offer_epoch` is above 1, another client may already have run the call. In this case, run it again only if that is
+        safe. Idempotent.
 
         Errors:
         - NOT_FOUND / CALL_NOT_FOUND
@@ -682,9 +681,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.SubmitToolResultsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.SubmitToolResultsResponse, _abc.Awaitable[_agent_pb2.SubmitToolResultsResponse]]:
-        """Returns the results of front-end calls without a stream. Results can be sent in several requests and by
-        any of the user's clients. Each result gets its own receipt; an invalid one does not affect the others.
-        Idempotent by request ID and call.
+        """Returns the results of front-end calls without a stream. Results can be sent in several requests and by any of the
+        user's clients. Each result gets its own receipt. An invalid result does not affect the others. Idempotent by
+        request ID and call.
 
         All errors except RUN_NOT_FOUND are returned as receipts, including REQUEST_ID_REUSED.
 
@@ -699,16 +698,16 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.DecideRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.DecideResponse, _abc.Awaitable[_agent_pb2.DecideResponse]]:
-        """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is
-        final, and applies to exactly what was shown. Edited arguments are validated first, as are answers to
-        questions that have an `answer_schema_json`. Idempotent by request ID.
+        """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is final, and
+        applies to exactly what was shown. Edited arguments are validated first. So are answers to questions that have an
+        `answer_schema_json`. Idempotent by request ID.
 
-        Users with the approver or admin role can decide on gated calls in all runs of their store; users without
-        roles, only in their own runs. For a call that needs several approvals, each approver must be a different
-        user with a different credential. The user who started or steered the run, and the credential that
-        started it, cannot approve such a call. The local key of `pawl up` is exempt: it represents everyone with
-        access to the machine. Only the user who started the run can answer its questions. A call with `asked_user_id`
-        is decided or answered only by whom it names. A delegate key without `decides_for_users` can do neither.
+        Users with the approver or admin role can decide on gated calls in all runs of their store. Users without roles can
+        do so only in their own runs. For a call that needs several approvals, each approver must be a different user with
+        a different credential. The user who started or steered the run, and the credential that started it, cannot approve
+        such a call. The local key of `pawl up` is exempt, because it represents everyone with access to the machine. Only
+        the user who started the run can answer its questions. If a call has `asked_user_id`, only the users that it names
+        can decide or answer. A delegate key without `decides_for_users` can neither decide nor answer.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -722,7 +721,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         - INVALID_ARGUMENT / INVALID_ARGUMENTS
         - PERMISSION_DENIED
         - ALREADY_EXISTS / REQUEST_ID_REUSED
-        - FAILED_PRECONDITION / GRANT_NOT_OFFERED: `for_series` is set and the call offers no series.
+        - FAILED_PRECONDITION / GRANT_NOT_OFFERED: `for_series` is set, but the call does not offer a series.
         """
 
     @_abc_1.abstractmethod
@@ -731,8 +730,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.DecideCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.DecideCallsResponse, _abc.Awaitable[_agent_pb2.DecideCallsResponse]]:
-        """Makes several decisions, in one run or several; each follows the rules of Decide. Each decision gets its
-        own receipt; an invalid one does not affect the others. Idempotent by request ID and call.
+        """Makes several decisions, in one or more runs. Each decision follows the rules of Decide and gets its own receipt.
+        An invalid decision does not affect the others. Idempotent by request ID and call.
 
         All errors except PERMISSION_DENIED are returned as receipts, including REQUEST_ID_REUSED.
 
@@ -747,16 +746,17 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.SendMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.SendMessageResponse, _abc.Awaitable[_agent_pb2.SendMessageResponse]]:
-        """Sends a message to a conversation. `policy` determines what happens if a run is active. Idempotent by
-        request ID. With STEER, a run accepts at most 100 messages (1 MiB of text) that are not yet in the
-        conversation, from at most 32 users besides those who started it.
+        """Sends a message to a conversation. `policy` determines what happens if a run is active. Idempotent by request ID.
+        With STEER, a run accepts at most 100 messages (1 MiB of text) that are not yet in the conversation, from at most
+        32 users besides those who started the run.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
         - FAILED_PRECONDITION / CONVERSATION_ERASED
-        - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run and `policy` is REJECT.
+        - FAILED_PRECONDITION / CONVERSATION_BUSY: The conversation has an active run, and `policy` is REJECT.
         - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER: `policy` is STEER or INTERRUPT.
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - NOT_FOUND / AGENT_NOT_FOUND
@@ -771,10 +771,10 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.CancelRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.CancelRunResponse, _abc.Awaitable[_agent_pb2.CancelRunResponse]]:
-        """Stops a run. Once it returns, nothing new starts: open calls are settled, the model stream is closed and
-        running tools are cancelled. Calls that could not be stopped are reported when the run ends: in
-        `unstopped_call_ids`, in a NOT_STOPPED warning, and in their results. A run that has already ended is
-        returned unchanged. The run's jobs continue, and are returned, unless `cancel_jobs` is set. Idempotent.
+        """Stops a run. Once this returns, nothing new starts. Open calls are settled, the model stream is closed, and running
+        tools are cancelled. Calls that could not be stopped are reported when the run ends: in `unstopped_call_ids`, in a
+        NOT_STOPPED warning, and in their results. A run that has already ended is returned unchanged. Unless `cancel_jobs`
+        is set, the run's jobs continue and are returned. Idempotent.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -807,8 +807,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.TopUpRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.TopUpRunResponse, _abc.Awaitable[_agent_pb2.TopUpRunResponse]]:
-        """Adds tokens to a run's token budget. A run that is waiting for tokens continues. An accepted top-up
-        counts once, regardless of the run's state. Idempotent by request ID.
+        """Adds tokens to a run's token budget. If the run is waiting for tokens, it continues. An accepted top-up counts
+        once, whatever the run's state. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -839,10 +839,10 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _undo_pb2.UndoRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_undo_pb2.UndoRunResponse, _abc.Awaitable[_undo_pb2.UndoRunResponse]]:
-        """Undoes a run: creates a run that reverses its effects. The new run joins the same conversation, behind
-        active and queued runs, and belongs to the original run's user, who is asked for its approvals. The
-        caller must be that user or have the admin role. undo.proto describes the rules. Idempotent by request
-        ID; undoing twice is harmless.
+        """Undoes a run by creating a new run that reverses its effects. The new run joins the same conversation, behind
+        active and queued runs, and belongs to the original run's user, who is asked for its approvals. The caller must be
+        that user or have the admin role. undo.proto describes the rules. Idempotent by request ID. Undoing a run twice is
+        harmless.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -873,7 +873,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _undo_pb2.GetUndoReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_undo_pb2.GetUndoReportResponse, _abc.Awaitable[_undo_pb2.GetUndoReportResponse]]:
-        """Returns the progress of an undo, call by call. Read-only.
+        """Returns the progress of an undo for each call. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -886,8 +886,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.GetRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.GetRunResponse, _abc.Awaitable[_agent_pb2.GetRunResponse]]:
-        """Returns a run with its open calls: `pending_calls` are waiting for a user or front end, `active_calls`
-        are not. Optionally waits until the run needs input or has ended. Read-only.
+        """Returns a run with its open calls. `pending_calls` are waiting for a user or front end, and `active_calls` are not.
+        On request, waits until the run needs input or has ended. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -912,8 +912,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.ListCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.ListCallsResponse, _abc.Awaitable[_agent_pb2.ListCallsResponse]]:
-        """Lists the calls of a run in call order, with complete results. Also works for another user's run in a
-        conversation shared with `shows_arguments`, but then leaves out decisions and answers. Read-only.
+        """Lists the calls of a run in call order, with complete results. Also works for another user's run in a conversation
+        that is shared with `shows_arguments`. In this case, decisions and answers are left out. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -947,7 +947,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
         - OUT_OF_RANGE / SEQ_BEYOND_END
-        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: Same as for WatchRun.
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: See WatchRun.
         """
 
     @_abc_1.abstractmethod
@@ -971,9 +971,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.ListPendingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.ListPendingResponse, _abc.Awaitable[_agent_pb2.ListPendingResponse]]:
-        """Lists everything that is waiting for the caller, across all runs. First calls (approvals, questions,
-        front-end calls, calls in doubt), oldest first. Then runs that have used up their token budget, oldest
-        first; TopUpRun resumes them. Read-only.
+        """Lists everything that is waiting for the caller, across all runs. Calls come first (approvals, questions, front-end
+        calls, calls in doubt), followed by runs that have used up their token budget. Both are sorted oldest first.
+        TopUpRun resumes such runs. Read-only.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
@@ -986,9 +986,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.WatchPendingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_agent_pb2.WatchPendingResponse], _abc.AsyncIterator[_agent_pb2.WatchPendingResponse]]:
-        """Streams what ListPending lists: first the complete list, then additions, changes and removals. Changes
-        arrive within about a second per full page. The stream does not end on its own. After a reconnect, it
-        starts over with the complete list.
+        """Streams what ListPending lists. The complete list comes first, followed by additions, changes and removals. Changes
+        arrive within about a second for each full page. The stream does not end on its own. After a reconnect, it starts
+        over with the complete list.
 
         Errors:
         - PERMISSION_DENIED: Scope STORE requires the approver or admin role.

@@ -90,7 +90,7 @@ class GetAgentRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the agent; `draft/NAME` for one of the caller's drafts."""
+    """Name of the agent, or `draft/NAME` for one of the caller's drafts."""
     version: _builtins.int
     """Version; 0 means the newest version of an agent that is not deleted. A draft has only one version."""
     def __init__(

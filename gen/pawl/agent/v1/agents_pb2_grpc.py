@@ -30,8 +30,8 @@ class AgentRegistryServiceStub(object):
     keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Users can also have drafts, which only they can see. A draft is called `draft/NAME`, in GetAgent and wherever
-    a run specifies its agent; a draft never hides one of the store's agents.
+    Users can also have drafts, which only they can see. In GetAgent, and wherever a run specifies its agent, a draft is
+    called `draft/NAME`. A draft never hides one of the store's agents.
     """
 
     def __init__(self, channel):
@@ -82,24 +82,25 @@ class AgentRegistryServiceServicer(object):
     keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Users can also have drafts, which only they can see. A draft is called `draft/NAME`, in GetAgent and wherever
-    a run specifies its agent; a draft never hides one of the store's agents.
+    Users can also have drafts, which only they can see. In GetAgent, and wherever a run specifies its agent, a draft is
+    called `draft/NAME`. A draft never hides one of the store's agents.
     """
 
     def UpdateAgent(self, request, context):
-        """Creates an agent, or a new version of it. If the definition and the selected tools equal the newest
-        version, no version is created, so the request is safe to repeat. Running runs keep their version.
-        Requires the admin role.
+        """Creates an agent, or a new version of it. If the definition and the selected tools are the same as in the newest
+        version, no version is created. The request is therefore safe to repeat. Running runs keep their version. Requires
+        the admin role.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
         - INVALID_ARGUMENT / INVALID_ID
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or a limit was reached: 500 agents per
-        store (1000 including deleted ones) or 1000 versions per agent.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or a limit was reached: 500 agents per store (1000
+        including deleted ones) or 1000 versions per agent.
         - NOT_FOUND / TOOL_NOT_FOUND
-        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
         - FAILED_PRECONDITION / AGENT_CYCLE
-        - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
+        - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,8 +139,8 @@ class AgentRegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteAgent(self, request, context):
-        """Deletes an agent, so that new runs cannot use it. Its versions remain, and its runs continue. If a store
-        deletes its `default`, it uses the deployment's. Requires the admin role.
+        """Deletes an agent, so that new runs cannot use it. Its versions remain, and its runs continue. If a store deletes
+        its `default`, it uses the deployment's `default`. Requires the admin role.
 
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
@@ -149,19 +150,19 @@ class AgentRegistryServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateDraft(self, request, context):
-        """Creates or replaces one of the caller's drafts. The draft gets the next version; earlier versions are not
-        kept. An identical definition has no effect, so the request is safe to repeat. To publish a draft, an
-        admin calls UpdateAgent with its definition.
+        """Creates or replaces one of the caller's drafts. The draft gets the next version; earlier versions are not kept. An
+        identical definition has no effect. The request is therefore safe to repeat. To publish a draft, an admin calls
+        UpdateAgent with its definition.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: Also if `allowed_roles` is set, which drafts do not support.
         - INVALID_ARGUMENT / INVALID_ID
         - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or the caller already has 20 drafts.
         - NOT_FOUND / TOOL_NOT_FOUND
-        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
-        use.
+        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist, or the caller may not use it.
         - FAILED_PRECONDITION / AGENT_CYCLE
-        - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
+        - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -228,8 +229,8 @@ class AgentRegistryService(object):
     keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Users can also have drafts, which only they can see. A draft is called `draft/NAME`, in GetAgent and wherever
-    a run specifies its agent; a draft never hides one of the store's agents.
+    Users can also have drafts, which only they can see. In GetAgent, and wherever a run specifies its agent, a draft is
+    called `draft/NAME`. A draft never hides one of the store's agents.
     """
 
     @staticmethod

@@ -31,8 +31,8 @@ class AgentRegistryServiceStub:
     keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Users can also have drafts, which only they can see. A draft is called `draft/NAME`, in GetAgent and wherever
-    a run specifies its agent; a draft never hides one of the store's agents.
+    Users can also have drafts, which only they can see. In GetAgent, and wherever a run specifies its agent, a draft is
+    called `draft/NAME`. A draft never hides one of the store's agents.
     """
 
     @_typing.overload
@@ -40,19 +40,20 @@ class AgentRegistryServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentRegistryServiceAsyncStub: ...
     UpdateAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.UpdateAgentRequest, _agents_pb2.UpdateAgentResponse]
-    """Creates an agent, or a new version of it. If the definition and the selected tools equal the newest
-    version, no version is created, so the request is safe to repeat. Running runs keep their version.
-    Requires the admin role.
+    """Creates an agent, or a new version of it. If the definition and the selected tools are the same as in the newest
+    version, no version is created. The request is therefore safe to repeat. Running runs keep their version. Requires
+    the admin role.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
     - INVALID_ARGUMENT / INVALID_ID
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or a limit was reached: 500 agents per
-      store (1000 including deleted ones) or 1000 versions per agent.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or a limit was reached: 500 agents per store (1000
+      including deleted ones) or 1000 versions per agent.
     - NOT_FOUND / TOOL_NOT_FOUND
-    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
     - FAILED_PRECONDITION / AGENT_CYCLE
-    - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
+    - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
     """
     GetAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]
     """Returns a version of an agent, even of a deleted one. Read-only.
@@ -75,26 +76,26 @@ class AgentRegistryServiceStub:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     DeleteAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.DeleteAgentRequest, _agents_pb2.DeleteAgentResponse]
-    """Deletes an agent, so that new runs cannot use it. Its versions remain, and its runs continue. If a store
-    deletes its `default`, it uses the deployment's. Requires the admin role.
+    """Deletes an agent, so that new runs cannot use it. Its versions remain, and its runs continue. If a store deletes
+    its `default`, it uses the deployment's `default`. Requires the admin role.
 
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
     """
     UpdateDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.UpdateDraftRequest, _agents_pb2.UpdateDraftResponse]
-    """Creates or replaces one of the caller's drafts. The draft gets the next version; earlier versions are not
-    kept. An identical definition has no effect, so the request is safe to repeat. To publish a draft, an
-    admin calls UpdateAgent with its definition.
+    """Creates or replaces one of the caller's drafts. The draft gets the next version; earlier versions are not kept. An
+    identical definition has no effect. The request is therefore safe to repeat. To publish a draft, an admin calls
+    UpdateAgent with its definition.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: Also if `allowed_roles` is set, which drafts do not support.
     - INVALID_ARGUMENT / INVALID_ID
     - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or the caller already has 20 drafts.
     - NOT_FOUND / TOOL_NOT_FOUND
-    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
-      use.
+    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist, or the caller may not use it.
     - FAILED_PRECONDITION / AGENT_CYCLE
-    - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
+    - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
     """
     DeleteDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.DeleteDraftRequest, _agents_pb2.DeleteDraftResponse]
     """Deletes one of the caller's drafts. Its runs continue, but can no longer delegate to agents.
@@ -109,25 +110,26 @@ class AgentRegistryServiceAsyncStub(AgentRegistryServiceStub):
     keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Users can also have drafts, which only they can see. A draft is called `draft/NAME`, in GetAgent and wherever
-    a run specifies its agent; a draft never hides one of the store's agents.
+    Users can also have drafts, which only they can see. In GetAgent, and wherever a run specifies its agent, a draft is
+    called `draft/NAME`. A draft never hides one of the store's agents.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     UpdateAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.UpdateAgentRequest, _agents_pb2.UpdateAgentResponse]  # type: ignore[assignment]
-    """Creates an agent, or a new version of it. If the definition and the selected tools equal the newest
-    version, no version is created, so the request is safe to repeat. Running runs keep their version.
-    Requires the admin role.
+    """Creates an agent, or a new version of it. If the definition and the selected tools are the same as in the newest
+    version, no version is created. The request is therefore safe to repeat. Running runs keep their version. Requires
+    the admin role.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
     - INVALID_ARGUMENT / INVALID_ID
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or a limit was reached: 500 agents per
-      store (1000 including deleted ones) or 1000 versions per agent.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or a limit was reached: 500 agents per store (1000
+      including deleted ones) or 1000 versions per agent.
     - NOT_FOUND / TOOL_NOT_FOUND
-    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
     - FAILED_PRECONDITION / AGENT_CYCLE
-    - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
+    - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
     """
     GetAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]  # type: ignore[assignment]
     """Returns a version of an agent, even of a deleted one. Read-only.
@@ -150,26 +152,26 @@ class AgentRegistryServiceAsyncStub(AgentRegistryServiceStub):
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     DeleteAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.DeleteAgentRequest, _agents_pb2.DeleteAgentResponse]  # type: ignore[assignment]
-    """Deletes an agent, so that new runs cannot use it. Its versions remain, and its runs continue. If a store
-    deletes its `default`, it uses the deployment's. Requires the admin role.
+    """Deletes an agent, so that new runs cannot use it. Its versions remain, and its runs continue. If a store deletes
+    its `default`, it uses the deployment's `default`. Requires the admin role.
 
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
     """
     UpdateDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.UpdateDraftRequest, _agents_pb2.UpdateDraftResponse]  # type: ignore[assignment]
-    """Creates or replaces one of the caller's drafts. The draft gets the next version; earlier versions are not
-    kept. An identical definition has no effect, so the request is safe to repeat. To publish a draft, an
-    admin calls UpdateAgent with its definition.
+    """Creates or replaces one of the caller's drafts. The draft gets the next version; earlier versions are not kept. An
+    identical definition has no effect. The request is therefore safe to repeat. To publish a draft, an admin calls
+    UpdateAgent with its definition.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: Also if `allowed_roles` is set, which drafts do not support.
     - INVALID_ARGUMENT / INVALID_ID
     - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or the caller already has 20 drafts.
     - NOT_FOUND / TOOL_NOT_FOUND
-    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
-      use.
+    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist, or the caller may not use it.
     - FAILED_PRECONDITION / AGENT_CYCLE
-    - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
+    - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
     """
     DeleteDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.DeleteDraftRequest, _agents_pb2.DeleteDraftResponse]  # type: ignore[assignment]
     """Deletes one of the caller's drafts. Its runs continue, but can no longer delegate to agents.
@@ -183,8 +185,8 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
     keeps that version. An agent that the caller may not use (AgentDefinition.allowed_roles) returns
     AGENT_NOT_FOUND. Admins see all agents of their store.
 
-    Users can also have drafts, which only they can see. A draft is called `draft/NAME`, in GetAgent and wherever
-    a run specifies its agent; a draft never hides one of the store's agents.
+    Users can also have drafts, which only they can see. In GetAgent, and wherever a run specifies its agent, a draft is
+    called `draft/NAME`. A draft never hides one of the store's agents.
     """
 
     @_abc_1.abstractmethod
@@ -193,19 +195,20 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.UpdateAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.UpdateAgentResponse, _abc.Awaitable[_agents_pb2.UpdateAgentResponse]]:
-        """Creates an agent, or a new version of it. If the definition and the selected tools equal the newest
-        version, no version is created, so the request is safe to repeat. Running runs keep their version.
-        Requires the admin role.
+        """Creates an agent, or a new version of it. If the definition and the selected tools are the same as in the newest
+        version, no version is created. The request is therefore safe to repeat. Running runs keep their version. Requires
+        the admin role.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD
         - INVALID_ARGUMENT / INVALID_ID
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or a limit was reached: 500 agents per
-          store (1000 including deleted ones) or 1000 versions per agent.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or a limit was reached: 500 agents per store (1000
+          including deleted ones) or 1000 versions per agent.
         - NOT_FOUND / TOOL_NOT_FOUND
-        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
         - FAILED_PRECONDITION / AGENT_CYCLE
-        - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
+        - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
         """
 
     @_abc_1.abstractmethod
@@ -252,8 +255,8 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.DeleteAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.DeleteAgentResponse, _abc.Awaitable[_agents_pb2.DeleteAgentResponse]]:
-        """Deletes an agent, so that new runs cannot use it. Its versions remain, and its runs continue. If a store
-        deletes its `default`, it uses the deployment's. Requires the admin role.
+        """Deletes an agent, so that new runs cannot use it. Its versions remain, and its runs continue. If a store deletes
+        its `default`, it uses the deployment's `default`. Requires the admin role.
 
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
@@ -265,19 +268,19 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.UpdateDraftRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.UpdateDraftResponse, _abc.Awaitable[_agents_pb2.UpdateDraftResponse]]:
-        """Creates or replaces one of the caller's drafts. The draft gets the next version; earlier versions are not
-        kept. An identical definition has no effect, so the request is safe to repeat. To publish a draft, an
-        admin calls UpdateAgent with its definition.
+        """Creates or replaces one of the caller's drafts. The draft gets the next version; earlier versions are not kept. An
+        identical definition has no effect. The request is therefore safe to repeat. To publish a draft, an admin calls
+        UpdateAgent with its definition.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: Also if `allowed_roles` is set, which drafts do not support.
         - INVALID_ARGUMENT / INVALID_ID
         - RESOURCE_EXHAUSTED / TOO_LARGE: The instructions are too long, or the caller already has 20 drafts.
         - NOT_FOUND / TOOL_NOT_FOUND
-        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` that does not exist or that the caller may not
-          use.
+        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist, or the caller may not use it.
         - FAILED_PRECONDITION / AGENT_CYCLE
-        - INVALID_ARGUMENT / INVALID_SCHEMA: In the response format.
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
+        - INVALID_ARGUMENT / INVALID_SCHEMA: The schema is in the response format.
         """
 
     @_abc_1.abstractmethod

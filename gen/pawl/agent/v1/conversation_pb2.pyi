@@ -146,11 +146,10 @@ class ListConversationsRequest(_message.Message):
     archived: _builtins.bool
     """Only archived conversations (true) or only unarchived ones (false); absent means all."""
     query: _builtins.str
-    """Words to search for, at most 200 bytes and 8 words; empty means all conversations. A conversation matches
-    if its title, or a single message from the user or model, has words starting with each of them, in any
-    order and ignoring case. Messages become searchable a few seconds after they are written, by the first
-    1000 distinct words of their first 16384 characters. If more than 10000 messages match, only about 10000
-    are considered.
+    """Words to search for, at most 200 bytes and 8 words; empty means all conversations. A conversation matches if its
+    title, or a single message from the user or model, has words that start with each of these words, in any order and
+    ignoring case. Messages can be found a few seconds after they are written, by the first 1000 distinct words of
+    their first 16384 characters. If more than 10000 messages match, only about 10000 are considered.
     """
     shared: _builtins.bool
     """List conversations that other users in the store share, instead of the caller's own. With a query, only the
@@ -158,8 +157,8 @@ class ListConversationsRequest(_message.Message):
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Only conversations with all of these labels; empty means all. Not allowed with `shared`, because labels
-        are visible only to their user.
+        """Only conversations with all of these labels; empty means all. Cannot be combined with `shared`, because labels are
+        visible only to their user.
         """
 
     def __init__(
@@ -239,7 +238,7 @@ class UpdateConversationRequest(_message.Message):
     """
     @_builtins.property
     def labels(self) -> _conversation_pb2.Labels:
-        """New labels, which replace all current ones; an empty set removes them."""
+        """New labels, which replace all current labels. An empty set removes them."""
 
     def __init__(
         self,
@@ -363,8 +362,8 @@ class HistoryMessage(_message.Message):
     role: Global___HistoryRole.ValueType
     """Author of the message."""
     text: _builtins.str
-    """Text without control characters; at most 256 KiB for a user message, otherwise 1 MiB. A result may be
-    JSON or any other text. May be empty if there are calls.
+    """Text without control characters, at most 256 KiB for a user message and 1 MiB for others. A result may be JSON or
+    any other text. May be empty if there are calls.
     """
     call_id: _builtins.str
     """For a result: ID of the call."""
@@ -434,13 +433,13 @@ class ImportConversationRequest(_message.Message):
     request_id: _builtins.str
     """Idempotency key; see the package comment."""
     title: _builtins.str
-    """Title, one line of at most 200 characters; empty to use the first line of the first message."""
+    """Title, one line of at most 200 characters. If empty, the first line of the first message is used."""
     conversation_key: _builtins.str
     """Optional key of the new conversation, which must not be in use. See StartRunRequest.conversation_key."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistoryMessage]:
-        """The messages in order, 1 to 1000. The first must be from the user, and the last must be an answer or a
-        result. Pawl joins adjacent messages of the same role when it calls the model.
+        """The messages in order, 1 to 1000. The first must be from the user, and the last must be an answer or a result. When
+        Pawl calls the model, it joins adjacent messages of the same role.
         """
 
     def __init__(
@@ -560,8 +559,8 @@ class WatchConversationRequest(_message.Message):
     conversation_id: _builtins.str
     """Conversation ID."""
     after: _builtins.str
-    """Continue after this position: `cursor` of the last response that the client has applied. Empty to start
-    with the current state.
+    """Position after which to continue: the `cursor` of the last response that the client has applied. If empty, the
+    stream starts with the current state.
     """
     def __init__(
         self,
@@ -589,8 +588,8 @@ class WatchConversationResponse(_message.Message):
     CAUGHT_UP_FIELD_NUMBER: _builtins.int
     GAP_FIELD_NUMBER: _builtins.int
     cursor: _builtins.str
-    """Position after this response. Opaque, at most 512 bytes, valid only for this conversation and user, without
-    expiry. Store it once the response has been applied. Empty in a heartbeat.
+    """Position after this response. It is opaque, has at most 512 bytes, is valid only for this conversation and user,
+    and does not expire. Store it once the response has been applied. Empty in a heartbeat.
     """
     caught_up: _builtins.bool
     """Whether the client now has everything up to the time of its request. Sent exactly once per stream; later
@@ -680,12 +679,12 @@ class ConversationGap(_message.Message):
     FIRST_MESSAGE_NUMBER_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     first_message_number: _builtins.int
-    """Number of the first message that the stream sends; earlier ones that the client does not have are left out.
+    """Number of the first message that the stream sends. Earlier messages that the client does not have are left out.
     ListMessages returns those that still exist. 0 if no messages are left out.
     """
     @_builtins.property
     def events(self) -> _gap_pb2.Gap:
-        """Replaces deleted events, as in WatchRun: the first event that follows is `events.to_seq` + 1. Absent if no
+        """Replaces deleted events, as in WatchRun. The first event that follows has the seq `events.to_seq` + 1. Absent if no
         events are left out.
         """
 

@@ -102,10 +102,9 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateConversation(self, request, context):
-        """Changes the title, labels, archive state or sharing of a conversation. Changes to sharing apply from
-        other users' next call onwards. Once a conversation is no longer shared for writing, Pawl cancels other
-        users' open runs in it and their open jobs that report to it. Only its owner can update it. Idempotent by
-        request ID.
+        """Changes the title, labels, archive state or sharing of a conversation. Changes to sharing apply to other users from
+        their next call on. Once a conversation is no longer shared for writing, Pawl cancels other users' open runs in it,
+        and their open jobs that report to it. Only the owner can update a conversation. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -117,10 +116,10 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ForkConversation(self, request, context):
-        """Creates a conversation that shares another conversation's history up to a given message. The fork point must
-        come after an answer whose calls all have results; a run may be active after it. Nothing is copied or run
-        again: past runs and calls belong to the original conversation, where they can be undone. The fork keeps the
-        original title until it gets its own. Idempotent by request ID.
+        """Creates a conversation that shares another conversation's history up to a given message. The fork point must come
+        after an answer, and all its calls must have results. A run may be active after that point. Nothing is copied or
+        run again. Past runs and calls belong to the original conversation, where they can be undone. The fork has the
+        original's title until it gets its own. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -134,10 +133,10 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ImportConversation(self, request, context):
-        """Creates a conversation from a history in the chat completions format. Atomic: Pawl rejects the whole
-        history if a strict model server would. Imported calls are settled and marked as imported: they do not
-        run, are not audited or counted, and cannot be undone. They get new call IDs. A request may be up to 1.25
-        MiB. Idempotent by request ID.
+        """Creates a conversation from a history in the chat completions format. Atomic: if a strict model server would reject
+        the history, Pawl rejects all of it. Imported calls are settled and marked as imported. They do not run, are not
+        audited or counted, and cannot be undone. They get new call IDs. A request may be up to 1.25 MiB. Idempotent by
+        request ID.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_HISTORY
@@ -149,11 +148,11 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def EraseConversation(self, request, context):
-        """Erases a conversation permanently and returns the progress. The erasure is durable when this returns:
-        from then on the conversation does not accept messages or appear in lists, and returns
-        CONVERSATION_ERASED. Pawl first cancels its runs, and also erases its child runs' conversations. Repeat
-        the call until `erasure.end_time` is set. Pawl cannot take back what tools have already received; the
-        response lists those calls. Idempotent.
+        """Erases a conversation permanently and returns the progress. The erasure is durable when this returns. From then on,
+        the conversation does not accept messages, does not appear in lists, and returns CONVERSATION_ERASED. Pawl first
+        cancels the conversation's runs, and also erases the conversations of its child runs. Repeat the call until
+        `erasure.end_time` is set. Pawl cannot take back what tools have already received. The response lists the calls
+        concerned. Idempotent.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -164,28 +163,28 @@ class ConversationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchConversation(self, request, context):
-        """Streams everything about a conversation that the caller can read: first what has changed since the cursor
-        `after`, then `caught_up`, then each change as it happens. The stream does not end on its own.
+        """Streams everything about a conversation that the caller can read. First comes what has changed since the cursor
+        `after`, then `caught_up`, and then each change as it happens. The stream does not end on its own.
 
-        A response has items, events, or both; apply the items first. Items are states, not a log: an item replaces
-        the earlier one with the same ID, and only the newest state is sent. An item can be repeated, even after a
-        reconnect, except for messages: with the cursor of the last response, each message is sent exactly once, in
-        order of `number`.
+        A response has items, events, or both; apply the items first. Items are states, not a log. An item replaces the
+        earlier item with the same ID, and only the newest state is sent. Items can be repeated, even after a reconnect.
+        Messages are an exception: with the cursor of the last response, each message is sent exactly once, in order of
+        `number`.
 
         Which items a caller gets:
         - the conversation, as GetConversation returns it
         - the messages, as ListMessages returns them. Notices of another user's jobs are empty.
-        - the caller's own runs in the conversation, with the runs that execute their calls, as GetRun returns
-        them. `pending_calls` are the calls that are waiting for the caller; a call that is no longer listed is
-        no longer waiting. The messages of a run are sent before its end.
+        - the caller's own runs in the conversation, with the runs that execute their calls, as GetRun returns them.
+        `pending_calls` are the calls that are waiting for the caller. A call that is no longer listed is no longer
+        waiting. The messages of a run are sent before its end.
         - the caller's own jobs that report to the conversation, as GetJob returns them
 
         Without a cursor, the stream starts with the newest 500 messages and the open runs and jobs. With a
         cursor, it also sends the runs and jobs that have ended since then.
 
-        The stream includes the events (`events`) of the active run if it belongs to the caller, from its first
-        event or from the cursor, through its last event. Other runs have no events here: watch them with
-        AgentService.WatchRun. A `message.added` event and the item with this message carry the same `number`.
+        The stream includes the events (`events`) of the active run if it belongs to the caller, from its first event or
+        from the cursor, through its last event. For the events of other runs, use AgentService.WatchRun. A `message.added`
+        event and the item with this message carry the same `number`.
 
         Changes arrive within about 0.2 s, and within 3 s while NATS is unavailable. Progress updates of a job are
         sent at most once a second.

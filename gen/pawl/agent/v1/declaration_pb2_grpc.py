@@ -66,7 +66,7 @@ class DeclarationServiceServicer(object):
     """
 
     def ListDeclarations(self, request, context):
-        """Lists the store's declarations and the caller's own, by kind and name. Read-only.
+        """Lists the store's declarations and the caller's own declarations, by kind and name. Read-only.
 
         Errors: only the common ones.
         """

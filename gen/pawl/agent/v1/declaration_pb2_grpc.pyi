@@ -37,7 +37,7 @@ class DeclarationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DeclarationServiceAsyncStub: ...
     ListDeclarations: _grpc.UnaryUnaryMultiCallable[_declaration_pb2.ListDeclarationsRequest, _declaration_pb2.ListDeclarationsResponse]
-    """Lists the store's declarations and the caller's own, by kind and name. Read-only.
+    """Lists the store's declarations and the caller's own declarations, by kind and name. Read-only.
 
     Errors: only the common ones.
     """
@@ -81,7 +81,7 @@ class DeclarationServiceAsyncStub(DeclarationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListDeclarations: _aio.UnaryUnaryMultiCallable[_declaration_pb2.ListDeclarationsRequest, _declaration_pb2.ListDeclarationsResponse]  # type: ignore[assignment]
-    """Lists the store's declarations and the caller's own, by kind and name. Read-only.
+    """Lists the store's declarations and the caller's own declarations, by kind and name. Read-only.
 
     Errors: only the common ones.
     """
@@ -128,7 +128,7 @@ class DeclarationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _declaration_pb2.ListDeclarationsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_declaration_pb2.ListDeclarationsResponse, _abc.Awaitable[_declaration_pb2.ListDeclarationsResponse]]:
-        """Lists the store's declarations and the caller's own, by kind and name. Read-only.
+        """Lists the store's declarations and the caller's own declarations, by kind and name. Read-only.
 
         Errors: only the common ones.
         """

@@ -31,13 +31,13 @@ class GoalStatus(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> _run_pb2.Run:
-        """Its run. `run.goal` is the goal with its raised limits, `run.job_progress` the last progress, and `run.round`
-        the number of the last attempt.
+        """The goal's run. `run.goal` is the goal with its raised limits, `run.job_progress` is the last progress, and
+        `run.round` is the number of the last attempt.
         """
 
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[_goal_pb2.GoalAttempt]:
-        """Its attempts, oldest first, with the progress after each. Only in GetGoal."""
+        """The goal's attempts, oldest first, with the progress after each attempt. Only in GetGoal."""
 
     def __init__(
         self,
@@ -255,12 +255,12 @@ class RaiseGoalRequest(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     attempts: _builtins.int
-    """Attempts to add; the sum must be at most 100."""
+    """Attempts to add. There can be at most 100 attempts in total."""
     tokens: _builtins.int
     """Tokens to add, as with AgentService.TopUpRun."""
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
-        """New deadline, which must be later than the current one; absent keeps it."""
+        """New deadline, which must be later than the current one. If absent, the current deadline is kept."""
 
     def __init__(
         self,
@@ -288,7 +288,7 @@ class RaiseGoalResponse(_message.Message):
     GOAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def goal(self) -> Global___GoalStatus:
-        """The goal with the raised limits. A repeated request returns the current limits, which may not be raised yet."""
+        """The goal with the raised limits. A repeated request returns the current limits, which may not have been raised yet."""
 
     def __init__(
         self,

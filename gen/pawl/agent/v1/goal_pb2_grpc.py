@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GoalServiceStub(object):
-    """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
+    """Pursues goals. A goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
     A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
     also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason
@@ -65,7 +65,7 @@ class GoalServiceStub(object):
 
 
 class GoalServiceServicer(object):
-    """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
+    """Pursues goals. A goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
     A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
     also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason
@@ -85,6 +85,7 @@ class GoalServiceServicer(object):
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The criterion's tool does not accept its arguments.
         - PERMISSION_DENIED / PERMISSION_DENIED: The caller may not call the criterion's tool.
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -160,7 +161,7 @@ def add_GoalServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GoalService(object):
-    """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
+    """Pursues goals. A goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
     A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
     also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GoalServiceStub:
-    """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
+    """Pursues goals. A goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
     A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
     also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason
@@ -51,6 +51,7 @@ class GoalServiceStub:
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The criterion's tool does not accept its arguments.
     - PERMISSION_DENIED / PERMISSION_DENIED: The caller may not call the criterion's tool.
     - FAILED_PRECONDITION / FEATURE_OFF
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -81,7 +82,7 @@ class GoalServiceStub:
 
 @_typing.type_check_only
 class GoalServiceAsyncStub(GoalServiceStub):
-    """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
+    """Pursues goals. A goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
     A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
     also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason
@@ -102,6 +103,7 @@ class GoalServiceAsyncStub(GoalServiceStub):
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The criterion's tool does not accept its arguments.
     - PERMISSION_DENIED / PERMISSION_DENIED: The caller may not call the criterion's tool.
     - FAILED_PRECONDITION / FEATURE_OFF
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -131,7 +133,7 @@ class GoalServiceAsyncStub(GoalServiceStub):
     """
 
 class GoalServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Pursues goals: a goal run makes attempts with an agent until its criterion is met or a limit is reached.
+    """Pursues goals. A goal run makes attempts with an agent until its criterion is met or a limit is reached.
 
     A goal run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and UndoRun
     also work on it. It is COMPLETED if the goal is met. If a limit was reached, it is FAILED with class LIMIT and reason
@@ -156,6 +158,7 @@ class GoalServiceServicer(metaclass=_abc_1.ABCMeta):
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The criterion's tool does not accept its arguments.
         - PERMISSION_DENIED / PERMISSION_DENIED: The caller may not call the criterion's tool.
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """

@@ -52,13 +52,13 @@ class BackgroundJob(_message.Message):
     job_id: _builtins.str
     """Job ID, which is also the ID of its run."""
     conversation_id: _builtins.str
-    """Conversation that the job reports to."""
+    """Conversation to which the job reports."""
     parent_run_id: _builtins.str
     """Run that started it; empty if StartJob did."""
     parent_call_id: _builtins.str
     """Call in that run that the job executes; empty if StartJob started it."""
     state: _run_pb2.RunState.ValueType
-    """Its run's state. While WAITING, `waiting` has the reason."""
+    """The state of the job's run. While it is WAITING, `waiting` has the reason."""
     iterations: _builtins.int
     """Number of completed iterations, at most `definition.iterations_max`."""
     failures: _builtins.int
@@ -107,8 +107,8 @@ class BackgroundJob(_message.Message):
 
     @_builtins.property
     def expected_end_time(self) -> _timestamp_pb2.Timestamp:
-        """When it is expected to end: for a series, at the latest; for a single call, based on its progress or,
-        failing that, the estimate. Absent if unknown or ended.
+        """When it is expected to end. For a series, this is the latest time. For a single call, it is based on the call's
+        progress or, failing that, on the estimate. Absent if it is unknown, or if the job has ended.
         """
 
     def __init__(
@@ -192,9 +192,9 @@ class StartJobRequest(_message.Message):
     request_id: _builtins.str
     """Idempotency key; see the package comment."""
     conversation_id: _builtins.str
-    """Conversation that the job reports to; empty to create one."""
+    """Conversation to which the job reports. If empty, one is created."""
     conversation_key: _builtins.str
-    """Client-chosen key of that conversation, 1 to 200 bytes, instead of a `conversation_id`. See
+    """Client-chosen key of that conversation, 1 to 200 bytes. Use it instead of a `conversation_id`. See
     StartRunRequest.conversation_key.
     """
     agent: _builtins.str
@@ -206,26 +206,26 @@ class StartJobRequest(_message.Message):
     interval_seconds: _builtins.float
     """Seconds between iterations, 0.5 to 86400; 0 calls the tool only once."""
     iterations_max: _builtins.int
-    """Maximum number of iterations, 1 to 1000000; 0 if only the duration limits the job. Requires an interval,
-    as do the fields below except `estimated_minutes`, JOB_REPORTS_NONE and JOB_REPORTS_PROGRESS.
+    """Maximum number of iterations, 1 to 1000000; 0 if only the duration limits the job. This field and the fields below
+    require an interval, except `estimated_minutes`, JOB_REPORTS_NONE and JOB_REPORTS_PROGRESS.
     """
     duration_minutes: _builtins.float
-    """Minutes after which no more iterations start, at most a year; 0 means no time limit."""
+    """Minutes after which no more iterations start, at most a year. 0 means that there is no time limit."""
     delay_first: _builtins.bool
     """Start the first iteration one interval after the job starts."""
     estimated_minutes: _builtins.float
     """Estimated duration in minutes; 0 if unknown."""
     reports: _run_pb2.JobReports.ValueType
-    """Which iterations to report to the conversation. Defaults to the setting of the tool
-    (ToolDefinition.reports), then EVERY, or END with `until` or `when`.
+    """Which iterations to report to the conversation. Defaults to the tool's setting (ToolDefinition.reports). If there
+    is none, the default is END with `until` or `when`, and EVERY otherwise.
     """
     report_iterations: _builtins.int
     """With EVERY: report every n-th iteration; default 1."""
     report_seconds: _builtins.float
     """With DIGEST: minimum seconds between reports. With PROGRESS: see ReportPolicy.report_seconds."""
     failures_told: _builtins.int
-    """With `until` or `when`: number of consecutive failures before reporting that the condition cannot be
-    evaluated, 1 to 100; default 3.
+    """With `until` or `when`: number of consecutive failures after which Pawl reports that the condition cannot be
+    evaluated, 1 to 100. The default is 3.
     """
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -237,7 +237,7 @@ class StartJobRequest(_message.Message):
 
     @_builtins.property
     def until(self) -> _run_pb2.JobCondition:
-        """Result that ends the job before its last iteration; optional. `until` and `when` require
+        """Condition on the result that ends the job before its last iteration. Optional. `until` and `when` require
         `duration_minutes`.
         """
 

@@ -27,9 +27,9 @@ if _version_not_supported:
 
 class JobServiceStub(object):
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
-    repeatedly. The model starts jobs with _executeAsync, users start them with StartJob. A job is itself a
-    run, and its job ID is the run ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the
-    user whose run started it. IDs, request IDs and pages work as in AgentService.
+    repeatedly. The model starts jobs with _executeAsync, and users start them with StartJob. A job is itself a run, and
+    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. It belongs to the user whose
+    run started it. IDs, request IDs and pages work as in AgentService.
     """
 
     def __init__(self, channel):
@@ -77,21 +77,21 @@ class JobServiceStub(object):
 
 class JobServiceServicer(object):
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
-    repeatedly. The model starts jobs with _executeAsync, users start them with StartJob. A job is itself a
-    run, and its job ID is the run ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the
-    user whose run started it. IDs, request IDs and pages work as in AgentService.
+    repeatedly. The model starts jobs with _executeAsync, and users start them with StartJob. A job is itself a run, and
+    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. It belongs to the user whose
+    run started it. IDs, request IDs and pages work as in AgentService.
     """
 
     def StartJob(self, request, context):
-        """Starts a job without a model: a tool call in the background, once or repeatedly. The job belongs to the
-        caller. The call is validated before it starts, waits for approval if it needs one, and appears in the
-        audit log. The job reports to its conversation, which can have ten open jobs. Durable once it returns.
+        """Starts a job without a model. The job makes a tool call in the background, once or repeatedly. The job belongs to
+        the caller. The call is validated before it starts, waits for approval if it needs one, and appears in the audit
+        log. The job reports to its conversation, which can have ten open jobs. The job is durable once this returns.
         Idempotent by request ID: a repeated request returns the same job.
 
         Errors:
         - NOT_FOUND / TOOL_NOT_FOUND
-        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments or cannot run in the
-        background; the message suggests an alternative.
+        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments, or cannot run in the background.
+        The message suggests an alternative.
         - PERMISSION_DENIED: A rule denies the call, or background calls are disabled.
         - NOT_FOUND / AGENT_NOT_FOUND
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -126,9 +126,9 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StopJob(self, request, context):
-        """Stops a job, as CancelRun does. No more iterations start, running work is cancelled, and the job can no
-        longer end as COMPLETED once this returns. The conversation is notified. A job that has ended is returned
-        unchanged. Idempotent by request ID.
+        """Stops a job, as CancelRun does. Once this returns, no more iterations start, running work is cancelled, and the job
+        can no longer end as COMPLETED. The conversation is notified. A job that has ended is returned unchanged.
+        Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
@@ -139,9 +139,9 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PauseJob(self, request, context):
-        """Pauses a job: no iteration starts until ResumeJob. An iteration that has already started ends normally,
-        even if it is waiting for a user. A paused job counts as open in its conversation, can be stopped, and
-        keeps its `definition.end_time`. Pausing a paused job has no effect. Idempotent by request ID.
+        """Pauses a job. No iteration starts until ResumeJob is called. An iteration that has already started ends normally,
+        even if it is waiting for a user. A paused job counts as open in its conversation, can be stopped, and keeps its
+        `definition.end_time`. Pausing a paused job has no effect. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
@@ -154,8 +154,8 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResumeJob(self, request, context):
-        """Resumes a paused job at its next scheduled time; missed iterations are skipped. Resuming a job that is not
-        paused has no effect. Idempotent by request ID.
+        """Resumes a paused job at its next scheduled time. Missed iterations are skipped. Resuming a job that is not paused
+        has no effect. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
@@ -168,9 +168,9 @@ class JobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StopJobs(self, request, context):
-        """Stops the caller's open jobs that report to a conversation, and returns them. Jobs that another request
-        is stopping are not returned. Jobs started concurrently may continue. Idempotent by request ID; a
-        repeated request leaves out jobs that have since ended.
+        """Stops the caller's open jobs that report to a conversation, and returns them. Jobs that another request is stopping
+        are not returned. Jobs started concurrently may continue. Idempotent by request ID. A repeated request leaves out
+        jobs that have ended in the meantime.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -229,9 +229,9 @@ def add_JobServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class JobService(object):
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
-    repeatedly. The model starts jobs with _executeAsync, users start them with StartJob. A job is itself a
-    run, and its job ID is the run ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the
-    user whose run started it. IDs, request IDs and pages work as in AgentService.
+    repeatedly. The model starts jobs with _executeAsync, and users start them with StartJob. A job is itself a run, and
+    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. It belongs to the user whose
+    run started it. IDs, request IDs and pages work as in AgentService.
     """
 
     @staticmethod

@@ -28,9 +28,9 @@ GRPC_VERSION: str
 
 class JobServiceStub:
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
-    repeatedly. The model starts jobs with _executeAsync, users start them with StartJob. A job is itself a
-    run, and its job ID is the run ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the
-    user whose run started it. IDs, request IDs and pages work as in AgentService.
+    repeatedly. The model starts jobs with _executeAsync, and users start them with StartJob. A job is itself a run, and
+    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. It belongs to the user whose
+    run started it. IDs, request IDs and pages work as in AgentService.
     """
 
     @_typing.overload
@@ -38,15 +38,15 @@ class JobServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> JobServiceAsyncStub: ...
     StartJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.StartJobRequest, _jobs_pb2.StartJobResponse]
-    """Starts a job without a model: a tool call in the background, once or repeatedly. The job belongs to the
-    caller. The call is validated before it starts, waits for approval if it needs one, and appears in the
-    audit log. The job reports to its conversation, which can have ten open jobs. Durable once it returns.
+    """Starts a job without a model. The job makes a tool call in the background, once or repeatedly. The job belongs to
+    the caller. The call is validated before it starts, waits for approval if it needs one, and appears in the audit
+    log. The job reports to its conversation, which can have ten open jobs. The job is durable once this returns.
     Idempotent by request ID: a repeated request returns the same job.
 
     Errors:
     - NOT_FOUND / TOOL_NOT_FOUND
-    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments or cannot run in the
-      background; the message suggests an alternative.
+    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments, or cannot run in the background.
+      The message suggests an alternative.
     - PERMISSION_DENIED: A rule denies the call, or background calls are disabled.
     - NOT_FOUND / AGENT_NOT_FOUND
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -69,18 +69,18 @@ class JobServiceStub:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     StopJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.StopJobRequest, _jobs_pb2.StopJobResponse]
-    """Stops a job, as CancelRun does. No more iterations start, running work is cancelled, and the job can no
-    longer end as COMPLETED once this returns. The conversation is notified. A job that has ended is returned
-    unchanged. Idempotent by request ID.
+    """Stops a job, as CancelRun does. Once this returns, no more iterations start, running work is cancelled, and the job
+    can no longer end as COMPLETED. The conversation is notified. A job that has ended is returned unchanged.
+    Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     PauseJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.PauseJobRequest, _jobs_pb2.PauseJobResponse]
-    """Pauses a job: no iteration starts until ResumeJob. An iteration that has already started ends normally,
-    even if it is waiting for a user. A paused job counts as open in its conversation, can be stopped, and
-    keeps its `definition.end_time`. Pausing a paused job has no effect. Idempotent by request ID.
+    """Pauses a job. No iteration starts until ResumeJob is called. An iteration that has already started ends normally,
+    even if it is waiting for a user. A paused job counts as open in its conversation, can be stopped, and keeps its
+    `definition.end_time`. Pausing a paused job has no effect. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
@@ -89,8 +89,8 @@ class JobServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     ResumeJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ResumeJobRequest, _jobs_pb2.ResumeJobResponse]
-    """Resumes a paused job at its next scheduled time; missed iterations are skipped. Resuming a job that is not
-    paused has no effect. Idempotent by request ID.
+    """Resumes a paused job at its next scheduled time. Missed iterations are skipped. Resuming a job that is not paused
+    has no effect. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
@@ -99,9 +99,9 @@ class JobServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     StopJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.StopJobsRequest, _jobs_pb2.StopJobsResponse]
-    """Stops the caller's open jobs that report to a conversation, and returns them. Jobs that another request
-    is stopping are not returned. Jobs started concurrently may continue. Idempotent by request ID; a
-    repeated request leaves out jobs that have since ended.
+    """Stops the caller's open jobs that report to a conversation, and returns them. Jobs that another request is stopping
+    are not returned. Jobs started concurrently may continue. Idempotent by request ID. A repeated request leaves out
+    jobs that have ended in the meantime.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -112,22 +112,22 @@ class JobServiceStub:
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
-    repeatedly. The model starts jobs with _executeAsync, users start them with StartJob. A job is itself a
-    run, and its job ID is the run ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the
-    user whose run started it. IDs, request IDs and pages work as in AgentService.
+    repeatedly. The model starts jobs with _executeAsync, and users start them with StartJob. A job is itself a run, and
+    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. It belongs to the user whose
+    run started it. IDs, request IDs and pages work as in AgentService.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     StartJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.StartJobRequest, _jobs_pb2.StartJobResponse]  # type: ignore[assignment]
-    """Starts a job without a model: a tool call in the background, once or repeatedly. The job belongs to the
-    caller. The call is validated before it starts, waits for approval if it needs one, and appears in the
-    audit log. The job reports to its conversation, which can have ten open jobs. Durable once it returns.
+    """Starts a job without a model. The job makes a tool call in the background, once or repeatedly. The job belongs to
+    the caller. The call is validated before it starts, waits for approval if it needs one, and appears in the audit
+    log. The job reports to its conversation, which can have ten open jobs. The job is durable once this returns.
     Idempotent by request ID: a repeated request returns the same job.
 
     Errors:
     - NOT_FOUND / TOOL_NOT_FOUND
-    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments or cannot run in the
-      background; the message suggests an alternative.
+    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments, or cannot run in the background.
+      The message suggests an alternative.
     - PERMISSION_DENIED: A rule denies the call, or background calls are disabled.
     - NOT_FOUND / AGENT_NOT_FOUND
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -150,18 +150,18 @@ class JobServiceAsyncStub(JobServiceStub):
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     StopJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.StopJobRequest, _jobs_pb2.StopJobResponse]  # type: ignore[assignment]
-    """Stops a job, as CancelRun does. No more iterations start, running work is cancelled, and the job can no
-    longer end as COMPLETED once this returns. The conversation is notified. A job that has ended is returned
-    unchanged. Idempotent by request ID.
+    """Stops a job, as CancelRun does. Once this returns, no more iterations start, running work is cancelled, and the job
+    can no longer end as COMPLETED. The conversation is notified. A job that has ended is returned unchanged.
+    Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     PauseJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.PauseJobRequest, _jobs_pb2.PauseJobResponse]  # type: ignore[assignment]
-    """Pauses a job: no iteration starts until ResumeJob. An iteration that has already started ends normally,
-    even if it is waiting for a user. A paused job counts as open in its conversation, can be stopped, and
-    keeps its `definition.end_time`. Pausing a paused job has no effect. Idempotent by request ID.
+    """Pauses a job. No iteration starts until ResumeJob is called. An iteration that has already started ends normally,
+    even if it is waiting for a user. A paused job counts as open in its conversation, can be stopped, and keeps its
+    `definition.end_time`. Pausing a paused job has no effect. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
@@ -170,8 +170,8 @@ class JobServiceAsyncStub(JobServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     ResumeJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ResumeJobRequest, _jobs_pb2.ResumeJobResponse]  # type: ignore[assignment]
-    """Resumes a paused job at its next scheduled time; missed iterations are skipped. Resuming a job that is not
-    paused has no effect. Idempotent by request ID.
+    """Resumes a paused job at its next scheduled time. Missed iterations are skipped. Resuming a job that is not paused
+    has no effect. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
@@ -180,9 +180,9 @@ class JobServiceAsyncStub(JobServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     StopJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.StopJobsRequest, _jobs_pb2.StopJobsResponse]  # type: ignore[assignment]
-    """Stops the caller's open jobs that report to a conversation, and returns them. Jobs that another request
-    is stopping are not returned. Jobs started concurrently may continue. Idempotent by request ID; a
-    repeated request leaves out jobs that have since ended.
+    """Stops the caller's open jobs that report to a conversation, and returns them. Jobs that another request is stopping
+    are not returned. Jobs started concurrently may continue. Idempotent by request ID. A repeated request leaves out
+    jobs that have ended in the meantime.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -192,9 +192,9 @@ class JobServiceAsyncStub(JobServiceStub):
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     """Starts, lists, pauses and stops background jobs. A job is a tool call that runs in the background, once or
-    repeatedly. The model starts jobs with _executeAsync, users start them with StartJob. A job is itself a
-    run, and its job ID is the run ID: AgentService.WatchRun, ListCalls and Decide accept it. It belongs to the
-    user whose run started it. IDs, request IDs and pages work as in AgentService.
+    repeatedly. The model starts jobs with _executeAsync, and users start them with StartJob. A job is itself a run, and
+    its job ID is the run ID. AgentService.WatchRun, ListCalls and Decide also work on it. It belongs to the user whose
+    run started it. IDs, request IDs and pages work as in AgentService.
     """
 
     @_abc_1.abstractmethod
@@ -203,15 +203,15 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.StartJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.StartJobResponse, _abc.Awaitable[_jobs_pb2.StartJobResponse]]:
-        """Starts a job without a model: a tool call in the background, once or repeatedly. The job belongs to the
-        caller. The call is validated before it starts, waits for approval if it needs one, and appears in the
-        audit log. The job reports to its conversation, which can have ten open jobs. Durable once it returns.
+        """Starts a job without a model. The job makes a tool call in the background, once or repeatedly. The job belongs to
+        the caller. The call is validated before it starts, waits for approval if it needs one, and appears in the audit
+        log. The job reports to its conversation, which can have ten open jobs. The job is durable once this returns.
         Idempotent by request ID: a repeated request returns the same job.
 
         Errors:
         - NOT_FOUND / TOOL_NOT_FOUND
-        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments or cannot run in the
-          background; the message suggests an alternative.
+        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The tool does not accept the arguments, or cannot run in the background.
+          The message suggests an alternative.
         - PERMISSION_DENIED: A rule denies the call, or background calls are disabled.
         - NOT_FOUND / AGENT_NOT_FOUND
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -252,9 +252,9 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.StopJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.StopJobResponse, _abc.Awaitable[_jobs_pb2.StopJobResponse]]:
-        """Stops a job, as CancelRun does. No more iterations start, running work is cancelled, and the job can no
-        longer end as COMPLETED once this returns. The conversation is notified. A job that has ended is returned
-        unchanged. Idempotent by request ID.
+        """Stops a job, as CancelRun does. Once this returns, no more iterations start, running work is cancelled, and the job
+        can no longer end as COMPLETED. The conversation is notified. A job that has ended is returned unchanged.
+        Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
@@ -267,9 +267,9 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.PauseJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.PauseJobResponse, _abc.Awaitable[_jobs_pb2.PauseJobResponse]]:
-        """Pauses a job: no iteration starts until ResumeJob. An iteration that has already started ends normally,
-        even if it is waiting for a user. A paused job counts as open in its conversation, can be stopped, and
-        keeps its `definition.end_time`. Pausing a paused job has no effect. Idempotent by request ID.
+        """Pauses a job. No iteration starts until ResumeJob is called. An iteration that has already started ends normally,
+        even if it is waiting for a user. A paused job counts as open in its conversation, can be stopped, and keeps its
+        `definition.end_time`. Pausing a paused job has no effect. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
@@ -284,8 +284,8 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.ResumeJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.ResumeJobResponse, _abc.Awaitable[_jobs_pb2.ResumeJobResponse]]:
-        """Resumes a paused job at its next scheduled time; missed iterations are skipped. Resuming a job that is not
-        paused has no effect. Idempotent by request ID.
+        """Resumes a paused job at its next scheduled time. Missed iterations are skipped. Resuming a job that is not paused
+        has no effect. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a job.
@@ -300,9 +300,9 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _jobs_pb2.StopJobsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.StopJobsResponse, _abc.Awaitable[_jobs_pb2.StopJobsResponse]]:
-        """Stops the caller's open jobs that report to a conversation, and returns them. Jobs that another request
-        is stopping are not returned. Jobs started concurrently may continue. Idempotent by request ID; a
-        repeated request leaves out jobs that have since ended.
+        """Stops the caller's open jobs that report to a conversation, and returns them. Jobs that another request is stopping
+        are not returned. Jobs started concurrently may continue. Idempotent by request ID. A repeated request leaves out
+        jobs that have ended in the meantime.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND

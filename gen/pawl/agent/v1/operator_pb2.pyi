@@ -130,7 +130,7 @@ Global___ListAttentionResponse: _TypeAlias = ListAttentionResponse  # noqa: Y015
 
 @_typing.final
 class RunInNeed(_message.Message):
-    """A run that needs attention, without what its user or the model wrote."""
+    """A run that needs attention. It does not contain what its user or the model wrote."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -160,8 +160,8 @@ class RunInNeed(_message.Message):
 
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
-        """With UNKNOWN_OUTCOME: the calls in doubt, in call order. If several are large, only the first is
-        returned; resolve it to get the next.
+        """With UNKNOWN_OUTCOME: the calls in doubt, in call order. If several calls are large, only the first is returned.
+        Resolve it to get the next.
         """
 
     def __init__(

@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class OperatorServiceStub(object):
-    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to.
-    Every method requires the operator or admin role; the local key of `pawl up` has every role.
-    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted event).
-    IDs and request IDs work as in AgentService.
+    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to. Every method
+    requires the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves
+    calls in doubt. Each run's log records who did what (operator.acted event). IDs and request IDs work as in
+    AgentService.
     """
 
     def __init__(self, channel):
@@ -61,10 +61,10 @@ class OperatorServiceStub(object):
 
 
 class OperatorServiceServicer(object):
-    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to.
-    Every method requires the operator or admin role; the local key of `pawl up` has every role.
-    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted event).
-    IDs and request IDs work as in AgentService.
+    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to. Every method
+    requires the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves
+    calls in doubt. Each run's log records who did what (operator.acted event). IDs and request IDs work as in
+    AgentService.
     """
 
     def ListAttention(self, request, context):
@@ -80,8 +80,8 @@ class OperatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RedriveRun(self, request, context):
-        """Resumes a quarantined run where it stopped. Fix the cause of the crashes first. Resets the run's crash
-        count, so that any worker can claim it immediately. Idempotent by request ID.
+        """Resumes a quarantined run where it stopped. Fix the cause of the crashes first. This resets the run's crash count,
+        so that any worker can claim the run immediately. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -95,9 +95,9 @@ class OperatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def EndRun(self, request, context):
-        """Stops any user's run in the store, whether or not it needs attention. Works as CancelRun does for the
-        run's user. Resets the crash count of a quarantined run, so that a worker can settle its open calls. A
-        run that has ended or is being stopped is returned unchanged. Idempotent by request ID.
+        """Stops any user's run in the store, whether or not it needs attention. This works as CancelRun does for the run's
+        user. It resets the crash count of a quarantined run, so that a worker can settle the run's open calls. A run that
+        has ended or is being stopped is returned unchanged. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -109,9 +109,9 @@ class OperatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def EndJobs(self, request, context):
-        """Stops all users' open jobs in the store, each as EndRun does. Jobs started concurrently may continue;
-        jobs that someone else stopped are not returned. Idempotent by request ID: a repeated request continues
-        where the previous one stopped, and returns the stopped jobs again as long as their logs are kept.
+        """Stops all users' open jobs in the store, each as EndRun does. Jobs started concurrently may continue. Jobs that
+        someone else stopped are not returned. Idempotent by request ID: a repeated request continues where the previous
+        one stopped, and returns the stopped jobs again as long as their logs are kept.
 
         Errors:
         - PERMISSION_DENIED
@@ -153,10 +153,10 @@ def add_OperatorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OperatorService(object):
-    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to.
-    Every method requires the operator or admin role; the local key of `pawl up` has every role.
-    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted event).
-    IDs and request IDs work as in AgentService.
+    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to. Every method
+    requires the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves
+    calls in doubt. Each run's log records who did what (operator.acted event). IDs and request IDs work as in
+    AgentService.
     """
 
     @staticmethod

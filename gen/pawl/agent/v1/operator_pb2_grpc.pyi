@@ -27,10 +27,10 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OperatorServiceStub:
-    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to.
-    Every method requires the operator or admin role; the local key of `pawl up` has every role.
-    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted event).
-    IDs and request IDs work as in AgentService.
+    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to. Every method
+    requires the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves
+    calls in doubt. Each run's log records who did what (operator.acted event). IDs and request IDs work as in
+    AgentService.
     """
 
     @_typing.overload
@@ -46,8 +46,8 @@ class OperatorServiceStub:
     - NOT_FOUND / RUN_NOT_FOUND: `run_id`.
     """
     RedriveRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RedriveRunRequest, _operator_pb2.RedriveRunResponse]
-    """Resumes a quarantined run where it stopped. Fix the cause of the crashes first. Resets the run's crash
-    count, so that any worker can claim it immediately. Idempotent by request ID.
+    """Resumes a quarantined run where it stopped. Fix the cause of the crashes first. This resets the run's crash count,
+    so that any worker can claim the run immediately. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -57,9 +57,9 @@ class OperatorServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     EndRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.EndRunRequest, _operator_pb2.EndRunResponse]
-    """Stops any user's run in the store, whether or not it needs attention. Works as CancelRun does for the
-    run's user. Resets the crash count of a quarantined run, so that a worker can settle its open calls. A
-    run that has ended or is being stopped is returned unchanged. Idempotent by request ID.
+    """Stops any user's run in the store, whether or not it needs attention. This works as CancelRun does for the run's
+    user. It resets the crash count of a quarantined run, so that a worker can settle the run's open calls. A run that
+    has ended or is being stopped is returned unchanged. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -67,9 +67,9 @@ class OperatorServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     EndJobs: _grpc.UnaryUnaryMultiCallable[_operator_pb2.EndJobsRequest, _operator_pb2.EndJobsResponse]
-    """Stops all users' open jobs in the store, each as EndRun does. Jobs started concurrently may continue;
-    jobs that someone else stopped are not returned. Idempotent by request ID: a repeated request continues
-    where the previous one stopped, and returns the stopped jobs again as long as their logs are kept.
+    """Stops all users' open jobs in the store, each as EndRun does. Jobs started concurrently may continue. Jobs that
+    someone else stopped are not returned. Idempotent by request ID: a repeated request continues where the previous
+    one stopped, and returns the stopped jobs again as long as their logs are kept.
 
     Errors:
     - PERMISSION_DENIED
@@ -78,10 +78,10 @@ class OperatorServiceStub:
 
 @_typing.type_check_only
 class OperatorServiceAsyncStub(OperatorServiceStub):
-    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to.
-    Every method requires the operator or admin role; the local key of `pawl up` has every role.
-    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted event).
-    IDs and request IDs work as in AgentService.
+    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to. Every method
+    requires the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves
+    calls in doubt. Each run's log records who did what (operator.acted event). IDs and request IDs work as in
+    AgentService.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -94,8 +94,8 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     - NOT_FOUND / RUN_NOT_FOUND: `run_id`.
     """
     RedriveRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.RedriveRunRequest, _operator_pb2.RedriveRunResponse]  # type: ignore[assignment]
-    """Resumes a quarantined run where it stopped. Fix the cause of the crashes first. Resets the run's crash
-    count, so that any worker can claim it immediately. Idempotent by request ID.
+    """Resumes a quarantined run where it stopped. Fix the cause of the crashes first. This resets the run's crash count,
+    so that any worker can claim the run immediately. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -105,9 +105,9 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     EndRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.EndRunRequest, _operator_pb2.EndRunResponse]  # type: ignore[assignment]
-    """Stops any user's run in the store, whether or not it needs attention. Works as CancelRun does for the
-    run's user. Resets the crash count of a quarantined run, so that a worker can settle its open calls. A
-    run that has ended or is being stopped is returned unchanged. Idempotent by request ID.
+    """Stops any user's run in the store, whether or not it needs attention. This works as CancelRun does for the run's
+    user. It resets the crash count of a quarantined run, so that a worker can settle the run's open calls. A run that
+    has ended or is being stopped is returned unchanged. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -115,9 +115,9 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     EndJobs: _aio.UnaryUnaryMultiCallable[_operator_pb2.EndJobsRequest, _operator_pb2.EndJobsResponse]  # type: ignore[assignment]
-    """Stops all users' open jobs in the store, each as EndRun does. Jobs started concurrently may continue;
-    jobs that someone else stopped are not returned. Idempotent by request ID: a repeated request continues
-    where the previous one stopped, and returns the stopped jobs again as long as their logs are kept.
+    """Stops all users' open jobs in the store, each as EndRun does. Jobs started concurrently may continue. Jobs that
+    someone else stopped are not returned. Idempotent by request ID: a repeated request continues where the previous
+    one stopped, and returns the stopped jobs again as long as their logs are kept.
 
     Errors:
     - PERMISSION_DENIED
@@ -125,10 +125,10 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to.
-    Every method requires the operator or admin role; the local key of `pawl up` has every role.
-    AgentService.ResolveCall resolves calls in doubt. Each run's log records who did what (operator.acted event).
-    IDs and request IDs work as in AgentService.
+    """Lets operators find and resolve a store's runs that need attention, no matter which user they belong to. Every method
+    requires the operator or admin role. The local key of `pawl up` has every role. AgentService.ResolveCall resolves
+    calls in doubt. Each run's log records who did what (operator.acted event). IDs and request IDs work as in
+    AgentService.
     """
 
     @_abc_1.abstractmethod
@@ -151,8 +151,8 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.RedriveRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.RedriveRunResponse, _abc.Awaitable[_operator_pb2.RedriveRunResponse]]:
-        """Resumes a quarantined run where it stopped. Fix the cause of the crashes first. Resets the run's crash
-        count, so that any worker can claim it immediately. Idempotent by request ID.
+        """Resumes a quarantined run where it stopped. Fix the cause of the crashes first. This resets the run's crash count,
+        so that any worker can claim the run immediately. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -168,9 +168,9 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.EndRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.EndRunResponse, _abc.Awaitable[_operator_pb2.EndRunResponse]]:
-        """Stops any user's run in the store, whether or not it needs attention. Works as CancelRun does for the
-        run's user. Resets the crash count of a quarantined run, so that a worker can settle its open calls. A
-        run that has ended or is being stopped is returned unchanged. Idempotent by request ID.
+        """Stops any user's run in the store, whether or not it needs attention. This works as CancelRun does for the run's
+        user. It resets the crash count of a quarantined run, so that a worker can settle the run's open calls. A run that
+        has ended or is being stopped is returned unchanged. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -184,9 +184,9 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _operator_pb2.EndJobsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.EndJobsResponse, _abc.Awaitable[_operator_pb2.EndJobsResponse]]:
-        """Stops all users' open jobs in the store, each as EndRun does. Jobs started concurrently may continue;
-        jobs that someone else stopped are not returned. Idempotent by request ID: a repeated request continues
-        where the previous one stopped, and returns the stopped jobs again as long as their logs are kept.
+        """Stops all users' open jobs in the store, each as EndRun does. Jobs started concurrently may continue. Jobs that
+        someone else stopped are not returned. Idempotent by request ID: a repeated request continues where the previous
+        one stopped, and returns the stopped jobs again as long as their logs are kept.
 
         Errors:
         - PERMISSION_DENIED

@@ -26,10 +26,9 @@ if _version_not_supported:
 
 
 class ScheduleServiceStub(object):
-    """Starts runs on a schedule: a cron expression or an interval. Schedules are private to the user who created
-    them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that
-    API key is revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has
-    left.
+    """Starts runs on a schedule, which is a cron expression or an interval. Schedules are private to the user who created
+    them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that API key is
+    revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has left.
 
     A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
     a firing.
@@ -89,10 +88,9 @@ class ScheduleServiceStub(object):
 
 
 class ScheduleServiceServicer(object):
-    """Starts runs on a schedule: a cron expression or an interval. Schedules are private to the user who created
-    them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that
-    API key is revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has
-    left.
+    """Starts runs on a schedule, which is a cron expression or an interval. Schedules are private to the user who created
+    them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that API key is
+    revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has left.
 
     A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
     a firing.
@@ -114,9 +112,8 @@ class ScheduleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateSchedule(self, request, context):
-        """Replaces the definition of a schedule. Cancels a waiting firing; a paused schedule stays paused.
-        Scheduled times that have not fired yet use the new definition, unless it changes those times.
-        Idempotent.
+        """Replaces the definition of a schedule. A waiting firing is cancelled. A paused schedule stays paused. Scheduled
+        times that have not fired yet use the new definition, unless it changes those times. Idempotent.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -152,8 +149,8 @@ class ScheduleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PauseSchedule(self, request, context):
-        """Pauses a schedule: it does not fire until it is resumed. Scheduled times that pass during the pause are not
-        made up for. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
+        """Pauses a schedule. It does not fire until it is resumed. Scheduled times that pass during the pause are not made up
+        for. A waiting firing is cancelled. Idempotent: a repeated call only changes the note.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -178,9 +175,9 @@ class ScheduleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def TriggerSchedule(self, request, context):
-        """Fires a schedule now, even if it is paused or past its end. The overlap policy applies: the firing may be
-        skipped, delayed or refused. Idempotent by `request_id`: a repeated request does not start a second run,
-        and returns the same firing as long as it is among the last twenty.
+        """Fires a schedule now, even if it is paused or past its end. The overlap policy applies, so the firing may be
+        skipped, delayed or refused. Idempotent by `request_id`: a repeated request does not start a second run, and
+        returns the same firing as long as it is among the last twenty.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -193,10 +190,10 @@ class ScheduleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def BackfillSchedule(self, request, context):
-        """Fires a schedule for all scheduled times in a past range, even if it is paused. Uses the current
-        definition, even for times that have already fired. The runs ignore `overlap`; if they share a
-        conversation, they take turns. Each firing is its own transaction: if the response is lost, repeat the
-        request with the same `request_id`, which does not start a second run for any scheduled time.
+        """Fires a schedule for all scheduled times in a past range, even if it is paused. The current definition is used,
+        even for times that have already fired. The runs ignore `overlap`. If they share a conversation, they take turns.
+        Each firing is its own transaction. If the response is lost, repeat the request with the same `request_id`; this
+        never starts a second run for a scheduled time.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -278,10 +275,9 @@ def add_ScheduleServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ScheduleService(object):
-    """Starts runs on a schedule: a cron expression or an interval. Schedules are private to the user who created
-    them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that
-    API key is revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has
-    left.
+    """Starts runs on a schedule, which is a cron expression or an interval. Schedules are private to the user who created
+    them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that API key is
+    revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has left.
 
     A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
     a firing.

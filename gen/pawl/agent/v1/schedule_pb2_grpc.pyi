@@ -27,10 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ScheduleServiceStub:
-    """Starts runs on a schedule: a cron expression or an interval. Schedules are private to the user who created
-    them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that
-    API key is revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has
-    left.
+    """Starts runs on a schedule, which is a cron expression or an interval. Schedules are private to the user who created
+    them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that API key is
+    revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has left.
 
     A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
     a firing.
@@ -52,9 +51,8 @@ class ScheduleServiceStub:
     - NOT_FOUND / AGENT_NOT_FOUND
     """
     UpdateSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.UpdateScheduleRequest, _schedule_pb2.UpdateScheduleResponse]
-    """Replaces the definition of a schedule. Cancels a waiting firing; a paused schedule stays paused.
-    Scheduled times that have not fired yet use the new definition, unless it changes those times.
-    Idempotent.
+    """Replaces the definition of a schedule. A waiting firing is cancelled. A paused schedule stays paused. Scheduled
+    times that have not fired yet use the new definition, unless it changes those times. Idempotent.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -78,8 +76,8 @@ class ScheduleServiceStub:
     Errors: only the common ones.
     """
     PauseSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.PauseScheduleRequest, _schedule_pb2.PauseScheduleResponse]
-    """Pauses a schedule: it does not fire until it is resumed. Scheduled times that pass during the pause are not
-    made up for. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
+    """Pauses a schedule. It does not fire until it is resumed. Scheduled times that pass during the pause are not made up
+    for. A waiting firing is cancelled. Idempotent: a repeated call only changes the note.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -96,9 +94,9 @@ class ScheduleServiceStub:
     - INVALID_ARGUMENT / INVALID_ID
     """
     TriggerSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.TriggerScheduleRequest, _schedule_pb2.TriggerScheduleResponse]
-    """Fires a schedule now, even if it is paused or past its end. The overlap policy applies: the firing may be
-    skipped, delayed or refused. Idempotent by `request_id`: a repeated request does not start a second run,
-    and returns the same firing as long as it is among the last twenty.
+    """Fires a schedule now, even if it is paused or past its end. The overlap policy applies, so the firing may be
+    skipped, delayed or refused. Idempotent by `request_id`: a repeated request does not start a second run, and
+    returns the same firing as long as it is among the last twenty.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -107,10 +105,10 @@ class ScheduleServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     BackfillSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.BackfillScheduleRequest, _schedule_pb2.BackfillScheduleResponse]
-    """Fires a schedule for all scheduled times in a past range, even if it is paused. Uses the current
-    definition, even for times that have already fired. The runs ignore `overlap`; if they share a
-    conversation, they take turns. Each firing is its own transaction: if the response is lost, repeat the
-    request with the same `request_id`, which does not start a second run for any scheduled time.
+    """Fires a schedule for all scheduled times in a past range, even if it is paused. The current definition is used,
+    even for times that have already fired. The runs ignore `overlap`. If they share a conversation, they take turns.
+    Each firing is its own transaction. If the response is lost, repeat the request with the same `request_id`; this
+    never starts a second run for a scheduled time.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -130,10 +128,9 @@ class ScheduleServiceStub:
 
 @_typing.type_check_only
 class ScheduleServiceAsyncStub(ScheduleServiceStub):
-    """Starts runs on a schedule: a cron expression or an interval. Schedules are private to the user who created
-    them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that
-    API key is revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has
-    left.
+    """Starts runs on a schedule, which is a cron expression or an interval. Schedules are private to the user who created
+    them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that API key is
+    revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has left.
 
     A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
     a firing.
@@ -152,9 +149,8 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     - NOT_FOUND / AGENT_NOT_FOUND
     """
     UpdateSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.UpdateScheduleRequest, _schedule_pb2.UpdateScheduleResponse]  # type: ignore[assignment]
-    """Replaces the definition of a schedule. Cancels a waiting firing; a paused schedule stays paused.
-    Scheduled times that have not fired yet use the new definition, unless it changes those times.
-    Idempotent.
+    """Replaces the definition of a schedule. A waiting firing is cancelled. A paused schedule stays paused. Scheduled
+    times that have not fired yet use the new definition, unless it changes those times. Idempotent.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -178,8 +174,8 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     Errors: only the common ones.
     """
     PauseSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.PauseScheduleRequest, _schedule_pb2.PauseScheduleResponse]  # type: ignore[assignment]
-    """Pauses a schedule: it does not fire until it is resumed. Scheduled times that pass during the pause are not
-    made up for. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
+    """Pauses a schedule. It does not fire until it is resumed. Scheduled times that pass during the pause are not made up
+    for. A waiting firing is cancelled. Idempotent: a repeated call only changes the note.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -196,9 +192,9 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     - INVALID_ARGUMENT / INVALID_ID
     """
     TriggerSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.TriggerScheduleRequest, _schedule_pb2.TriggerScheduleResponse]  # type: ignore[assignment]
-    """Fires a schedule now, even if it is paused or past its end. The overlap policy applies: the firing may be
-    skipped, delayed or refused. Idempotent by `request_id`: a repeated request does not start a second run,
-    and returns the same firing as long as it is among the last twenty.
+    """Fires a schedule now, even if it is paused or past its end. The overlap policy applies, so the firing may be
+    skipped, delayed or refused. Idempotent by `request_id`: a repeated request does not start a second run, and
+    returns the same firing as long as it is among the last twenty.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -207,10 +203,10 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     BackfillSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.BackfillScheduleRequest, _schedule_pb2.BackfillScheduleResponse]  # type: ignore[assignment]
-    """Fires a schedule for all scheduled times in a past range, even if it is paused. Uses the current
-    definition, even for times that have already fired. The runs ignore `overlap`; if they share a
-    conversation, they take turns. Each firing is its own transaction: if the response is lost, repeat the
-    request with the same `request_id`, which does not start a second run for any scheduled time.
+    """Fires a schedule for all scheduled times in a past range, even if it is paused. The current definition is used,
+    even for times that have already fired. The runs ignore `overlap`. If they share a conversation, they take turns.
+    Each firing is its own transaction. If the response is lost, repeat the request with the same `request_id`; this
+    never starts a second run for a scheduled time.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -229,10 +225,9 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     """
 
 class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Starts runs on a schedule: a cron expression or an interval. Schedules are private to the user who created
-    them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that
-    API key is revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has
-    left.
+    """Starts runs on a schedule, which is a cron expression or an interval. Schedules are private to the user who created
+    them. Their runs have the permissions of the credential that last saved or resumed the schedule. Once that API key is
+    revoked or expires, the runs are refused. Pawl cannot detect that the person behind a token has left.
 
     A schedule fires exactly once for each scheduled time, across replicas and crashes. A refused run counts as
     a firing.
@@ -261,9 +256,8 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.UpdateScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.UpdateScheduleResponse, _abc.Awaitable[_schedule_pb2.UpdateScheduleResponse]]:
-        """Replaces the definition of a schedule. Cancels a waiting firing; a paused schedule stays paused.
-        Scheduled times that have not fired yet use the new definition, unless it changes those times.
-        Idempotent.
+        """Replaces the definition of a schedule. A waiting firing is cancelled. A paused schedule stays paused. Scheduled
+        times that have not fired yet use the new definition, unless it changes those times. Idempotent.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -305,8 +299,8 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.PauseScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.PauseScheduleResponse, _abc.Awaitable[_schedule_pb2.PauseScheduleResponse]]:
-        """Pauses a schedule: it does not fire until it is resumed. Scheduled times that pass during the pause are not
-        made up for. Cancels a waiting firing. Idempotent; a repeated call only changes the note.
+        """Pauses a schedule. It does not fire until it is resumed. Scheduled times that pass during the pause are not made up
+        for. A waiting firing is cancelled. Idempotent: a repeated call only changes the note.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -335,9 +329,9 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.TriggerScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.TriggerScheduleResponse, _abc.Awaitable[_schedule_pb2.TriggerScheduleResponse]]:
-        """Fires a schedule now, even if it is paused or past its end. The overlap policy applies: the firing may be
-        skipped, delayed or refused. Idempotent by `request_id`: a repeated request does not start a second run,
-        and returns the same firing as long as it is among the last twenty.
+        """Fires a schedule now, even if it is paused or past its end. The overlap policy applies, so the firing may be
+        skipped, delayed or refused. Idempotent by `request_id`: a repeated request does not start a second run, and
+        returns the same firing as long as it is among the last twenty.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -352,10 +346,10 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.BackfillScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.BackfillScheduleResponse, _abc.Awaitable[_schedule_pb2.BackfillScheduleResponse]]:
-        """Fires a schedule for all scheduled times in a past range, even if it is paused. Uses the current
-        definition, even for times that have already fired. The runs ignore `overlap`; if they share a
-        conversation, they take turns. Each firing is its own transaction: if the response is lost, repeat the
-        request with the same `request_id`, which does not start a second run for any scheduled time.
+        """Fires a schedule for all scheduled times in a past range, even if it is paused. The current definition is used,
+        even for times that have already fired. The runs ignore `overlap`. If they share a conversation, they take turns.
+        Each firing is its own transaction. If the response is lost, repeat the request with the same `request_id`; this
+        never starts a second run for a scheduled time.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND

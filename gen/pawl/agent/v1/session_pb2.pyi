@@ -28,10 +28,10 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class SessionRequest(_message.Message):
-    """A frame sent by the client. The first frame must be `hello`. The server answers every frame except
-    `heartbeat` with one receipt. If no receipt arrives, the frame can be sent again with the same ID, even
-    after a reconnect with the same client ID; it takes effect once. (`attach`, `detach` and `hello` apply only
-    to one stream, so send them again after a reconnect.)
+    """A frame sent by the client. The first frame must be `hello`. The server answers every frame except `heartbeat` with
+    one receipt. If no receipt arrives, the frame can be sent again with the same ID, even after a reconnect with the
+    same client ID. It takes effect only once. (`attach`, `detach` and `hello` apply only to one stream, so send them
+    again after a reconnect.)
 
     A frame over 1.25 MiB ends the stream with RESOURCE_EXHAUSTED. Do not resend it.
     """
@@ -142,7 +142,7 @@ class SessionResponse(_message.Message):
 
     @_builtins.property
     def offer(self) -> Global___Offer:
-        """A call that the client now holds and must run."""
+        """A call that the client now holds, and that it must run."""
 
     @_builtins.property
     def offer_revoked(self) -> Global___OfferRevoked:
@@ -197,10 +197,10 @@ class Hello(_message.Message):
     CALLS_MAX_FIELD_NUMBER: _builtins.int
     FRONT_END_TOOLS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
-    """Client-chosen ID, kept across reconnects; if empty, the server chooses one. A client with the same ID keeps
-    its calls. A client can have only one stream: a newer stream ends the older one with CANCELLED. On the same
-    replica this happens immediately; on another replica, at the older stream's next lease request or heartbeat
-    for a call that the newer stream holds. Frames from the older stream about such a call get WRONG_HOLDER.
+    """Client-chosen ID, kept across reconnects. If empty, the server chooses one. A client with the same ID keeps its
+    calls. A client can have only one stream: a newer stream ends the older stream with CANCELLED. On the same replica,
+    this happens immediately. On another replica, it happens at the older stream's next lease request or heartbeat for
+    a call that the newer stream holds. Frames from the older stream about such a call get WRONG_HOLDER.
     """
     calls_max: _builtins.int
     """Maximum number of concurrent calls, 1 to 64; default 1."""
@@ -271,9 +271,9 @@ class Welcome(_message.Message):
     client_id: _builtins.str
     """Client ID."""
     offer_lease_seconds: _builtins.float
-    """Seconds for which the client keeps an offer without sending a heartbeat; default 30."""
+    """Seconds for which a client that does not send heartbeats keeps an offer. The default is 30."""
     silence_max_seconds: _builtins.float
-    """Seconds of silence before the server closes the stream; default 45."""
+    """Seconds of silence after which the server closes the stream. The default is 45."""
     def __init__(
         self,
         *,
@@ -344,9 +344,9 @@ class Start(_message.Message):
 
     @_builtins.property
     def front_end_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
-        """Front-end tools for the run; see StartRunRequest.front_end_tools. Including those in the hello, at most 64
-        tools and 64 KiB in total. Their calls go only to this client ID, even after a reconnect and even if the
-        hello does not list them. The user can also return their results with SubmitToolResults.
+        """Front-end tools for the run; see StartRunRequest.front_end_tools. Including those in the hello, there can be at
+        most 64 tools, with 64 KiB in total. Calls to these tools go only to this client ID, even after a reconnect, and
+        even if the hello does not list the tools. The user can also return results with SubmitToolResults.
         """
 
     @_builtins.property
@@ -385,7 +385,7 @@ class Attach(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     after_seq: _builtins.int
-    """Return events after this seq; 0 for all. If it is past the end, the receipt is REFUSED with
+    """Return events after this seq; 0 means all. If the seq is beyond the end, the receipt is REFUSED with
     SEQ_BEYOND_END.
     """
     def __init__(
@@ -426,8 +426,8 @@ Global___Detach: _TypeAlias = Detach  # noqa: Y015
 
 @_typing.final
 class ToolProgressReport(_message.Message):
-    """Progress of an offered call. Watchers see at most ten reports per call and second; further reports only
-    renew the lease.
+    """Progress of an offered call. Watchers see at most ten reports per call and second. Further reports only renew the
+    lease.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -600,8 +600,8 @@ Global___ServerHeartbeat: _TypeAlias = ServerHeartbeat  # noqa: Y015
 
 @_typing.final
 class Offer(_message.Message):
-    """Hands a call to the client. If the client cannot run the call, it should return a result with `is_error`;
-    otherwise the run keeps waiting.
+    """Hands a call to the client. If the client cannot run the call, it should return a result with `is_error`. Otherwise,
+    the run keeps waiting.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -617,7 +617,7 @@ class Offer(_message.Message):
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When the lease expires unless renewed."""
+        """When the lease expires unless it is renewed."""
 
     def __init__(
         self,
@@ -648,7 +648,7 @@ class OfferRevoked(_message.Message):
     call_id: _builtins.str
     """Call ID."""
     message: _builtins.str
-    """Human-readable reason: the call was settled elsewhere or cancelled, or it expired, or the lease was lost."""
+    """Human-readable reason: the call was settled elsewhere, was cancelled or has expired, or the lease was lost."""
     def __init__(
         self,
         *,

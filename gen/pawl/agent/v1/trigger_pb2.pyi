@@ -57,8 +57,8 @@ class CreateTriggerResponse(_message.Message):
     TRIGGER_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
-    """The webhook's secret: `whsec_` followed by 32 bytes in base64. Empty if the trigger already existed; if
-    the first response was lost, rotate the secret.
+    """The webhook's secret: `whsec_` followed by 32 bytes in base64. Empty if the trigger already existed. If the first
+    response was lost, rotate the secret.
     """
     @_builtins.property
     def trigger(self) -> _trigger_pb2.Trigger:
@@ -463,7 +463,7 @@ class DeliverWebhookResponse(_message.Message):
     FIRE_FIELD_NUMBER: _builtins.int
     DUPLICATE_FIELD_NUMBER: _builtins.int
     duplicate: _builtins.bool
-    """Whether the event was delivered before; `fire` is then the firing of the first delivery."""
+    """Whether the event was delivered before. If so, `fire` is the firing of the first delivery."""
     @_builtins.property
     def fire(self) -> _schedule_pb2.ScheduleFire:
         """The firing and its outcome."""

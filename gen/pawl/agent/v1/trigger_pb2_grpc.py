@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class TriggerServiceStub(object):
-    """Starts a run for each external event: a webhook or an e-mail. The run gets the event as data. Triggers are
-    private to the user who created them. Their runs have the permissions of the credential that last saved or
-    resumed the trigger, as with schedules.
+    """Starts a run for each external event, which is a webhook or an e-mail. The run gets the event as data. Triggers are
+    private to the user who created them. Their runs have the permissions of the credential that last saved or resumed
+    the trigger, as with schedules.
 
     Each event fires a trigger exactly once, however often it is delivered. A refused run counts as a firing.
     """
@@ -92,9 +92,9 @@ class TriggerServiceStub(object):
 
 
 class TriggerServiceServicer(object):
-    """Starts a run for each external event: a webhook or an e-mail. The run gets the event as data. Triggers are
-    private to the user who created them. Their runs have the permissions of the credential that last saved or
-    resumed the trigger, as with schedules.
+    """Starts a run for each external event, which is a webhook or an e-mail. The run gets the event as data. Triggers are
+    private to the user who created them. Their runs have the permissions of the credential that last saved or resumed
+    the trigger, as with schedules.
 
     Each event fires a trigger exactly once, however often it is delivered. A refused run counts as a firing.
     """
@@ -118,8 +118,8 @@ class TriggerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateTrigger(self, request, context):
-        """Replaces the definition of a trigger; its ID and secret do not change. Waiting events fire with the new
-        definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
+        """Replaces the definition of a trigger. The trigger's ID and secret do not change. Waiting events fire with the new
+        definition, except that a new `conversation_pointer` or `concurrency_pointer` applies only to new events. A new
         mailbox is treated as in CreateTrigger. Idempotent.
 
         Errors:
@@ -157,9 +157,9 @@ class TriggerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PauseTrigger(self, request, context):
-        """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and
-        keeps waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated
-        call only changes the note.
+        """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and keeps
+        waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent: a repeated call only changes
+        the note.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -214,7 +214,7 @@ class TriggerServiceServicer(object):
         """Delivers a webhook exactly as it was received. Used by gateways (gateway role), for the triggers of any
         user in their store. Pawl verifies headers and body in the transaction that creates the run.
 
-        Idempotent for three days by webhook-id, or by `request_id` if it has no such header: a repeated delivery
+        Idempotent for three days by webhook-id or, if the webhook has no such header, by `request_id`. A repeated delivery
         is a duplicate and returns the same firing. A refused webhook is verified again.
 
         Errors:
@@ -224,9 +224,9 @@ class TriggerServiceServicer(object):
         - FAILED_PRECONDITION / TRIGGER_PAUSED
         - INVALID_ARGUMENT / INVALID_ID
         - INVALID_ARGUMENT / INVALID_FIELD: `headers`.
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The body is over 256 KiB, or there are more than 100 headers or 16 KiB
-        of headers.
-        - ALREADY_EXISTS / REQUEST_ID_REUSED: Never returned: the same ID means the same event.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The body is over 256 KiB, or there are more than 100 headers or 16 KiB of
+        headers.
+        - ALREADY_EXISTS / REQUEST_ID_REUSED: Never returned, because the same ID means the same event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -308,9 +308,9 @@ def add_TriggerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TriggerService(object):
-    """Starts a run for each external event: a webhook or an e-mail. The run gets the event as data. Triggers are
-    private to the user who created them. Their runs have the permissions of the credential that last saved or
-    resumed the trigger, as with schedules.
+    """Starts a run for each external event, which is a webhook or an e-mail. The run gets the event as data. Triggers are
+    private to the user who created them. Their runs have the permissions of the credential that last saved or resumed
+    the trigger, as with schedules.
 
     Each event fires a trigger exactly once, however often it is delivered. A refused run counts as a firing.
     """

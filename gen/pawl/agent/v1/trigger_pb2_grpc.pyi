@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TriggerServiceStub:
-    """Starts a run for each external event: a webhook or an e-mail. The run gets the event as data. Triggers are
-    private to the user who created them. Their runs have the permissions of the credential that last saved or
-    resumed the trigger, as with schedules.
+    """Starts a run for each external event, which is a webhook or an e-mail. The run gets the event as data. Triggers are
+    private to the user who created them. Their runs have the permissions of the credential that last saved or resumed
+    the trigger, as with schedules.
 
     Each event fires a trigger exactly once, however often it is delivered. A refused run counts as a firing.
     """
@@ -53,8 +53,8 @@ class TriggerServiceStub:
     - PERMISSION_DENIED
     """
     UpdateTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.UpdateTriggerRequest, _trigger_pb2.UpdateTriggerResponse]
-    """Replaces the definition of a trigger; its ID and secret do not change. Waiting events fire with the new
-    definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
+    """Replaces the definition of a trigger. The trigger's ID and secret do not change. Waiting events fire with the new
+    definition, except that a new `conversation_pointer` or `concurrency_pointer` applies only to new events. A new
     mailbox is treated as in CreateTrigger. Idempotent.
 
     Errors:
@@ -80,9 +80,9 @@ class TriggerServiceStub:
     Errors: only the common ones.
     """
     PauseTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.PauseTriggerRequest, _trigger_pb2.PauseTriggerResponse]
-    """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and
-    keeps waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated
-    call only changes the note.
+    """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and keeps
+    waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent: a repeated call only changes
+    the note.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -121,7 +121,7 @@ class TriggerServiceStub:
     """Delivers a webhook exactly as it was received. Used by gateways (gateway role), for the triggers of any
     user in their store. Pawl verifies headers and body in the transaction that creates the run.
 
-    Idempotent for three days by webhook-id, or by `request_id` if it has no such header: a repeated delivery
+    Idempotent for three days by webhook-id or, if the webhook has no such header, by `request_id`. A repeated delivery
     is a duplicate and returns the same firing. A refused webhook is verified again.
 
     Errors:
@@ -131,9 +131,9 @@ class TriggerServiceStub:
     - FAILED_PRECONDITION / TRIGGER_PAUSED
     - INVALID_ARGUMENT / INVALID_ID
     - INVALID_ARGUMENT / INVALID_FIELD: `headers`.
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The body is over 256 KiB, or there are more than 100 headers or 16 KiB
-      of headers.
-    - ALREADY_EXISTS / REQUEST_ID_REUSED: Never returned: the same ID means the same event.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The body is over 256 KiB, or there are more than 100 headers or 16 KiB of
+      headers.
+    - ALREADY_EXISTS / REQUEST_ID_REUSED: Never returned, because the same ID means the same event.
     """
     DeliverMail: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.DeliverMailRequest, _trigger_pb2.DeliverMailResponse]
     """Delivers an e-mail and advances the mailbox position in the same transaction. Only the mailbox service
@@ -148,9 +148,9 @@ class TriggerServiceStub:
 
 @_typing.type_check_only
 class TriggerServiceAsyncStub(TriggerServiceStub):
-    """Starts a run for each external event: a webhook or an e-mail. The run gets the event as data. Triggers are
-    private to the user who created them. Their runs have the permissions of the credential that last saved or
-    resumed the trigger, as with schedules.
+    """Starts a run for each external event, which is a webhook or an e-mail. The run gets the event as data. Triggers are
+    private to the user who created them. Their runs have the permissions of the credential that last saved or resumed
+    the trigger, as with schedules.
 
     Each event fires a trigger exactly once, however often it is delivered. A refused run counts as a firing.
     """
@@ -171,8 +171,8 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     - PERMISSION_DENIED
     """
     UpdateTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.UpdateTriggerRequest, _trigger_pb2.UpdateTriggerResponse]  # type: ignore[assignment]
-    """Replaces the definition of a trigger; its ID and secret do not change. Waiting events fire with the new
-    definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
+    """Replaces the definition of a trigger. The trigger's ID and secret do not change. Waiting events fire with the new
+    definition, except that a new `conversation_pointer` or `concurrency_pointer` applies only to new events. A new
     mailbox is treated as in CreateTrigger. Idempotent.
 
     Errors:
@@ -198,9 +198,9 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     Errors: only the common ones.
     """
     PauseTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.PauseTriggerRequest, _trigger_pb2.PauseTriggerResponse]  # type: ignore[assignment]
-    """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and
-    keeps waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated
-    call only changes the note.
+    """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and keeps
+    waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent: a repeated call only changes
+    the note.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -239,7 +239,7 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     """Delivers a webhook exactly as it was received. Used by gateways (gateway role), for the triggers of any
     user in their store. Pawl verifies headers and body in the transaction that creates the run.
 
-    Idempotent for three days by webhook-id, or by `request_id` if it has no such header: a repeated delivery
+    Idempotent for three days by webhook-id or, if the webhook has no such header, by `request_id`. A repeated delivery
     is a duplicate and returns the same firing. A refused webhook is verified again.
 
     Errors:
@@ -249,9 +249,9 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     - FAILED_PRECONDITION / TRIGGER_PAUSED
     - INVALID_ARGUMENT / INVALID_ID
     - INVALID_ARGUMENT / INVALID_FIELD: `headers`.
-    - RESOURCE_EXHAUSTED / TOO_LARGE: The body is over 256 KiB, or there are more than 100 headers or 16 KiB
-      of headers.
-    - ALREADY_EXISTS / REQUEST_ID_REUSED: Never returned: the same ID means the same event.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: The body is over 256 KiB, or there are more than 100 headers or 16 KiB of
+      headers.
+    - ALREADY_EXISTS / REQUEST_ID_REUSED: Never returned, because the same ID means the same event.
     """
     DeliverMail: _aio.UnaryUnaryMultiCallable[_trigger_pb2.DeliverMailRequest, _trigger_pb2.DeliverMailResponse]  # type: ignore[assignment]
     """Delivers an e-mail and advances the mailbox position in the same transaction. Only the mailbox service
@@ -265,9 +265,9 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     """
 
 class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Starts a run for each external event: a webhook or an e-mail. The run gets the event as data. Triggers are
-    private to the user who created them. Their runs have the permissions of the credential that last saved or
-    resumed the trigger, as with schedules.
+    """Starts a run for each external event, which is a webhook or an e-mail. The run gets the event as data. Triggers are
+    private to the user who created them. Their runs have the permissions of the credential that last saved or resumed
+    the trigger, as with schedules.
 
     Each event fires a trigger exactly once, however often it is delivered. A refused run counts as a firing.
     """
@@ -298,8 +298,8 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.UpdateTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.UpdateTriggerResponse, _abc.Awaitable[_trigger_pb2.UpdateTriggerResponse]]:
-        """Replaces the definition of a trigger; its ID and secret do not change. Waiting events fire with the new
-        definition, but a new `conversation_pointer` or `concurrency_pointer` applies to new events only. A new
+        """Replaces the definition of a trigger. The trigger's ID and secret do not change. Waiting events fire with the new
+        definition, except that a new `conversation_pointer` or `concurrency_pointer` applies only to new events. A new
         mailbox is treated as in CreateTrigger. Idempotent.
 
         Errors:
@@ -343,9 +343,9 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.PauseTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.PauseTriggerResponse, _abc.Awaitable[_trigger_pb2.PauseTriggerResponse]]:
-        """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and
-        keeps waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent; a repeated
-        call only changes the note.
+        """Pauses a trigger until it is resumed. While paused, it refuses webhooks, does not read its mailbox, and keeps
+        waiting events. E-mails that arrive during the pause fire it afterwards. Idempotent: a repeated call only changes
+        the note.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -408,7 +408,7 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Delivers a webhook exactly as it was received. Used by gateways (gateway role), for the triggers of any
         user in their store. Pawl verifies headers and body in the transaction that creates the run.
 
-        Idempotent for three days by webhook-id, or by `request_id` if it has no such header: a repeated delivery
+        Idempotent for three days by webhook-id or, if the webhook has no such header, by `request_id`. A repeated delivery
         is a duplicate and returns the same firing. A refused webhook is verified again.
 
         Errors:
@@ -418,9 +418,9 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION / TRIGGER_PAUSED
         - INVALID_ARGUMENT / INVALID_ID
         - INVALID_ARGUMENT / INVALID_FIELD: `headers`.
-        - RESOURCE_EXHAUSTED / TOO_LARGE: The body is over 256 KiB, or there are more than 100 headers or 16 KiB
-          of headers.
-        - ALREADY_EXISTS / REQUEST_ID_REUSED: Never returned: the same ID means the same event.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: The body is over 256 KiB, or there are more than 100 headers or 16 KiB of
+          headers.
+        - ALREADY_EXISTS / REQUEST_ID_REUSED: Never returned, because the same ID means the same event.
         """
 
     @_abc_1.abstractmethod

@@ -27,36 +27,34 @@ class _MessagePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Message
     MESSAGE_POLICY_UNSPECIFIED: _MessagePolicy.ValueType  # 0
     """The default: QUEUE."""
     MESSAGE_POLICY_QUEUE: _MessagePolicy.ValueType  # 1
-    """Create a run that waits its turn; at most 100 can wait."""
+    """Create a run that waits for its turn. At most 100 runs can wait."""
     MESSAGE_POLICY_STEER: _MessagePolicy.ValueType  # 2
     """Add the message to the active run when its open batch closes. Open questions, approvals and
     offers are withdrawn first. Queued runs stay queued.
     """
     MESSAGE_POLICY_INTERRUPT: _MessagePolicy.ValueType  # 3
-    """Cancel the active run (SUPERSEDED) and then start a run with the message. It goes ahead of queued runs,
-    or behind them in another user's conversation. If several such messages arrive before the active run has
-    stopped, the last one wins: the others enter the conversation in order, and their runs are cancelled
-    (SUPERSEDED).
+    """Cancel the active run (SUPERSEDED) and then start a run with the message. The new run goes ahead of queued runs or,
+    in another user's conversation, behind them. If several such messages arrive before the active run has stopped, the
+    last one wins. The others enter the conversation in order, and their runs are cancelled (SUPERSEDED).
     """
     MESSAGE_POLICY_REJECT: _MessagePolicy.ValueType  # 4
     """Refuse the message with CONVERSATION_BUSY."""
 
 class MessagePolicy(_MessagePolicy, metaclass=_MessagePolicyEnumTypeWrapper):
-    """How to handle a message if its conversation has an active run. If it has none, every policy starts a run."""
+    """How to handle a message if its conversation has an active run. If there is no active run, every policy starts a run."""
 
 MESSAGE_POLICY_UNSPECIFIED: MessagePolicy.ValueType  # 0
 """The default: QUEUE."""
 MESSAGE_POLICY_QUEUE: MessagePolicy.ValueType  # 1
-"""Create a run that waits its turn; at most 100 can wait."""
+"""Create a run that waits for its turn. At most 100 runs can wait."""
 MESSAGE_POLICY_STEER: MessagePolicy.ValueType  # 2
 """Add the message to the active run when its open batch closes. Open questions, approvals and
 offers are withdrawn first. Queued runs stay queued.
 """
 MESSAGE_POLICY_INTERRUPT: MessagePolicy.ValueType  # 3
-"""Cancel the active run (SUPERSEDED) and then start a run with the message. It goes ahead of queued runs,
-or behind them in another user's conversation. If several such messages arrive before the active run has
-stopped, the last one wins: the others enter the conversation in order, and their runs are cancelled
-(SUPERSEDED).
+"""Cancel the active run (SUPERSEDED) and then start a run with the message. The new run goes ahead of queued runs or,
+in another user's conversation, behind them. If several such messages arrive before the active run has stopped, the
+last one wins. The others enter the conversation in order, and their runs are cancelled (SUPERSEDED).
 """
 MESSAGE_POLICY_REJECT: MessagePolicy.ValueType  # 4
 """Refuse the message with CONVERSATION_BUSY."""
@@ -75,9 +73,9 @@ class _ReceiptStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Receipt
     RECEIPT_STATUS_DUPLICATE: _ReceiptStatus.ValueType  # 2
     """Already accepted before; nothing changed."""
     RECEIPT_STATUS_LATE: _ReceiptStatus.ValueType  # 3
-    """The call, decision or run was already settled; nothing changed."""
+    """The call, decision or run was already settled. Nothing changed."""
     RECEIPT_STATUS_WRONG_HOLDER: _ReceiptStatus.ValueType  # 4
-    """The call is held by another client or a newer stream, or under a newer lease."""
+    """Another client or a newer stream holds the call, or the client now holds it under a newer lease."""
     RECEIPT_STATUS_UNKNOWN: _ReceiptStatus.ValueType  # 5
     """The run or call does not exist or is not visible to the caller."""
     RECEIPT_STATUS_REFUSED: _ReceiptStatus.ValueType  # 6
@@ -93,9 +91,9 @@ RECEIPT_STATUS_ACCEPTED: ReceiptStatus.ValueType  # 1
 RECEIPT_STATUS_DUPLICATE: ReceiptStatus.ValueType  # 2
 """Already accepted before; nothing changed."""
 RECEIPT_STATUS_LATE: ReceiptStatus.ValueType  # 3
-"""The call, decision or run was already settled; nothing changed."""
+"""The call, decision or run was already settled. Nothing changed."""
 RECEIPT_STATUS_WRONG_HOLDER: ReceiptStatus.ValueType  # 4
-"""The call is held by another client or a newer stream, or under a newer lease."""
+"""Another client or a newer stream holds the call, or the client now holds it under a newer lease."""
 RECEIPT_STATUS_UNKNOWN: ReceiptStatus.ValueType  # 5
 """The run or call does not exist or is not visible to the caller."""
 RECEIPT_STATUS_REFUSED: ReceiptStatus.ValueType  # 6
@@ -122,7 +120,7 @@ class ToolResult(_message.Message):
     is_error: _builtins.bool
     """Whether the content is an error for the model."""
     offer_epoch: _builtins.int
-    """Lease under which the call ran; required in a Session and with a `client_id`, otherwise 0."""
+    """Lease under which the call ran. Required in a Session and with a `client_id`; otherwise 0."""
     def __init__(
         self,
         *,
@@ -162,24 +160,24 @@ class CallDecision(_message.Message):
     kind: _call_pb2.DecisionKind.ValueType
     """The decision."""
     digest: _builtins.str
-    """Digest that was shown; required for gated calls, ignored for questions."""
+    """Digest that was shown. Required for gated calls, and ignored for questions."""
     arguments_json: _builtins.bytes
     """EDIT: the new arguments as a strict JSON object. Not allowed otherwise."""
     reason: _builtins.str
     """REJECT: reason for the model, at most 4 KiB. EDIT and APPROVE: note for the log."""
     answer: _builtins.str
-    """ANSWER: the answer to a question, or the result to use for a gated call instead of running it; 1 byte to
-    64 KiB.
+    """ANSWER: the answer to a question. For a gated call, the result to use instead of running the call. 1 byte to 64
+    KiB.
     """
     for_series: _builtins.bool
-    """APPROVE and EDIT: grant the whole series (ApprovalRequest.series), not just this call. `digest` is then
-    the series' digest. All approvers must approve the same thing. If there is no series, the decision fails
-    with GRANT_NOT_OFFERED.
+    """APPROVE and EDIT: grant the whole series (ApprovalRequest.series), not just this call. `digest` is then the digest
+    of the series. All approvers must approve the same: the call or the series. If there is no series, the decision
+    fails with GRANT_NOT_OFFERED.
     """
     @_builtins.property
     def edited_series(self) -> _call_pb2.Series:
-        """EDIT with `for_series`: new number of iterations, interval and end; absent keeps the ones shown. If it
-        has no `end_time`, the one shown is kept.
+        """EDIT with `for_series`: new number of iterations, interval and end. If absent, those shown are kept. If it has no
+        `end_time`, the end that was shown is kept.
         """
 
     def __init__(

@@ -3,13 +3,13 @@
 isort:skip_file
 Undo reverses the effects of a run.
 
-Along with its result, a tool may return an inverse: a call that reverses its effect. Undoing a run
-executes the inverses of its calls one at a time, starting with the call that completed last. Inverses are
-ordinary calls in the tool registry: they are validated, gated and journaled.
+Along with its result, a tool may return an inverse: a call that reverses its effect. Undoing a run executes the
+inverses of its calls one at a time, starting with the call that completed last. Inverses are ordinary calls in the
+tool registry. They are validated, gated and journaled.
 
-An undo is itself a run in the same conversation (Run.undo), but without a model. It can be watched and
-cancelled, its calls can be approved, and it survives crashes. Each call is undone at most once. The next
-undo retries failed and refused inverses, but not those with an unknown outcome.
+An undo is itself a run in the same conversation (Run.undo), but without a model. It can be watched and cancelled,
+its calls can be approved, and it survives crashes. Each call is undone at most once. The next undo retries inverses
+that failed or were refused, but not those whose outcome is unknown.
 """
 
 from collections import abc as _abc
@@ -48,7 +48,9 @@ class _UndoStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UndoState.V
     UNDO_STATE_ALREADY_UNDONE: _UndoState.ValueType  # 5
     """An earlier undo reversed the effect. Terminal state."""
     UNDO_STATE_FAILED: _UndoState.ValueType  # 6
-    """The inverse failed or was refused; see `reason`. Terminal for this undo. The next undo retries it."""
+    """The inverse failed or was refused; see `reason`. Terminal state of this undo. The next undo tries the inverse
+    again.
+    """
     UNDO_STATE_CANNOT_BE_UNDONE: _UndoState.ValueType  # 7
     """The call took effect, or may have, and the effect cannot be reversed; see `reason`. Terminal state."""
     UNDO_STATE_NOTHING_TO_UNDO: _UndoState.ValueType  # 8
@@ -70,7 +72,9 @@ UNDO_STATE_UNDONE: UndoState.ValueType  # 4
 UNDO_STATE_ALREADY_UNDONE: UndoState.ValueType  # 5
 """An earlier undo reversed the effect. Terminal state."""
 UNDO_STATE_FAILED: UndoState.ValueType  # 6
-"""The inverse failed or was refused; see `reason`. Terminal for this undo. The next undo retries it."""
+"""The inverse failed or was refused; see `reason`. Terminal state of this undo. The next undo tries the inverse
+again.
+"""
 UNDO_STATE_CANNOT_BE_UNDONE: UndoState.ValueType  # 7
 """The call took effect, or may have, and the effect cannot be reversed; see `reason`. Terminal state."""
 UNDO_STATE_NOTHING_TO_UNDO: UndoState.ValueType  # 8
@@ -91,8 +95,9 @@ class CallUndo(_message.Message):
     UNDO_CALL_ID_FIELD_NUMBER: _builtins.int
     UNDO_RUN_ID_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """Call ID. Empty if this entry represents all deleted calls of a long series (Run.trimmed_rounds), or the run whose
-    results a rerun reuses: the undo of a rerun does not undo that run's effects, and `reason` names it.
+    """Call ID. Empty if this entry represents all deleted calls of a long series (Run.trimmed_rounds). Also empty if it
+    represents the run whose results a rerun reuses: undoing a rerun does not undo that run's effects, and `reason`
+    names that run.
     """
     tool_name: _builtins.str
     """Tool name."""
@@ -103,7 +108,7 @@ class CallUndo(_message.Message):
     reason: _builtins.str
     """Why the call was not undone; empty otherwise."""
     undo_call_id: _builtins.str
-    """Last call that executed the inverse; empty if none has."""
+    """Last call that executed the inverse. Empty if there is none."""
     undo_run_id: _builtins.str
     """That call's run."""
     def __init__(
@@ -136,7 +141,7 @@ class PreviewUndoRequest(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     call_id: _builtins.str
-    """Preview only this call; empty means all."""
+    """Preview only this call. Empty means all calls."""
     def __init__(
         self,
         *,
@@ -160,7 +165,7 @@ class PreviewUndoResponse(_message.Message):
     CALLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallUndo]:
-        """Calls in the order in which they would be undone, last completed call first."""
+        """Calls in the order in which they would be undone. The call that completed last comes first."""
 
     def __init__(
         self,

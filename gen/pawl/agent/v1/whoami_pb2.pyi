@@ -28,25 +28,25 @@ class _DecisionRight:
 class _DecisionRightEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DecisionRight.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DECISION_RIGHT_UNSPECIFIED: _DecisionRight.ValueType  # 0
-    """Nothing: the caller may not call Decide, or is a delegate that cannot decide."""
+    """None. The caller may not call Decide, or is a delegate that cannot decide."""
     DECISION_RIGHT_OWN_RUNS: _DecisionRight.ValueType  # 1
-    """Gated calls and questions in its own runs."""
+    """Gated calls and questions in the caller's own runs."""
     DECISION_RIGHT_STORE: _DecisionRight.ValueType  # 2
-    """Gated calls of all the store's users, and questions in its own runs."""
+    """Gated calls of all users of the store, and questions in the caller's own runs."""
     DECISION_RIGHT_QUESTIONS: _DecisionRight.ValueType  # 3
-    """Questions in its own runs, but not gated calls."""
+    """Questions in the caller's own runs, but not gated calls."""
 
 class DecisionRight(_DecisionRight, metaclass=_DecisionRightEnumTypeWrapper):
     """Calls and questions that a caller may decide on with AgentService.Decide."""
 
 DECISION_RIGHT_UNSPECIFIED: DecisionRight.ValueType  # 0
-"""Nothing: the caller may not call Decide, or is a delegate that cannot decide."""
+"""None. The caller may not call Decide, or is a delegate that cannot decide."""
 DECISION_RIGHT_OWN_RUNS: DecisionRight.ValueType  # 1
-"""Gated calls and questions in its own runs."""
+"""Gated calls and questions in the caller's own runs."""
 DECISION_RIGHT_STORE: DecisionRight.ValueType  # 2
-"""Gated calls of all the store's users, and questions in its own runs."""
+"""Gated calls of all users of the store, and questions in the caller's own runs."""
 DECISION_RIGHT_QUESTIONS: DecisionRight.ValueType  # 3
-"""Questions in its own runs, but not gated calls."""
+"""Questions in the caller's own runs, but not gated calls."""
 Global___DecisionRight: _TypeAlias = DecisionRight  # noqa: Y015
 
 @_typing.final
@@ -122,8 +122,8 @@ class CallerInfo(_message.Message):
     """Which calls and questions the caller can decide on."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Current roles, sorted: Pawl's own, and any others that tools may require. A caller without roles has the
-        permissions of a member.
+        """Current roles, sorted. They include Pawl's own roles, and any others that tools may require. A caller without roles
+        has the permissions of a member.
         """
 
     @_builtins.property

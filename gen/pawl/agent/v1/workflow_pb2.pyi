@@ -367,7 +367,7 @@ class StartWorkflowRequest(_message.Message):
     input_json: _builtins.bytes
     """Input as JSON, at most 256 KiB; empty means {}."""
     reports_to_conversation_id: _builtins.str
-    """The caller's conversation that is notified when the run ends, as for a job; empty means the caller's inbox."""
+    """The conversation of the caller that is notified when the run ends, as for a job. Empty means the caller's inbox."""
     total_tokens_max: _builtins.int
     """Token budget of the run and all runs below it; 0 means the deployment's default."""
     @_builtins.property
@@ -428,7 +428,9 @@ class GetExecutionRequest(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     node: _builtins.str
-    """Path of the only node to return, with its input, output and attempts; empty means all nodes, without them."""
+    """Path of the only node to return. This node has its input, output and attempts. If empty, all nodes are returned,
+    without inputs, outputs and attempts.
+    """
     def __init__(
         self,
         *,
@@ -456,7 +458,7 @@ class GetExecutionResponse(_message.Message):
     PAUSED_FIELD_NUMBER: _builtins.int
     EDGES_FIELD_NUMBER: _builtins.int
     failed_node: _builtins.str
-    """Path of the node that failed the run; empty if none did."""
+    """Path of the node that made the run fail; empty if none did."""
     paused: _builtins.bool
     """Whether the run is paused."""
     @_builtins.property
@@ -510,8 +512,8 @@ class RerunFromRequest(_message.Message):
     run_id: _builtins.str
     """ID of the run, which must have ended."""
     node: _builtins.str
-    """Path of the node from which to run again. This node and all nodes that depend on it run again, as do nodes
-    that neither succeeded nor were skipped.
+    """Path of the node from which to run again. This node and all nodes that depend on it run again. So do nodes that
+    neither succeeded nor were skipped, and nodes whose effects were undone, with the nodes that depend on them.
     """
     validate_only: _builtins.bool
     """Return the effects that would happen again, without starting a run."""
@@ -693,9 +695,9 @@ class SendEventRequest(_message.Message):
     payload_json: _builtins.bytes
     """Payload as JSON, at most 64 KiB; empty means null. It becomes the node's output."""
     event_id: _builtins.str
-    """Idempotency key of the event, unique in the run. Without one, each request is a new event."""
+    """Idempotency key of the event, unique in the run. Without an ID, each request is a new event."""
     token: _builtins.str
-    """Token of a `wait` node (the expression `tokens.NAME`), instead of the run, name and event ID."""
+    """Token of a `wait` node (the expression `tokens.NAME`). Use it instead of the run, name and event ID."""
     def __init__(
         self,
         *,

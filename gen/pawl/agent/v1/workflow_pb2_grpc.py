@@ -29,9 +29,9 @@ class WorkflowServiceStub(object):
     """Manages a store's workflows as immutable versions, and their runs. A workflow is a graph of nodes: agents,
     tools, people, conditions, waits and other workflows. docs/guides/workflows.md describes definitions.
 
-    A workflow run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
-    Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of the user who
-    started it. IDs, request IDs and pages work as in AgentService.
+    A workflow run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and
+    UndoRun also work on it. A run keeps its workflow's version, and each node runs with the permissions of the user who
+    started the run. IDs, request IDs and pages work as in AgentService.
     """
 
     def __init__(self, channel):
@@ -106,21 +106,21 @@ class WorkflowServiceServicer(object):
     """Manages a store's workflows as immutable versions, and their runs. A workflow is a graph of nodes: agents,
     tools, people, conditions, waits and other workflows. docs/guides/workflows.md describes definitions.
 
-    A workflow run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
-    Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of the user who
-    started it. IDs, request IDs and pages work as in AgentService.
+    A workflow run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and
+    UndoRun also work on it. A run keeps its workflow's version, and each node runs with the permissions of the user who
+    started the run. IDs, request IDs and pages work as in AgentService.
     """
 
     def SaveWorkflow(self, request, context):
-        """Creates a workflow, or a new version of it. A definition that equals the newest version creates no version,
-        so the request is safe to repeat. Tools, agents and workflows in the definition must exist, and the caller
+        """Creates a workflow, or a new version of it. A definition that equals the newest version does not create a version.
+        The request is therefore safe to repeat. Tools, agents and workflows in the definition must exist, and the caller
         must be allowed to use them. Running runs keep their version. Requires the admin role.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the
-        response lists up to 100 instead.
-        - RESOURCE_EXHAUSTED / TOO_LARGE: A limit was reached: 500 workflows per store (1000 including deleted
-        ones) or 1000 versions per workflow.
+        - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the response lists
+        up to 100 faults instead.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: A limit was reached: 500 workflows per store (1000 including deleted ones) or
+        1000 versions per workflow.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,7 +147,8 @@ class WorkflowServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListWorkflowVersions(self, request, context):
-        """Lists a workflow's versions, newest first, even if it was deleted, without their definitions. Read-only.
+        """Lists a workflow's versions, newest first and without their definitions, even if the workflow was deleted.
+        Read-only.
 
         Errors:
         - NOT_FOUND / WORKFLOW_NOT_FOUND
@@ -181,13 +182,14 @@ class WorkflowServiceServicer(object):
         """Starts a run of a workflow and returns once it is durable. Idempotent by request ID, scoped to the user.
 
         Errors:
-        - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if it was deleted.
+        - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if the workflow was deleted.
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
         - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id` does not exist.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -207,19 +209,20 @@ class WorkflowServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RerunFrom(self, request, context):
-        """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not
-        depend on `node`. Their effects do not happen again; all other nodes run, and their calls are
-        checked and approved anew. Idempotent by request ID, scoped to the user.
+        """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not depend on
+        `node`, unless their effects were undone. The effects of reused nodes do not happen again. All other nodes run, and
+        their calls are checked and approved anew. Idempotent by request ID, scoped to the user.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-        - FAILED_PRECONDITION / RUN_NOT_ENDED
+        - FAILED_PRECONDITION / RUN_NOT_ENDED: The run, or an undo of its effects, has not ended.
         - NOT_FOUND / NODE_NOT_FOUND
-        - NOT_FOUND / WORKFLOW_NOT_FOUND: It was deleted.
+        - NOT_FOUND / WORKFLOW_NOT_FOUND: The workflow was deleted.
         - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -228,8 +231,8 @@ class WorkflowServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PauseExecution(self, request, context):
-        """Pauses a workflow run: no node starts until ResumeExecution. Running nodes finish. Pausing a paused run
-        has no effect. Idempotent by request ID.
+        """Pauses a workflow run. No node starts until ResumeExecution is called, but running nodes finish. Pausing a paused
+        run has no effect. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
@@ -255,20 +258,20 @@ class WorkflowServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SendEvent(self, request, context):
-        """Sends an event to a workflow run. It ends the wait of one node that waits for this event name. If no node is
-        waiting, the event is kept, at most 100 per run. A node that waits always gets its event. Idempotent by
+        """Sends an event to a workflow run. The event ends the wait of one node that waits for this event name. If no node is
+        waiting, the event is kept. A run keeps at most 100 events, but a waiting node always gets its event. Idempotent by
         `event_id`.
 
-        With a `token`, the event ends the wait of the token's node, once. Any caller in the store who has the
-        token may send it, and sending the same payload again has no effect. The gateway offers this as
-        `POST /completions/{store}/{token}`, without a credential.
+        With a `token`, the event ends the wait of the token's node, once. Any caller in the store who has the token may
+        send the event. Sending the same payload again has no effect. The gateway offers this as `POST
+        /completions/{store}/{token}`, without a credential.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
         - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_FIELD: No node of the workflow waits for an event with this name.
-        - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken, and no node waits for this one.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken, and no node waits for this event.
         - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID or token was already used with a different name or payload.
         - NOT_FOUND / COMPLETION_NOT_FOUND: No run in the store has this token.
         - FAILED_PRECONDITION / CALL_NOT_PENDING: The token's node has ended without an event.
@@ -352,9 +355,9 @@ class WorkflowService(object):
     """Manages a store's workflows as immutable versions, and their runs. A workflow is a graph of nodes: agents,
     tools, people, conditions, waits and other workflows. docs/guides/workflows.md describes definitions.
 
-    A workflow run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
-    Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of the user who
-    started it. IDs, request IDs and pages work as in AgentService.
+    A workflow run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and
+    UndoRun also work on it. A run keeps its workflow's version, and each node runs with the permissions of the user who
+    started the run. IDs, request IDs and pages work as in AgentService.
     """
 
     @staticmethod

@@ -30,9 +30,9 @@ class WorkflowServiceStub:
     """Manages a store's workflows as immutable versions, and their runs. A workflow is a graph of nodes: agents,
     tools, people, conditions, waits and other workflows. docs/guides/workflows.md describes definitions.
 
-    A workflow run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
-    Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of the user who
-    started it. IDs, request IDs and pages work as in AgentService.
+    A workflow run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and
+    UndoRun also work on it. A run keeps its workflow's version, and each node runs with the permissions of the user who
+    started the run. IDs, request IDs and pages work as in AgentService.
     """
 
     @_typing.overload
@@ -40,15 +40,15 @@ class WorkflowServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkflowServiceAsyncStub: ...
     SaveWorkflow: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.SaveWorkflowRequest, _workflow_pb2.SaveWorkflowResponse]
-    """Creates a workflow, or a new version of it. A definition that equals the newest version creates no version,
-    so the request is safe to repeat. Tools, agents and workflows in the definition must exist, and the caller
+    """Creates a workflow, or a new version of it. A definition that equals the newest version does not create a version.
+    The request is therefore safe to repeat. Tools, agents and workflows in the definition must exist, and the caller
     must be allowed to use them. Running runs keep their version. Requires the admin role.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the
-      response lists up to 100 instead.
-    - RESOURCE_EXHAUSTED / TOO_LARGE: A limit was reached: 500 workflows per store (1000 including deleted
-      ones) or 1000 versions per workflow.
+    - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the response lists
+      up to 100 faults instead.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: A limit was reached: 500 workflows per store (1000 including deleted ones) or
+      1000 versions per workflow.
     """
     GetWorkflow: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.GetWorkflowRequest, _workflow_pb2.GetWorkflowResponse]
     """Returns a version of a workflow, even of a deleted one. Read-only.
@@ -63,7 +63,8 @@ class WorkflowServiceStub:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     ListWorkflowVersions: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.ListWorkflowVersionsRequest, _workflow_pb2.ListWorkflowVersionsResponse]
-    """Lists a workflow's versions, newest first, even if it was deleted, without their definitions. Read-only.
+    """Lists a workflow's versions, newest first and without their definitions, even if the workflow was deleted.
+    Read-only.
 
     Errors:
     - NOT_FOUND / WORKFLOW_NOT_FOUND
@@ -85,13 +86,14 @@ class WorkflowServiceStub:
     """Starts a run of a workflow and returns once it is durable. Idempotent by request ID, scoped to the user.
 
     Errors:
-    - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if it was deleted.
+    - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if the workflow was deleted.
     - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
     - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id` does not exist.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
     - FAILED_PRECONDITION / FEATURE_OFF
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -103,25 +105,26 @@ class WorkflowServiceStub:
     - NOT_FOUND / NODE_NOT_FOUND
     """
     RerunFrom: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.RerunFromRequest, _workflow_pb2.RerunFromResponse]
-    """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not
-    depend on `node`. Their effects do not happen again; all other nodes run, and their calls are
-    checked and approved anew. Idempotent by request ID, scoped to the user.
+    """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not depend on
+    `node`, unless their effects were undone. The effects of reused nodes do not happen again. All other nodes run, and
+    their calls are checked and approved anew. Idempotent by request ID, scoped to the user.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-    - FAILED_PRECONDITION / RUN_NOT_ENDED
+    - FAILED_PRECONDITION / RUN_NOT_ENDED: The run, or an undo of its effects, has not ended.
     - NOT_FOUND / NODE_NOT_FOUND
-    - NOT_FOUND / WORKFLOW_NOT_FOUND: It was deleted.
+    - NOT_FOUND / WORKFLOW_NOT_FOUND: The workflow was deleted.
     - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
     - FAILED_PRECONDITION / FEATURE_OFF
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     PauseExecution: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.PauseExecutionRequest, _workflow_pb2.PauseExecutionResponse]
-    """Pauses a workflow run: no node starts until ResumeExecution. Running nodes finish. Pausing a paused run
-    has no effect. Idempotent by request ID.
+    """Pauses a workflow run. No node starts until ResumeExecution is called, but running nodes finish. Pausing a paused
+    run has no effect. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
@@ -139,20 +142,20 @@ class WorkflowServiceStub:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     SendEvent: _grpc.UnaryUnaryMultiCallable[_workflow_pb2.SendEventRequest, _workflow_pb2.SendEventResponse]
-    """Sends an event to a workflow run. It ends the wait of one node that waits for this event name. If no node is
-    waiting, the event is kept, at most 100 per run. A node that waits always gets its event. Idempotent by
+    """Sends an event to a workflow run. The event ends the wait of one node that waits for this event name. If no node is
+    waiting, the event is kept. A run keeps at most 100 events, but a waiting node always gets its event. Idempotent by
     `event_id`.
 
-    With a `token`, the event ends the wait of the token's node, once. Any caller in the store who has the
-    token may send it, and sending the same payload again has no effect. The gateway offers this as
-    `POST /completions/{store}/{token}`, without a credential.
+    With a `token`, the event ends the wait of the token's node, once. Any caller in the store who has the token may
+    send the event. Sending the same payload again has no effect. The gateway offers this as `POST
+    /completions/{store}/{token}`, without a credential.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
     - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
     - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_FIELD: No node of the workflow waits for an event with this name.
-    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken, and no node waits for this one.
+    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken, and no node waits for this event.
     - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID or token was already used with a different name or payload.
     - NOT_FOUND / COMPLETION_NOT_FOUND: No run in the store has this token.
     - FAILED_PRECONDITION / CALL_NOT_PENDING: The token's node has ended without an event.
@@ -163,22 +166,22 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     """Manages a store's workflows as immutable versions, and their runs. A workflow is a graph of nodes: agents,
     tools, people, conditions, waits and other workflows. docs/guides/workflows.md describes definitions.
 
-    A workflow run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
-    Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of the user who
-    started it. IDs, request IDs and pages work as in AgentService.
+    A workflow run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and
+    UndoRun also work on it. A run keeps its workflow's version, and each node runs with the permissions of the user who
+    started the run. IDs, request IDs and pages work as in AgentService.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SaveWorkflow: _aio.UnaryUnaryMultiCallable[_workflow_pb2.SaveWorkflowRequest, _workflow_pb2.SaveWorkflowResponse]  # type: ignore[assignment]
-    """Creates a workflow, or a new version of it. A definition that equals the newest version creates no version,
-    so the request is safe to repeat. Tools, agents and workflows in the definition must exist, and the caller
+    """Creates a workflow, or a new version of it. A definition that equals the newest version does not create a version.
+    The request is therefore safe to repeat. Tools, agents and workflows in the definition must exist, and the caller
     must be allowed to use them. Running runs keep their version. Requires the admin role.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the
-      response lists up to 100 instead.
-    - RESOURCE_EXHAUSTED / TOO_LARGE: A limit was reached: 500 workflows per store (1000 including deleted
-      ones) or 1000 versions per workflow.
+    - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the response lists
+      up to 100 faults instead.
+    - RESOURCE_EXHAUSTED / TOO_LARGE: A limit was reached: 500 workflows per store (1000 including deleted ones) or
+      1000 versions per workflow.
     """
     GetWorkflow: _aio.UnaryUnaryMultiCallable[_workflow_pb2.GetWorkflowRequest, _workflow_pb2.GetWorkflowResponse]  # type: ignore[assignment]
     """Returns a version of a workflow, even of a deleted one. Read-only.
@@ -193,7 +196,8 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     ListWorkflowVersions: _aio.UnaryUnaryMultiCallable[_workflow_pb2.ListWorkflowVersionsRequest, _workflow_pb2.ListWorkflowVersionsResponse]  # type: ignore[assignment]
-    """Lists a workflow's versions, newest first, even if it was deleted, without their definitions. Read-only.
+    """Lists a workflow's versions, newest first and without their definitions, even if the workflow was deleted.
+    Read-only.
 
     Errors:
     - NOT_FOUND / WORKFLOW_NOT_FOUND
@@ -215,13 +219,14 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     """Starts a run of a workflow and returns once it is durable. Idempotent by request ID, scoped to the user.
 
     Errors:
-    - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if it was deleted.
+    - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if the workflow was deleted.
     - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
     - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id` does not exist.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
     - FAILED_PRECONDITION / FEATURE_OFF
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
@@ -233,25 +238,26 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - NOT_FOUND / NODE_NOT_FOUND
     """
     RerunFrom: _aio.UnaryUnaryMultiCallable[_workflow_pb2.RerunFromRequest, _workflow_pb2.RerunFromResponse]  # type: ignore[assignment]
-    """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not
-    depend on `node`. Their effects do not happen again; all other nodes run, and their calls are
-    checked and approved anew. Idempotent by request ID, scoped to the user.
+    """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not depend on
+    `node`, unless their effects were undone. The effects of reused nodes do not happen again. All other nodes run, and
+    their calls are checked and approved anew. Idempotent by request ID, scoped to the user.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-    - FAILED_PRECONDITION / RUN_NOT_ENDED
+    - FAILED_PRECONDITION / RUN_NOT_ENDED: The run, or an undo of its effects, has not ended.
     - NOT_FOUND / NODE_NOT_FOUND
-    - NOT_FOUND / WORKFLOW_NOT_FOUND: It was deleted.
+    - NOT_FOUND / WORKFLOW_NOT_FOUND: The workflow was deleted.
     - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
     - FAILED_PRECONDITION / FEATURE_OFF
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     PauseExecution: _aio.UnaryUnaryMultiCallable[_workflow_pb2.PauseExecutionRequest, _workflow_pb2.PauseExecutionResponse]  # type: ignore[assignment]
-    """Pauses a workflow run: no node starts until ResumeExecution. Running nodes finish. Pausing a paused run
-    has no effect. Idempotent by request ID.
+    """Pauses a workflow run. No node starts until ResumeExecution is called, but running nodes finish. Pausing a paused
+    run has no effect. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
@@ -269,20 +275,20 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
     SendEvent: _aio.UnaryUnaryMultiCallable[_workflow_pb2.SendEventRequest, _workflow_pb2.SendEventResponse]  # type: ignore[assignment]
-    """Sends an event to a workflow run. It ends the wait of one node that waits for this event name. If no node is
-    waiting, the event is kept, at most 100 per run. A node that waits always gets its event. Idempotent by
+    """Sends an event to a workflow run. The event ends the wait of one node that waits for this event name. If no node is
+    waiting, the event is kept. A run keeps at most 100 events, but a waiting node always gets its event. Idempotent by
     `event_id`.
 
-    With a `token`, the event ends the wait of the token's node, once. Any caller in the store who has the
-    token may send it, and sending the same payload again has no effect. The gateway offers this as
-    `POST /completions/{store}/{token}`, without a credential.
+    With a `token`, the event ends the wait of the token's node, once. Any caller in the store who has the token may
+    send the event. Sending the same payload again has no effect. The gateway offers this as `POST
+    /completions/{store}/{token}`, without a credential.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
     - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
     - INVALID_ARGUMENT / INVALID_JSON
     - INVALID_ARGUMENT / INVALID_FIELD: No node of the workflow waits for an event with this name.
-    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken, and no node waits for this one.
+    - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken, and no node waits for this event.
     - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID or token was already used with a different name or payload.
     - NOT_FOUND / COMPLETION_NOT_FOUND: No run in the store has this token.
     - FAILED_PRECONDITION / CALL_NOT_PENDING: The token's node has ended without an event.
@@ -292,9 +298,9 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
     """Manages a store's workflows as immutable versions, and their runs. A workflow is a graph of nodes: agents,
     tools, people, conditions, waits and other workflows. docs/guides/workflows.md describes definitions.
 
-    A workflow run is a run without a model, in its own conversation: AgentService.WatchRun, GetRun, CancelRun,
-    Decide and UndoRun accept it. It keeps its version, and each node runs with the permissions of the user who
-    started it. IDs, request IDs and pages work as in AgentService.
+    A workflow run has no model, but has its own conversation. AgentService.WatchRun, GetRun, CancelRun, Decide and
+    UndoRun also work on it. A run keeps its workflow's version, and each node runs with the permissions of the user who
+    started the run. IDs, request IDs and pages work as in AgentService.
     """
 
     @_abc_1.abstractmethod
@@ -303,15 +309,15 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workflow_pb2.SaveWorkflowRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workflow_pb2.SaveWorkflowResponse, _abc.Awaitable[_workflow_pb2.SaveWorkflowResponse]]:
-        """Creates a workflow, or a new version of it. A definition that equals the newest version creates no version,
-        so the request is safe to repeat. Tools, agents and workflows in the definition must exist, and the caller
+        """Creates a workflow, or a new version of it. A definition that equals the newest version does not create a version.
+        The request is therefore safe to repeat. Tools, agents and workflows in the definition must exist, and the caller
         must be allowed to use them. Running runs keep their version. Requires the admin role.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the
-          response lists up to 100 instead.
-        - RESOURCE_EXHAUSTED / TOO_LARGE: A limit was reached: 500 workflows per store (1000 including deleted
-          ones) or 1000 versions per workflow.
+        - INVALID_ARGUMENT / INVALID_WORKFLOW: The message lists up to 20 faults. With `validate_only`, the response lists
+          up to 100 faults instead.
+        - RESOURCE_EXHAUSTED / TOO_LARGE: A limit was reached: 500 workflows per store (1000 including deleted ones) or
+          1000 versions per workflow.
         """
 
     @_abc_1.abstractmethod
@@ -344,7 +350,8 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workflow_pb2.ListWorkflowVersionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workflow_pb2.ListWorkflowVersionsResponse, _abc.Awaitable[_workflow_pb2.ListWorkflowVersionsResponse]]:
-        """Lists a workflow's versions, newest first, even if it was deleted, without their definitions. Read-only.
+        """Lists a workflow's versions, newest first and without their definitions, even if the workflow was deleted.
+        Read-only.
 
         Errors:
         - NOT_FOUND / WORKFLOW_NOT_FOUND
@@ -384,13 +391,14 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         """Starts a run of a workflow and returns once it is durable. Idempotent by request ID, scoped to the user.
 
         Errors:
-        - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if it was deleted.
+        - NOT_FOUND / WORKFLOW_NOT_FOUND: Also if the workflow was deleted.
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_ARGUMENTS: The input does not match the workflow's schema.
         - NOT_FOUND / CONVERSATION_NOT_FOUND: `reports_to_conversation_id` does not exist.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS: `reports_to_conversation_id` has too many open jobs.
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -414,19 +422,20 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workflow_pb2.RerunFromRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workflow_pb2.RerunFromResponse, _abc.Awaitable[_workflow_pb2.RerunFromResponse]]:
-        """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not
-        depend on `node`. Their effects do not happen again; all other nodes run, and their calls are
-        checked and approved anew. Idempotent by request ID, scoped to the user.
+        """Starts a new run with the same version and input, which reuses the outputs of finished nodes that do not depend on
+        `node`, unless their effects were undone. The effects of reused nodes do not happen again. All other nodes run, and
+        their calls are checked and approved anew. Idempotent by request ID, scoped to the user.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
-        - FAILED_PRECONDITION / RUN_NOT_ENDED
+        - FAILED_PRECONDITION / RUN_NOT_ENDED: The run, or an undo of its effects, has not ended.
         - NOT_FOUND / NODE_NOT_FOUND
-        - NOT_FOUND / WORKFLOW_NOT_FOUND: It was deleted.
+        - NOT_FOUND / WORKFLOW_NOT_FOUND: The workflow was deleted.
         - NOT_FOUND / CONVERSATION_NOT_FOUND: The run reports to a conversation that no longer exists.
         - FAILED_PRECONDITION / CONVERSATION_ERASED
         - RESOURCE_EXHAUSTED / TOO_MANY_JOBS
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -437,8 +446,8 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workflow_pb2.PauseExecutionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workflow_pb2.PauseExecutionResponse, _abc.Awaitable[_workflow_pb2.PauseExecutionResponse]]:
-        """Pauses a workflow run: no node starts until ResumeExecution. Running nodes finish. Pausing a paused run
-        has no effect. Idempotent by request ID.
+        """Pauses a workflow run. No node starts until ResumeExecution is called, but running nodes finish. Pausing a paused
+        run has no effect. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
@@ -468,20 +477,20 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workflow_pb2.SendEventRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workflow_pb2.SendEventResponse, _abc.Awaitable[_workflow_pb2.SendEventResponse]]:
-        """Sends an event to a workflow run. It ends the wait of one node that waits for this event name. If no node is
-        waiting, the event is kept, at most 100 per run. A node that waits always gets its event. Idempotent by
+        """Sends an event to a workflow run. The event ends the wait of one node that waits for this event name. If no node is
+        waiting, the event is kept. A run keeps at most 100 events, but a waiting node always gets its event. Idempotent by
         `event_id`.
 
-        With a `token`, the event ends the wait of the token's node, once. Any caller in the store who has the
-        token may send it, and sending the same payload again has no effect. The gateway offers this as
-        `POST /completions/{store}/{token}`, without a credential.
+        With a `token`, the event ends the wait of the token's node, once. Any caller in the store who has the token may
+        send the event. Sending the same payload again has no effect. The gateway offers this as `POST
+        /completions/{store}/{token}`, without a credential.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND: Also if the run is not a workflow run.
         - FAILED_PRECONDITION / RUN_ENDED: Also if it is being stopped.
         - INVALID_ARGUMENT / INVALID_JSON
         - INVALID_ARGUMENT / INVALID_FIELD: No node of the workflow waits for an event with this name.
-        - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken, and no node waits for this one.
+        - RESOURCE_EXHAUSTED / QUEUE_FULL: The run has 100 events that no node has taken, and no node waits for this event.
         - ALREADY_EXISTS / REQUEST_ID_REUSED: The event ID or token was already used with a different name or payload.
         - NOT_FOUND / COMPLETION_NOT_FOUND: No run in the store has this token.
         - FAILED_PRECONDITION / CALL_NOT_PENDING: The token's node has ended without an event.

@@ -115,7 +115,7 @@ class Call(_message.Message):
     @_builtins.property
     def metadata(self) -> _containers.RepeatedCompositeFieldContainer[Global___Metadata]:
         """Metadata of a relayed streaming call, with its own credential. The server authenticates, limits and ends the call
-        as if it were called directly, and pauses it while 128 KiB of its responses are unprocessed.
+        as if it were called directly. It pauses the call while 128 KiB of responses are unprocessed.
         """
 
     def __init__(
@@ -210,7 +210,7 @@ class Reply(_message.Message):
     """Whether this is the last reply to the call."""
     @_builtins.property
     def failure(self) -> Global___Failure:
-        """Why the call failed; absent if it did not fail. Only with `last`."""
+        """Why the call failed. Absent if it did not fail. Set only together with `last`."""
 
     def __init__(
         self,

@@ -49,9 +49,9 @@ class BatchServiceServicer(object):
     """
 
     def Batch(self, request_iterator, context):
-        """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies can arrive
-        in any order. If the stream breaks, running calls are cancelled. A client that closes its side still gets all
-        outstanding replies, then OK.
+        """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies can arrive in
+        any order. If the stream breaks, running calls are cancelled. A client that closes its side still gets all
+        outstanding replies, followed by OK.
 
         Errors: only the common ones.
         """

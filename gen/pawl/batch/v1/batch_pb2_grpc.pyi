@@ -40,9 +40,9 @@ class BatchServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> BatchServiceAsyncStub: ...
     Batch: _grpc.StreamStreamMultiCallable[_batch_pb2.BatchRequest, _batch_pb2.BatchResponse]
-    """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies can arrive
-    in any order. If the stream breaks, running calls are cancelled. A client that closes its side still gets all
-    outstanding replies, then OK.
+    """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies can arrive in
+    any order. If the stream breaks, running calls are cancelled. A client that closes its side still gets all
+    outstanding replies, followed by OK.
 
     Errors: only the common ones.
     """
@@ -55,9 +55,9 @@ class BatchServiceAsyncStub(BatchServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Batch: _aio.StreamStreamMultiCallable[_batch_pb2.BatchRequest, _batch_pb2.BatchResponse]  # type: ignore[assignment]
-    """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies can arrive
-    in any order. If the stream breaks, running calls are cancelled. A client that closes its side still gets all
-    outstanding replies, then OK.
+    """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies can arrive in
+    any order. If the stream breaks, running calls are cancelled. A client that closes its side still gets all
+    outstanding replies, followed by OK.
 
     Errors: only the common ones.
     """
@@ -73,9 +73,9 @@ class BatchServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_batch_pb2.BatchRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_batch_pb2.BatchResponse], _abc.AsyncIterator[_batch_pb2.BatchResponse]]:
-        """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies can arrive
-        in any order. If the stream breaks, running calls are cancelled. A client that closes its side still gets all
-        outstanding replies, then OK.
+        """Carries calls and their replies until either side ends the stream. Calls run concurrently; replies can arrive in
+        any order. If the stream breaks, running calls are cancelled. A client that closes its side still gets all
+        outstanding replies, followed by OK.
 
         Errors: only the common ones.
         """

@@ -3,12 +3,11 @@
 isort:skip_file
 Machine-readable error reasons.
 
-Every error of a Pawl service carries a google.rpc.ErrorInfo detail. Its `domain` is "pawl", and its
-`reason` is the name of an ErrorReason without the ERROR_REASON_ prefix, for example "RUN_NOT_FOUND".
-Programs should branch on the reason. The message is human-readable and explains what to do next. Each
-reason has a fixed gRPC code, given below. The code UNKNOWN is never returned. Errors raised by gRPC itself
-have no reason: RESOURCE_EXHAUSTED for messages far over the limit, and UNAVAILABLE if the server is
-unreachable.
+Every error of a Pawl service carries a google.rpc.ErrorInfo detail. Its `domain` is "pawl", and its `reason` is the
+name of an ErrorReason without the ERROR_REASON_ prefix, for example "RUN_NOT_FOUND". Programs should branch on the
+reason. The message is human-readable and explains what to do next. Each reason has a fixed gRPC code, given below.
+The code UNKNOWN is never returned. Errors raised by gRPC itself have no reason. These are RESOURCE_EXHAUSTED for
+messages far over the limit, and UNAVAILABLE if the server is unreachable.
 
 Every method may return UNAUTHENTICATED, MALFORMED_REQUEST, INVALID_FIELD, INVALID_ID, TOO_LARGE, OVERLOADED,
 DEPENDENCY_UNAVAILABLE, SHUTTING_DOWN, DEADLINE_EXCEEDED, CANCELLED and INTERNAL. It may also return
@@ -45,7 +44,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INVALID_ID: _ErrorReason.ValueType  # 3
     """INVALID_ARGUMENT. An ID does not match ^[A-Za-z0-9_-]{1,64}$."""
     ERROR_REASON_INVALID_JSON: _ErrorReason.ValueType  # 4
-    """INVALID_ARGUMENT. A value is not strict JSON: it is nested more than 32 levels deep, or has NaN,
+    """INVALID_ARGUMENT. A value is not strict JSON. For example, it is nested more than 32 levels deep, or has NaN,
     duplicate keys, NUL, lone surrogates, integers beyond 64 bits or trailing bytes.
     """
     ERROR_REASON_INVALID_SCHEMA: _ErrorReason.ValueType  # 5
@@ -125,7 +124,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_TRIGGER_EXISTS: _ErrorReason.ValueType  # 46
     """ALREADY_EXISTS. The user already has a different trigger with this name."""
     ERROR_REASON_RUN_ENDED: _ErrorReason.ValueType  # 60
-    """FAILED_PRECONDITION. The run has ended; its state never changes again."""
+    """FAILED_PRECONDITION. The run has ended. Its state can no longer change."""
     ERROR_REASON_RUN_NOT_ENDED: _ErrorReason.ValueType  # 79
     """FAILED_PRECONDITION. The run has not ended. Only ended runs can be undone."""
     ERROR_REASON_CALL_NOT_PENDING: _ErrorReason.ValueType  # 61
@@ -145,7 +144,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_APPROVAL_REQUIRED: _ErrorReason.ValueType  # 68
     """FAILED_PRECONDITION. The tool requires an approval that has not been given."""
     ERROR_REASON_ATTENTION_NOT_NEEDED: _ErrorReason.ValueType  # 74
-    """FAILED_PRECONDITION. The run is not waiting for an operator, or not for this action."""
+    """FAILED_PRECONDITION. The run is not waiting for an operator, or is waiting for a different action."""
     ERROR_REASON_SOURCE_CHANGED: _ErrorReason.ValueType  # 75
     """FAILED_PRECONDITION. The source's tools changed again after they were shown. Review the new changes."""
     ERROR_REASON_NO_TOKEN_BUDGET: _ErrorReason.ValueType  # 72
@@ -156,14 +155,20 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The agent's delegations form a cycle; the message lists the agents."""
     ERROR_REASON_FEATURE_OFF: _ErrorReason.ValueType  # 78
     """FAILED_PRECONDITION. The feature is switched off for the store; metadata `feature` names the switch
-    (pawl.settings.v1.Settings.switches). The request had no effect, so the caller can do the work another way.
+    (pawl.settings.v1.Settings.switches). The request had no effect. The caller can do the work in another way.
+    """
+    ERROR_REASON_MODEL_NOT_ALLOWED: _ErrorReason.ValueType  # 82
+    """FAILED_PRECONDITION. The store may not use the model; metadata `model` names it
+    (pawl.settings.v1.Settings.models).
     """
     ERROR_REASON_CONVERSATION_ERASED: _ErrorReason.ValueType  # 67
-    """FAILED_PRECONDITION. The caller erased the conversation. It cannot be read or written; start a new one."""
+    """FAILED_PRECONDITION. The caller erased the conversation. It can no longer be read or written. Start a new
+    conversation.
+    """
     ERROR_REASON_FORK_POINT_OPEN: _ErrorReason.ValueType  # 69
-    """FAILED_PRECONDITION. The conversation cannot be forked there: the history up to that point has no answer
-    yet, has calls without results, or was deleted. Metadata `before` and `after` are the nearest valid
-    message numbers, if they exist.
+    """FAILED_PRECONDITION. The conversation cannot be forked there, because the history up to that point has no answer
+    yet, has calls without results, or was deleted. Metadata `before` and `after` are the nearest valid message
+    numbers, if they exist.
     """
     ERROR_REASON_RUN_OF_ANOTHER_USER: _ErrorReason.ValueType  # 70
     """FAILED_PRECONDITION. The active run belongs to another user, so a message cannot steer or interrupt it.
@@ -174,20 +179,20 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_UNREADABLE: _ErrorReason.ValueType  # 73
     """FAILED_PRECONDITION. The stored row is damaged. It can be deleted."""
     ERROR_REASON_SEQ_BEYOND_END: _ErrorReason.ValueType  # 80
-    """OUT_OF_RANGE. The position is beyond the end of the log, which metadata `last_seq` gives."""
+    """OUT_OF_RANGE. The position is beyond the end of the log. Metadata `last_seq` is the last position."""
     ERROR_REASON_LEASE_LOST: _ErrorReason.ValueType  # 100
     """ABORTED. The caller no longer holds the lease of the run and must stop working on it."""
     ERROR_REASON_INBOX_CHANGED: _ErrorReason.ValueType  # 101
-    """ABORTED. A new command arrived that the commit did not take into account: read the inbox and try again."""
+    """ABORTED. A new command arrived that the commit did not take into account. Read the inbox and try again."""
     ERROR_REASON_CONFLICT: _ErrorReason.ValueType  # 102
-    """ABORTED. Someone else changed the resource after the caller read it: read it again, then repeat the request."""
+    """ABORTED. Someone else changed the resource after the caller read it. Read it again, then repeat the request."""
     ERROR_REASON_TOO_LARGE: _ErrorReason.ValueType  # 120
     """RESOURCE_EXHAUSTED. A message, field or collection exceeds its limit."""
     ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 121
     """RESOURCE_EXHAUSTED. Too many concurrent calls or streams; try again later."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 122
-    """RESOURCE_EXHAUSTED. A queue is full: the conversation's messages, the run's inbox, or the store's runs or
-    jobs. Send the same request again later.
+    """RESOURCE_EXHAUSTED. A queue is full. This can be the conversation's messages, the run's inbox, or the store's runs
+    or jobs. Send the same request again later.
     """
     ERROR_REASON_SLOW_CONSUMER: _ErrorReason.ValueType  # 123
     """RESOURCE_EXHAUSTED. The watcher fell behind. Attach again after the seq in metadata `resume_after_seq`;
@@ -198,8 +203,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     still be added.
     """
     ERROR_REASON_PAST_TOO_LONG: _ErrorReason.ValueType  # 128
-    """RESOURCE_EXHAUSTED. The fork's history would have more than 64 segments. Forking a fork that has its own
-    messages adds one.
+    """RESOURCE_EXHAUSTED. The fork's history would have more than 64 segments. Each fork of a fork that has its own
+    messages adds a segment.
     """
     ERROR_REASON_TOO_MANY_JOBS: _ErrorReason.ValueType  # 129
     """RESOURCE_EXHAUSTED. The caller already has the maximum number of open jobs in the conversation. Stop one,
@@ -250,7 +255,7 @@ ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 2
 ERROR_REASON_INVALID_ID: ErrorReason.ValueType  # 3
 """INVALID_ARGUMENT. An ID does not match ^[A-Za-z0-9_-]{1,64}$."""
 ERROR_REASON_INVALID_JSON: ErrorReason.ValueType  # 4
-"""INVALID_ARGUMENT. A value is not strict JSON: it is nested more than 32 levels deep, or has NaN,
+"""INVALID_ARGUMENT. A value is not strict JSON. For example, it is nested more than 32 levels deep, or has NaN,
 duplicate keys, NUL, lone surrogates, integers beyond 64 bits or trailing bytes.
 """
 ERROR_REASON_INVALID_SCHEMA: ErrorReason.ValueType  # 5
@@ -330,7 +335,7 @@ ERROR_REASON_SCHEDULE_EXISTS: ErrorReason.ValueType  # 45
 ERROR_REASON_TRIGGER_EXISTS: ErrorReason.ValueType  # 46
 """ALREADY_EXISTS. The user already has a different trigger with this name."""
 ERROR_REASON_RUN_ENDED: ErrorReason.ValueType  # 60
-"""FAILED_PRECONDITION. The run has ended; its state never changes again."""
+"""FAILED_PRECONDITION. The run has ended. Its state can no longer change."""
 ERROR_REASON_RUN_NOT_ENDED: ErrorReason.ValueType  # 79
 """FAILED_PRECONDITION. The run has not ended. Only ended runs can be undone."""
 ERROR_REASON_CALL_NOT_PENDING: ErrorReason.ValueType  # 61
@@ -350,7 +355,7 @@ ERROR_REASON_DEADLINE_PASSED: ErrorReason.ValueType  # 66
 ERROR_REASON_APPROVAL_REQUIRED: ErrorReason.ValueType  # 68
 """FAILED_PRECONDITION. The tool requires an approval that has not been given."""
 ERROR_REASON_ATTENTION_NOT_NEEDED: ErrorReason.ValueType  # 74
-"""FAILED_PRECONDITION. The run is not waiting for an operator, or not for this action."""
+"""FAILED_PRECONDITION. The run is not waiting for an operator, or is waiting for a different action."""
 ERROR_REASON_SOURCE_CHANGED: ErrorReason.ValueType  # 75
 """FAILED_PRECONDITION. The source's tools changed again after they were shown. Review the new changes."""
 ERROR_REASON_NO_TOKEN_BUDGET: ErrorReason.ValueType  # 72
@@ -361,14 +366,20 @@ ERROR_REASON_AGENT_CYCLE: ErrorReason.ValueType  # 76
 """FAILED_PRECONDITION. The agent's delegations form a cycle; the message lists the agents."""
 ERROR_REASON_FEATURE_OFF: ErrorReason.ValueType  # 78
 """FAILED_PRECONDITION. The feature is switched off for the store; metadata `feature` names the switch
-(pawl.settings.v1.Settings.switches). The request had no effect, so the caller can do the work another way.
+(pawl.settings.v1.Settings.switches). The request had no effect. The caller can do the work in another way.
+"""
+ERROR_REASON_MODEL_NOT_ALLOWED: ErrorReason.ValueType  # 82
+"""FAILED_PRECONDITION. The store may not use the model; metadata `model` names it
+(pawl.settings.v1.Settings.models).
 """
 ERROR_REASON_CONVERSATION_ERASED: ErrorReason.ValueType  # 67
-"""FAILED_PRECONDITION. The caller erased the conversation. It cannot be read or written; start a new one."""
+"""FAILED_PRECONDITION. The caller erased the conversation. It can no longer be read or written. Start a new
+conversation.
+"""
 ERROR_REASON_FORK_POINT_OPEN: ErrorReason.ValueType  # 69
-"""FAILED_PRECONDITION. The conversation cannot be forked there: the history up to that point has no answer
-yet, has calls without results, or was deleted. Metadata `before` and `after` are the nearest valid
-message numbers, if they exist.
+"""FAILED_PRECONDITION. The conversation cannot be forked there, because the history up to that point has no answer
+yet, has calls without results, or was deleted. Metadata `before` and `after` are the nearest valid message
+numbers, if they exist.
 """
 ERROR_REASON_RUN_OF_ANOTHER_USER: ErrorReason.ValueType  # 70
 """FAILED_PRECONDITION. The active run belongs to another user, so a message cannot steer or interrupt it.
@@ -379,20 +390,20 @@ ERROR_REASON_TRIGGER_PAUSED: ErrorReason.ValueType  # 71
 ERROR_REASON_UNREADABLE: ErrorReason.ValueType  # 73
 """FAILED_PRECONDITION. The stored row is damaged. It can be deleted."""
 ERROR_REASON_SEQ_BEYOND_END: ErrorReason.ValueType  # 80
-"""OUT_OF_RANGE. The position is beyond the end of the log, which metadata `last_seq` gives."""
+"""OUT_OF_RANGE. The position is beyond the end of the log. Metadata `last_seq` is the last position."""
 ERROR_REASON_LEASE_LOST: ErrorReason.ValueType  # 100
 """ABORTED. The caller no longer holds the lease of the run and must stop working on it."""
 ERROR_REASON_INBOX_CHANGED: ErrorReason.ValueType  # 101
-"""ABORTED. A new command arrived that the commit did not take into account: read the inbox and try again."""
+"""ABORTED. A new command arrived that the commit did not take into account. Read the inbox and try again."""
 ERROR_REASON_CONFLICT: ErrorReason.ValueType  # 102
-"""ABORTED. Someone else changed the resource after the caller read it: read it again, then repeat the request."""
+"""ABORTED. Someone else changed the resource after the caller read it. Read it again, then repeat the request."""
 ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 120
 """RESOURCE_EXHAUSTED. A message, field or collection exceeds its limit."""
 ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 121
 """RESOURCE_EXHAUSTED. Too many concurrent calls or streams; try again later."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 122
-"""RESOURCE_EXHAUSTED. A queue is full: the conversation's messages, the run's inbox, or the store's runs or
-jobs. Send the same request again later.
+"""RESOURCE_EXHAUSTED. A queue is full. This can be the conversation's messages, the run's inbox, or the store's runs
+or jobs. Send the same request again later.
 """
 ERROR_REASON_SLOW_CONSUMER: ErrorReason.ValueType  # 123
 """RESOURCE_EXHAUSTED. The watcher fell behind. Attach again after the seq in metadata `resume_after_seq`;
@@ -403,8 +414,8 @@ ERROR_REASON_TOKEN_CEILING: ErrorReason.ValueType  # 126
 still be added.
 """
 ERROR_REASON_PAST_TOO_LONG: ErrorReason.ValueType  # 128
-"""RESOURCE_EXHAUSTED. The fork's history would have more than 64 segments. Forking a fork that has its own
-messages adds one.
+"""RESOURCE_EXHAUSTED. The fork's history would have more than 64 segments. Each fork of a fork that has its own
+messages adds a segment.
 """
 ERROR_REASON_TOO_MANY_JOBS: ErrorReason.ValueType  # 129
 """RESOURCE_EXHAUSTED. The caller already has the maximum number of open jobs in the conversation. Stop one,

@@ -22,9 +22,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class AgentDefinition(_message.Message):
-    """Definition of an agent: how its runs work, which tools they have, and who may use it. An agent never gives
-    its user more permissions: its runs get only tools that the user may call, and limits within the
-    deployment's ceilings.
+    """Definition of an agent: how its runs work, which tools they have, and who may use it. An agent never gives its user
+    more permissions. Its runs get only tools that the user may call, and limits within the deployment's ceilings.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -62,20 +61,20 @@ class AgentDefinition(_message.Message):
     specify an agent.
     """
     daily_tokens_max: _builtins.int
-    """Tokens that all of the agent's runs may use per day (UTC); 0 means no limit. At most 2^53. Input and
-    output count as in UsageFigures.usage. The newest version's value applies to runs of all versions. When it is
-    used up, no model call starts: depending on their TokenBudgetPolicy, runs wait for the next day
-    (WAIT_KIND_AGENT_QUOTA) or fail. Model calls in progress finish. Not allowed for drafts.
+    """Tokens that all of the agent's runs may use per day (UTC); 0 means no limit. At most 2^53. Input and output count
+    as in UsageFigures.usage. The newest version's value applies to runs of all versions. When this quota is used up, no
+    model call starts. Depending on their TokenBudgetPolicy, runs then wait for the next day (WAIT_KIND_AGENT_QUOTA) or
+    fail. Model calls in progress finish. Not allowed for drafts.
     """
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
-        """Options for its runs; absent fields take the deployment's values. `tool_names` must be empty: use
-        `tools`.
+        """Options for the agent's runs. Absent fields take the deployment's values. `tool_names` must be empty; use `tools`
+        instead.
         """
 
     @_builtins.property
     def tools(self) -> Global___ToolSelection:
-        """Tools of its runs; an empty selection means all tools that the user may call at run start.
+        """Tools of the agent's runs. An empty selection means all tools that the user may call when the run starts.
         `options.without_tools` means none.
         """
 
@@ -121,8 +120,8 @@ Global___AgentDefinition: _TypeAlias = AgentDefinition  # noqa: Y015
 
 @_typing.final
 class ToolSelection(_message.Message):
-    """Selects tools, from those that the caller may call, when an agent is saved. Tools registered later are not
-    selected until the agent is saved again.
+    """Selects tools when an agent is saved. Only tools that the caller may call can be selected. Tools registered later are
+    not selected until the agent is saved again.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -132,7 +131,7 @@ class ToolSelection(_message.Message):
     PATTERNS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of tools, which must exist. At most 1000."""
+        """Names of tools, at most 1000. The tools must exist."""
 
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -172,8 +171,8 @@ class AgentCard(_message.Message):
     description: _builtins.str
     """Description, at most 2000 characters."""
     avatar_url: _builtins.str
-    """URL of a picture: https, at most 2000 characters, without credentials; optional. Pawl never fetches it;
-    clients do.
+    """URL of a picture: https, at most 2000 characters, without credentials; optional. Only clients fetch it; Pawl never
+    does.
     """
     @_builtins.property
     def example_prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -208,8 +207,8 @@ class AgentVersion(_message.Message):
     CREATE_USER_ID_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """Version number, starting at 1. It increases by one with each change, even after a deletion. 0 for the
-    deployment's `default`, which stores without their own use.
+    """Version number, starting at 1. It increases by one with each change, even after a deletion. The deployment's
+    `default`, which is used by stores that do not have their own, has version 0.
     """
     create_user_id: _builtins.str
     """User who saved it; empty for version 0."""

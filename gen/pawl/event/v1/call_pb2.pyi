@@ -54,7 +54,7 @@ class _CallStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallState.V
     """Not decided on, answered or run in time. Terminal state."""
     CALL_STATE_CANCELLED: _CallState.ValueType  # 14
     """Stopped with its run, or the question was withdrawn. Terminal state. If the reason is NOT_STOPPED, the tool may
-    still be running, but it is safe to repeat.
+    still be running, but the call is safe to repeat.
     """
     CALL_STATE_OUTCOME_UNKNOWN: _CallState.ValueType  # 15
     """It is unknown whether the call took effect; the model was informed. Terminal state. If the reason is
@@ -96,7 +96,7 @@ CALL_STATE_EXPIRED: CallState.ValueType  # 13
 """Not decided on, answered or run in time. Terminal state."""
 CALL_STATE_CANCELLED: CallState.ValueType  # 14
 """Stopped with its run, or the question was withdrawn. Terminal state. If the reason is NOT_STOPPED, the tool may
-still be running, but it is safe to repeat.
+still be running, but the call is safe to repeat.
 """
 CALL_STATE_OUTCOME_UNKNOWN: CallState.ValueType  # 15
 """It is unknown whether the call took effect; the model was informed. Terminal state. If the reason is
@@ -119,7 +119,7 @@ class _ExecutionContextEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exec
     EXECUTION_CONTEXT_FRONTEND: _ExecutionContext.ValueType  # 2
     """In a client that can run it."""
     EXECUTION_CONTEXT_HUMAN: _ExecutionContext.ValueType  # 3
-    """With a user: the call is a question, and the user's answer is its result."""
+    """With a user. The call is a question, and the user's answer is its result."""
     EXECUTION_CONTEXT_AGENT: _ExecutionContext.ValueType  # 4
     """In a child run, whose answer is the call's result."""
 
@@ -133,7 +133,7 @@ EXECUTION_CONTEXT_BACKEND: ExecutionContext.ValueType  # 1
 EXECUTION_CONTEXT_FRONTEND: ExecutionContext.ValueType  # 2
 """In a client that can run it."""
 EXECUTION_CONTEXT_HUMAN: ExecutionContext.ValueType  # 3
-"""With a user: the call is a question, and the user's answer is its result."""
+"""With a user. The call is a question, and the user's answer is its result."""
 EXECUTION_CONTEXT_AGENT: ExecutionContext.ValueType  # 4
 """In a child run, whose answer is the call's result."""
 Global___ExecutionContext: _TypeAlias = ExecutionContext  # noqa: Y015
@@ -269,7 +269,7 @@ class _DecisionKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Decision
     DECISION_KIND_REJECT: _DecisionKind.ValueType  # 3
     """Do not run the call; the model gets the reason."""
     DECISION_KIND_ANSWER: _DecisionKind.ValueType  # 4
-    """Answer a question, or supply the result of a gated call instead of running it."""
+    """Answer a question. For a gated call, supply its result instead of running it."""
 
 class DecisionKind(_DecisionKind, metaclass=_DecisionKindEnumTypeWrapper):
     """A user's decision on a call."""
@@ -283,7 +283,7 @@ DECISION_KIND_EDIT: DecisionKind.ValueType  # 2
 DECISION_KIND_REJECT: DecisionKind.ValueType  # 3
 """Do not run the call; the model gets the reason."""
 DECISION_KIND_ANSWER: DecisionKind.ValueType  # 4
-"""Answer a question, or supply the result of a gated call instead of running it."""
+"""Answer a question. For a gated call, supply its result instead of running it."""
 Global___DecisionKind: _TypeAlias = DecisionKind  # noqa: Y015
 
 @_typing.final
@@ -310,9 +310,9 @@ class ApprovalRequest(_message.Message):
     cause: _builtins.str
     """Why the call is gated, for example "category SENSITIVE" or "bulk of 5"."""
     approvals_required: _builtins.int
-    """Number of different users who must approve, at least 1 (0 means 1). If it is 2 or more, the user who
-    started or steered the run cannot approve, and each approver needs a credential that differs from the
-    others' and from the run's. Acting with a key also counts as an action by the key's creator.
+    """Number of different users who must approve. It is at least 1; 0 means 1. If it is 2 or more, the user who started
+    or steered the run cannot approve, and each approver needs a credential that differs from the others' and from the
+    run's. Acting with a key also counts as an action by the key's creator.
     """
     escalated: _builtins.bool
     """Whether the request expired once and was extended (ApprovalExpiryPolicy ESCALATE)."""
@@ -330,8 +330,8 @@ class ApprovalRequest(_message.Message):
 
     @_builtins.property
     def series(self) -> Global___Series:
-        """Series that can be granted instead of approving this call alone; absent if each call must be decided on.
-        For a call covered by a grant (Run.grant), the granted series.
+        """Series that can be granted instead of approving only this call. Absent if each call must be decided on. If a grant
+        (Run.grant) covers the call, this is the granted series.
         """
 
     def __init__(
@@ -400,8 +400,8 @@ Global___Series: _TypeAlias = Series  # noqa: Y015
 
 @_typing.final
 class Grant(_message.Message):
-    """Approval of a series. It ends when the series asks again, for example because an iteration now needs more
-    approvers.
+    """Approval of a series. It ends when the series requests approval again, for example because an iteration now needs
+    more approvers.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -416,7 +416,7 @@ class Grant(_message.Message):
     uses: _builtins.int
     """Iterations started under it, including that call."""
     ended: _builtins.bool
-    """Whether it has ended, after which iterations are decided on one by one or granted again."""
+    """Whether the grant has ended. After that, iterations are decided on one by one, or the series is granted again."""
     @_builtins.property
     def series(self) -> Global___Series:
         """The granted series."""
@@ -463,7 +463,7 @@ class Decision(_message.Message):
     reason: _builtins.str
     """Reason given; may be empty."""
     arguments_sha256: _builtins.str
-    """SHA-256, in hex, of the arguments that were decided on; for an EDIT, the edited ones."""
+    """SHA-256, in hex, of the arguments that were decided on. For an EDIT, these are the edited arguments."""
     credential_id: _builtins.str
     """ID of the credential used to decide; never the secret."""
     delegate_user_id: _builtins.str
@@ -516,16 +516,16 @@ class Question(_message.Message):
     kind: Global___QuestionKind.ValueType
     """Purpose of the question."""
     default_answer: _builtins.str
-    """Answer to use after the timeout; if empty, the call is EXPIRED."""
+    """Answer to use after the timeout. If empty, the call becomes EXPIRED."""
     timeout_seconds: _builtins.float
     """Seconds to wait for an answer; 0 means the run's answer_timeout_seconds. answer_timeout_seconds_max is
     the upper limit.
     """
     answer_schema_json: _builtins.bytes
-    """JSON Schema that the answer, as an object, must match; empty if any answer will do. If it has a single
-    property, answer with its value; if several, with a JSON object; if none, with yes or no. Other answers
-    return INVALID_ARGUMENTS. Also empty if the schema is over 16 KiB or contains a secret; the tool then asks
-    once more.
+    """JSON Schema that the answer, as an object, must match. Empty if any answer will do. If the schema has a single
+    property, answer with its value. If it has several properties, answer with a JSON object, and if it has none, with
+    yes or no. Other answers return INVALID_ARGUMENTS. This field is also empty if the schema is over 16 KiB or
+    contains a secret. If the answer then does not match, the tool asks once more.
     """
     @_builtins.property
     def options(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -562,10 +562,10 @@ class OfferLease(_message.Message):
     client_id: _builtins.str
     """Client that holds the call; empty if none does."""
     offer_epoch: _builtins.int
-    """Lease number, starting at 1; a result under an older lease is WRONG_HOLDER."""
+    """Lease number, starting at 1. A result under an older lease is WRONG_HOLDER."""
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
-        """When the lease expires unless renewed by a heartbeat."""
+        """When the lease expires unless a heartbeat renews it."""
 
     def __init__(
         self,
@@ -631,7 +631,7 @@ Global___CallResult: _TypeAlias = CallResult  # noqa: Y015
 
 @_typing.final
 class Inverse(_message.Message):
-    """A call that reverses the effect of another one. The model does not see it."""
+    """A call that reverses the effect of another call. The model does not see it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -720,7 +720,7 @@ class Call(_message.Message):
     undoes_call_id: _builtins.str
     """Call whose effect this one reverses; only in an undo."""
     tool_name: _builtins.str
-    """Name of the tool, as the model wrote it, or of the tool that replaced it (OFFER_FALLBACK_BACKEND_TOOL)."""
+    """Name of the tool as the model wrote it, or name of the tool that replaced it (OFFER_FALLBACK_BACKEND_TOOL)."""
     proposed_tool_name: _builtins.str
     """Name that the model used, if another tool has replaced that one; otherwise empty."""
     tool_version: _builtins.int
@@ -738,8 +738,8 @@ class Call(_message.Message):
     proposed_arguments: _builtins.str
     """Arguments exactly as the model wrote them; may be invalid JSON."""
     attempt: _builtins.int
-    """Number of times that a worker has started to execute it. Within one attempt, the worker may call the
-    registry again with the same key.
+    """How often a worker has started to execute it. Within one attempt, the worker may call the registry again with the
+    same key.
     """
     parallel: _builtins.bool
     """Whether it may run in parallel with the other calls of its batch."""
@@ -756,7 +756,7 @@ class Call(_message.Message):
     user_id: _builtins.str
     """User who started its run."""
     child_run_id: _builtins.str
-    """Run that executes it; set only if it is or was DELEGATED, or is DETACHED."""
+    """Run that executes the call. Set only if the call is or was DELEGATED, or is DETACHED."""
     imported: _builtins.bool
     """Whether it was imported with ConversationService.ImportConversation. An imported call was not run by Pawl
     and cannot be undone.
@@ -789,8 +789,8 @@ class Call(_message.Message):
 
     @_builtins.property
     def result(self) -> Global___CallResult:
-        """The result; present once the call is settled. Events leave out results over 16 KiB and set
-        `result_omitted_bytes`; read the call to get them.
+        """The result. Present once the call is settled. Events leave out results over 16 KiB and set `result_omitted_bytes`.
+        Read the call to get such a result.
         """
 
     @_builtins.property
@@ -799,7 +799,7 @@ class Call(_message.Message):
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When its last execution started; for a front-end call, when the last client took it."""
+        """When its last execution started. For a front-end call, this is when the last client took it."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:

@@ -30,7 +30,7 @@ class _SharingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sharing.Value
     SHARING_UNSPECIFIED: _Sharing.ValueType  # 0
     """In a request, leaves the sharing unchanged."""
     SHARING_PRIVATE: _Sharing.ValueType  # 1
-    """Nothing: for them, it does not exist."""
+    """Nothing. To them, the conversation does not exist."""
     SHARING_READ: _Sharing.ValueType  # 2
     """Find it and read its messages, but not its runs' calls."""
     SHARING_WRITE: _Sharing.ValueType  # 3
@@ -44,7 +44,7 @@ class Sharing(_Sharing, metaclass=_SharingEnumTypeWrapper):
 SHARING_UNSPECIFIED: Sharing.ValueType  # 0
 """In a request, leaves the sharing unchanged."""
 SHARING_PRIVATE: Sharing.ValueType  # 1
-"""Nothing: for them, it does not exist."""
+"""Nothing. To them, the conversation does not exist."""
 SHARING_READ: Sharing.ValueType  # 2
 """Find it and read its messages, but not its runs' calls."""
 SHARING_WRITE: Sharing.ValueType  # 3
@@ -117,8 +117,8 @@ class Conversation(_message.Message):
     last_message_number: _builtins.int
     """Number of its last message; 0 if there are no messages."""
     parent_run_id: _builtins.str
-    """Run whose call is executed in this conversation; empty if it is a user's own conversation. For a job that
-    a user started, the job itself.
+    """Run whose call is executed in this conversation. Empty if it is a user's own conversation. For a job that a user
+    started, this is the job itself.
     """
     sharing: Global___Sharing.ValueType
     """What other users of the store can do with it."""
@@ -279,8 +279,8 @@ class LeftCall(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     call_id: _builtins.str
-    """Call ID. Empty if this entry represents all deleted calls of a series (Run.trimmed_rounds); `state` is
-    then the state of one of the last ones.
+    """Call ID. Empty if this entry represents all deleted calls of a series (Run.trimmed_rounds). In this case, `state`
+    is the state of one of the last deleted calls.
     """
     tool_name: _builtins.str
     """Tool name."""

@@ -121,11 +121,11 @@ class RunEvent(_message.Message):
     seq: _builtins.int
     """Position in the run's log, starting at 1."""
     attempt: _builtins.int
-    """Epoch of the worker that wrote it; 0 if a command or the ledger did. When it increases, another worker
-    has taken over, and any output of the open round with a lower epoch is void.
+    """Epoch of the worker that wrote it. 0 if a command or the ledger wrote it. When it increases, another worker has
+    taken over, and any output of the open round with a lower epoch is void.
     """
     event_id: _builtins.str
-    """ID of the event, the same everywhere. Use it to remove duplicates."""
+    """ID of the event, which is the same everywhere. Use it to remove duplicates."""
     type: _builtins.str
     """Dotted name of the event: run.queued, run.running, run.waiting, run.cancelling, run.needs_attention,
     run.completed, run.failed, run.cancelled, run.expired, run.topped_up, message.added, round.started,
@@ -294,8 +294,8 @@ Global___StarterPaused: _TypeAlias = StarterPaused  # noqa: Y015
 
 @_typing.final
 class StarterFired(_message.Message):
-    """A schedule or trigger fired: at a scheduled time, for an event, or because a user fired it manually. The
-    event type is schedule.fired or trigger.fired. A firing that has to wait is reported when its wait ends.
+    """A schedule or trigger fired at a scheduled time, for an event, or because a user fired it manually. The event type is
+    schedule.fired or trigger.fired. A firing that has to wait is reported when its wait ends.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -402,7 +402,7 @@ class RoundStarted(_message.Message):
     without_tools: _builtins.bool
     """Whether this is the final call, which has no tools."""
     summary: _builtins.bool
-    """Whether the call summarises old turns, in which case its output is not an answer."""
+    """Whether the call summarises old turns. If so, its output is not an answer."""
     def __init__(
         self,
         *,
@@ -603,8 +603,8 @@ class CallChanged(_message.Message):
     from_state: _call_pb2.CallState.ValueType
     """Previous state; UNSPECIFIED when the call was created."""
     duration_seconds: _builtins.float
-    """Duration of the execution in seconds. Set once the call is settled, and only if it was RUNNING or
-    DELEGATED, or a client held it (then counted from when the client took it).
+    """Duration of the execution in seconds. Set once the call is settled, and only if it was RUNNING or DELEGATED, or if
+    a client held it. In the latter case, it is counted from when the client took the call.
     """
     @_builtins.property
     def call(self) -> _call_pb2.Call:

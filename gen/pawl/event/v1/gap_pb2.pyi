@@ -23,11 +23,11 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Gap(_message.Message):
-    """Replaces deleted events in a stream of events. Some days (7 by default) after a run ends, Pawl deletes all
-    of its events except the last. For a running series, Pawl deletes the events from before the last 100 to
-    200 iterations. A watcher that asks for deleted events gets one gap with a snapshot of their result, then
-    the events from `to_seq` + 1 onwards. It should replace its state of the run with the snapshot. For an
-    ended run, the same position always gives the same gap.
+    """Replaces deleted events in a stream of events. Some days (7 by default) after a run ends, Pawl deletes all of its
+    events except the last. For a running series, Pawl deletes the events from before the last 100 to 200 iterations. A
+    watcher that requests deleted events gets one gap with a snapshot of their result, followed by the events from
+    `to_seq` + 1 on. The watcher should replace its state of the run with the snapshot. For an ended run, the same
+    position always gives the same gap.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -64,9 +64,9 @@ Global___Gap: _TypeAlias = Gap  # noqa: Y015
 
 @_typing.final
 class RunSnapshot(_message.Message):
-    """A run with its messages and calls, as of its event `run.last_seq`. Contains the newest messages and calls,
-    at most 512 KiB each; ListMessages and ListCalls return all. For a running series it has no calls: earlier
-    ones have been deleted, and later ones are in the events that follow.
+    """A run with its messages and calls, as of its event `run.last_seq`. Contains the newest messages and calls, at most
+    512 KiB each; ListMessages and ListCalls return all. For a running series, it has no calls. Earlier calls have been
+    deleted, and later calls are in the events that follow.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

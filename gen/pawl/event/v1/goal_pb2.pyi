@@ -143,9 +143,7 @@ Global___GoalCriterion: _TypeAlias = GoalCriterion  # noqa: Y015
 
 @_typing.final
 class GoalJudge(_message.Message):
-    """A model that judges whether a goal is met. It has no tools and must cite the calls that its judgement is
-    based on.
-    """
+    """A model that judges whether a goal is met. It has no tools, and must cite the calls on which its judgement is based."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -197,22 +195,22 @@ class GoalAttempt(_message.Message):
     progress: _builtins.float
     """Progress afterwards, from 0 to 1; absent if unknown."""
     reason: _builtins.str
-    """One sentence: why it fell short, or why the goal is met."""
+    """One sentence that says why it fell short, or why the goal is met."""
     judgement_call_id: _builtins.str
-    """The call that judged it: the criterion's tool, or the judge. Empty until then."""
+    """The call to the criterion's tool, or to the judge, that judged the attempt. Empty until then."""
     answer: _builtins.str
-    """What the agent answered, or why its run failed; one line of at most 800 bytes, empty until the attempt ends."""
+    """What the agent answered, or why its run failed, in one line of at most 800 bytes. Empty until the attempt ends."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When it started."""
 
     @_builtins.property
     def end_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was judged or, without a judgement, when the goal ended; absent until then."""
+        """When it was judged or, if it was not judged, when the goal ended. Absent until then."""
 
     @_builtins.property
     def cited_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Calls that the judgement is based on."""
+        """Calls on which the judgement is based."""
 
     def __init__(
         self,

@@ -35,8 +35,8 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     ROLE_SUMMARY: _Role.ValueType  # 3
     """Pawl: a summary that replaces all earlier messages in model calls."""
     ROLE_NOTICE: _Role.ValueType  # 4
-    """Pawl: job reports to their conversation (docs/guides/background.md). `text` is for users, `notices_json`
-    for the model. Both are empty for everyone except the jobs' user.
+    """Pawl: reports of jobs to their conversation (docs/guides/background.md). `text` is for users, and `notices_json` is
+    for the model. Both are empty for everyone except the user of the jobs.
     """
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
@@ -51,8 +51,8 @@ ROLE_ASSISTANT: Role.ValueType  # 2
 ROLE_SUMMARY: Role.ValueType  # 3
 """Pawl: a summary that replaces all earlier messages in model calls."""
 ROLE_NOTICE: Role.ValueType  # 4
-"""Pawl: job reports to their conversation (docs/guides/background.md). `text` is for users, `notices_json`
-for the model. Both are empty for everyone except the jobs' user.
+"""Pawl: reports of jobs to their conversation (docs/guides/background.md). `text` is for users, and `notices_json` is
+for the model. Both are empty for everyone except the user of the jobs.
 """
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
@@ -69,8 +69,8 @@ class ImagePart(_message.Message):
     data: _builtins.bytes
     """The image. Always empty in responses and events."""
     media_type: _builtins.str
-    """image/png, image/jpeg, image/gif or image/webp. Pawl detects the type; in a request this may be empty,
-    and the request is rejected if it does not match.
+    """image/png, image/jpeg, image/gif or image/webp. Pawl detects the type, so this may be empty in a request. If it is
+    set and does not match, the request is rejected.
     """
     size_bytes: _builtins.int
     """Size of the image. Output only."""
@@ -94,8 +94,8 @@ Global___ImagePart: _TypeAlias = ImagePart  # noqa: Y015
 
 @_typing.final
 class FilePart(_message.Message):
-    """A document (pawl.tool.v1.DocumentService) that the user can read. Pawl copies its text when it receives the
-    message; later changes to the document have no effect.
+    """A document (pawl.tool.v1.DocumentService) that the user can read. Pawl copies the document's text when it receives
+    the message. Later changes to the document have no effect.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -149,7 +149,7 @@ class Part(_message.Message):
 
     @_builtins.property
     def file(self) -> Global___FilePart:
-        """A document. Works with every model, since the model gets its text."""
+        """A document. Works with every model, because the model gets its text."""
 
     def __init__(
         self,
@@ -212,14 +212,14 @@ class Message(_message.Message):
     reasoning: _builtins.str
     """Reasoning text that the model server streamed; may be empty."""
     provider_state_json: _builtins.bytes
-    """Extra fields from the model server's message, sent back to it byte for byte. A JSON object
-    (reasoning_details, extra_content, signatures and so on), or empty. Its `tool_calls` lists the extra
-    fields of each call, in the order of `call_ids`. At most 512 KiB; if they are larger, none are kept, and
-    a FIELDS_LEFT_OUT Warning is sent.
+    """Extra fields from the model server's message. They are sent back to the server byte for byte. A JSON object
+    (reasoning_details, extra_content, signatures and so on), or empty. Its `tool_calls` lists the extra fields of each
+    call, in the order of `call_ids`. At most 512 KiB. If the fields are larger, none of them are kept, and a
+    FIELDS_LEFT_OUT Warning is sent.
     """
     interrupted: _builtins.bool
-    """Whether the answer is incomplete because it was stopped, or cut off at the output limit (ANSWER_CUT_OFF
-    Warning). The model is informed.
+    """Whether the answer is incomplete because it was stopped, or because it was cut off at the output limit
+    (ANSWER_CUT_OFF Warning). The model is informed.
     """
     refusal: _builtins.str
     """The model's refusal, if it refused."""
@@ -236,8 +236,8 @@ class Message(_message.Message):
     misfit: _builtins.str
     """Why the answer does not match the response format; empty if it does. The model is informed."""
     model: _builtins.str
-    """For ROLE_ASSISTANT: the model that wrote it; empty if unknown. Only this model gets `reasoning` and
-    `provider_state_json` back; if it is unknown, every model does.
+    """For ROLE_ASSISTANT: the model that wrote the message; empty if unknown. Only this model gets `reasoning` and
+    `provider_state_json` back. If the model is unknown, every model does.
     """
     user_id: _builtins.str
     """The run's user."""
@@ -253,8 +253,8 @@ class Message(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
-        """All parts of a user message that contains more than text; otherwise empty. `text` then holds the text of
-        the text parts.
+        """All parts of a user message that contains more than text; otherwise empty. If it is set, `text` contains the text
+        of the text parts.
         """
 
     def __init__(

@@ -32,11 +32,11 @@ class _ScheduleOverlapEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sched
     SCHEDULE_OVERLAP_SKIP: _ScheduleOverlap.ValueType  # 1
     """Does not start a run."""
     SCHEDULE_OVERLAP_QUEUE: _ScheduleOverlap.ValueType  # 2
-    """Waits until the previous run has ended. Only one firing waits; further firings are skipped."""
+    """Waits until the previous run has ended. Only one firing waits. Further firings are skipped."""
     SCHEDULE_OVERLAP_ALLOW: _ScheduleOverlap.ValueType  # 3
     """Starts the new run immediately. Runs in the same conversation still take turns."""
     SCHEDULE_OVERLAP_CANCEL: _ScheduleOverlap.ValueType  # 4
-    """Cancels the previous run and starts the new one once it has ended."""
+    """Cancels the previous run, and starts the new run once the previous one has ended."""
 
 class ScheduleOverlap(_ScheduleOverlap, metaclass=_ScheduleOverlapEnumTypeWrapper):
     """Overlap policy: what happens if a schedule or trigger fires while the previous run has not ended. A run
@@ -48,11 +48,11 @@ SCHEDULE_OVERLAP_UNSPECIFIED: ScheduleOverlap.ValueType  # 0
 SCHEDULE_OVERLAP_SKIP: ScheduleOverlap.ValueType  # 1
 """Does not start a run."""
 SCHEDULE_OVERLAP_QUEUE: ScheduleOverlap.ValueType  # 2
-"""Waits until the previous run has ended. Only one firing waits; further firings are skipped."""
+"""Waits until the previous run has ended. Only one firing waits. Further firings are skipped."""
 SCHEDULE_OVERLAP_ALLOW: ScheduleOverlap.ValueType  # 3
 """Starts the new run immediately. Runs in the same conversation still take turns."""
 SCHEDULE_OVERLAP_CANCEL: ScheduleOverlap.ValueType  # 4
-"""Cancels the previous run and starts the new one once it has ended."""
+"""Cancels the previous run, and starts the new run once the previous one has ended."""
 Global___ScheduleOverlap: _TypeAlias = ScheduleOverlap  # noqa: Y015
 
 class _ScheduleFireOutcome:
@@ -74,8 +74,8 @@ class _ScheduleFireOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_S
     times before the next firing.
     """
     SCHEDULE_FIRE_OUTCOME_REFUSED: _ScheduleFireOutcome.ValueType  # 5
-    """The run was refused, as StartRun would have refused it; see `reason`. Final, unless the same event is
-    delivered again.
+    """The run was refused for the same reason for which StartRun would refuse it; see `reason`. Final, unless the same
+    event is delivered again.
     """
 
 class ScheduleFireOutcome(_ScheduleFireOutcome, metaclass=_ScheduleFireOutcomeEnumTypeWrapper):
@@ -94,14 +94,14 @@ SCHEDULE_FIRE_OUTCOME_MISSED: ScheduleFireOutcome.ValueType  # 4
 times before the next firing.
 """
 SCHEDULE_FIRE_OUTCOME_REFUSED: ScheduleFireOutcome.ValueType  # 5
-"""The run was refused, as StartRun would have refused it; see `reason`. Final, unless the same event is
-delivered again.
+"""The run was refused for the same reason for which StartRun would refuse it; see `reason`. Final, unless the same
+event is delivered again.
 """
 Global___ScheduleFireOutcome: _TypeAlias = ScheduleFireOutcome  # noqa: Y015
 
 @_typing.final
 class ScheduleDefinition(_message.Message):
-    """Definition of a schedule: the runs to start, and when."""
+    """Definition of a schedule: the runs to start, and when to start them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -146,16 +146,16 @@ class ScheduleDefinition(_message.Message):
     text: _builtins.str
     """Message that starts each run, at most 16 KiB. Required unless `workflow` is set."""
     agent: _builtins.str
-    """Agent that drives the runs, at its newest version; see StartRunRequest.agent."""
+    """Agent that drives the runs, in its newest version. See StartRunRequest.agent."""
     conversation_key: _builtins.str
-    """Key of one conversation for all runs; see StartRunRequest.conversation_key. If empty, each run gets a new
+    """Key of a single conversation for all runs; see StartRunRequest.conversation_key. If empty, each run gets a new
     conversation.
     """
     cron: _builtins.str
-    """Cron expression: minute, hour, day of month, month, day of week; at most 256 characters. Set either this
-    or `interval_seconds`. When clocks go forward, the schedule fires for a skipped time right after the
-    change; when they go back, it fires for a repeated time only once, the first time. If the hour is `*`, it
-    keeps firing at its usual pace.
+    """Cron expression: minute, hour, day of month, month, day of week; at most 256 characters. Set either this or
+    `interval_seconds`. When clocks go forward, the schedule fires for a skipped time right after the change. When
+    clocks go back and a time is repeated, it fires only the first time. If the hour is `*`, the schedule keeps firing
+    at its usual pace.
     """
     time_zone: _builtins.str
     """IANA time zone of `cron`, such as Europe/Berlin; default UTC."""
@@ -237,7 +237,7 @@ class ScheduleFire(_message.Message):
     outcome: Global___ScheduleFireOutcome.ValueType
     """The outcome."""
     reason: _builtins.str
-    """Why no run was started; empty if one was. For a refusal, it starts with the ErrorReason."""
+    """Why no run was started; empty if one was. For a refusal, this starts with the ErrorReason."""
     run_id: _builtins.str
     """Run that was started; empty if none was."""
     conversation_id: _builtins.str
@@ -322,8 +322,8 @@ class Schedule(_message.Message):
 
     @_builtins.property
     def next_times(self) -> _containers.RepeatedCompositeFieldContainer[_timestamp_pb2.Timestamp]:
-        """Next ten scheduled times; if it is paused, those that would follow if it were resumed now. Only in
-        GetSchedule.
+        """The next ten scheduled times. If the schedule is paused, these are the times that would follow if it were resumed
+        now. Only in GetSchedule.
         """
 
     @_builtins.property

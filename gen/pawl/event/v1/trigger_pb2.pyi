@@ -77,9 +77,9 @@ Global___WebhookSource: _TypeAlias = WebhookSource  # noqa: Y015
 
 @_typing.final
 class MailboxSource(_message.Message):
-    """Fires a trigger for each new e-mail in an IMAP mailbox, without changing the mailbox. The password belongs
-    to the store, so this requires the admin role. At least one of `authserv_id` and `senders` is required; if
-    both are set, an e-mail must pass both. Automatic e-mails never fire the trigger.
+    """Fires a trigger for each new e-mail in an IMAP mailbox, without changing the mailbox. This requires the admin role,
+    because the password belongs to the store. At least one of `authserv_id` and `senders` is required; if both are set,
+    an e-mail must pass both. Automatic e-mails never fire the trigger.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -183,10 +183,10 @@ class TriggerDefinition(_message.Message):
     name: _builtins.str
     """Name of the trigger, unique per user; matches ^[A-Za-z0-9_-]{1,64}$. Required."""
     text: _builtins.str
-    """Message that starts each run, at most 16 KiB. Required unless `workflow` is set. The event replaces `{{event}}`, which may occur
-    once; otherwise it is appended. It is one line of JSON with its origin, a note that no participant wrote
-    it, and the data in `data` (JSON or a string) or `data_base64`. Data that is too long is truncated to a
-    string, and `cut_from_bytes` is added. docs/guides/triggers.md describes the escaping.
+    """Message that starts each run, at most 16 KiB. Required unless `workflow` is set. The event replaces `{{event}}`,
+    which may occur once. If it does not occur, the event is appended. The event is one line of JSON with its origin, a
+    note that no participant wrote it, and the data in `data` (JSON or a string) or `data_base64`. If the data is too
+    long, it becomes a truncated string, and `cut_from_bytes` is added. docs/guides/triggers.md describes the escaping.
     """
     agent: _builtins.str
     """Agent that drives the runs, at its newest version; see StartRunRequest.agent."""
@@ -195,17 +195,17 @@ class TriggerDefinition(_message.Message):
     conversation. Not allowed with `conversation_pointer`.
     """
     conversation_pointer: _builtins.str
-    """JSON pointer (RFC 6901) into the data, such as `/order/id`, at most 256 characters. Events with the same
-    value share a conversation, which belongs to this trigger alone. An event that has no string, number or
-    boolean there gets its own conversation.
+    """JSON pointer (RFC 6901) into the data, such as `/order/id`, at most 256 characters. Events with the same value
+    share a conversation, which belongs to this trigger alone. If an event does not have a string, number or boolean
+    there, it gets its own conversation.
     """
     concurrency_pointer: _builtins.str
-    """JSON pointer into the data. `overlap` and `debounce_seconds` apply separately to each value, or if this
-    is empty, to all events as a whole.
+    """JSON pointer into the data. `overlap` and `debounce_seconds` apply separately to each value. If this is empty, they
+    apply to all events together.
     """
     debounce_seconds: _builtins.int
-    """Combine events that follow each other within this many seconds, at most 3600; default 0. Only the last
-    event fires the trigger, no later than ten times this interval after the first; the others are skipped.
+    """Combine events that follow each other within this many seconds, at most 3600; default 0. Only the last event fires
+    the trigger, at the latest ten times this interval after the first event. The other events are skipped.
     """
     overlap: _schedule_pb2.ScheduleOverlap.ValueType
     """What happens if it fires while the previous run has not ended; default ALLOW."""
@@ -298,7 +298,7 @@ class Trigger(_message.Message):
     refused_count: _builtins.int
     """Number of webhooks refused for a missing, invalid or old signature or key. Up to a minute out of date."""
     refused_reason: _builtins.str
-    """Why it was refused: `BAD_SIGNATURE: ...` or `WEBHOOK_TOO_OLD: ...`."""
+    """Why the last refused webhook was refused: `BAD_SIGNATURE: ...` or `WEBHOOK_TOO_OLD: ...`."""
     @_builtins.property
     def definition(self) -> Global___TriggerDefinition:
         """Its definition."""
@@ -321,7 +321,7 @@ class Trigger(_message.Message):
 
     @_builtins.property
     def refused_time(self) -> _timestamp_pb2.Timestamp:
-        """When the last of them was counted; absent if there were none."""
+        """When the last refused webhook was counted. Absent if there were none."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     WAIT_REASON_PLACE: _WaitReason.ValueType  # 7
     """The store or user has reached its limit of active runs. Transient."""
     WAIT_REASON_WORKER: _WaitReason.ValueType  # 8
-    """It is ready; a worker must claim it, or has just done so. Transient."""
+    """The run is ready. A worker must claim it, or has just done so. Transient."""
     WAIT_REASON_OPERATOR: _WaitReason.ValueType  # 9
     """An operator must act; see `Run.attention`. Interrupted."""
     WAIT_REASON_STOPPING: _WaitReason.ValueType  # 10
@@ -56,10 +56,10 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     WAIT_REASON_PAUSED: _WaitReason.ValueType  # 13
     """A job or workflow is paused; JobService.ResumeJob or WorkflowService.ResumeExecution resumes it. Interrupted."""
     WAIT_REASON_COMPLETION: _WaitReason.ValueType  # 14
-    """A call must be completed from outside (CompletionService). Interrupted."""
+    """A call must be completed externally (CompletionService). Interrupted."""
     WAIT_REASON_PROVIDER: _WaitReason.ValueType  # 15
-    """The model server does not respond. Transient. `deadline_time` is the time of the next attempt;
-    RoundRetrying in the run's log has the reason.
+    """The model server does not respond. Transient. `deadline_time` is the time of the next attempt. RoundRetrying in the
+    run's log has the reason.
     """
     WAIT_REASON_EVENT: _WaitReason.ValueType  # 16
     """A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
@@ -93,7 +93,7 @@ WAIT_REASON_TURN: WaitReason.ValueType  # 6
 WAIT_REASON_PLACE: WaitReason.ValueType  # 7
 """The store or user has reached its limit of active runs. Transient."""
 WAIT_REASON_WORKER: WaitReason.ValueType  # 8
-"""It is ready; a worker must claim it, or has just done so. Transient."""
+"""The run is ready. A worker must claim it, or has just done so. Transient."""
 WAIT_REASON_OPERATOR: WaitReason.ValueType  # 9
 """An operator must act; see `Run.attention`. Interrupted."""
 WAIT_REASON_STOPPING: WaitReason.ValueType  # 10
@@ -105,10 +105,10 @@ WAIT_REASON_TIME: WaitReason.ValueType  # 12
 WAIT_REASON_PAUSED: WaitReason.ValueType  # 13
 """A job or workflow is paused; JobService.ResumeJob or WorkflowService.ResumeExecution resumes it. Interrupted."""
 WAIT_REASON_COMPLETION: WaitReason.ValueType  # 14
-"""A call must be completed from outside (CompletionService). Interrupted."""
+"""A call must be completed externally (CompletionService). Interrupted."""
 WAIT_REASON_PROVIDER: WaitReason.ValueType  # 15
-"""The model server does not respond. Transient. `deadline_time` is the time of the next attempt;
-RoundRetrying in the run's log has the reason.
+"""The model server does not respond. Transient. `deadline_time` is the time of the next attempt. RoundRetrying in the
+run's log has the reason.
 """
 WAIT_REASON_EVENT: WaitReason.ValueType  # 16
 """A workflow is waiting for an event (WorkflowService.SendEvent). Interrupted."""
@@ -163,12 +163,12 @@ class Waiting(_message.Message):
 
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The first 20 calls that `reason` refers to, in call order."""
+        """The first 20 calls to which `reason` refers, in call order."""
 
     @_builtins.property
     def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The first 20 runs that `reason` refers to: child runs, or earlier runs in its conversation, starting with
-        the active one.
+        """The first 20 runs to which `reason` refers. These are child runs, or earlier runs in its conversation, starting
+        with the active run.
         """
 
     def __init__(

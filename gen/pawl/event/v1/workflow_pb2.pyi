@@ -35,7 +35,7 @@ class _NodeStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NodeState.V
     NODE_STATE_WAITING: _NodeState.ValueType  # 3
     """Waiting for a person, an event, a time or its next attempt. Interrupted state."""
     NODE_STATE_SUCCEEDED: _NodeState.ValueType  # 4
-    """Has an output. Terminal; the node never runs again in this run."""
+    """Has an output. Terminal state. The node never runs again in this run."""
     NODE_STATE_FAILED: _NodeState.ValueType  # 5
     """Failed in all attempts; see `error`. Terminal state."""
     NODE_STATE_SKIPPED: _NodeState.ValueType  # 6
@@ -55,7 +55,7 @@ NODE_STATE_RUNNING: NodeState.ValueType  # 2
 NODE_STATE_WAITING: NodeState.ValueType  # 3
 """Waiting for a person, an event, a time or its next attempt. Interrupted state."""
 NODE_STATE_SUCCEEDED: NodeState.ValueType  # 4
-"""Has an output. Terminal; the node never runs again in this run."""
+"""Has an output. Terminal state. The node never runs again in this run."""
 NODE_STATE_FAILED: NodeState.ValueType  # 5
 """Failed in all attempts; see `error`. Terminal state."""
 NODE_STATE_SKIPPED: NodeState.ValueType  # 6
@@ -174,11 +174,11 @@ class PinnedWorkflow(_message.Message):
     input_json: _builtins.bytes
     """Input, canonical JSON, at most 256 KiB. Runs in lists and events omit inputs over 1 KiB."""
     reports_to_conversation_id: _builtins.str
-    """Conversation that is notified when the run ends; empty means the user's inbox. With a
-    conversation, the run is also one of its jobs: a single call to a tool with the workflow's name (Run.job).
+    """Conversation that is notified when the run ends; empty means the user's inbox. The run is then also one of that
+    conversation's jobs, as a single call to a tool with the workflow's name (Run.job).
     """
     rerun_of_run_id: _builtins.str
-    """For WorkflowService.RerunFrom: run whose finished nodes it reuses; otherwise empty."""
+    """For WorkflowService.RerunFrom: the run whose finished nodes are reused; otherwise empty."""
     rerun_node: _builtins.str
     """For RerunFrom: path of the node from which it runs again."""
     start_state: _builtins.bytes
@@ -231,8 +231,8 @@ class MapChunk(_message.Message):
     items_json: _builtins.bytes
     """The items as a JSON array, at most 50. Runs in lists and events omit them."""
     scope_state: _builtins.bytes
-    """Opaque state of the nodes of the map's run that its expressions use; their values are stored in that
-    run's calls. Runs in lists and events omit it.
+    """Opaque state of those nodes of the map's run that the map's expressions use. Their values are stored in the calls
+    of the map's run. Runs in lists and events omit it.
     """
     failures_max: _builtins.int
     """Number of its items that may fail."""
@@ -265,10 +265,10 @@ class NodeError(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """Machine-readable reason: that of its call (TOOL_ERROR, REJECTED, EXPIRED, NOT_ALLOWED, INVALID_ARGUMENTS,
-    OUTCOME_UNKNOWN, AGENT_FAILED and so on), or EXPRESSION_FAILED, REPEAT_LIMIT, MAP_NOT_A_LIST,
-    MAP_TOO_LARGE, MAP_FAILED, OUTPUT_TOO_LARGE, NODE_TIMEOUT, WORKFLOW_NOT_FOUND, TOO_FEW_APPROVERS. More values
-    may be added.
+    """Machine-readable reason. Either the reason of the node's call (TOOL_ERROR, REJECTED, EXPIRED, NOT_ALLOWED,
+    INVALID_ARGUMENTS, OUTCOME_UNKNOWN, AGENT_FAILED and so on), or EXPRESSION_FAILED, REPEAT_LIMIT, MAP_NOT_A_LIST,
+    MAP_TOO_LARGE, MAP_FAILED, OUTPUT_TOO_LARGE, NODE_TIMEOUT, WORKFLOW_NOT_FOUND, TOO_FEW_APPROVERS. More values may
+    be added.
     """
     message: _builtins.str
     """Human-readable message."""
@@ -328,7 +328,7 @@ class NodeExecution(_message.Message):
     output_json: _builtins.bytes
     """Output as JSON; empty until it has succeeded. Only if the request specifies the node, and at most 1 MiB."""
     output_omitted_bytes: _builtins.int
-    """Size in bytes of an output that was left out: in lists of nodes, that of the result of its last call."""
+    """Size in bytes of an output that was left out. In lists of nodes, this is the size of the last call's result."""
     call_id: _builtins.str
     """Its last call; empty if it has not made one."""
     child_run_id: _builtins.str
@@ -347,7 +347,7 @@ class NodeExecution(_message.Message):
 
     @_builtins.property
     def error(self) -> Global___NodeError:
-        """Why it failed; only when FAILED, or when its last attempt failed and another follows."""
+        """Why the node failed. Set only if it is FAILED, or if its last attempt failed and another follows."""
 
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeAttempt]:

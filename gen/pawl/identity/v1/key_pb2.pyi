@@ -181,8 +181,8 @@ class CreateKeyResponse(_message.Message):
     SECRET_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
     """Secret, to be sent as `authorization: Bearer <secret>`. It consists of `pawl_`, 43 base64url characters and a
-    6-character checksum. Empty for a repeated request; if the first response was lost, revoke the key and create
-    a new one.
+    6-character checksum. Empty for a repeated request. If the first response was lost, revoke the key and create a new
+    one.
     """
     @_builtins.property
     def key(self) -> Global___Key:
@@ -329,7 +329,7 @@ class KeyEvent(_message.Message):
     BY_DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     BY_CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
-    """Event ID. IDs increase, but with gaps."""
+    """Event ID. IDs increase, but there can be gaps."""
     kind: Global___KeyEventKind.ValueType
     """What happened."""
     store_id: _builtins.str
@@ -341,8 +341,8 @@ class KeyEvent(_message.Message):
     user_id: _builtins.str
     """User that the key represents."""
     by_store_id: _builtins.str
-    """Store of the user who made the change; empty for the deployment. Empty for KEY_BOOTSTRAPPED, as are the
-    fields below.
+    """Store of the user who made the change; empty for the deployment. For KEY_BOOTSTRAPPED, this field and the fields
+    below are empty.
     """
     by_user_id: _builtins.str
     """User who made the change."""

@@ -27,9 +27,9 @@ if _version_not_supported:
 
 class KeyServiceStub(object):
     """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
-    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
-    every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
-    decide get PERMISSION_DENIED.
+    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on every
+    replica within five seconds. A new key works immediately wherever it is used. Delegates that cannot decide get
+    PERMISSION_DENIED.
     """
 
     def __init__(self, channel):
@@ -62,16 +62,16 @@ class KeyServiceStub(object):
 
 class KeyServiceServicer(object):
     """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
-    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
-    every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
-    decide get PERMISSION_DENIED.
+    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on every
+    replica within five seconds. A new key works immediately wherever it is used. Delegates that cannot decide get
+    PERMISSION_DENIED.
     """
 
     def CreateKey(self, request, context):
-        """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every
-        role that it grants, with two exceptions: the deployment may grant any role, and any operator may grant
-        viewer and member. A key without roles can decide on its own calls, so its creator must have the approver,
-        admin or deployment role.
+        """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every role
+        that it grants. There are two exceptions: the deployment may grant any role, and any operator may grant viewer and
+        member. A key without roles can decide on its own calls, so its creator must have the approver, admin or deployment
+        role.
 
         Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000 active
         keys, and 10000 keys including revoked and expired ones, which are kept for 90 days. Keys that operators
@@ -160,9 +160,9 @@ def add_KeyServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class KeyService(object):
     """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
-    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
-    every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
-    decide get PERMISSION_DENIED.
+    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on every
+    replica within five seconds. A new key works immediately wherever it is used. Delegates that cannot decide get
+    PERMISSION_DENIED.
     """
 
     @staticmethod

@@ -28,9 +28,9 @@ GRPC_VERSION: str
 
 class KeyServiceStub:
     """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
-    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
-    every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
-    decide get PERMISSION_DENIED.
+    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on every
+    replica within five seconds. A new key works immediately wherever it is used. Delegates that cannot decide get
+    PERMISSION_DENIED.
     """
 
     @_typing.overload
@@ -38,10 +38,10 @@ class KeyServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KeyServiceAsyncStub: ...
     CreateKey: _grpc.UnaryUnaryMultiCallable[_key_pb2.CreateKeyRequest, _key_pb2.CreateKeyResponse]
-    """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every
-    role that it grants, with two exceptions: the deployment may grant any role, and any operator may grant
-    viewer and member. A key without roles can decide on its own calls, so its creator must have the approver,
-    admin or deployment role.
+    """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every role
+    that it grants. There are two exceptions: the deployment may grant any role, and any operator may grant viewer and
+    member. A key without roles can decide on its own calls, so its creator must have the approver, admin or deployment
+    role.
 
     Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000 active
     keys, and 10000 keys including revoked and expired ones, which are kept for 90 days. Keys that operators
@@ -85,17 +85,17 @@ class KeyServiceStub:
 @_typing.type_check_only
 class KeyServiceAsyncStub(KeyServiceStub):
     """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
-    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
-    every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
-    decide get PERMISSION_DENIED.
+    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on every
+    replica within five seconds. A new key works immediately wherever it is used. Delegates that cannot decide get
+    PERMISSION_DENIED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateKey: _aio.UnaryUnaryMultiCallable[_key_pb2.CreateKeyRequest, _key_pb2.CreateKeyResponse]  # type: ignore[assignment]
-    """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every
-    role that it grants, with two exceptions: the deployment may grant any role, and any operator may grant
-    viewer and member. A key without roles can decide on its own calls, so its creator must have the approver,
-    admin or deployment role.
+    """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every role
+    that it grants. There are two exceptions: the deployment may grant any role, and any operator may grant viewer and
+    member. A key without roles can decide on its own calls, so its creator must have the approver, admin or deployment
+    role.
 
     Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000 active
     keys, and 10000 keys including revoked and expired ones, which are kept for 90 days. Keys that operators
@@ -138,9 +138,9 @@ class KeyServiceAsyncStub(KeyServiceStub):
 
 class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
     """Manages the API keys that people and programs use to call the services. An operator manages its store's keys; a
-    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on
-    every replica within five seconds; a new key works immediately wherever it is used. Delegates that cannot
-    decide get PERMISSION_DENIED.
+    credential with the deployment role manages all stores' keys as well as the deployment's own. Changes apply on every
+    replica within five seconds. A new key works immediately wherever it is used. Delegates that cannot decide get
+    PERMISSION_DENIED.
     """
 
     @_abc_1.abstractmethod
@@ -149,10 +149,10 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _key_pb2.CreateKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_key_pb2.CreateKeyResponse, _abc.Awaitable[_key_pb2.CreateKeyResponse]]:
-        """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every
-        role that it grants, with two exceptions: the deployment may grant any role, and any operator may grant
-        viewer and member. A key without roles can decide on its own calls, so its creator must have the approver,
-        admin or deployment role.
+        """Creates a key and returns its secret, once. Pawl stores only the secret's digest. The caller must have every role
+        that it grants. There are two exceptions: the deployment may grant any role, and any operator may grant viewer and
+        member. A key without roles can decide on its own calls, so its creator must have the approver, admin or deployment
+        role.
 
         Idempotent by request ID: a repeated request returns the key without the secret. A store can have 1000 active
         keys, and 10000 keys including revoked and expired ones, which are kept for 90 days. Keys that operators

@@ -47,9 +47,9 @@ class KeySyncServiceServicer(object):
     """
 
     def SyncKeys(self, request, context):
-        """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If
-        there is nothing new, it costs a single read. A `last_change` below `after_change` means that an older
-        database was restored: start again from 0.
+        """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If there is
+        nothing new, this costs a single read. If `last_change` is below `after_change`, an older database was restored. In
+        this case, start again from 0.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD

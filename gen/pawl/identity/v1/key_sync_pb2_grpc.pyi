@@ -34,9 +34,9 @@ class KeySyncServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> KeySyncServiceAsyncStub: ...
     SyncKeys: _grpc.UnaryUnaryMultiCallable[_key_sync_pb2.SyncKeysRequest, _key_sync_pb2.SyncKeysResponse]
-    """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If
-    there is nothing new, it costs a single read. A `last_change` below `after_change` means that an older
-    database was restored: start again from 0.
+    """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If there is
+    nothing new, this costs a single read. If `last_change` is below `after_change`, an older database was restored. In
+    this case, start again from 0.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
@@ -48,9 +48,9 @@ class KeySyncServiceAsyncStub(KeySyncServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SyncKeys: _aio.UnaryUnaryMultiCallable[_key_sync_pb2.SyncKeysRequest, _key_sync_pb2.SyncKeysResponse]  # type: ignore[assignment]
-    """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If
-    there is nothing new, it costs a single read. A `last_change` below `after_change` means that an older
-    database was restored: start again from 0.
+    """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If there is
+    nothing new, this costs a single read. If `last_change` is below `after_change`, an older database was restored. In
+    this case, start again from 0.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD
@@ -65,9 +65,9 @@ class KeySyncServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _key_sync_pb2.SyncKeysRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_key_sync_pb2.SyncKeysResponse, _abc.Awaitable[_key_sync_pb2.SyncKeysResponse]]:
-        """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If
-        there is nothing new, it costs a single read. A `last_change` below `after_change` means that an older
-        database was restored: start again from 0.
+        """Returns the keys changed since a given change, in order, and records which keys were used. Idempotent. If there is
+        nothing new, this costs a single read. If `last_change` is below `after_change`, an older database was restored. In
+        this case, start again from 0.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD

@@ -27,7 +27,7 @@ from pawl.event.v1 import agent_pb2 as pawl_dot_event_dot_v1_dot_agent__pb2
 from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/job/v1/agents.proto\x12\x0bpawl.job.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pawl/event/v1/agent.proto\x1a\x17pawl/event/v1/run.proto\"\xaa\x01\n\x0fPutAgentRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x32\n\ndefinition\x18\x04 \x01(\x0b\x32\x1e.pawl.event.v1.AgentDefinition\x12\x12\n\ntool_names\x18\x05 \x03(\t\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\"O\n\x10PutAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"B\n\x0fGetAgentRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\r\">\n\x10GetAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\"L\n\x11ListAgentsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"Z\n\x12ListAgentsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"I\n\x16GetTokenBudgetsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x8b\x01\n\x0bTokenBudget\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.pawl.event.v1.WaitKind\x12\x12\n\ntokens_max\x18\x02 \x01(\x04\x12\x13\n\x0btokens_used\x18\x03 \x01(\x04\x12,\n\x08\x65nd_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"D\n\x17GetTokenBudgetsResponse\x12)\n\x07\x62udgets\x18\x01 \x03(\x0b\x32\x18.pawl.job.v1.TokenBudget\"\xaa\x01\n\x0fPutDraftRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x32\n\ndefinition\x18\x04 \x01(\x0b\x32\x1e.pawl.event.v1.AgentDefinition\x12\x12\n\ntool_names\x18\x05 \x03(\t\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\"O\n\x10PutDraftResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"B\n\x0fGetDraftRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\">\n\x10GetDraftResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\"]\n\x11ListDraftsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\t\"Z\n\x12ListDraftsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xb4\x04\n\x12\x41gentLedgerService\x12G\n\x08PutAgent\x12\x1c.pawl.job.v1.PutAgentRequest\x1a\x1d.pawl.job.v1.PutAgentResponse\x12G\n\x08GetAgent\x12\x1c.pawl.job.v1.GetAgentRequest\x1a\x1d.pawl.job.v1.GetAgentResponse\x12M\n\nListAgents\x12\x1e.pawl.job.v1.ListAgentsRequest\x1a\x1f.pawl.job.v1.ListAgentsResponse\x12\\\n\x0fGetTokenBudgets\x12#.pawl.job.v1.GetTokenBudgetsRequest\x1a$.pawl.job.v1.GetTokenBudgetsResponse\x12G\n\x08PutDraft\x12\x1c.pawl.job.v1.PutDraftRequest\x1a\x1d.pawl.job.v1.PutDraftResponse\x12G\n\x08GetDraft\x12\x1c.pawl.job.v1.GetDraftRequest\x1a\x1d.pawl.job.v1.GetDraftResponse\x12M\n\nListDrafts\x12\x1e.pawl.job.v1.ListDraftsRequest\x1a\x1f.pawl.job.v1.ListDraftsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/job/v1/agents.proto\x12\x0bpawl.job.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pawl/event/v1/agent.proto\x1a\x17pawl/event/v1/run.proto\"\xaa\x01\n\x0fPutAgentRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x32\n\ndefinition\x18\x04 \x01(\x0b\x32\x1e.pawl.event.v1.AgentDefinition\x12\x12\n\ntool_names\x18\x05 \x03(\t\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\"O\n\x10PutAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"B\n\x0fGetAgentRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\r\">\n\x10GetAgentResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\"L\n\x11ListAgentsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"Z\n\x12ListAgentsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"G\n\x14GetModelTermsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x8b\x01\n\x0bTokenBudget\x12%\n\x04kind\x18\x01 \x01(\x0e\x32\x17.pawl.event.v1.WaitKind\x12\x12\n\ntokens_max\x18\x02 \x01(\x04\x12\x13\n\x0btokens_used\x18\x03 \x01(\x04\x12,\n\x08\x65nd_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"h\n\x15GetModelTermsResponse\x12)\n\x07\x62udgets\x18\x01 \x03(\x0b\x32\x18.pawl.job.v1.TokenBudget\x12\x0e\n\x06models\x18\x02 \x03(\t\x12\x14\n\x0cmodel_server\x18\x03 \x01(\t\"\xaa\x01\n\x0fPutDraftRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x15\n\rcredential_id\x18\x03 \x01(\t\x12\x32\n\ndefinition\x18\x04 \x01(\x0b\x32\x1e.pawl.event.v1.AgentDefinition\x12\x12\n\ntool_names\x18\x05 \x03(\t\x12\x15\n\rvalidate_only\x18\x06 \x01(\x08\"O\n\x10PutDraftResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x08\"B\n\x0fGetDraftRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\">\n\x10GetDraftResponse\x12*\n\x05\x61gent\x18\x01 \x01(\x0b\x32\x1b.pawl.event.v1.AgentVersion\"]\n\x11ListDraftsRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\t\"Z\n\x12ListDraftsResponse\x12+\n\x06\x61gents\x18\x01 \x03(\x0b\x32\x1b.pawl.event.v1.AgentVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xae\x04\n\x12\x41gentLedgerService\x12G\n\x08PutAgent\x12\x1c.pawl.job.v1.PutAgentRequest\x1a\x1d.pawl.job.v1.PutAgentResponse\x12G\n\x08GetAgent\x12\x1c.pawl.job.v1.GetAgentRequest\x1a\x1d.pawl.job.v1.GetAgentResponse\x12M\n\nListAgents\x12\x1e.pawl.job.v1.ListAgentsRequest\x1a\x1f.pawl.job.v1.ListAgentsResponse\x12V\n\rGetModelTerms\x12!.pawl.job.v1.GetModelTermsRequest\x1a\".pawl.job.v1.GetModelTermsResponse\x12G\n\x08PutDraft\x12\x1c.pawl.job.v1.PutDraftRequest\x1a\x1d.pawl.job.v1.PutDraftResponse\x12G\n\x08GetDraft\x12\x1c.pawl.job.v1.GetDraftRequest\x1a\x1d.pawl.job.v1.GetDraftResponse\x12M\n\nListDrafts\x12\x1e.pawl.job.v1.ListDraftsRequest\x1a\x1f.pawl.job.v1.ListDraftsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,24 +46,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTAGENTSREQUEST']._serialized_end=588
   _globals['_LISTAGENTSRESPONSE']._serialized_start=590
   _globals['_LISTAGENTSRESPONSE']._serialized_end=680
-  _globals['_GETTOKENBUDGETSREQUEST']._serialized_start=682
-  _globals['_GETTOKENBUDGETSREQUEST']._serialized_end=755
-  _globals['_TOKENBUDGET']._serialized_start=758
-  _globals['_TOKENBUDGET']._serialized_end=897
-  _globals['_GETTOKENBUDGETSRESPONSE']._serialized_start=899
-  _globals['_GETTOKENBUDGETSRESPONSE']._serialized_end=967
-  _globals['_PUTDRAFTREQUEST']._serialized_start=970
-  _globals['_PUTDRAFTREQUEST']._serialized_end=1140
-  _globals['_PUTDRAFTRESPONSE']._serialized_start=1142
-  _globals['_PUTDRAFTRESPONSE']._serialized_end=1221
-  _globals['_GETDRAFTREQUEST']._serialized_start=1223
-  _globals['_GETDRAFTREQUEST']._serialized_end=1289
-  _globals['_GETDRAFTRESPONSE']._serialized_start=1291
-  _globals['_GETDRAFTRESPONSE']._serialized_end=1353
-  _globals['_LISTDRAFTSREQUEST']._serialized_start=1355
-  _globals['_LISTDRAFTSREQUEST']._serialized_end=1448
-  _globals['_LISTDRAFTSRESPONSE']._serialized_start=1450
-  _globals['_LISTDRAFTSRESPONSE']._serialized_end=1540
-  _globals['_AGENTLEDGERSERVICE']._serialized_start=1543
-  _globals['_AGENTLEDGERSERVICE']._serialized_end=2107
+  _globals['_GETMODELTERMSREQUEST']._serialized_start=682
+  _globals['_GETMODELTERMSREQUEST']._serialized_end=753
+  _globals['_TOKENBUDGET']._serialized_start=756
+  _globals['_TOKENBUDGET']._serialized_end=895
+  _globals['_GETMODELTERMSRESPONSE']._serialized_start=897
+  _globals['_GETMODELTERMSRESPONSE']._serialized_end=1001
+  _globals['_PUTDRAFTREQUEST']._serialized_start=1004
+  _globals['_PUTDRAFTREQUEST']._serialized_end=1174
+  _globals['_PUTDRAFTRESPONSE']._serialized_start=1176
+  _globals['_PUTDRAFTRESPONSE']._serialized_end=1255
+  _globals['_GETDRAFTREQUEST']._serialized_start=1257
+  _globals['_GETDRAFTREQUEST']._serialized_end=1323
+  _globals['_GETDRAFTRESPONSE']._serialized_start=1325
+  _globals['_GETDRAFTRESPONSE']._serialized_end=1387
+  _globals['_LISTDRAFTSREQUEST']._serialized_start=1389
+  _globals['_LISTDRAFTSREQUEST']._serialized_end=1482
+  _globals['_LISTDRAFTSRESPONSE']._serialized_start=1484
+  _globals['_LISTDRAFTSRESPONSE']._serialized_end=1574
+  _globals['_AGENTLEDGERSERVICE']._serialized_start=1577
+  _globals['_AGENTLEDGERSERVICE']._serialized_end=2135
 # @@protoc_insertion_point(module_scope)

@@ -208,8 +208,8 @@ class ListAgentsResponse(_message.Message):
 Global___ListAgentsResponse: _TypeAlias = ListAgentsResponse  # noqa: Y015
 
 @_typing.final
-class GetTokenBudgetsRequest(_message.Message):
-    """Request for GetTokenBudgets."""
+class GetModelTermsRequest(_message.Message):
+    """Request for GetModelTerms."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -235,7 +235,7 @@ class GetTokenBudgetsRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetTokenBudgetsRequest: _TypeAlias = GetTokenBudgetsRequest  # noqa: Y015
+Global___GetModelTermsRequest: _TypeAlias = GetModelTermsRequest  # noqa: Y015
 
 @_typing.final
 class TokenBudget(_message.Message):
@@ -248,7 +248,7 @@ class TokenBudget(_message.Message):
     TOKENS_USED_FIELD_NUMBER: _builtins.int
     END_TIME_FIELD_NUMBER: _builtins.int
     kind: _run_pb2.WaitKind.ValueType
-    """Whose budget it is, and for how long: what a run waits for when it is used up."""
+    """Whose budget it is, and for how long. A run that has used up the budget waits for this."""
     tokens_max: _builtins.int
     """The limit."""
     tokens_used: _builtins.int
@@ -274,28 +274,38 @@ class TokenBudget(_message.Message):
 Global___TokenBudget: _TypeAlias = TokenBudget  # noqa: Y015
 
 @_typing.final
-class GetTokenBudgetsResponse(_message.Message):
-    """Response from GetTokenBudgets."""
+class GetModelTermsResponse(_message.Message):
+    """Response from GetModelTerms."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BUDGETS_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    MODEL_SERVER_FIELD_NUMBER: _builtins.int
+    model_server: _builtins.str
+    """Name of the store's model server; empty for the default one."""
     @_builtins.property
     def budgets(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenBudget]:
         """The budgets that the store, its user and its agent have."""
+
+    @_builtins.property
+    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models that the store may use; empty if it may use all."""
 
     def __init__(
         self,
         *,
         budgets: _abc.Iterable[Global___TokenBudget] | None = ...,
+        models: _abc.Iterable[_builtins.str] | None = ...,
+        model_server: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets", "model_server", b"model_server", "models", b"models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetTokenBudgetsResponse: _TypeAlias = GetTokenBudgetsResponse  # noqa: Y015
+Global___GetModelTermsResponse: _TypeAlias = GetModelTermsResponse  # noqa: Y015
 
 @_typing.final
 class PutDraftRequest(_message.Message):
@@ -352,7 +362,7 @@ class PutDraftResponse(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     created: _builtins.bool
-    """Whether this request changed (or would change) it."""
+    """Whether this request changed (or would change) the draft."""
     @_builtins.property
     def agent(self) -> _agent_pb2.AgentVersion:
         """The resulting draft."""

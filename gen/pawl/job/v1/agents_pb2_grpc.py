@@ -51,10 +51,10 @@ class AgentLedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentsRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentsResponse.FromString,
                 _registered_method=True)
-        self.GetTokenBudgets = channel.unary_unary(
-                '/pawl.job.v1.AgentLedgerService/GetTokenBudgets',
-                request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetTokenBudgetsRequest.SerializeToString,
-                response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetTokenBudgetsResponse.FromString,
+        self.GetModelTerms = channel.unary_unary(
+                '/pawl.job.v1.AgentLedgerService/GetModelTerms',
+                request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetModelTermsRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetModelTermsResponse.FromString,
                 _registered_method=True)
         self.PutDraft = channel.unary_unary(
                 '/pawl.job.v1.AgentLedgerService/PutDraft',
@@ -79,12 +79,13 @@ class AgentLedgerServiceServicer(object):
     """
 
     def PutAgent(self, request, context):
-        """Stores a new version of an agent, unless it equals the newest one. Delegation is checked in the same
+        """Stores a new version of an agent, unless it equals the newest version. Delegation is checked in the same
         transaction, so concurrent requests cannot create a cycle. Idempotent.
 
         Errors:
-        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
         - FAILED_PRECONDITION / AGENT_CYCLE
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many agents, or too many versions of this one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -112,8 +113,8 @@ class AgentLedgerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetTokenBudgets(self, request, context):
-        """Returns the token budgets that apply to a user's runs with an agent, and their usage. Read-only.
+    def GetModelTerms(self, request, context):
+        """Returns what the next model call of a user's run with an agent may use. Read-only.
 
         Errors: only the common ones.
         """
@@ -168,10 +169,10 @@ def add_AgentLedgerServiceServicer_to_server(servicer, server):
                     request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentsRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.ListAgentsResponse.SerializeToString,
             ),
-            'GetTokenBudgets': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetTokenBudgets,
-                    request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetTokenBudgetsRequest.FromString,
-                    response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetTokenBudgetsResponse.SerializeToString,
+            'GetModelTerms': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModelTerms,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetModelTermsRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetModelTermsResponse.SerializeToString,
             ),
             'PutDraft': grpc.unary_unary_rpc_method_handler(
                     servicer.PutDraft,
@@ -283,7 +284,7 @@ class AgentLedgerService(object):
             _registered_method=True)
 
     @staticmethod
-    def GetTokenBudgets(request,
+    def GetModelTerms(request,
             target,
             options=(),
             channel_credentials=None,
@@ -296,9 +297,9 @@ class AgentLedgerService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/pawl.job.v1.AgentLedgerService/GetTokenBudgets',
-            pawl_dot_job_dot_v1_dot_agents__pb2.GetTokenBudgetsRequest.SerializeToString,
-            pawl_dot_job_dot_v1_dot_agents__pb2.GetTokenBudgetsResponse.FromString,
+            '/pawl.job.v1.AgentLedgerService/GetModelTerms',
+            pawl_dot_job_dot_v1_dot_agents__pb2.GetModelTermsRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_agents__pb2.GetModelTermsResponse.FromString,
             options,
             channel_credentials,
             insecure,

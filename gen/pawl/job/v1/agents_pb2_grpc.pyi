@@ -36,12 +36,13 @@ class AgentLedgerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentLedgerServiceAsyncStub: ...
     PutAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.PutAgentRequest, _agents_pb2.PutAgentResponse]
-    """Stores a new version of an agent, unless it equals the newest one. Delegation is checked in the same
+    """Stores a new version of an agent, unless it equals the newest version. Delegation is checked in the same
     transaction, so concurrent requests cannot create a cycle. Idempotent.
 
     Errors:
-    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
     - FAILED_PRECONDITION / AGENT_CYCLE
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many agents, or too many versions of this one.
     """
     GetAgent: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]
@@ -57,8 +58,8 @@ class AgentLedgerServiceStub:
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
-    GetTokenBudgets: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetTokenBudgetsRequest, _agents_pb2.GetTokenBudgetsResponse]
-    """Returns the token budgets that apply to a user's runs with an agent, and their usage. Read-only.
+    GetModelTerms: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetModelTermsRequest, _agents_pb2.GetModelTermsResponse]
+    """Returns what the next model call of a user's run with an agent may use. Read-only.
 
     Errors: only the common ones.
     """
@@ -88,12 +89,13 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     PutAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.PutAgentRequest, _agents_pb2.PutAgentResponse]  # type: ignore[assignment]
-    """Stores a new version of an agent, unless it equals the newest one. Delegation is checked in the same
+    """Stores a new version of an agent, unless it equals the newest version. Delegation is checked in the same
     transaction, so concurrent requests cannot create a cycle. Idempotent.
 
     Errors:
-    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+    - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
     - FAILED_PRECONDITION / AGENT_CYCLE
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many agents, or too many versions of this one.
     """
     GetAgent: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentRequest, _agents_pb2.GetAgentResponse]  # type: ignore[assignment]
@@ -109,8 +111,8 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
     Errors:
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
-    GetTokenBudgets: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetTokenBudgetsRequest, _agents_pb2.GetTokenBudgetsResponse]  # type: ignore[assignment]
-    """Returns the token budgets that apply to a user's runs with an agent, and their usage. Read-only.
+    GetModelTerms: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetModelTermsRequest, _agents_pb2.GetModelTermsResponse]  # type: ignore[assignment]
+    """Returns what the next model call of a user's run with an agent may use. Read-only.
 
     Errors: only the common ones.
     """
@@ -143,12 +145,13 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agents_pb2.PutAgentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.PutAgentResponse, _abc.Awaitable[_agents_pb2.PutAgentResponse]]:
-        """Stores a new version of an agent, unless it equals the newest one. Delegation is checked in the same
+        """Stores a new version of an agent, unless it equals the newest version. Delegation is checked in the same
         transaction, so concurrent requests cannot create a cycle. Idempotent.
 
         Errors:
-        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to`.
+        - NOT_FOUND / AGENT_NOT_FOUND: An agent in `delegates_to` does not exist.
         - FAILED_PRECONDITION / AGENT_CYCLE
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many agents, or too many versions of this one.
         """
 
@@ -178,12 +181,12 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def GetTokenBudgets(
+    def GetModelTerms(
         self,
-        request: _agents_pb2.GetTokenBudgetsRequest,
+        request: _agents_pb2.GetModelTermsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_agents_pb2.GetTokenBudgetsResponse, _abc.Awaitable[_agents_pb2.GetTokenBudgetsResponse]]:
-        """Returns the token budgets that apply to a user's runs with an agent, and their usage. Read-only.
+    ) -> _typing.Union[_agents_pb2.GetModelTermsResponse, _abc.Awaitable[_agents_pb2.GetModelTermsResponse]]:
+        """Returns what the next model call of a user's run with an agent may use. Read-only.
 
         Errors: only the common ones.
         """

@@ -54,7 +54,7 @@ class ErasureServiceServicer(object):
     """
 
     def ListErasures(self, request, context):
-        """Streams the IDs of conversations that the calling service must erase now; may be empty. Read-only.
+        """Streams the IDs of conversations that the calling service must erase now. There may be none. Read-only.
 
         Errors:
         - PERMISSION_DENIED: The service has no data to erase.

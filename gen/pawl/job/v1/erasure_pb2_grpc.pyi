@@ -36,7 +36,7 @@ class ErasureServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ErasureServiceAsyncStub: ...
     ListErasures: _grpc.UnaryStreamMultiCallable[_erasure_pb2.ListErasuresRequest, _erasure_pb2.ListErasuresResponse]
-    """Streams the IDs of conversations that the calling service must erase now; may be empty. Read-only.
+    """Streams the IDs of conversations that the calling service must erase now. There may be none. Read-only.
 
     Errors:
     - PERMISSION_DENIED: The service has no data to erase.
@@ -56,7 +56,7 @@ class ErasureServiceAsyncStub(ErasureServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListErasures: _aio.UnaryStreamMultiCallable[_erasure_pb2.ListErasuresRequest, _erasure_pb2.ListErasuresResponse]  # type: ignore[assignment]
-    """Streams the IDs of conversations that the calling service must erase now; may be empty. Read-only.
+    """Streams the IDs of conversations that the calling service must erase now. There may be none. Read-only.
 
     Errors:
     - PERMISSION_DENIED: The service has no data to erase.
@@ -79,7 +79,7 @@ class ErasureServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _erasure_pb2.ListErasuresRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_erasure_pb2.ListErasuresResponse], _abc.AsyncIterator[_erasure_pb2.ListErasuresResponse]]:
-        """Streams the IDs of conversations that the calling service must erase now; may be empty. Read-only.
+        """Streams the IDs of conversations that the calling service must erase now. There may be none. Read-only.
 
         Errors:
         - PERMISSION_DENIED: The service has no data to erase.

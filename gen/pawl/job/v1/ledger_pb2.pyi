@@ -137,7 +137,7 @@ class _DecisionRightEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Decisio
     DECISION_RIGHT_OWN_RUNS: _DecisionRight.ValueType  # 1
     """Gated calls and questions in the user's own runs."""
     DECISION_RIGHT_STORE: _DecisionRight.ValueType  # 2
-    """Also all gated calls in the store, no matter which user they belong to."""
+    """Also all gated calls in the store, whichever user they belong to."""
     DECISION_RIGHT_QUESTIONS: _DecisionRight.ValueType  # 3
     """Questions in the user's own runs. Gated calls are refused with PERMISSION_DENIED."""
 
@@ -149,7 +149,7 @@ DECISION_RIGHT_UNSPECIFIED: DecisionRight.ValueType  # 0
 DECISION_RIGHT_OWN_RUNS: DecisionRight.ValueType  # 1
 """Gated calls and questions in the user's own runs."""
 DECISION_RIGHT_STORE: DecisionRight.ValueType  # 2
-"""Also all gated calls in the store, no matter which user they belong to."""
+"""Also all gated calls in the store, whichever user they belong to."""
 DECISION_RIGHT_QUESTIONS: DecisionRight.ValueType  # 3
 """Questions in the user's own runs. Gated calls are refused with PERMISSION_DENIED."""
 Global___DecisionRight: _TypeAlias = DecisionRight  # noqa: Y015
@@ -257,8 +257,8 @@ class SubmitMessageRequest(_message.Message):
     conversation_id: _builtins.str
     """Conversation ID; empty to create a new conversation."""
     conversation_must_exist: _builtins.bool
-    """Refuse an unknown conversation instead of creating one with this ID. Another user's conversation is always
-    refused.
+    """Whether to refuse an unknown conversation, instead of creating one with this ID. Another user's conversation is
+    always refused.
     """
     text: _builtins.str
     """The text."""
@@ -277,10 +277,10 @@ class SubmitMessageRequest(_message.Message):
     client_id: _builtins.str
     """The only client that may lease those tools' calls; empty means any of the user's clients (not compared)."""
     asked_tools_sha256: _builtins.bytes
-    """SHA-256 of the tools as the client sent them, which is compared in their place; empty if there are no tools."""
+    """SHA-256 of the tools as the client sent them, which is compared instead of the tools. Empty if there are no tools."""
     only_repeat: _builtins.bool
-    """Do not start a run (fail with TOOL_EXISTS), but do return the run if the same request already started one
-    (not compared). Set if the tools, agent or documents are not currently acceptable.
+    """Whether to fail with TOOL_EXISTS instead of starting a run (not compared). If the same request already started a
+    run, that run is still returned. Set if the tools, agent or documents are not currently acceptable.
     """
     asked_program_sha256: _builtins.bytes
     """SHA-256 of the workflow or goal as requested, which is compared instead; empty for other runs."""
@@ -306,19 +306,19 @@ class SubmitMessageRequest(_message.Message):
 
     @_builtins.property
     def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Other users behind the request, at most 8 (not compared): the delegate's user and the key's creators. If
-        several users must approve, the request also counts as theirs.
+        """Other users behind the request, at most 8 (not compared): the delegate's user and the key's creators. If several
+        users must approve, these users also count as having made the request.
         """
 
     @_builtins.property
     def agent(self) -> _run_pb2.PinnedAgent:
-        """Agent version that the options come from (not compared). Absent for the deployment's `default`. If it is
-        absent but `asked_agent` is set, that agent does not exist, which has the same effect as `only_repeat`.
+        """Agent version from which the options come (not compared). Absent for the deployment's `default`. If it is absent
+        although `asked_agent` is set, that agent does not exist. This has the same effect as `only_repeat`.
         """
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:
-        """The whole message including its text, if it contains more than text; `text` is then empty. The text of
+        """The whole message including its text, if it contains more than text. In this case, `text` is empty. The text of
         documents is not compared.
         """
 
@@ -425,13 +425,13 @@ class StartJobRequest(_message.Message):
     """SHA-256 of the job as the user specified it, which is compared instead of its times."""
     @_builtins.property
     def message(self) -> Global___SubmitMessageRequest:
-        """The job's message and user, how its reports are answered, and the conversation that it reports to. If the
+        """The job's message and user, how its reports are answered, and the conversation to which it reports. If the
         conversation does not exist, it is created. `policy` and `undo` are ignored.
         """
 
     @_builtins.property
     def job(self) -> _run_pb2.Job:
-        """The job. Only the difference between its times matters, because the job starts when it is created."""
+        """The job. Only the difference between the job's times matters, because the job starts when it is created."""
 
     def __init__(
         self,
@@ -494,7 +494,7 @@ class ClaimRunsRequest(_message.Message):
     background_runs_max: _builtins.int
     """Maximum number of background runs (jobs and their child runs) that the worker may hold in total."""
     idle: _builtins.bool
-    """Whether the worker holds no runs. If it also gets none, the response contains `wait_seconds`."""
+    """Whether the worker holds no runs. If it does not get any either, the response contains `wait_seconds`."""
     def __init__(
         self,
         *,
@@ -521,8 +521,8 @@ class ClaimRunsResponse(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     wait_seconds: _builtins.float
-    """For an idle worker that got no runs: the seconds until a known run or lease is due. Absent if there is none.
-    Zero or less: a due run cannot be claimed yet.
+    """For an idle worker that did not get any runs: the seconds until a known run or lease is due. Absent if there is
+    none. Zero or less means that a run is due but cannot be claimed yet.
     """
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimedRun]:
@@ -563,7 +563,7 @@ class ClaimedRun(_message.Message):
     epoch: _builtins.int
     """The worker's epoch, required in every commit."""
     conversation_id: _builtins.str
-    """After a claim: the conversation ID, by which the worker finds the history that it has kept."""
+    """After a claim: the conversation ID. With it, the worker finds the history that it has kept."""
     in_background: _builtins.bool
     """Whether it is a job, workflow or goal, or was started by one."""
     @_builtins.property
@@ -592,8 +592,8 @@ Global___ClaimedRun: _TypeAlias = ClaimedRun  # noqa: Y015
 
 @_typing.final
 class HistoryPrefix(_message.Message):
-    """The oldest messages of the history loaded with a run, and their calls. A worker may keep them: they no longer
-    change, except that erasure and retention can remove them, and a summary can replace them.
+    """The oldest messages of the history loaded with a run, and their calls. A worker may keep them, because they no longer
+    change. However, erasure and retention can remove them, and a summary can replace them.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -612,7 +612,7 @@ class HistoryPrefix(_message.Message):
     summarised_to_number: _builtins.int
     """The last number covered by the summary before the history; 0 if there is no summary."""
     result_bytes: _builtins.int
-    """Total size of the results of the calls of the prefix's runs."""
+    """Total size of the call results of the prefix's runs."""
     def __init__(
         self,
         *,
@@ -670,7 +670,7 @@ Global___LoadRunRequest: _TypeAlias = LoadRunRequest  # noqa: Y015
 
 @_typing.final
 class LoadRunResponse(_message.Message):
-    """Response from LoadRun: part of a run's state. Repeated fields continue from one part to the next; other fields
+    """Response from LoadRun: a part of a run's state. Repeated fields continue from one part to the next. All other fields
     are in the first part.
     """
 
@@ -694,8 +694,8 @@ class LoadRunResponse(_message.Message):
     open_job_count: _builtins.int
     """Number of open jobs that the run's user has in the conversation."""
     jobs_below_count: _builtins.int
-    """Number of open jobs whose notices the run receives because it, or an ended run below it, started them; 0 unless
-    it is a child run.
+    """Number of open jobs whose notices the run receives, because the jobs were started by this run or by an ended run
+    below it. 0 unless it is a child run.
     """
     shared_tokens_left: _builtins.int
     """Same as CommitRunResponse.shared_tokens_left."""
@@ -707,14 +707,14 @@ class LoadRunResponse(_message.Message):
 
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
-        """The conversation's messages from its last summary onwards, in order. Images are included up to 8 MiB, newest
-        first, except those of runs that ended with PROVIDER_REFUSED.
+        """The conversation's messages from its last summary onwards, in order. Images are included up to 8 MiB, newest first.
+        Images of runs that ended with PROVIDER_REFUSED are left out.
         """
 
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
-        """Those messages' calls. Results are complete up to 16 MiB in total, newest first; the others have
-        `result_omitted_bytes`, and GetCall returns them.
+        """The calls of those messages. Results are included up to 16 MiB in total, newest first. The other calls have
+        `result_omitted_bytes`, and GetCall returns their results.
         """
 
     @_builtins.property
@@ -1002,8 +1002,8 @@ class CommitRunRequest(_message.Message):
     epoch: _builtins.int
     """The worker's epoch."""
     commit_id: _builtins.str
-    """Step ID, unique in the run and, for each worker, in ascending text order. A copy of a step that arrives after
-    a later step is refused (ILLEGAL_TRANSITION).
+    """Step ID, unique in the run. The IDs of each worker must be in ascending text order. If a copy of a step arrives
+    after a later step, it is refused (ILLEGAL_TRANSITION).
     """
     state: _run_pb2.RunState.ValueType
     """The run's new state; UNSPECIFIED leaves it unchanged. A terminal state requires that no calls are open."""
@@ -1024,27 +1024,27 @@ class CommitRunRequest(_message.Message):
     lease_action: Global___LeaseAction.ValueType
     """What happens to the lease."""
     after_seq: _builtins.int
-    """Refuse the step (INBOX_CHANGED) unless the log ends at this seq. Set if messages refer to their own events'
-    seqs.
+    """The step is refused (INBOX_CHANGED) unless the log ends at this seq. Set if messages refer to the seqs of their own
+    events.
     """
     output_json: _builtins.bytes
     """With `output_text`: the answer as JSON, if it matches the response format."""
     asks_title: _builtins.bool
-    """Have a model write the conversation's title when the run ends (TitleService). This happens only once, and not
-    if the user has set a title.
+    """Whether a model writes the conversation's title when the run ends (TitleService). This happens only once, and only
+    if the user has not set a title.
     """
     tells_iteration: _builtins.int
-    """For a job: iteration or progress to report with this step, numbered as in Notice.occasion; 0 means none. The
-    end is always reported.
+    """For a job: the iteration or progress to report with this step, numbered as in Notice.occasion. 0 means none. The
+    job's end is always reported.
     """
     has_progressed: _builtins.bool
-    """The open call of a job is further than ever before. Like a settled call, this resets the count of workers that
-    died in a row with the run.
+    """Whether the open call of a job is further than ever before. Like a settled call, this resets the count of
+    consecutive workers that died with the run.
     """
     missed_iterations: _builtins.int
     """With `output_text`: Run.missed_iterations."""
     tokens_used: _builtins.int
-    """With `usage`: tokens to count against the shared budget; negative to correct an estimate."""
+    """With `usage`: tokens to count against the shared budget. Negative values correct an estimate."""
     budget_run_id: _builtins.str
     """Same as Run.budget_run_id."""
     events_taken: _builtins.int
@@ -1098,13 +1098,13 @@ class CommitRunRequest(_message.Message):
 
     @_builtins.property
     def delegations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Delegation]:
-        """One for each call that becomes DELEGATED or DETACHED: the run that executes it, which is created with the
+        """For each call that becomes DELEGATED or DETACHED, the run that executes it. The runs are created together with the
         step.
         """
 
     @_builtins.property
     def entered_notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___EnteredNotice]:
-        """Job reports that a NOTICE message in this step passes to the model; they are not returned again. Unknown ones
+        """Job reports that a NOTICE message in this step passes to the model. They are not returned again. Unknown reports
         are ignored.
         """
 
@@ -1212,8 +1212,8 @@ Global___EnteredNotice: _TypeAlias = EnteredNotice  # noqa: Y015
 
 @_typing.final
 class Delegation(_message.Message):
-    """A child run that executes a call. It has its parent's store, user and credential but its own conversation, and
-    does not use the store's queue. An AgentEndedCommand settles a DELEGATED call; cancelling that call stops the
+    """A child run that executes a call. It has the store, user and credential of its parent, but its own conversation, and
+    does not use the store's queue. A DELEGATED call is settled by an AgentEndedCommand. Cancelling that call stops the
     run.
     """
 
@@ -1262,12 +1262,12 @@ class Delegation(_message.Message):
 
     @_builtins.property
     def agent(self) -> _run_pb2.PinnedAgent:
-        """Agent specified by the call, or its parent's; absent in the same case as Run.agent."""
+        """Agent that the call specifies, or the parent's agent. Absent in the same cases as Run.agent."""
 
     @_builtins.property
     def job(self) -> _run_pb2.Job:
-        """The job; only with a DETACHED call. A conversation can have 10 open jobs (more are an ILLEGAL_TRANSITION).
-        The run outlives its parent, and reports to the conversation of the root run above it.
+        """The job. Only with a DETACHED call. A conversation can have 10 open jobs; one more is an ILLEGAL_TRANSITION. The
+        run outlives its parent, and reports to the conversation of the root run above it.
         """
 
     @_builtins.property
@@ -1325,7 +1325,7 @@ class CommitRunResponse(_message.Message):
     last_seq: _builtins.int
     """Seq of the run's last event."""
     commands_pending: _builtins.bool
-    """Whether there are unconsumed commands or, after a step with messages, job reports."""
+    """Whether there are unconsumed commands. After a step with messages, also whether there are job reports."""
     shared_tokens_left: _builtins.int
     """Tokens left in the shared budget, 0 if its run was deleted; absent if there is no shared budget."""
     @_builtins.property
@@ -1519,8 +1519,8 @@ Global___PauseCommand: _TypeAlias = PauseCommand  # noqa: Y015
 
 @_typing.final
 class EventCommand(_message.Message):
-    """An event for a workflow's wait nodes. The command ID is the event ID. A run keeps at most 100 events
-    that no node has taken; more are QUEUE_FULL, unless SendCommandRequest.event_is_awaited.
+    """An event for a workflow's wait nodes. The command ID is the event ID. A run keeps at most 100 events that no node has
+    taken. Another event is QUEUE_FULL, unless SendCommandRequest.event_is_awaited is set.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1547,7 +1547,7 @@ Global___EventCommand: _TypeAlias = EventCommand  # noqa: Y015
 
 @_typing.final
 class RaiseGoalCommand(_message.Message):
-    """Raises a goal's limits, all or none."""
+    """Raises a goal's limits. Either all of them are raised, or none."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1560,7 +1560,7 @@ class RaiseGoalCommand(_message.Message):
     """Tokens to add, as in TopUpCommand."""
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
-        """New deadline; absent keeps the current one."""
+        """New deadline. If absent, the current deadline is kept."""
 
     def __init__(
         self,
@@ -1579,7 +1579,7 @@ Global___RaiseGoalCommand: _TypeAlias = RaiseGoalCommand  # noqa: Y015
 
 @_typing.final
 class CompletedCommand(_message.Message):
-    """A call that was awaiting completion has ended; tool-registry knows how."""
+    """A call that was awaiting completion has ended. tool-registry knows how it ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1899,8 +1899,8 @@ class SendCommandRequest(_message.Message):
     the call is or was gated.
     """
     session_id: _builtins.str
-    """Session that leased the call, for results and progress; empty means any of the client's sessions. If it no
-    longer holds the call, the outcome is WRONG_HOLDER, and the command is not stored. Not part of the
+    """For results and progress: the session that leased the call. Empty means any of the client's sessions. If the
+    session no longer holds the call, the outcome is WRONG_HOLDER, and the command is not stored. Not part of the
     fingerprint.
     """
     credential_id: _builtins.str
@@ -1910,8 +1910,8 @@ class SendCommandRequest(_message.Message):
     delegate_user_id: _builtins.str
     """User ID of the delegate; empty if the user acts directly. Not part of the fingerprint."""
     event_is_awaited: _builtins.bool
-    """A node was waiting for this event when the sender read the run. The run then keeps the event even if it has too
-    many, unless an unread event has the same name. Only for events. Not part of the fingerprint.
+    """Whether a node was waiting for this event when the sender read the run. The run then keeps the event even if it has
+    too many, unless an unread event has the same name. Only for events. Not part of the fingerprint.
     """
     @_builtins.property
     def command(self) -> Global___Command:
@@ -1919,8 +1919,8 @@ class SendCommandRequest(_message.Message):
 
     @_builtins.property
     def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Other users behind the command, at most 8: the delegate's user and the key's creators. If several users
-        must approve, the command also counts as theirs. Not part of the fingerprint.
+        """Other users behind the command, at most 8: the delegate's user and the key's creators. If several users must
+        approve, these users also count as having sent the command. Not part of the fingerprint.
         """
 
     def __init__(
@@ -2005,8 +2005,8 @@ class StopJobRequest(_message.Message):
     command_id: _builtins.str
     """Command ID, unique in the job."""
     caller_run_id: _builtins.str
-    """Run whose model stops the job; it may also be a job that this run started. Empty allows only jobs of the
-    conversation.
+    """Run whose model stops the job. The job may also be one that this run started. If empty, only jobs of the
+    conversation can be stopped.
     """
     def __init__(
         self,
@@ -2035,7 +2035,7 @@ class StopJobResponse(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     STOPPED_FIELD_NUMBER: _builtins.int
     stopped: _builtins.bool
-    """Whether it was open, and has now ended or soon will."""
+    """Whether the job was open and has now ended, or will end soon."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The job after the stop."""
@@ -2191,8 +2191,8 @@ class LeaseOfferRequest(_message.Message):
     lease_seconds: _builtins.float
     """Lease duration in seconds, 1 to 300."""
     session_id: _builtins.str
-    """ID of the stream, different for each stream and increasing. Empty for a client without a stream, which counts
-    as the oldest.
+    """ID of the stream. IDs are different for each stream, and increase. Empty for a client without a stream, which
+    counts as the oldest.
     """
     def __init__(
         self,
@@ -2463,7 +2463,9 @@ class ListJobsRequest(_message.Message):
     reports_to_conversation_id: _builtins.str
     """Only jobs that report to this conversation; empty means all."""
     running_jobs_of_store: _builtins.bool
-    """List all users' running jobs in the store (open and not being stopped). Other filters are then ignored."""
+    """List the running jobs of all users in the store, that is, jobs that are open and not being stopped. All other
+    filters are then ignored.
+    """
     stopped_by_command_id: _builtins.str
     """If set, also list the jobs that this command stopped. With `running_jobs_of_store`, this must be an
     operator's command, and its jobs are listed for as long as the ledger keeps them, even after they have
@@ -2540,8 +2542,8 @@ class GetCallRequest(_message.Message):
     call_id: _builtins.str
     """Call ID."""
     for_approval: _builtins.bool
-    """Also return any user's gated call in the store, in full, so that an edit can be checked. Only for users who
-    can decide on such calls.
+    """Whether to also return any other user's gated call in the store, in full, so that an edit can be checked. Only for
+    users who can decide on such calls.
     """
     def __init__(
         self,
@@ -2598,7 +2600,7 @@ class GetCallsRequest(_message.Message):
     user_id: _builtins.str
     """ID of the user, who must own the runs."""
     result_bytes_max: _builtins.int
-    """Size in bytes of the largest result to return. Of others, only the size is returned."""
+    """Size in bytes of the largest result to return. For larger results, only the size is returned."""
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Call IDs, at most 400."""
@@ -2675,7 +2677,9 @@ class ListPendingCallsRequest(_message.Message):
     conversation_id: _builtins.str
     """Only calls and runs in this conversation; empty means all. Not allowed with `of_all_users`."""
     approves: _builtins.bool
-    """Whether the user has the approver or admin role, and so may decide on calls that only approvers may decide on."""
+    """Whether the user has the approver or admin role. If so, the user may decide on calls that only approvers may decide
+    on.
+    """
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_call_pb2.CallState.ValueType]:
         """List only calls in these states, and no runs; empty means all."""
@@ -2915,7 +2919,7 @@ class ImportConversationRequest(_message.Message):
     title: _builtins.str
     """Title; empty to use the first line of the first message."""
     conversation_key: _builtins.str
-    """Same as SubmitMessageRequest.conversation_key. If it is in use, the request fails with CONVERSATION_EXISTS."""
+    """See SubmitMessageRequest.conversation_key. If the key is in use, the request fails with CONVERSATION_EXISTS."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
         """Messages in order, marked as imported, without IDs and numbers."""
@@ -2993,7 +2997,7 @@ class ListChangesRequest(_message.Message):
     messages_max: _builtins.int
     """Only the newest messages, at most this many."""
     all_open: _builtins.bool
-    """Also all open runs. Always the case if there is no `since_time`."""
+    """Whether to also return all open runs. This is always the case if there is no `since_time`."""
     @_builtins.property
     def since_time(self) -> _timestamp_pb2.Timestamp:
         """Only runs that have changed at or after this time."""

@@ -167,9 +167,9 @@ class LedgerServiceServicer(object):
     """
 
     def SubmitMessage(self, request, context):
-        """Depending on the policy, creates a run with its first message, or steers or interrupts the active run.
-        Idempotent by (store, user, request ID). Refusals are not stored: the same request may be sent again. A run
-        accepts at most 100 steering messages (1 MiB of text) that have not yet been appended by a step.
+        """Submits a message. Depending on the policy, this creates a run with its first message, or steers or interrupts the
+        active run. Idempotent by (store, user, request ID). Refusals are not stored, so the same request may be sent
+        again. A run accepts at most 100 steering messages (1 MiB of text) that have not yet been appended by a step.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -177,6 +177,7 @@ class LedgerServiceServicer(object):
         - FAILED_PRECONDITION / CONVERSATION_BUSY
         - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - ALREADY_EXISTS / TOOL_EXISTS: See `agent` and `only_repeat`.
@@ -186,8 +187,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StartJob(self, request, context):
-        """Creates a job in its own conversation. It reports to its message's conversation. Idempotent by (store, user,
-        request ID), in the same ID space as SubmitMessage; the job is part of the compared request.
+        """Creates a job in its own conversation. The job reports to its message's conversation. Idempotent by (store, user,
+        request ID), in the same ID space as SubmitMessage. The job is part of the compared request.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -207,8 +208,8 @@ class LedgerServiceServicer(object):
         oldest first within a store. Returns immediately, even if there are no claimable runs. If the response is
         lost, the runs stay unclaimable until their leases expire.
 
-        A lease that expires without being released counts as a crash. A run that would be quarantined after one more
-        crash is only assigned to a worker that has no other such run; after that crash it is NEEDS_ATTENTION.
+        A lease that expires without being released counts as a crash. If a run would be quarantined after one more crash,
+        it is only assigned to a worker that has no other such run. After that crash, the run is NEEDS_ATTENTION.
 
         Errors: only the common ones.
         """
@@ -217,8 +218,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadRun(self, request, context):
-        """Returns everything that a worker needs to drive a claimed run, as a consistent snapshot. It is streamed in
-        parts of about 1 MiB. Read-only.
+        """Returns everything that a worker needs to drive a claimed run, as a consistent snapshot. The snapshot is streamed
+        in parts of about 1 MiB. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -248,9 +249,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportCrash(self, request, context):
-        """Releases a run that its worker can neither drive nor end. This counts as a worker crash: after too many
-        crashes without progress, the run is quarantined (NEEDS_ATTENTION). Otherwise it can be claimed again a
-        little later.
+        """Releases a run that its worker can neither drive nor end. This counts as a worker crash. After too many crashes
+        without progress, the run is quarantined (NEEDS_ATTENTION). Otherwise it can be claimed again a little later.
 
         Errors:
         - ABORTED / LEASE_LOST
@@ -262,8 +262,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CommitRun(self, request, context):
-        """Writes one step of a run: events, messages, calls and state. Atomic, and fenced by the epoch. Idempotent by
-        commit ID: a run's last commit can be repeated and gets the same response.
+        """Writes one step of a run: events, messages, calls and state. The step is atomic, and fenced by the epoch.
+        Idempotent by commit ID: a run's last commit can be repeated, and gets the same response.
 
         Errors:
         - ABORTED / LEASE_LOST
@@ -277,10 +277,9 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SendCommand(self, request, context):
-        """Sends a command to a run. It is checked against the call or run in the same transaction, and its receipt is
-        final. Idempotent by command ID and fingerprint. Refusals are receipts, not errors. A run stores 100 receipts
-        for commands that had no effect (refused, or a repeated stop); beyond that, a repeated command is evaluated
-        again.
+        """Sends a command to a run. The command is checked against the call or run in the same transaction, and its receipt
+        is final. Idempotent by command ID and fingerprint. Refusals are receipts, not errors. A run stores 100 receipts
+        for commands that had no effect (refused, or a repeated stop); beyond that, a repeated command is evaluated again.
 
         Errors:
         - ALREADY_EXISTS / REQUEST_ID_REUSED
@@ -324,9 +323,10 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseOffer(self, request, context):
-        """Leases an offered call to a client's session for `lease_seconds`. Granted if no client holds the call, or if
-        this client holds it (with the same offer epoch) and not through a newer session; the call then belongs to
-        this session. Calls of tools that belong to one client are never granted to another. Idempotent.
+        """Leases an offered call to a client's session for `lease_seconds`. The lease is granted if no client holds the call.
+        It is also granted, with the same offer epoch, if this client already holds the call, but not through a newer
+        session. The call then belongs to this session. Calls of tools that belong to one client are never granted to
+        another client. Idempotent.
 
         Errors: only the common ones.
         """
@@ -344,8 +344,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseOffers(self, request, context):
-        """Releases a session's offers, either all of them or those for one run. Offers that another of the client's
-        sessions has taken over are not affected. Idempotent.
+        """Releases either all of a session's offers, or only those for one run. If another session of the client has taken
+        over an offer, that offer is not affected. Idempotent.
 
         Errors: only the common ones.
         """
@@ -394,7 +394,7 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListPendingCalls(self, request, context):
-        """Lists calls that are waiting for a user, or a store's gated calls; then runs that are waiting for tokens.
+        """Lists calls that are waiting for a user, or a store's gated calls, followed by runs that are waiting for tokens.
         Both are listed oldest first. Read-only.
 
         Errors:
@@ -428,8 +428,8 @@ class LedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListVersions(self, request, context):
-        """Returns a version for each of up to 1000 conversations. It changes whenever the conversation, its active
-        run or one of its 20 newest jobs changes. Read-only.
+        """Returns a version for each of up to 1000 conversations. A version changes whenever the conversation, its active run
+        or one of its 20 newest jobs changes. Read-only.
 
         Errors: only the common ones.
         """

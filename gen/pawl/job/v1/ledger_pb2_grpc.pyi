@@ -39,9 +39,9 @@ class LedgerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LedgerServiceAsyncStub: ...
     SubmitMessage: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.SubmitMessageRequest, _ledger_pb2.SubmitMessageResponse]
-    """Depending on the policy, creates a run with its first message, or steers or interrupts the active run.
-    Idempotent by (store, user, request ID). Refusals are not stored: the same request may be sent again. A run
-    accepts at most 100 steering messages (1 MiB of text) that have not yet been appended by a step.
+    """Submits a message. Depending on the policy, this creates a run with its first message, or steers or interrupts the
+    active run. Idempotent by (store, user, request ID). Refusals are not stored, so the same request may be sent
+    again. A run accepts at most 100 steering messages (1 MiB of text) that have not yet been appended by a step.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -49,13 +49,14 @@ class LedgerServiceStub:
     - FAILED_PRECONDITION / CONVERSATION_BUSY
     - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER
     - FAILED_PRECONDITION / FEATURE_OFF
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - ALREADY_EXISTS / TOOL_EXISTS: See `agent` and `only_repeat`.
     """
     StartJob: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.StartJobRequest, _ledger_pb2.StartJobResponse]
-    """Creates a job in its own conversation. It reports to its message's conversation. Idempotent by (store, user,
-    request ID), in the same ID space as SubmitMessage; the job is part of the compared request.
+    """Creates a job in its own conversation. The job reports to its message's conversation. Idempotent by (store, user,
+    request ID), in the same ID space as SubmitMessage. The job is part of the compared request.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -71,14 +72,14 @@ class LedgerServiceStub:
     oldest first within a store. Returns immediately, even if there are no claimable runs. If the response is
     lost, the runs stay unclaimable until their leases expire.
 
-    A lease that expires without being released counts as a crash. A run that would be quarantined after one more
-    crash is only assigned to a worker that has no other such run; after that crash it is NEEDS_ATTENTION.
+    A lease that expires without being released counts as a crash. If a run would be quarantined after one more crash,
+    it is only assigned to a worker that has no other such run. After that crash, the run is NEEDS_ATTENTION.
 
     Errors: only the common ones.
     """
     LoadRun: _grpc.UnaryStreamMultiCallable[_ledger_pb2.LoadRunRequest, _ledger_pb2.LoadRunResponse]
-    """Returns everything that a worker needs to drive a claimed run, as a consistent snapshot. It is streamed in
-    parts of about 1 MiB. Read-only.
+    """Returns everything that a worker needs to drive a claimed run, as a consistent snapshot. The snapshot is streamed
+    in parts of about 1 MiB. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -96,9 +97,8 @@ class LedgerServiceStub:
     Errors: only the common ones.
     """
     ReportCrash: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ReportCrashRequest, _ledger_pb2.ReportCrashResponse]
-    """Releases a run that its worker can neither drive nor end. This counts as a worker crash: after too many
-    crashes without progress, the run is quarantined (NEEDS_ATTENTION). Otherwise it can be claimed again a
-    little later.
+    """Releases a run that its worker can neither drive nor end. This counts as a worker crash. After too many crashes
+    without progress, the run is quarantined (NEEDS_ATTENTION). Otherwise it can be claimed again a little later.
 
     Errors:
     - ABORTED / LEASE_LOST
@@ -106,8 +106,8 @@ class LedgerServiceStub:
     - NOT_FOUND / RUN_NOT_FOUND
     """
     CommitRun: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.CommitRunRequest, _ledger_pb2.CommitRunResponse]
-    """Writes one step of a run: events, messages, calls and state. Atomic, and fenced by the epoch. Idempotent by
-    commit ID: a run's last commit can be repeated and gets the same response.
+    """Writes one step of a run: events, messages, calls and state. The step is atomic, and fenced by the epoch.
+    Idempotent by commit ID: a run's last commit can be repeated, and gets the same response.
 
     Errors:
     - ABORTED / LEASE_LOST
@@ -117,10 +117,9 @@ class LedgerServiceStub:
     - NOT_FOUND / RUN_NOT_FOUND
     """
     SendCommand: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.SendCommandRequest, _ledger_pb2.SendCommandResponse]
-    """Sends a command to a run. It is checked against the call or run in the same transaction, and its receipt is
-    final. Idempotent by command ID and fingerprint. Refusals are receipts, not errors. A run stores 100 receipts
-    for commands that had no effect (refused, or a repeated stop); beyond that, a repeated command is evaluated
-    again.
+    """Sends a command to a run. The command is checked against the call or run in the same transaction, and its receipt
+    is final. Idempotent by command ID and fingerprint. Refusals are receipts, not errors. A run stores 100 receipts
+    for commands that had no effect (refused, or a repeated stop); beyond that, a repeated command is evaluated again.
 
     Errors:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
@@ -148,9 +147,10 @@ class LedgerServiceStub:
     - NOT_FOUND / RUN_NOT_FOUND
     """
     LeaseOffer: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.LeaseOfferRequest, _ledger_pb2.LeaseOfferResponse]
-    """Leases an offered call to a client's session for `lease_seconds`. Granted if no client holds the call, or if
-    this client holds it (with the same offer epoch) and not through a newer session; the call then belongs to
-    this session. Calls of tools that belong to one client are never granted to another. Idempotent.
+    """Leases an offered call to a client's session for `lease_seconds`. The lease is granted if no client holds the call.
+    It is also granted, with the same offer epoch, if this client already holds the call, but not through a newer
+    session. The call then belongs to this session. Calls of tools that belong to one client are never granted to
+    another client. Idempotent.
 
     Errors: only the common ones.
     """
@@ -160,8 +160,8 @@ class LedgerServiceStub:
     Errors: only the common ones.
     """
     ReleaseOffers: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ReleaseOffersRequest, _ledger_pb2.ReleaseOffersResponse]
-    """Releases a session's offers, either all of them or those for one run. Offers that another of the client's
-    sessions has taken over are not affected. Idempotent.
+    """Releases either all of a session's offers, or only those for one run. If another session of the client has taken
+    over an offer, that offer is not affected. Idempotent.
 
     Errors: only the common ones.
     """
@@ -190,7 +190,7 @@ class LedgerServiceStub:
     Errors: only the common ones.
     """
     ListPendingCalls: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListPendingCallsRequest, _ledger_pb2.ListPendingCallsResponse]
-    """Lists calls that are waiting for a user, or a store's gated calls; then runs that are waiting for tokens.
+    """Lists calls that are waiting for a user, or a store's gated calls, followed by runs that are waiting for tokens.
     Both are listed oldest first. Read-only.
 
     Errors:
@@ -212,8 +212,8 @@ class LedgerServiceStub:
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     """
     ListVersions: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListVersionsRequest, _ledger_pb2.ListVersionsResponse]
-    """Returns a version for each of up to 1000 conversations. It changes whenever the conversation, its active
-    run or one of its 20 newest jobs changes. Read-only.
+    """Returns a version for each of up to 1000 conversations. A version changes whenever the conversation, its active run
+    or one of its 20 newest jobs changes. Read-only.
 
     Errors: only the common ones.
     """
@@ -240,9 +240,9 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SubmitMessage: _aio.UnaryUnaryMultiCallable[_ledger_pb2.SubmitMessageRequest, _ledger_pb2.SubmitMessageResponse]  # type: ignore[assignment]
-    """Depending on the policy, creates a run with its first message, or steers or interrupts the active run.
-    Idempotent by (store, user, request ID). Refusals are not stored: the same request may be sent again. A run
-    accepts at most 100 steering messages (1 MiB of text) that have not yet been appended by a step.
+    """Submits a message. Depending on the policy, this creates a run with its first message, or steers or interrupts the
+    active run. Idempotent by (store, user, request ID). Refusals are not stored, so the same request may be sent
+    again. A run accepts at most 100 steering messages (1 MiB of text) that have not yet been appended by a step.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -250,13 +250,14 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     - FAILED_PRECONDITION / CONVERSATION_BUSY
     - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER
     - FAILED_PRECONDITION / FEATURE_OFF
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
     - RESOURCE_EXHAUSTED / QUEUE_FULL
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     - ALREADY_EXISTS / TOOL_EXISTS: See `agent` and `only_repeat`.
     """
     StartJob: _aio.UnaryUnaryMultiCallable[_ledger_pb2.StartJobRequest, _ledger_pb2.StartJobResponse]  # type: ignore[assignment]
-    """Creates a job in its own conversation. It reports to its message's conversation. Idempotent by (store, user,
-    request ID), in the same ID space as SubmitMessage; the job is part of the compared request.
+    """Creates a job in its own conversation. The job reports to its message's conversation. Idempotent by (store, user,
+    request ID), in the same ID space as SubmitMessage. The job is part of the compared request.
 
     Errors:
     - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -272,14 +273,14 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     oldest first within a store. Returns immediately, even if there are no claimable runs. If the response is
     lost, the runs stay unclaimable until their leases expire.
 
-    A lease that expires without being released counts as a crash. A run that would be quarantined after one more
-    crash is only assigned to a worker that has no other such run; after that crash it is NEEDS_ATTENTION.
+    A lease that expires without being released counts as a crash. If a run would be quarantined after one more crash,
+    it is only assigned to a worker that has no other such run. After that crash, the run is NEEDS_ATTENTION.
 
     Errors: only the common ones.
     """
     LoadRun: _aio.UnaryStreamMultiCallable[_ledger_pb2.LoadRunRequest, _ledger_pb2.LoadRunResponse]  # type: ignore[assignment]
-    """Returns everything that a worker needs to drive a claimed run, as a consistent snapshot. It is streamed in
-    parts of about 1 MiB. Read-only.
+    """Returns everything that a worker needs to drive a claimed run, as a consistent snapshot. The snapshot is streamed
+    in parts of about 1 MiB. Read-only.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -297,9 +298,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     Errors: only the common ones.
     """
     ReportCrash: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ReportCrashRequest, _ledger_pb2.ReportCrashResponse]  # type: ignore[assignment]
-    """Releases a run that its worker can neither drive nor end. This counts as a worker crash: after too many
-    crashes without progress, the run is quarantined (NEEDS_ATTENTION). Otherwise it can be claimed again a
-    little later.
+    """Releases a run that its worker can neither drive nor end. This counts as a worker crash. After too many crashes
+    without progress, the run is quarantined (NEEDS_ATTENTION). Otherwise it can be claimed again a little later.
 
     Errors:
     - ABORTED / LEASE_LOST
@@ -307,8 +307,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     - NOT_FOUND / RUN_NOT_FOUND
     """
     CommitRun: _aio.UnaryUnaryMultiCallable[_ledger_pb2.CommitRunRequest, _ledger_pb2.CommitRunResponse]  # type: ignore[assignment]
-    """Writes one step of a run: events, messages, calls and state. Atomic, and fenced by the epoch. Idempotent by
-    commit ID: a run's last commit can be repeated and gets the same response.
+    """Writes one step of a run: events, messages, calls and state. The step is atomic, and fenced by the epoch.
+    Idempotent by commit ID: a run's last commit can be repeated, and gets the same response.
 
     Errors:
     - ABORTED / LEASE_LOST
@@ -318,10 +318,9 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     - NOT_FOUND / RUN_NOT_FOUND
     """
     SendCommand: _aio.UnaryUnaryMultiCallable[_ledger_pb2.SendCommandRequest, _ledger_pb2.SendCommandResponse]  # type: ignore[assignment]
-    """Sends a command to a run. It is checked against the call or run in the same transaction, and its receipt is
-    final. Idempotent by command ID and fingerprint. Refusals are receipts, not errors. A run stores 100 receipts
-    for commands that had no effect (refused, or a repeated stop); beyond that, a repeated command is evaluated
-    again.
+    """Sends a command to a run. The command is checked against the call or run in the same transaction, and its receipt
+    is final. Idempotent by command ID and fingerprint. Refusals are receipts, not errors. A run stores 100 receipts
+    for commands that had no effect (refused, or a repeated stop); beyond that, a repeated command is evaluated again.
 
     Errors:
     - ALREADY_EXISTS / REQUEST_ID_REUSED
@@ -349,9 +348,10 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     - NOT_FOUND / RUN_NOT_FOUND
     """
     LeaseOffer: _aio.UnaryUnaryMultiCallable[_ledger_pb2.LeaseOfferRequest, _ledger_pb2.LeaseOfferResponse]  # type: ignore[assignment]
-    """Leases an offered call to a client's session for `lease_seconds`. Granted if no client holds the call, or if
-    this client holds it (with the same offer epoch) and not through a newer session; the call then belongs to
-    this session. Calls of tools that belong to one client are never granted to another. Idempotent.
+    """Leases an offered call to a client's session for `lease_seconds`. The lease is granted if no client holds the call.
+    It is also granted, with the same offer epoch, if this client already holds the call, but not through a newer
+    session. The call then belongs to this session. Calls of tools that belong to one client are never granted to
+    another client. Idempotent.
 
     Errors: only the common ones.
     """
@@ -361,8 +361,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     Errors: only the common ones.
     """
     ReleaseOffers: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ReleaseOffersRequest, _ledger_pb2.ReleaseOffersResponse]  # type: ignore[assignment]
-    """Releases a session's offers, either all of them or those for one run. Offers that another of the client's
-    sessions has taken over are not affected. Idempotent.
+    """Releases either all of a session's offers, or only those for one run. If another session of the client has taken
+    over an offer, that offer is not affected. Idempotent.
 
     Errors: only the common ones.
     """
@@ -391,7 +391,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     Errors: only the common ones.
     """
     ListPendingCalls: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListPendingCallsRequest, _ledger_pb2.ListPendingCallsResponse]  # type: ignore[assignment]
-    """Lists calls that are waiting for a user, or a store's gated calls; then runs that are waiting for tokens.
+    """Lists calls that are waiting for a user, or a store's gated calls, followed by runs that are waiting for tokens.
     Both are listed oldest first. Read-only.
 
     Errors:
@@ -413,8 +413,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     - FAILED_PRECONDITION / CONVERSATION_ERASED
     """
     ListVersions: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListVersionsRequest, _ledger_pb2.ListVersionsResponse]  # type: ignore[assignment]
-    """Returns a version for each of up to 1000 conversations. It changes whenever the conversation, its active
-    run or one of its 20 newest jobs changes. Read-only.
+    """Returns a version for each of up to 1000 conversations. A version changes whenever the conversation, its active run
+    or one of its 20 newest jobs changes. Read-only.
 
     Errors: only the common ones.
     """
@@ -444,9 +444,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.SubmitMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.SubmitMessageResponse, _abc.Awaitable[_ledger_pb2.SubmitMessageResponse]]:
-        """Depending on the policy, creates a run with its first message, or steers or interrupts the active run.
-        Idempotent by (store, user, request ID). Refusals are not stored: the same request may be sent again. A run
-        accepts at most 100 steering messages (1 MiB of text) that have not yet been appended by a step.
+        """Submits a message. Depending on the policy, this creates a run with its first message, or steers or interrupts the
+        active run. Idempotent by (store, user, request ID). Refusals are not stored, so the same request may be sent
+        again. A run accepts at most 100 steering messages (1 MiB of text) that have not yet been appended by a step.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -454,6 +454,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION / CONVERSATION_BUSY
         - FAILED_PRECONDITION / RUN_OF_ANOTHER_USER
         - FAILED_PRECONDITION / FEATURE_OFF
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED
         - RESOURCE_EXHAUSTED / QUEUE_FULL
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         - ALREADY_EXISTS / TOOL_EXISTS: See `agent` and `only_repeat`.
@@ -465,8 +466,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.StartJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.StartJobResponse, _abc.Awaitable[_ledger_pb2.StartJobResponse]]:
-        """Creates a job in its own conversation. It reports to its message's conversation. Idempotent by (store, user,
-        request ID), in the same ID space as SubmitMessage; the job is part of the compared request.
+        """Creates a job in its own conversation. The job reports to its message's conversation. Idempotent by (store, user,
+        request ID), in the same ID space as SubmitMessage. The job is part of the compared request.
 
         Errors:
         - NOT_FOUND / CONVERSATION_NOT_FOUND
@@ -488,8 +489,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         oldest first within a store. Returns immediately, even if there are no claimable runs. If the response is
         lost, the runs stay unclaimable until their leases expire.
 
-        A lease that expires without being released counts as a crash. A run that would be quarantined after one more
-        crash is only assigned to a worker that has no other such run; after that crash it is NEEDS_ATTENTION.
+        A lease that expires without being released counts as a crash. If a run would be quarantined after one more crash,
+        it is only assigned to a worker that has no other such run. After that crash, the run is NEEDS_ATTENTION.
 
         Errors: only the common ones.
         """
@@ -500,8 +501,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.LoadRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ledger_pb2.LoadRunResponse], _abc.AsyncIterator[_ledger_pb2.LoadRunResponse]]:
-        """Returns everything that a worker needs to drive a claimed run, as a consistent snapshot. It is streamed in
-        parts of about 1 MiB. Read-only.
+        """Returns everything that a worker needs to drive a claimed run, as a consistent snapshot. The snapshot is streamed
+        in parts of about 1 MiB. Read-only.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
@@ -537,9 +538,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ReportCrashRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ReportCrashResponse, _abc.Awaitable[_ledger_pb2.ReportCrashResponse]]:
-        """Releases a run that its worker can neither drive nor end. This counts as a worker crash: after too many
-        crashes without progress, the run is quarantined (NEEDS_ATTENTION). Otherwise it can be claimed again a
-        little later.
+        """Releases a run that its worker can neither drive nor end. This counts as a worker crash. After too many crashes
+        without progress, the run is quarantined (NEEDS_ATTENTION). Otherwise it can be claimed again a little later.
 
         Errors:
         - ABORTED / LEASE_LOST
@@ -553,8 +553,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.CommitRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.CommitRunResponse, _abc.Awaitable[_ledger_pb2.CommitRunResponse]]:
-        """Writes one step of a run: events, messages, calls and state. Atomic, and fenced by the epoch. Idempotent by
-        commit ID: a run's last commit can be repeated and gets the same response.
+        """Writes one step of a run: events, messages, calls and state. The step is atomic, and fenced by the epoch.
+        Idempotent by commit ID: a run's last commit can be repeated, and gets the same response.
 
         Errors:
         - ABORTED / LEASE_LOST
@@ -570,10 +570,9 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.SendCommandRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.SendCommandResponse, _abc.Awaitable[_ledger_pb2.SendCommandResponse]]:
-        """Sends a command to a run. It is checked against the call or run in the same transaction, and its receipt is
-        final. Idempotent by command ID and fingerprint. Refusals are receipts, not errors. A run stores 100 receipts
-        for commands that had no effect (refused, or a repeated stop); beyond that, a repeated command is evaluated
-        again.
+        """Sends a command to a run. The command is checked against the call or run in the same transaction, and its receipt
+        is final. Idempotent by command ID and fingerprint. Refusals are receipts, not errors. A run stores 100 receipts
+        for commands that had no effect (refused, or a repeated stop); beyond that, a repeated command is evaluated again.
 
         Errors:
         - ALREADY_EXISTS / REQUEST_ID_REUSED
@@ -625,9 +624,10 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.LeaseOfferRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.LeaseOfferResponse, _abc.Awaitable[_ledger_pb2.LeaseOfferResponse]]:
-        """Leases an offered call to a client's session for `lease_seconds`. Granted if no client holds the call, or if
-        this client holds it (with the same offer epoch) and not through a newer session; the call then belongs to
-        this session. Calls of tools that belong to one client are never granted to another. Idempotent.
+        """Leases an offered call to a client's session for `lease_seconds`. The lease is granted if no client holds the call.
+        It is also granted, with the same offer epoch, if this client already holds the call, but not through a newer
+        session. The call then belongs to this session. Calls of tools that belong to one client are never granted to
+        another client. Idempotent.
 
         Errors: only the common ones.
         """
@@ -649,8 +649,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ReleaseOffersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ReleaseOffersResponse, _abc.Awaitable[_ledger_pb2.ReleaseOffersResponse]]:
-        """Releases a session's offers, either all of them or those for one run. Offers that another of the client's
-        sessions has taken over are not affected. Idempotent.
+        """Releases either all of a session's offers, or only those for one run. If another session of the client has taken
+        over an offer, that offer is not affected. Idempotent.
 
         Errors: only the common ones.
         """
@@ -709,7 +709,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ListPendingCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListPendingCallsResponse, _abc.Awaitable[_ledger_pb2.ListPendingCallsResponse]]:
-        """Lists calls that are waiting for a user, or a store's gated calls; then runs that are waiting for tokens.
+        """Lists calls that are waiting for a user, or a store's gated calls, followed by runs that are waiting for tokens.
         Both are listed oldest first. Read-only.
 
         Errors:
@@ -749,8 +749,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _ledger_pb2.ListVersionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_ledger_pb2.ListVersionsResponse, _abc.Awaitable[_ledger_pb2.ListVersionsResponse]]:
-        """Returns a version for each of up to 1000 conversations. It changes whenever the conversation, its active
-        run or one of its 20 newest jobs changes. Read-only.
+        """Returns a version for each of up to 1000 conversations. A version changes whenever the conversation, its active run
+        or one of its 20 newest jobs changes. Read-only.
 
         Errors: only the common ones.
         """

@@ -47,8 +47,8 @@ class ScheduleOwner(_message.Message):
 
     @_builtins.property
     def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Other users behind the request: the delegate's user and the key's creators. If several users must approve,
-        the request also counts as theirs.
+        """Other users behind the request: the delegate's user and the key's creators. If several users must approve, these
+        users also count as having made the request.
         """
 
     def __init__(

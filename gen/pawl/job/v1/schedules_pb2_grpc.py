@@ -76,7 +76,7 @@ class ScheduleLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ClaimSchedules(self, request, context):
-        """Claims due schedules: for ten seconds no other caller gets them.
+        """Claims due schedules. For ten seconds, no other caller gets them.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: `schedules_max`.
@@ -86,8 +86,8 @@ class ScheduleLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FireSchedule(self, request, context):
-        """Fires a schedule once. Has no effect if it has changed since `generation`, for example because it has fired.
-        Any other reason for refusing a run is recorded in the firing.
+        """Fires a schedule once. If the schedule has changed since `generation`, for example because it has fired, nothing
+        happens. If a run is refused for any other reason, the reason is recorded in the firing.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND

@@ -47,14 +47,14 @@ class ScheduleLedgerServiceStub:
     - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 scheduled times in the range.
     """
     ClaimSchedules: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.ClaimSchedulesRequest, _schedules_pb2.ClaimSchedulesResponse]
-    """Claims due schedules: for ten seconds no other caller gets them.
+    """Claims due schedules. For ten seconds, no other caller gets them.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: `schedules_max`.
     """
     FireSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.FireScheduleRequest, _schedules_pb2.FireScheduleResponse]
-    """Fires a schedule once. Has no effect if it has changed since `generation`, for example because it has fired.
-    Any other reason for refusing a run is recorded in the firing.
+    """Fires a schedule once. If the schedule has changed since `generation`, for example because it has fired, nothing
+    happens. If a run is refused for any other reason, the reason is recorded in the firing.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -80,14 +80,14 @@ class ScheduleLedgerServiceAsyncStub(ScheduleLedgerServiceStub):
     - RESOURCE_EXHAUSTED / TOO_LARGE: More than 100 scheduled times in the range.
     """
     ClaimSchedules: _aio.UnaryUnaryMultiCallable[_schedules_pb2.ClaimSchedulesRequest, _schedules_pb2.ClaimSchedulesResponse]  # type: ignore[assignment]
-    """Claims due schedules: for ten seconds no other caller gets them.
+    """Claims due schedules. For ten seconds, no other caller gets them.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: `schedules_max`.
     """
     FireSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.FireScheduleRequest, _schedules_pb2.FireScheduleResponse]  # type: ignore[assignment]
-    """Fires a schedule once. Has no effect if it has changed since `generation`, for example because it has fired.
-    Any other reason for refusing a run is recorded in the firing.
+    """Fires a schedule once. If the schedule has changed since `generation`, for example because it has fired, nothing
+    happens. If a run is refused for any other reason, the reason is recorded in the firing.
 
     Errors:
     - NOT_FOUND / SCHEDULE_NOT_FOUND
@@ -122,7 +122,7 @@ class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedules_pb2.ClaimSchedulesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedules_pb2.ClaimSchedulesResponse, _abc.Awaitable[_schedules_pb2.ClaimSchedulesResponse]]:
-        """Claims due schedules: for ten seconds no other caller gets them.
+        """Claims due schedules. For ten seconds, no other caller gets them.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: `schedules_max`.
@@ -134,8 +134,8 @@ class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedules_pb2.FireScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedules_pb2.FireScheduleResponse, _abc.Awaitable[_schedules_pb2.FireScheduleResponse]]:
-        """Fires a schedule once. Has no effect if it has changed since `generation`, for example because it has fired.
-        Any other reason for refusing a run is recorded in the firing.
+        """Fires a schedule once. If the schedule has changed since `generation`, for example because it has fired, nothing
+        happens. If a run is refused for any other reason, the reason is recorded in the firing.
 
         Errors:
         - NOT_FOUND / SCHEDULE_NOT_FOUND

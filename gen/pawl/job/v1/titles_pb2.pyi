@@ -77,6 +77,7 @@ class TitleTask(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     USER_TEXT_FIELD_NUMBER: _builtins.int
     ANSWER_TEXT_FIELD_NUMBER: _builtins.int
+    MODEL_SERVER_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     conversation_id: _builtins.str
@@ -89,6 +90,8 @@ class TitleTask(_message.Message):
     """Start of the user's message."""
     answer_text: _builtins.str
     """Start of the answer."""
+    model_server: _builtins.str
+    """The store's model server; empty for the default one."""
     def __init__(
         self,
         *,
@@ -98,10 +101,11 @@ class TitleTask(_message.Message):
         model: _builtins.str = ...,
         user_text: _builtins.str = ...,
         answer_text: _builtins.str = ...,
+        model_server: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_text", b"answer_text", "attempt", b"attempt", "conversation_id", b"conversation_id", "model", b"model", "store_id", b"store_id", "user_text", b"user_text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_text", b"answer_text", "attempt", b"attempt", "conversation_id", b"conversation_id", "model", b"model", "model_server", b"model_server", "store_id", b"store_id", "user_text", b"user_text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,7 +53,7 @@ class LeaseMailboxesResponse(_message.Message):
     MAILBOXES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def mailboxes(self) -> _containers.RepeatedCompositeFieldContainer[_trigger_pb2.LeasedMailbox]:
-        """The process's mailboxes. It must stop reading any that are missing."""
+        """The mailboxes that the process now holds. It must stop reading any mailbox that is not listed."""
 
     def __init__(
         self,
@@ -314,7 +314,7 @@ class TriggerEvent(_message.Message):
     event_id: _builtins.str
     """Event ID, 1 to 200 visible ASCII characters. An event with a given ID fires each trigger only once."""
     lane: _builtins.str
-    """Events in the same lane wait for each other; absent if this event does not wait for others."""
+    """Lane of the event. Events in the same lane wait for each other. Absent if this event does not wait for others."""
     data: _builtins.bytes
     """A waiting event's stored data, at most 256 KiB."""
     conversation_key: _builtins.str
@@ -450,7 +450,7 @@ class FireTriggerRequest(_message.Message):
 
     @_builtins.property
     def mail(self) -> _trigger_pb2.MailPosition:
-        """Position of the e-mail, which must be after the trigger's."""
+        """Position of the e-mail, which must be after the trigger's position."""
 
     def __init__(
         self,
@@ -483,7 +483,7 @@ class FireTriggerResponse(_message.Message):
     """Whether the event was already delivered."""
     @_builtins.property
     def fire(self) -> _schedule_pb2.ScheduleFire:
-        """The firing; absent if the trigger has changed and the event must be checked again."""
+        """The firing. Absent if the trigger has changed, in which case the event must be checked again."""
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ class TriggerLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ClaimEvents(self, request, context):
-        """Claims waiting events: for ten seconds no other caller gets them.
+        """Claims waiting events. For ten seconds, no other caller gets them.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: `events_max`.
@@ -100,8 +100,8 @@ class TriggerLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LeaseMailboxes(self, request, context):
-        """Leases mailboxes from all stores to a process for 30 seconds; call it every few seconds. Returns the
-        mailboxes that the process now holds, at most 200.
+        """Leases mailboxes of all stores to a process for 30 seconds. Call this every few seconds. Returns the mailboxes that
+        the process now holds, at most 200.
 
         Errors: only the common ones.
         """
@@ -132,8 +132,8 @@ class TriggerLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FireTrigger(self, request, context):
-        """Fires a trigger once with an event. Has no effect if the trigger has changed since `generation`, or the
-        claimed event is no longer waiting. Any other reason for refusing a run is recorded in the firing.
+        """Fires a trigger once with an event. If the trigger has changed since `generation`, or if the claimed event is no
+        longer waiting, nothing happens. If a run is refused for any other reason, the reason is recorded in the firing.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND

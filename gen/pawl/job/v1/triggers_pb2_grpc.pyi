@@ -47,14 +47,14 @@ class TriggerLedgerServiceStub:
     - FAILED_PRECONDITION / TRIGGER_PAUSED
     """
     ClaimEvents: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.ClaimEventsRequest, _triggers_pb2.ClaimEventsResponse]
-    """Claims waiting events: for ten seconds no other caller gets them.
+    """Claims waiting events. For ten seconds, no other caller gets them.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: `events_max`.
     """
     LeaseMailboxes: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.LeaseMailboxesRequest, _triggers_pb2.LeaseMailboxesResponse]
-    """Leases mailboxes from all stores to a process for 30 seconds; call it every few seconds. Returns the
-    mailboxes that the process now holds, at most 200.
+    """Leases mailboxes of all stores to a process for 30 seconds. Call this every few seconds. Returns the mailboxes that
+    the process now holds, at most 200.
 
     Errors: only the common ones.
     """
@@ -73,8 +73,8 @@ class TriggerLedgerServiceStub:
     - FAILED_PRECONDITION / UNREADABLE
     """
     FireTrigger: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.FireTriggerRequest, _triggers_pb2.FireTriggerResponse]
-    """Fires a trigger once with an event. Has no effect if the trigger has changed since `generation`, or the
-    claimed event is no longer waiting. Any other reason for refusing a run is recorded in the firing.
+    """Fires a trigger once with an event. If the trigger has changed since `generation`, or if the claimed event is no
+    longer waiting, nothing happens. If a run is refused for any other reason, the reason is recorded in the firing.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -99,14 +99,14 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     - FAILED_PRECONDITION / TRIGGER_PAUSED
     """
     ClaimEvents: _aio.UnaryUnaryMultiCallable[_triggers_pb2.ClaimEventsRequest, _triggers_pb2.ClaimEventsResponse]  # type: ignore[assignment]
-    """Claims waiting events: for ten seconds no other caller gets them.
+    """Claims waiting events. For ten seconds, no other caller gets them.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: `events_max`.
     """
     LeaseMailboxes: _aio.UnaryUnaryMultiCallable[_triggers_pb2.LeaseMailboxesRequest, _triggers_pb2.LeaseMailboxesResponse]  # type: ignore[assignment]
-    """Leases mailboxes from all stores to a process for 30 seconds; call it every few seconds. Returns the
-    mailboxes that the process now holds, at most 200.
+    """Leases mailboxes of all stores to a process for 30 seconds. Call this every few seconds. Returns the mailboxes that
+    the process now holds, at most 200.
 
     Errors: only the common ones.
     """
@@ -125,8 +125,8 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     - FAILED_PRECONDITION / UNREADABLE
     """
     FireTrigger: _aio.UnaryUnaryMultiCallable[_triggers_pb2.FireTriggerRequest, _triggers_pb2.FireTriggerResponse]  # type: ignore[assignment]
-    """Fires a trigger once with an event. Has no effect if the trigger has changed since `generation`, or the
-    claimed event is no longer waiting. Any other reason for refusing a run is recorded in the firing.
+    """Fires a trigger once with an event. If the trigger has changed since `generation`, or if the claimed event is no
+    longer waiting, nothing happens. If a run is refused for any other reason, the reason is recorded in the firing.
 
     Errors:
     - NOT_FOUND / TRIGGER_NOT_FOUND
@@ -160,7 +160,7 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.ClaimEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.ClaimEventsResponse, _abc.Awaitable[_triggers_pb2.ClaimEventsResponse]]:
-        """Claims waiting events: for ten seconds no other caller gets them.
+        """Claims waiting events. For ten seconds, no other caller gets them.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: `events_max`.
@@ -172,8 +172,8 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.LeaseMailboxesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.LeaseMailboxesResponse, _abc.Awaitable[_triggers_pb2.LeaseMailboxesResponse]]:
-        """Leases mailboxes from all stores to a process for 30 seconds; call it every few seconds. Returns the
-        mailboxes that the process now holds, at most 200.
+        """Leases mailboxes of all stores to a process for 30 seconds. Call this every few seconds. Returns the mailboxes that
+        the process now holds, at most 200.
 
         Errors: only the common ones.
         """
@@ -210,8 +210,8 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.FireTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.FireTriggerResponse, _abc.Awaitable[_triggers_pb2.FireTriggerResponse]]:
-        """Fires a trigger once with an event. Has no effect if the trigger has changed since `generation`, or the
-        claimed event is no longer waiting. Any other reason for refusing a run is recorded in the firing.
+        """Fires a trigger once with an event. If the trigger has changed since `generation`, or if the claimed event is no
+        longer waiting, nothing happens. If a run is refused for any other reason, the reason is recorded in the firing.
 
         Errors:
         - NOT_FOUND / TRIGGER_NOT_FOUND

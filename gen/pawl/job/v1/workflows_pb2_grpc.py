@@ -59,11 +59,11 @@ class WorkflowLedgerServiceServicer(object):
     """
 
     def PutWorkflow(self, request, context):
-        """Stores a new version of a workflow, unless it equals the newest one. Idempotent.
+        """Stores a new version of a workflow, unless it equals the newest version. Idempotent.
 
         Errors:
-        - NOT_FOUND / WORKFLOW_NOT_FOUND: A workflow in `uses`.
-        - INVALID_ARGUMENT / INVALID_WORKFLOW: It would start itself, directly or through others.
+        - NOT_FOUND / WORKFLOW_NOT_FOUND: A workflow in `uses` does not exist.
+        - INVALID_ARGUMENT / INVALID_WORKFLOW: The workflow would start itself, directly or through others.
         - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many workflows, or too many versions of this one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

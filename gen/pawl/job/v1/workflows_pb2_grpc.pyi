@@ -36,11 +36,11 @@ class WorkflowLedgerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkflowLedgerServiceAsyncStub: ...
     PutWorkflow: _grpc.UnaryUnaryMultiCallable[_workflows_pb2.PutWorkflowRequest, _workflows_pb2.PutWorkflowResponse]
-    """Stores a new version of a workflow, unless it equals the newest one. Idempotent.
+    """Stores a new version of a workflow, unless it equals the newest version. Idempotent.
 
     Errors:
-    - NOT_FOUND / WORKFLOW_NOT_FOUND: A workflow in `uses`.
-    - INVALID_ARGUMENT / INVALID_WORKFLOW: It would start itself, directly or through others.
+    - NOT_FOUND / WORKFLOW_NOT_FOUND: A workflow in `uses` does not exist.
+    - INVALID_ARGUMENT / INVALID_WORKFLOW: The workflow would start itself, directly or through others.
     - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many workflows, or too many versions of this one.
     """
     GetWorkflow: _grpc.UnaryUnaryMultiCallable[_workflows_pb2.GetWorkflowRequest, _workflows_pb2.GetWorkflowResponse]
@@ -64,11 +64,11 @@ class WorkflowLedgerServiceAsyncStub(WorkflowLedgerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     PutWorkflow: _aio.UnaryUnaryMultiCallable[_workflows_pb2.PutWorkflowRequest, _workflows_pb2.PutWorkflowResponse]  # type: ignore[assignment]
-    """Stores a new version of a workflow, unless it equals the newest one. Idempotent.
+    """Stores a new version of a workflow, unless it equals the newest version. Idempotent.
 
     Errors:
-    - NOT_FOUND / WORKFLOW_NOT_FOUND: A workflow in `uses`.
-    - INVALID_ARGUMENT / INVALID_WORKFLOW: It would start itself, directly or through others.
+    - NOT_FOUND / WORKFLOW_NOT_FOUND: A workflow in `uses` does not exist.
+    - INVALID_ARGUMENT / INVALID_WORKFLOW: The workflow would start itself, directly or through others.
     - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many workflows, or too many versions of this one.
     """
     GetWorkflow: _aio.UnaryUnaryMultiCallable[_workflows_pb2.GetWorkflowRequest, _workflows_pb2.GetWorkflowResponse]  # type: ignore[assignment]
@@ -95,11 +95,11 @@ class WorkflowLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workflows_pb2.PutWorkflowRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workflows_pb2.PutWorkflowResponse, _abc.Awaitable[_workflows_pb2.PutWorkflowResponse]]:
-        """Stores a new version of a workflow, unless it equals the newest one. Idempotent.
+        """Stores a new version of a workflow, unless it equals the newest version. Idempotent.
 
         Errors:
-        - NOT_FOUND / WORKFLOW_NOT_FOUND: A workflow in `uses`.
-        - INVALID_ARGUMENT / INVALID_WORKFLOW: It would start itself, directly or through others.
+        - NOT_FOUND / WORKFLOW_NOT_FOUND: A workflow in `uses` does not exist.
+        - INVALID_ARGUMENT / INVALID_WORKFLOW: The workflow would start itself, directly or through others.
         - RESOURCE_EXHAUSTED / TOO_LARGE: There are too many workflows, or too many versions of this one.
         """
 

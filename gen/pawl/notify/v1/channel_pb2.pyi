@@ -82,11 +82,11 @@ class Channel(_message.Message):
     enabled: _builtins.bool
     """Whether the channel sends notifications. Ignored by CreateChannel."""
     disable_reason: _builtins.str
-    """Why it was disabled, unless its user disabled it. Output only."""
+    """Why the channel was disabled, unless its user disabled it. Output only."""
     after_seconds: _builtins.int
-    """Delay before notifications are sent, in seconds, at most a day; default 600 for e-mail, otherwise 0.
-    Deliveries are SKIPPED if by then the user has read the notification or seen the run, or action is no longer
-    needed. 0 sends everything immediately.
+    """Delay before notifications are sent, in seconds, at most a day; default 600 for e-mail, otherwise 0. If the user
+    has read the notification or seen the run by then, or if action is no longer needed, the delivery is SKIPPED. With
+    0, everything is sent immediately.
     """
     credential_id: _builtins.str
     """ID of the credential that last changed it. Output only."""
@@ -104,7 +104,7 @@ class Channel(_message.Message):
 
     @_builtins.property
     def failing_since_time(self) -> _timestamp_pb2.Timestamp:
-        """Since when every attempt has failed; absent if the last one succeeded. Output only."""
+        """Since when every attempt has failed. Absent if the last attempt succeeded. Output only."""
 
     @_builtins.property
     def confirm_time(self) -> _timestamp_pb2.Timestamp:
@@ -319,8 +319,8 @@ class CreateChannelResponse(_message.Message):
     CHANNEL_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
-    """The webhook's secret: `whsec_` followed by 32 bytes in base64. Empty for a repeated request; if the first
-    response was lost, rotate the secret.
+    """The webhook's secret: `whsec_` followed by 32 bytes in base64. Empty for a repeated request. If the first response
+    was lost, rotate the secret.
     """
     @_builtins.property
     def channel(self) -> Global___Channel:
@@ -785,7 +785,7 @@ class ListDeliveriesResponse(_message.Message):
 
     @_builtins.property
     def counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelDeliveryCount]:
-        """Number of deliveries in each state, across all pages and states, leaving out zeros; only on the first page."""
+        """Number of deliveries in each state, across all pages and states. Zeros are left out. Only on the first page."""
 
     def __init__(
         self,

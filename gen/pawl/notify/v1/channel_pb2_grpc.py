@@ -37,18 +37,18 @@ class ChannelServiceStub(object):
     followed. If the status is 429 or 503, Retry-After delays the next attempt by up to 4 h. Status 410 disables
     the webhook.
 
-    E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation.
-    An attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those
-    from 500 are final. A channel is disabled until its address is confirmed with a code. A user gets about 60
-    e-mails an hour; further ones are delayed.
+    E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation. An
+    attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those from 500
+    are final. A channel is disabled until its address is confirmed with a code. A user gets about 60 e-mails an hour.
+    Further e-mails are delayed.
 
-    If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first one,
-    varying each pause by up to 10 %; after that the delivery is DEAD. Under load, attempts can be later
+    If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first attempt,
+    varying each pause by up to 10 %. After that, the delivery is DEAD. Under load, attempts can be later
     (docs/guides/notifications.md). A crash of the notifier counts as a failed attempt.
 
-    Pawl disables a channel and notifies the user (CHANNEL_DISABLED) when a delivery is DEAD and the receiver has
-    not accepted any for three days, or when a recipient unsubscribes. It also disables a channel if the API key
-    that last saved it is revoked, has expired, or may no longer act for users; saving the channel with another key
+    Pawl disables a channel and notifies the user (CHANNEL_DISABLED) when a delivery is DEAD and the receiver has not
+    accepted any delivery for three days, or when a recipient unsubscribes. It also disables a channel if the API key
+    that last saved it is revoked, has expired, or may no longer act for users. Saving the channel with another key
     enables it again. Erasing a conversation removes its content from deliveries.
     """
 
@@ -137,18 +137,18 @@ class ChannelServiceServicer(object):
     followed. If the status is 429 or 503, Retry-After delays the next attempt by up to 4 h. Status 410 disables
     the webhook.
 
-    E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation.
-    An attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those
-    from 500 are final. A channel is disabled until its address is confirmed with a code. A user gets about 60
-    e-mails an hour; further ones are delayed.
+    E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation. An
+    attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those from 500
+    are final. A channel is disabled until its address is confirmed with a code. A user gets about 60 e-mails an hour.
+    Further e-mails are delayed.
 
-    If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first one,
-    varying each pause by up to 10 %; after that the delivery is DEAD. Under load, attempts can be later
+    If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first attempt,
+    varying each pause by up to 10 %. After that, the delivery is DEAD. Under load, attempts can be later
     (docs/guides/notifications.md). A crash of the notifier counts as a failed attempt.
 
-    Pawl disables a channel and notifies the user (CHANNEL_DISABLED) when a delivery is DEAD and the receiver has
-    not accepted any for three days, or when a recipient unsubscribes. It also disables a channel if the API key
-    that last saved it is revoked, has expired, or may no longer act for users; saving the channel with another key
+    Pawl disables a channel and notifies the user (CHANNEL_DISABLED) when a delivery is DEAD and the receiver has not
+    accepted any delivery for three days, or when a recipient unsubscribes. It also disables a channel if the API key
+    that last saved it is revoked, has expired, or may no longer act for users. Saving the channel with another key
     enables it again. Erasing a conversation removes its content from deliveries.
     """
 
@@ -158,8 +158,8 @@ class ChannelServiceServicer(object):
         request returns the channel without the secret and does not send a code.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many channels or codes, the deployment does not
-        allow the URL, or it does not send e-mail.
+        - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many channels or codes, if the deployment does not allow
+        the URL, or if it does not send e-mail.
         - INVALID_ARGUMENT / INVALID_ID
         - ALREADY_EXISTS / REQUEST_ID_REUSED
         """
@@ -189,14 +189,14 @@ class ChannelServiceServicer(object):
 
     def UpdateChannel(self, request, context):
         """Changes the name, URL, kinds or state of a channel. Absent fields stay unchanged. If the URL changes, waiting
-        deliveries go to the new one, which starts with no recorded failures. A new e-mail address must be confirmed,
-        as in CreateChannel. If the channel is disabled, its waiting deliveries become DEAD. Idempotent; of
-        concurrent changes, the last writer wins.
+        deliveries go to the new URL, which starts with no recorded failures. A new e-mail address must be confirmed, as in
+        CreateChannel. If the channel is disabled, its waiting deliveries become DEAD. Idempotent. If two changes are made
+        concurrently, the last writer wins.
 
         Errors:
         - NOT_FOUND / CHANNEL_NOT_FOUND
-        - INVALID_ARGUMENT / INVALID_FIELD: Also if the deployment does not allow the URL, too many codes were
-        sent, or the type (webhook or e-mail) would change.
+        - INVALID_ARGUMENT / INVALID_FIELD: Also if the deployment does not allow the URL, if too many codes were sent, or
+        if the type (webhook or e-mail) would change.
         - INVALID_ARGUMENT / INVALID_ID
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -215,9 +215,9 @@ class ChannelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SendChannelCode(self, request, context):
-        """Sends a new code to the address of an e-mail channel. It replaces the previous code and is valid for an hour.
-        Per day, at most three codes are sent to an address, ten for a user, and a hundred for a store. Not
-        idempotent: each call sends a code.
+        """Sends a new code to the address of an e-mail channel. It replaces the previous code and is valid for an hour. Each
+        day, at most three codes are sent to an address, ten for a user, and a hundred for a store. Not idempotent: each
+        call sends a code.
 
         Errors:
         - NOT_FOUND / CHANNEL_NOT_FOUND
@@ -256,8 +256,8 @@ class ChannelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def TestChannel(self, request, context):
-        """Sends a test notification (type `channel.test`), even if the channel is disabled. Pawl makes a single
-        attempt; ListDeliveries returns the result. The channel does not change, except that status 410 disables it,
+        """Sends a test notification (type `channel.test`), even if the channel is disabled. Pawl makes a single attempt, and
+        ListDeliveries returns the result. The channel does not change, unless status 410 disables it, which happens
         without a notification. While one test is waiting, another cannot be created.
 
         Errors:
@@ -284,8 +284,8 @@ class ChannelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResendDelivery(self, request, context):
-        """Sends a delivery again with the same ID, ignoring preferences and the channel's state. Its attempts start
-        over; a waiting delivery is attempted now. To resend a code, use SendChannelCode.
+        """Sends a delivery again with the same ID, ignoring preferences and the channel's state. The delivery's attempts
+        start over. A waiting delivery is attempted now. To resend a code, use SendChannelCode.
 
         Errors:
         - NOT_FOUND / DELIVERY_NOT_FOUND: Also for a code.
@@ -299,7 +299,7 @@ class ChannelServiceServicer(object):
         """Sends 1 to 200 deliveries again, as ResendDelivery does. Atomic.
 
         Errors:
-        - NOT_FOUND / DELIVERY_NOT_FOUND: One does not exist; none is sent.
+        - NOT_FOUND / DELIVERY_NOT_FOUND: One of the deliveries does not exist. None of them is sent.
         - INVALID_ARGUMENT / INVALID_FIELD
         - INVALID_ARGUMENT / INVALID_ID
         """
@@ -308,9 +308,9 @@ class ChannelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UnsubscribeChannel(self, request, context):
-        """Disables an e-mail channel at a recipient's request, using the token in the unsubscribe link. Used by
-        gateways (gateway role), whose credential determines the store; the recipient does not need a key. The user
-        is notified (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries become DEAD. Idempotent.
+        """Disables an e-mail channel at a recipient's request, using the token in the unsubscribe link. Gateways (gateway
+        role) call this, and their credential determines the store. The recipient does not need a key. The user is notified
+        (CHANNEL_DISABLED) and can enable the channel again. Waiting deliveries become DEAD. Idempotent.
 
         Errors:
         - NOT_FOUND / CHANNEL_NOT_FOUND: Also if the token belongs to another store or a previous address.
@@ -407,18 +407,18 @@ class ChannelService(object):
     followed. If the status is 429 or 503, Retry-After delays the next attempt by up to 4 h. Status 410 disables
     the webhook.
 
-    E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation.
-    An attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those
-    from 500 are final. A channel is disabled until its address is confirmed with a code. A user gets about 60
-    e-mails an hour; further ones are delayed.
+    E-mails use the delivery ID in their Message-ID, contain text and HTML, and form one thread per conversation. An
+    attempt succeeds when the deployment's mail server accepts it; codes from 400 to 499 are retried, and those from 500
+    are final. A channel is disabled until its address is confirmed with a code. A user gets about 60 e-mails an hour.
+    Further e-mails are delayed.
 
-    If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first one,
-    varying each pause by up to 10 %; after that the delivery is DEAD. Under load, attempts can be later
+    If an attempt fails, Pawl retries 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h and 24 h after the first attempt,
+    varying each pause by up to 10 %. After that, the delivery is DEAD. Under load, attempts can be later
     (docs/guides/notifications.md). A crash of the notifier counts as a failed attempt.
 
-    Pawl disables a channel and notifies the user (CHANNEL_DISABLED) when a delivery is DEAD and the receiver has
-    not accepted any for three days, or when a recipient unsubscribes. It also disables a channel if the API key
-    that last saved it is revoked, has expired, or may no longer act for users; saving the channel with another key
+    Pawl disables a channel and notifies the user (CHANNEL_DISABLED) when a delivery is DEAD and the receiver has not
+    accepted any delivery for three days, or when a recipient unsubscribes. It also disables a channel if the API key
+    that last saved it is revoked, has expired, or may no longer act for users. Saving the channel with another key
     enables it again. Erasing a conversation removes its content from deliveries.
     """
 

@@ -43,7 +43,9 @@ class _NotificationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Noti
     NOTIFICATION_KIND_INPUT_NEEDED: _NotificationKind.ValueType  # 5
     """A run is waiting for an approval, an answer or a front end."""
     NOTIFICATION_KIND_ATTENTION_NEEDED: _NotificationKind.ValueType  # 6
-    """A call is in doubt and needs an operator, or a schedule or trigger paused itself (there is then no run)."""
+    """A call is in doubt and needs an operator. Or a schedule or trigger has paused itself, in which case there is no
+    run.
+    """
     NOTIFICATION_KIND_APPROVAL_NEEDED: _NotificationKind.ValueType  # 7
     """A call in the store, usually another user's, awaits an approval that the user may give. Sent when the
     approval is requested, the call is edited, or no decision is made in time.
@@ -75,7 +77,9 @@ NOTIFICATION_KIND_RUN_EXPIRED: NotificationKind.ValueType  # 4
 NOTIFICATION_KIND_INPUT_NEEDED: NotificationKind.ValueType  # 5
 """A run is waiting for an approval, an answer or a front end."""
 NOTIFICATION_KIND_ATTENTION_NEEDED: NotificationKind.ValueType  # 6
-"""A call is in doubt and needs an operator, or a schedule or trigger paused itself (there is then no run)."""
+"""A call is in doubt and needs an operator. Or a schedule or trigger has paused itself, in which case there is no
+run.
+"""
 NOTIFICATION_KIND_APPROVAL_NEEDED: NotificationKind.ValueType  # 7
 """A call in the store, usually another user's, awaits an approval that the user may give. Sent when the
 approval is requested, the call is edited, or no decision is made in time.
@@ -137,7 +141,7 @@ class Notification(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     CHANNEL_ID_FIELD_NUMBER: _builtins.int
     notification_id: _builtins.str
-    """Notification ID, derived from the event: the same event always gives the same ID."""
+    """Notification ID. It is derived from the event, so the same event always gives the same ID."""
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str

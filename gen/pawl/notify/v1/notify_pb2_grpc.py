@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class NotifyServiceStub(object):
-    """A user's inbox. Calling this service with the approver or admin role subscribes the user to the store's
-    approvals (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that
-    cannot decide. Only callers with one of these roles see these notifications.
+    """A user's inbox. A user who calls this service with the approver or admin role is subscribed to the store's approvals
+    (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that cannot decide. Only
+    callers with one of these roles see these notifications.
     """
 
     def __init__(self, channel):
@@ -55,14 +55,15 @@ class NotifyServiceStub(object):
 
 
 class NotifyServiceServicer(object):
-    """A user's inbox. Calling this service with the approver or admin role subscribes the user to the store's
-    approvals (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that
-    cannot decide. Only callers with one of these roles see these notifications.
+    """A user's inbox. A user who calls this service with the approver or admin role is subscribed to the store's approvals
+    (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that cannot decide. Only
+    callers with one of these roles see these notifications.
     """
 
     def Subscribe(self, request, context):
-        """Streams notifications after `after_number`: past ones first, then new ones. Each is sent once per stream, in
-        order of `number`. The stream does not end on its own. It is safe to reconnect from the last number seen.
+        """Streams notifications after `after_number`. Past notifications come first, followed by new ones. Each is sent once
+        per stream, in order of `number`. The stream does not end on its own. It is safe to reconnect from the last number
+        seen.
 
         Errors:
         - RESOURCE_EXHAUSTED / SLOW_CONSUMER
@@ -86,7 +87,7 @@ class NotifyServiceServicer(object):
         """Marks notifications as read. Atomic. Idempotent: the first read time is kept.
 
         Errors:
-        - NOT_FOUND / NOTIFICATION_NOT_FOUND: One does not exist; none is marked.
+        - NOT_FOUND / NOTIFICATION_NOT_FOUND: One of the notifications does not exist. None of them is marked.
         - INVALID_ARGUMENT / INVALID_ID
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -120,9 +121,9 @@ def add_NotifyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class NotifyService(object):
-    """A user's inbox. Calling this service with the approver or admin role subscribes the user to the store's
-    approvals (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that
-    cannot decide. Only callers with one of these roles see these notifications.
+    """A user's inbox. A user who calls this service with the approver or admin role is subscribed to the store's approvals
+    (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that cannot decide. Only
+    callers with one of these roles see these notifications.
     """
 
     @staticmethod

@@ -31,9 +31,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class NotifyServiceStub:
-    """A user's inbox. Calling this service with the approver or admin role subscribes the user to the store's
-    approvals (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that
-    cannot decide. Only callers with one of these roles see these notifications.
+    """A user's inbox. A user who calls this service with the approver or admin role is subscribed to the store's approvals
+    (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that cannot decide. Only
+    callers with one of these roles see these notifications.
     """
 
     @_typing.overload
@@ -41,8 +41,9 @@ class NotifyServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> NotifyServiceAsyncStub: ...
     Subscribe: _grpc.UnaryStreamMultiCallable[_notify_pb2.SubscribeRequest, _notify_pb2.SubscribeResponse]
-    """Streams notifications after `after_number`: past ones first, then new ones. Each is sent once per stream, in
-    order of `number`. The stream does not end on its own. It is safe to reconnect from the last number seen.
+    """Streams notifications after `after_number`. Past notifications come first, followed by new ones. Each is sent once
+    per stream, in order of `number`. The stream does not end on its own. It is safe to reconnect from the last number
+    seen.
 
     Errors:
     - RESOURCE_EXHAUSTED / SLOW_CONSUMER
@@ -58,21 +59,22 @@ class NotifyServiceStub:
     """Marks notifications as read. Atomic. Idempotent: the first read time is kept.
 
     Errors:
-    - NOT_FOUND / NOTIFICATION_NOT_FOUND: One does not exist; none is marked.
+    - NOT_FOUND / NOTIFICATION_NOT_FOUND: One of the notifications does not exist. None of them is marked.
     - INVALID_ARGUMENT / INVALID_ID
     """
 
 @_typing.type_check_only
 class NotifyServiceAsyncStub(NotifyServiceStub):
-    """A user's inbox. Calling this service with the approver or admin role subscribes the user to the store's
-    approvals (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that
-    cannot decide. Only callers with one of these roles see these notifications.
+    """A user's inbox. A user who calls this service with the approver or admin role is subscribed to the store's approvals
+    (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that cannot decide. Only
+    callers with one of these roles see these notifications.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Subscribe: _aio.UnaryStreamMultiCallable[_notify_pb2.SubscribeRequest, _notify_pb2.SubscribeResponse]  # type: ignore[assignment]
-    """Streams notifications after `after_number`: past ones first, then new ones. Each is sent once per stream, in
-    order of `number`. The stream does not end on its own. It is safe to reconnect from the last number seen.
+    """Streams notifications after `after_number`. Past notifications come first, followed by new ones. Each is sent once
+    per stream, in order of `number`. The stream does not end on its own. It is safe to reconnect from the last number
+    seen.
 
     Errors:
     - RESOURCE_EXHAUSTED / SLOW_CONSUMER
@@ -88,14 +90,14 @@ class NotifyServiceAsyncStub(NotifyServiceStub):
     """Marks notifications as read. Atomic. Idempotent: the first read time is kept.
 
     Errors:
-    - NOT_FOUND / NOTIFICATION_NOT_FOUND: One does not exist; none is marked.
+    - NOT_FOUND / NOTIFICATION_NOT_FOUND: One of the notifications does not exist. None of them is marked.
     - INVALID_ARGUMENT / INVALID_ID
     """
 
 class NotifyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """A user's inbox. Calling this service with the approver or admin role subscribes the user to the store's
-    approvals (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that
-    cannot decide. Only callers with one of these roles see these notifications.
+    """A user's inbox. A user who calls this service with the approver or admin role is subscribed to the store's approvals
+    (APPROVAL_NEEDED), until 30 days pass without another call. This does not apply to delegates that cannot decide. Only
+    callers with one of these roles see these notifications.
     """
 
     @_abc_1.abstractmethod
@@ -104,8 +106,9 @@ class NotifyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _notify_pb2.SubscribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_notify_pb2.SubscribeResponse], _abc.AsyncIterator[_notify_pb2.SubscribeResponse]]:
-        """Streams notifications after `after_number`: past ones first, then new ones. Each is sent once per stream, in
-        order of `number`. The stream does not end on its own. It is safe to reconnect from the last number seen.
+        """Streams notifications after `after_number`. Past notifications come first, followed by new ones. Each is sent once
+        per stream, in order of `number`. The stream does not end on its own. It is safe to reconnect from the last number
+        seen.
 
         Errors:
         - RESOURCE_EXHAUSTED / SLOW_CONSUMER
@@ -133,7 +136,7 @@ class NotifyServiceServicer(metaclass=_abc_1.ABCMeta):
         """Marks notifications as read. Atomic. Idempotent: the first read time is kept.
 
         Errors:
-        - NOT_FOUND / NOTIFICATION_NOT_FOUND: One does not exist; none is marked.
+        - NOT_FOUND / NOTIFICATION_NOT_FOUND: One of the notifications does not exist. None of them is marked.
         - INVALID_ARGUMENT / INVALID_ID
         """
 

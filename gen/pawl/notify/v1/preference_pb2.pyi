@@ -105,8 +105,8 @@ class QuietHours(_message.Message):
     start: _builtins.str
     """Start time, such as `22:00`."""
     end: _builtins.str
-    """End time, such as `07:00`; on the next day unless it is after `start`. A time that a clock change skips is
-    moved by the same amount; if a time occurs twice, the first one counts.
+    """End time, such as `07:00`. It is on the next day unless it is after `start`. If a clock change skips a time, the
+    time is moved by the same amount. If a time occurs twice, the first one counts.
     """
     @_builtins.property
     def days(self) -> _containers.RepeatedScalarFieldContainer[Global___Weekday.ValueType]:
@@ -166,7 +166,7 @@ class Preferences(_message.Message):
     MUTES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_notify_pb2.NotificationKind.ValueType]:
-        """Kinds to send; empty means all. A channel that has its own kinds sends only kinds that are in both."""
+        """Kinds to send; empty means all. If a channel has its own kinds, it sends only the kinds that are in both."""
 
     @_builtins.property
     def quiet(self) -> Global___QuietTimes:

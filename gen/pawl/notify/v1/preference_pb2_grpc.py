@@ -26,11 +26,11 @@ if _version_not_supported:
 
 
 class PreferenceServiceStub(object):
-    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not to
-    the inbox (NotifyService) or NATS. They are evaluated whenever a delivery is about to be sent. It is SKIPPED if
-    its conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
-    SKIPPED if the notification was read, its run was watched, or action is no longer needed. Tests and resent
-    deliveries ignore preferences.
+    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not to the
+    inbox (NotifyService) or NATS. They are evaluated whenever a delivery is about to be sent. The delivery is SKIPPED if
+    its conversation is muted or its kind is excluded. Otherwise, it waits until quiet hours end. It is then SKIPPED if
+    the notification was read, its run was watched, or action is no longer needed. Tests and resent deliveries ignore
+    preferences.
     """
 
     def __init__(self, channel):
@@ -62,11 +62,11 @@ class PreferenceServiceStub(object):
 
 
 class PreferenceServiceServicer(object):
-    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not to
-    the inbox (NotifyService) or NATS. They are evaluated whenever a delivery is about to be sent. It is SKIPPED if
-    its conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
-    SKIPPED if the notification was read, its run was watched, or action is no longer needed. Tests and resent
-    deliveries ignore preferences.
+    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not to the
+    inbox (NotifyService) or NATS. They are evaluated whenever a delivery is about to be sent. The delivery is SKIPPED if
+    its conversation is muted or its kind is excluded. Otherwise, it waits until quiet hours end. It is then SKIPPED if
+    the notification was read, its run was watched, or action is no longer needed. Tests and resent deliveries ignore
+    preferences.
     """
 
     def GetPreferences(self, request, context):
@@ -90,8 +90,8 @@ class PreferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def MuteConversation(self, request, context):
-        """Stops a conversation's deliveries, either until a given time or permanently. A user can mute 1000
-        conversations. Idempotent; the last time set wins.
+        """Stops a conversation's deliveries, either until a given time or permanently. A user can mute 1000 conversations.
+        Idempotent. The last time that was set wins.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ID
@@ -143,11 +143,11 @@ def add_PreferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PreferenceService(object):
-    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not to
-    the inbox (NotifyService) or NATS. They are evaluated whenever a delivery is about to be sent. It is SKIPPED if
-    its conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
-    SKIPPED if the notification was read, its run was watched, or action is no longer needed. Tests and resent
-    deliveries ignore preferences.
+    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not to the
+    inbox (NotifyService) or NATS. They are evaluated whenever a delivery is about to be sent. The delivery is SKIPPED if
+    its conversation is muted or its kind is excluded. Otherwise, it waits until quiet hours end. It is then SKIPPED if
+    the notification was read, its run was watched, or action is no longer needed. Tests and resent deliveries ignore
+    preferences.
     """
 
     @staticmethod

@@ -27,11 +27,11 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PreferenceServiceStub:
-    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not to
-    the inbox (NotifyService) or NATS. They are evaluated whenever a delivery is about to be sent. It is SKIPPED if
-    its conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
-    SKIPPED if the notification was read, its run was watched, or action is no longer needed. Tests and resent
-    deliveries ignore preferences.
+    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not to the
+    inbox (NotifyService) or NATS. They are evaluated whenever a delivery is about to be sent. The delivery is SKIPPED if
+    its conversation is muted or its kind is excluded. Otherwise, it waits until quiet hours end. It is then SKIPPED if
+    the notification was read, its run was watched, or action is no longer needed. Tests and resent deliveries ignore
+    preferences.
     """
 
     @_typing.overload
@@ -51,8 +51,8 @@ class PreferenceServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     MuteConversation: _grpc.UnaryUnaryMultiCallable[_preference_pb2.MuteConversationRequest, _preference_pb2.MuteConversationResponse]
-    """Stops a conversation's deliveries, either until a given time or permanently. A user can mute 1000
-    conversations. Idempotent; the last time set wins.
+    """Stops a conversation's deliveries, either until a given time or permanently. A user can mute 1000 conversations.
+    Idempotent. The last time that was set wins.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
@@ -67,11 +67,11 @@ class PreferenceServiceStub:
 
 @_typing.type_check_only
 class PreferenceServiceAsyncStub(PreferenceServiceStub):
-    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not to
-    the inbox (NotifyService) or NATS. They are evaluated whenever a delivery is about to be sent. It is SKIPPED if
-    its conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
-    SKIPPED if the notification was read, its run was watched, or action is no longer needed. Tests and resent
-    deliveries ignore preferences.
+    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not to the
+    inbox (NotifyService) or NATS. They are evaluated whenever a delivery is about to be sent. The delivery is SKIPPED if
+    its conversation is muted or its kind is excluded. Otherwise, it waits until quiet hours end. It is then SKIPPED if
+    the notification was read, its run was watched, or action is no longer needed. Tests and resent deliveries ignore
+    preferences.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -88,8 +88,8 @@ class PreferenceServiceAsyncStub(PreferenceServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     MuteConversation: _aio.UnaryUnaryMultiCallable[_preference_pb2.MuteConversationRequest, _preference_pb2.MuteConversationResponse]  # type: ignore[assignment]
-    """Stops a conversation's deliveries, either until a given time or permanently. A user can mute 1000
-    conversations. Idempotent; the last time set wins.
+    """Stops a conversation's deliveries, either until a given time or permanently. A user can mute 1000 conversations.
+    Idempotent. The last time that was set wins.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
@@ -103,11 +103,11 @@ class PreferenceServiceAsyncStub(PreferenceServiceStub):
     """
 
 class PreferenceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not to
-    the inbox (NotifyService) or NATS. They are evaluated whenever a delivery is about to be sent. It is SKIPPED if
-    its conversation is muted or its kind is excluded. Otherwise it waits until quiet hours end, and is then
-    SKIPPED if the notification was read, its run was watched, or action is no longer needed. Tests and resent
-    deliveries ignore preferences.
+    """Controls which notifications a user gets on channels, and when. Preferences apply only to deliveries, not to the
+    inbox (NotifyService) or NATS. They are evaluated whenever a delivery is about to be sent. The delivery is SKIPPED if
+    its conversation is muted or its kind is excluded. Otherwise, it waits until quiet hours end. It is then SKIPPED if
+    the notification was read, its run was watched, or action is no longer needed. Tests and resent deliveries ignore
+    preferences.
     """
 
     @_abc_1.abstractmethod
@@ -140,8 +140,8 @@ class PreferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _preference_pb2.MuteConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_preference_pb2.MuteConversationResponse, _abc.Awaitable[_preference_pb2.MuteConversationResponse]]:
-        """Stops a conversation's deliveries, either until a given time or permanently. A user can mute 1000
-        conversations. Idempotent; the last time set wins.
+        """Stops a conversation's deliveries, either until a given time or permanently. A user can mute 1000 conversations.
+        Idempotent. The last time that was set wins.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ID

@@ -36,7 +36,7 @@ class _SettingsLayerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Setting
     """Set by a store's admin, for that store."""
 
 class SettingsLayer(_SettingsLayer, metaclass=_SettingsLayerEnumTypeWrapper):
-    """Who sets a value, and for which stores."""
+    """Says who sets a value, and for which stores."""
 
 SETTINGS_LAYER_UNSPECIFIED: SettingsLayer.ValueType  # 0
 """In ExplainSettings: no layer sets it."""
@@ -66,7 +66,7 @@ class _SwitchStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SwitchSta
     """On in all stores. The default."""
 
 class SwitchState(_SwitchState, metaclass=_SwitchStateEnumTypeWrapper):
-    """Which stores a feature is on for."""
+    """The stores for which a feature is on."""
 
 SWITCH_STATE_UNSPECIFIED: SwitchState.ValueType  # 0
 """Not allowed in a request."""
@@ -92,7 +92,7 @@ class Switch(_message.Message):
     CANCEL_OPEN_RUNS_FIELD_NUMBER: _builtins.int
     SET_TIME_FIELD_NUMBER: _builtins.int
     state: Global___SwitchState.ValueType
-    """Which stores the feature is on for."""
+    """The stores for which the feature is on."""
     percent: _builtins.int
     """Percentage of stores, 0 to 100. A hash of the switch's name and the store's ID selects them, so
     raising the percentage never drops a store.
@@ -178,6 +178,8 @@ class Settings(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     SWITCHES_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    MODEL_SERVER_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_USER_ID_FIELD_NUMBER: _builtins.int
     layer: Global___SettingsLayer.ValueType
@@ -186,6 +188,10 @@ class Settings(_message.Message):
     """Store ID; empty for the layer DEPLOYMENT."""
     version: _builtins.int
     """Increases by one with each change; 0 if the layer sets nothing yet."""
+    model_server: _builtins.str
+    """Name of the model server whose address and key the store's model calls use, from agent-loop's limits file; not
+    allowed in the layer STORE. Empty if the layer does not set it.
+    """
     update_user_id: _builtins.str
     """User who last changed it. Output only."""
     @_builtins.property
@@ -207,9 +213,16 @@ class Settings(_message.Message):
         - `active_runs_per_user`: active runs of each user.
         - `background_runs`: active background runs of the store, in addition to the others.
         - `daily_tokens`, `monthly_tokens`: input and output tokens of all runs of the store per day or month (UTC).
-          Unlimited by default. Once they are used up, runs wait before their next model call
-          (WAIT_KIND_STORE_DAILY_TOKENS and others) until the day or month ends or the limit is raised.
+          Unlimited by default. Once these tokens are used up, runs wait before their next model call
+          (WAIT_KIND_STORE_DAILY_TOKENS and others) until the day or month ends, or until the limit is raised.
         - `daily_tokens_per_user`, `monthly_tokens_per_user`: the same, of all runs of each user.
+        """
+
+    @_builtins.property
+    def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models that a store may use, at most 200; empty if the layer does not restrict them. The layer CEILING replaces the
+        list of the layer DEPLOYMENT. The layer STORE can only shorten it. Other models are refused with MODEL_NOT_ALLOWED
+        when an agent is saved or a run starts. A model call that they would need later fails.
         """
 
     @_builtins.property
@@ -224,12 +237,14 @@ class Settings(_message.Message):
         version: _builtins.int = ...,
         switches: _abc.Mapping[_builtins.str, Global___Switch] | None = ...,
         limits: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        models: _abc.Iterable[_builtins.str] | None = ...,
+        model_server: _builtins.str = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
         update_user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layer", b"layer", "limits", b"limits", "store_id", b"store_id", "switches", b"switches", "update_time", b"update_time", "update_user_id", b"update_user_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layer", b"layer", "limits", b"limits", "model_server", b"model_server", "models", b"models", "store_id", b"store_id", "switches", b"switches", "update_time", b"update_time", "update_user_id", b"update_user_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -302,7 +317,7 @@ class UpdateSettingsRequest(_message.Message):
 
     @_builtins.property
     def unset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of switches and limits to remove from the layer."""
+        """Names of switches and limits to remove from the layer, or `models` or `model_server`."""
 
     def __init__(
         self,
@@ -378,7 +393,7 @@ class Explanation(_message.Message):
     name: _builtins.str
     """Name of the switch or limit."""
     value: _builtins.str
-    """The value: `on` or `off` for a switch, a number for a limit."""
+    """The value: `on` or `off` for a switch, a number or `unlimited` for a limit, otherwise text."""
     layer: Global___SettingsLayer.ValueType
     """The layer that decides it; UNSPECIFIED if no layer sets it."""
     reason: _builtins.str

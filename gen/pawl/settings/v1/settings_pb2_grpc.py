@@ -29,12 +29,11 @@ class SettingsServiceStub(object):
     """Settings that can be changed while Pawl runs: switches that turn features on for some stores, and limits. Changes
     are recorded and apply on every replica within five seconds.
 
-    There are three layers. A deployment key writes the layers DEPLOYMENT, which applies to all stores, and CEILING,
-    which applies to one store and replaces the deployment's limits for it. A store's admins write the layer STORE. It
-    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value set when the process
-    started.
+    There are three layers. A deployment key writes two layers. DEPLOYMENT applies to all stores. CEILING applies to one
+    store, and replaces the deployment's limits for that store. A store's admins write the layer STORE. It can lower a
+    limit, but not raise it above the ceiling. If no layer sets a limit, the value from the start of the process applies.
 
-    If a replica cannot read the settings, it keeps those it last read.
+    If a replica cannot read the settings, it keeps the settings that it last read.
     """
 
     def __init__(self, channel):
@@ -69,12 +68,11 @@ class SettingsServiceServicer(object):
     """Settings that can be changed while Pawl runs: switches that turn features on for some stores, and limits. Changes
     are recorded and apply on every replica within five seconds.
 
-    There are three layers. A deployment key writes the layers DEPLOYMENT, which applies to all stores, and CEILING,
-    which applies to one store and replaces the deployment's limits for it. A store's admins write the layer STORE. It
-    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value set when the process
-    started.
+    There are three layers. A deployment key writes two layers. DEPLOYMENT applies to all stores. CEILING applies to one
+    store, and replaces the deployment's limits for that store. A store's admins write the layer STORE. It can lower a
+    limit, but not raise it above the ceiling. If no layer sets a limit, the value from the start of the process applies.
 
-    If a replica cannot read the settings, it keeps those it last read.
+    If a replica cannot read the settings, it keeps the settings that it last read.
     """
 
     def GetSettings(self, request, context):
@@ -96,7 +94,8 @@ class SettingsServiceServicer(object):
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer
-        other than DEPLOYMENT, or a limit above the ceiling in the layer STORE.
+        other than DEPLOYMENT, a model server in the layer STORE, or a limit above the ceiling in it.
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED: The layer STORE lists a model that the deployment does not allow.
         - INVALID_ARGUMENT / INVALID_ID
         - ABORTED / CONFLICT: `version` is not the current version.
         - PERMISSION_DENIED
@@ -106,8 +105,8 @@ class SettingsServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExplainSettings(self, request, context):
-        """Returns the switches and limits that apply to a store, and for each the layer that decides it. Read-only. A
-        deployment key reads all stores; operators and admins read their own.
+        """Returns the switches and limits that apply to a store, with the layer that decides each of them. Read-only. A
+        deployment key can read all stores. Operators and admins can read their own store.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ID
@@ -118,7 +117,7 @@ class SettingsServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSettingsChanges(self, request, context):
-        """Lists changes, newest first. A deployment key sees all changes. Operators and admins see those of the layers
+        """Lists changes, newest first. A deployment key sees all changes. Operators and admins see the changes to the layers
         CEILING and STORE of their store. Changes are never modified or removed. Read-only.
 
         Errors:
@@ -166,12 +165,11 @@ class SettingsService(object):
     """Settings that can be changed while Pawl runs: switches that turn features on for some stores, and limits. Changes
     are recorded and apply on every replica within five seconds.
 
-    There are three layers. A deployment key writes the layers DEPLOYMENT, which applies to all stores, and CEILING,
-    which applies to one store and replaces the deployment's limits for it. A store's admins write the layer STORE. It
-    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value set when the process
-    started.
+    There are three layers. A deployment key writes two layers. DEPLOYMENT applies to all stores. CEILING applies to one
+    store, and replaces the deployment's limits for that store. A store's admins write the layer STORE. It can lower a
+    limit, but not raise it above the ceiling. If no layer sets a limit, the value from the start of the process applies.
 
-    If a replica cannot read the settings, it keeps those it last read.
+    If a replica cannot read the settings, it keeps the settings that it last read.
     """
 
     @staticmethod

@@ -30,12 +30,11 @@ class SettingsServiceStub:
     """Settings that can be changed while Pawl runs: switches that turn features on for some stores, and limits. Changes
     are recorded and apply on every replica within five seconds.
 
-    There are three layers. A deployment key writes the layers DEPLOYMENT, which applies to all stores, and CEILING,
-    which applies to one store and replaces the deployment's limits for it. A store's admins write the layer STORE. It
-    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value set when the process
-    started.
+    There are three layers. A deployment key writes two layers. DEPLOYMENT applies to all stores. CEILING applies to one
+    store, and replaces the deployment's limits for that store. A store's admins write the layer STORE. It can lower a
+    limit, but not raise it above the ceiling. If no layer sets a limit, the value from the start of the process applies.
 
-    If a replica cannot read the settings, it keeps those it last read.
+    If a replica cannot read the settings, it keeps the settings that it last read.
     """
 
     @_typing.overload
@@ -57,21 +56,22 @@ class SettingsServiceStub:
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer
-      other than DEPLOYMENT, or a limit above the ceiling in the layer STORE.
+      other than DEPLOYMENT, a model server in the layer STORE, or a limit above the ceiling in it.
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED: The layer STORE lists a model that the deployment does not allow.
     - INVALID_ARGUMENT / INVALID_ID
     - ABORTED / CONFLICT: `version` is not the current version.
     - PERMISSION_DENIED
     """
     ExplainSettings: _grpc.UnaryUnaryMultiCallable[_settings_pb2.ExplainSettingsRequest, _settings_pb2.ExplainSettingsResponse]
-    """Returns the switches and limits that apply to a store, and for each the layer that decides it. Read-only. A
-    deployment key reads all stores; operators and admins read their own.
+    """Returns the switches and limits that apply to a store, with the layer that decides each of them. Read-only. A
+    deployment key can read all stores. Operators and admins can read their own store.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
     - PERMISSION_DENIED
     """
     ListSettingsChanges: _grpc.UnaryUnaryMultiCallable[_settings_pb2.ListSettingsChangesRequest, _settings_pb2.ListSettingsChangesResponse]
-    """Lists changes, newest first. A deployment key sees all changes. Operators and admins see those of the layers
+    """Lists changes, newest first. A deployment key sees all changes. Operators and admins see the changes to the layers
     CEILING and STORE of their store. Changes are never modified or removed. Read-only.
 
     Errors:
@@ -86,12 +86,11 @@ class SettingsServiceAsyncStub(SettingsServiceStub):
     """Settings that can be changed while Pawl runs: switches that turn features on for some stores, and limits. Changes
     are recorded and apply on every replica within five seconds.
 
-    There are three layers. A deployment key writes the layers DEPLOYMENT, which applies to all stores, and CEILING,
-    which applies to one store and replaces the deployment's limits for it. A store's admins write the layer STORE. It
-    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value set when the process
-    started.
+    There are three layers. A deployment key writes two layers. DEPLOYMENT applies to all stores. CEILING applies to one
+    store, and replaces the deployment's limits for that store. A store's admins write the layer STORE. It can lower a
+    limit, but not raise it above the ceiling. If no layer sets a limit, the value from the start of the process applies.
 
-    If a replica cannot read the settings, it keeps those it last read.
+    If a replica cannot read the settings, it keeps the settings that it last read.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -110,21 +109,22 @@ class SettingsServiceAsyncStub(SettingsServiceStub):
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer
-      other than DEPLOYMENT, or a limit above the ceiling in the layer STORE.
+      other than DEPLOYMENT, a model server in the layer STORE, or a limit above the ceiling in it.
+    - FAILED_PRECONDITION / MODEL_NOT_ALLOWED: The layer STORE lists a model that the deployment does not allow.
     - INVALID_ARGUMENT / INVALID_ID
     - ABORTED / CONFLICT: `version` is not the current version.
     - PERMISSION_DENIED
     """
     ExplainSettings: _aio.UnaryUnaryMultiCallable[_settings_pb2.ExplainSettingsRequest, _settings_pb2.ExplainSettingsResponse]  # type: ignore[assignment]
-    """Returns the switches and limits that apply to a store, and for each the layer that decides it. Read-only. A
-    deployment key reads all stores; operators and admins read their own.
+    """Returns the switches and limits that apply to a store, with the layer that decides each of them. Read-only. A
+    deployment key can read all stores. Operators and admins can read their own store.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_ID
     - PERMISSION_DENIED
     """
     ListSettingsChanges: _aio.UnaryUnaryMultiCallable[_settings_pb2.ListSettingsChangesRequest, _settings_pb2.ListSettingsChangesResponse]  # type: ignore[assignment]
-    """Lists changes, newest first. A deployment key sees all changes. Operators and admins see those of the layers
+    """Lists changes, newest first. A deployment key sees all changes. Operators and admins see the changes to the layers
     CEILING and STORE of their store. Changes are never modified or removed. Read-only.
 
     Errors:
@@ -138,12 +138,11 @@ class SettingsServiceServicer(metaclass=_abc_1.ABCMeta):
     """Settings that can be changed while Pawl runs: switches that turn features on for some stores, and limits. Changes
     are recorded and apply on every replica within five seconds.
 
-    There are three layers. A deployment key writes the layers DEPLOYMENT, which applies to all stores, and CEILING,
-    which applies to one store and replaces the deployment's limits for it. A store's admins write the layer STORE. It
-    can lower a limit, but not raise it above the ceiling. A limit that no layer sets has the value set when the process
-    started.
+    There are three layers. A deployment key writes two layers. DEPLOYMENT applies to all stores. CEILING applies to one
+    store, and replaces the deployment's limits for that store. A store's admins write the layer STORE. It can lower a
+    limit, but not raise it above the ceiling. If no layer sets a limit, the value from the start of the process applies.
 
-    If a replica cannot read the settings, it keeps those it last read.
+    If a replica cannot read the settings, it keeps the settings that it last read.
     """
 
     @_abc_1.abstractmethod
@@ -172,7 +171,8 @@ class SettingsServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: An unknown switch or limit, a value out of range, a switch in a layer
-          other than DEPLOYMENT, or a limit above the ceiling in the layer STORE.
+          other than DEPLOYMENT, a model server in the layer STORE, or a limit above the ceiling in it.
+        - FAILED_PRECONDITION / MODEL_NOT_ALLOWED: The layer STORE lists a model that the deployment does not allow.
         - INVALID_ARGUMENT / INVALID_ID
         - ABORTED / CONFLICT: `version` is not the current version.
         - PERMISSION_DENIED
@@ -184,8 +184,8 @@ class SettingsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _settings_pb2.ExplainSettingsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_settings_pb2.ExplainSettingsResponse, _abc.Awaitable[_settings_pb2.ExplainSettingsResponse]]:
-        """Returns the switches and limits that apply to a store, and for each the layer that decides it. Read-only. A
-        deployment key reads all stores; operators and admins read their own.
+        """Returns the switches and limits that apply to a store, with the layer that decides each of them. Read-only. A
+        deployment key can read all stores. Operators and admins can read their own store.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_ID
@@ -198,7 +198,7 @@ class SettingsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _settings_pb2.ListSettingsChangesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_settings_pb2.ListSettingsChangesResponse, _abc.Awaitable[_settings_pb2.ListSettingsChangesResponse]]:
-        """Lists changes, newest first. A deployment key sees all changes. Operators and admins see those of the layers
+        """Lists changes, newest first. A deployment key sees all changes. Operators and admins see the changes to the layers
         CEILING and STORE of their store. Changes are never modified or removed. Read-only.
 
         Errors:

@@ -37,16 +37,17 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     approvers, each has an entry.
     """
     AUDIT_KIND_EXECUTED: _AuditKind.ValueType  # 3
-    """The call was about to start. `verdict` is APPROVED with an approval, RULE if a rule replaced it (see
-    `reason`), otherwise empty. If there is no later RETURNED entry, its process crashed during the call.
+    """The call was about to start. `verdict` is APPROVED if there was an approval, and RULE if a rule replaced the
+    approval (see `reason`). Otherwise, it is empty. If there is no later RETURNED entry, its process crashed during
+    the call.
     """
     AUDIT_KIND_RETURNED: _AuditKind.ValueType  # 4
-    """The call ended. `verdict` is an ExecutionOutcome. `reason` is an error's reason, CACHED for a cached result,
-    COMPLETED for a result from outside, or LATE. LATE entries record tools and remote workers that finished
-    after their call had ended; they took effect, but their results are discarded.
+    """The call ended. `verdict` is an ExecutionOutcome. `reason` is the reason of an error, CACHED for a cached result,
+    COMPLETED for an external result, or LATE. LATE entries record tools and remote workers that finished after their
+    call had ended. They took effect, but their results are discarded.
 
-    Front-end calls have this entry without an EXECUTED entry. It is SUCCEEDED or FAILED, with the user who
-    returned the result in `by_user_id`. If a client held the call but did not return a result, it is FAILED
+    Front-end calls have this entry without an EXECUTED entry. Its `verdict` is SUCCEEDED or FAILED, with the user who
+    returned the result in `by_user_id`. If a client held the call but did not return a result, `verdict` is FAILED
     with the reason EXPIRED, or CANCELLED.
     """
     AUDIT_KIND_RULE: _AuditKind.ValueType  # 5
@@ -68,16 +69,17 @@ AUDIT_KIND_DECIDED: AuditKind.ValueType  # 2
 approvers, each has an entry.
 """
 AUDIT_KIND_EXECUTED: AuditKind.ValueType  # 3
-"""The call was about to start. `verdict` is APPROVED with an approval, RULE if a rule replaced it (see
-`reason`), otherwise empty. If there is no later RETURNED entry, its process crashed during the call.
+"""The call was about to start. `verdict` is APPROVED if there was an approval, and RULE if a rule replaced the
+approval (see `reason`). Otherwise, it is empty. If there is no later RETURNED entry, its process crashed during
+the call.
 """
 AUDIT_KIND_RETURNED: AuditKind.ValueType  # 4
-"""The call ended. `verdict` is an ExecutionOutcome. `reason` is an error's reason, CACHED for a cached result,
-COMPLETED for a result from outside, or LATE. LATE entries record tools and remote workers that finished
-after their call had ended; they took effect, but their results are discarded.
+"""The call ended. `verdict` is an ExecutionOutcome. `reason` is the reason of an error, CACHED for a cached result,
+COMPLETED for an external result, or LATE. LATE entries record tools and remote workers that finished after their
+call had ended. They took effect, but their results are discarded.
 
-Front-end calls have this entry without an EXECUTED entry. It is SUCCEEDED or FAILED, with the user who
-returned the result in `by_user_id`. If a client held the call but did not return a result, it is FAILED
+Front-end calls have this entry without an EXECUTED entry. Its `verdict` is SUCCEEDED or FAILED, with the user who
+returned the result in `by_user_id`. If a client held the call but did not return a result, `verdict` is FAILED
 with the reason EXPIRED, or CANCELLED.
 """
 AUDIT_KIND_RULE: AuditKind.ValueType  # 5
@@ -125,7 +127,7 @@ class AuditEntry(_message.Message):
     call_id: _builtins.str
     """Call ID."""
     tool_name: _builtins.str
-    """Name of the tool; the first 80 characters if the tool does not exist."""
+    """Name of the tool. If the tool does not exist, only the first 80 characters are kept."""
     tool_version: _builtins.int
     """Version of the tool; 0 if it does not exist."""
     verdict: _builtins.str
@@ -133,8 +135,8 @@ class AuditEntry(_message.Message):
     reason: _builtins.str
     """Reason; see AuditKind. May be empty."""
     by_user_id: _builtins.str
-    """User who decided (DECIDED), returned the result (RETURNED), or changed the rule (RULE). For RETURNED, this is
-    also the user who held a front-end call or completed a call from outside. Otherwise empty.
+    """User who decided (DECIDED), returned the result (RETURNED), or changed the rule (RULE). For RETURNED, this is also
+    the user who held a front-end call, or who completed a call externally. Otherwise empty.
     """
     arguments_sha256: _builtins.str
     """HMAC-SHA-256, in hex, of the SHA-256 of the canonical arguments; empty if they were refused. The key is a
@@ -146,8 +148,8 @@ class AuditEntry(_message.Message):
     result_bytes: _builtins.int
     """RETURNED: size of the result in bytes."""
     duration_seconds: _builtins.float
-    """RETURNED: duration in seconds; for front-end calls, counted from the lease. 0 for cached results and for
-    front-end results without a lease.
+    """RETURNED: duration in seconds. For front-end calls, it is counted from the lease. It is 0 for cached results, and
+    for front-end results without a lease.
     """
     prev_hash: _builtins.str
     """Hash of the previous entry; empty for the first entry."""
@@ -367,9 +369,10 @@ class AuditProblem(_message.Message):
     seq: _builtins.int
     """Number of the entry."""
     kind: _builtins.str
-    """Kind of the problem. HASH_MISMATCH: it was changed. BROKEN_LINK: it or its predecessor was replaced. GAP: it
-    is missing. CUT_TAIL: it and all later entries are missing. BEYOND_HEAD: it comes after the recorded end.
-    HEAD_MISMATCH: it is not the entry recorded as the end, or not the one known from elsewhere.
+    """Kind of the problem. HASH_MISMATCH: the entry was changed. BROKEN_LINK: the entry or its predecessor was replaced.
+    GAP: the entry is missing. CUT_TAIL: the entry and all later entries are missing. BEYOND_HEAD: the entry comes
+    after the recorded end. HEAD_MISMATCH: the entry is not the one recorded as the end, or not the one recorded
+    elsewhere.
     """
     explanation: _builtins.str
     """Human-readable explanation."""

@@ -29,10 +29,10 @@ class AuditServiceStub(object):
     """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
     Requires the operator or admin role; the store comes from the credential.
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
-    the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
-    before it returns the result); if it cannot, the action does not happen. Entries contain digests of arguments
-    and results, never the values.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and the hash
+    of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools, before it returns
+    the result). If it cannot write the entry, the action does not happen. Entries contain digests of arguments and
+    results, never the values.
     """
 
     def __init__(self, channel):
@@ -62,10 +62,10 @@ class AuditServiceServicer(object):
     """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
     Requires the operator or admin role; the store comes from the credential.
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
-    the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
-    before it returns the result); if it cannot, the action does not happen. Entries contain digests of arguments
-    and results, never the values.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and the hash
+    of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools, before it returns
+    the result). If it cannot write the entry, the action does not happen. Entries contain digests of arguments and
+    results, never the values.
     """
 
     def ListAudit(self, request, context):
@@ -81,8 +81,8 @@ class AuditServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def VerifyAudit(self, request, context):
-        """Reads the whole chain and returns the first invalid entry, or none if all are valid. Sends progress at least
-        every 10000 entries; the last response has `done` set. Read-only.
+        """Reads the whole chain and returns the first invalid entry. If all entries are valid, none is returned. Progress is
+        sent at least every 10000 entries. The last response has `done` set. Read-only.
 
         Errors:
         - PERMISSION_DENIED
@@ -133,10 +133,10 @@ class AuditService(object):
     """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
     Requires the operator or admin role; the store comes from the credential.
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
-    the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
-    before it returns the result); if it cannot, the action does not happen. Entries contain digests of arguments
-    and results, never the values.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and the hash
+    of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools, before it returns
+    the result). If it cannot write the entry, the action does not happen. Entries contain digests of arguments and
+    results, never the values.
     """
 
     @staticmethod

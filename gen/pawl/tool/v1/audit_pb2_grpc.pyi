@@ -30,10 +30,10 @@ class AuditServiceStub:
     """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
     Requires the operator or admin role; the store comes from the credential.
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
-    the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
-    before it returns the result); if it cannot, the action does not happen. Entries contain digests of arguments
-    and results, never the values.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and the hash
+    of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools, before it returns
+    the result). If it cannot write the entry, the action does not happen. Entries contain digests of arguments and
+    results, never the values.
     """
 
     @_typing.overload
@@ -49,8 +49,8 @@ class AuditServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     VerifyAudit: _grpc.UnaryStreamMultiCallable[_audit_pb2.VerifyAuditRequest, _audit_pb2.VerifyAuditResponse]
-    """Reads the whole chain and returns the first invalid entry, or none if all are valid. Sends progress at least
-    every 10000 entries; the last response has `done` set. Read-only.
+    """Reads the whole chain and returns the first invalid entry. If all entries are valid, none is returned. Progress is
+    sent at least every 10000 entries. The last response has `done` set. Read-only.
 
     Errors:
     - PERMISSION_DENIED
@@ -69,10 +69,10 @@ class AuditServiceAsyncStub(AuditServiceStub):
     """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
     Requires the operator or admin role; the store comes from the credential.
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
-    the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
-    before it returns the result); if it cannot, the action does not happen. Entries contain digests of arguments
-    and results, never the values.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and the hash
+    of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools, before it returns
+    the result). If it cannot write the entry, the action does not happen. Entries contain digests of arguments and
+    results, never the values.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -85,8 +85,8 @@ class AuditServiceAsyncStub(AuditServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD
     """
     VerifyAudit: _aio.UnaryStreamMultiCallable[_audit_pb2.VerifyAuditRequest, _audit_pb2.VerifyAuditResponse]  # type: ignore[assignment]
-    """Reads the whole chain and returns the first invalid entry, or none if all are valid. Sends progress at least
-    every 10000 entries; the last response has `done` set. Read-only.
+    """Reads the whole chain and returns the first invalid entry. If all entries are valid, none is returned. Progress is
+    sent at least every 10000 entries. The last response has `done` set. Read-only.
 
     Errors:
     - PERMISSION_DENIED
@@ -104,10 +104,10 @@ class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
     """Reads and verifies a store's audit log, which records the tools that were requested, allowed and executed.
     Requires the operator or admin role; the store comes from the credential.
 
-    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and
-    the hash of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools,
-    before it returns the result); if it cannot, the action does not happen. Entries contain digests of arguments
-    and results, never the values.
+    Each store has a chain of entries, numbered from 1 without gaps. The hash of an entry covers its content and the hash
+    of the previous entry. Pawl writes an entry before the action that it records (for READ_ONLY tools, before it returns
+    the result). If it cannot write the entry, the action does not happen. Entries contain digests of arguments and
+    results, never the values.
     """
 
     @_abc_1.abstractmethod
@@ -130,8 +130,8 @@ class AuditServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _audit_pb2.VerifyAuditRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_audit_pb2.VerifyAuditResponse], _abc.AsyncIterator[_audit_pb2.VerifyAuditResponse]]:
-        """Reads the whole chain and returns the first invalid entry, or none if all are valid. Sends progress at least
-        every 10000 entries; the last response has `done` set. Read-only.
+        """Reads the whole chain and returns the first invalid entry. If all entries are valid, none is returned. Progress is
+        sent at least every 10000 entries. The last response has `done` set. Read-only.
 
         Errors:
         - PERMISSION_DENIED

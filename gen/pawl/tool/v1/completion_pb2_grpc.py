@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class CompletionServiceStub(object):
-    """Completes calls from outside. A tool that hands work over to a person or another system gets a completion token
-    for its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The
-    store comes from the credential; any user in the store who has the token may complete the call.
+    """Completes calls externally. If a tool hands work over to a person or another system, it gets a completion token for
+    its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The store
+    comes from the credential. Any user in the store who has the token may complete the call.
     """
 
     def __init__(self, channel):
@@ -45,15 +45,15 @@ class CompletionServiceStub(object):
 
 
 class CompletionServiceServicer(object):
-    """Completes calls from outside. A tool that hands work over to a person or another system gets a completion token
-    for its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The
-    store comes from the credential; any user in the store who has the token may complete the call.
+    """Completes calls externally. If a tool hands work over to a person or another system, it gets a completion token for
+    its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The store
+    comes from the credential. Any user in the store who has the token may complete the call.
     """
 
     def CompleteCall(self, request, context):
-        """Completes a call with a result or an error. Durable once it returns, and final: the first completion wins,
-        and the run continues. Idempotent: sending the same completion again is a duplicate and has no effect. The
-        gateway offers this method as `POST /completions/{store}/{token}`, without a credential.
+        """Completes a call with a result or an error. The completion is durable once this returns, and final: the first
+        completion wins, and the run continues. Idempotent: sending the same completion again is a duplicate and has no
+        effect. The gateway offers this method as `POST /completions/{store}/{token}`, without a credential.
 
         Errors:
         - NOT_FOUND / COMPLETION_NOT_FOUND
@@ -84,9 +84,9 @@ def add_CompletionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CompletionService(object):
-    """Completes calls from outside. A tool that hands work over to a person or another system gets a completion token
-    for its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The
-    store comes from the credential; any user in the store who has the token may complete the call.
+    """Completes calls externally. If a tool hands work over to a person or another system, it gets a completion token for
+    its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The store
+    comes from the credential. Any user in the store who has the token may complete the call.
     """
 
     @staticmethod

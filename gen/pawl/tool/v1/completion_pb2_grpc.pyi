@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class CompletionServiceStub:
-    """Completes calls from outside. A tool that hands work over to a person or another system gets a completion token
-    for its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The
-    store comes from the credential; any user in the store who has the token may complete the call.
+    """Completes calls externally. If a tool hands work over to a person or another system, it gets a completion token for
+    its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The store
+    comes from the credential. Any user in the store who has the token may complete the call.
     """
 
     @_typing.overload
@@ -37,9 +37,9 @@ class CompletionServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> CompletionServiceAsyncStub: ...
     CompleteCall: _grpc.UnaryUnaryMultiCallable[_completion_pb2.CompleteCallRequest, _completion_pb2.CompleteCallResponse]
-    """Completes a call with a result or an error. Durable once it returns, and final: the first completion wins,
-    and the run continues. Idempotent: sending the same completion again is a duplicate and has no effect. The
-    gateway offers this method as `POST /completions/{store}/{token}`, without a credential.
+    """Completes a call with a result or an error. The completion is durable once this returns, and final: the first
+    completion wins, and the run continues. Idempotent: sending the same completion again is a duplicate and has no
+    effect. The gateway offers this method as `POST /completions/{store}/{token}`, without a credential.
 
     Errors:
     - NOT_FOUND / COMPLETION_NOT_FOUND
@@ -52,16 +52,16 @@ class CompletionServiceStub:
 
 @_typing.type_check_only
 class CompletionServiceAsyncStub(CompletionServiceStub):
-    """Completes calls from outside. A tool that hands work over to a person or another system gets a completion token
-    for its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The
-    store comes from the credential; any user in the store who has the token may complete the call.
+    """Completes calls externally. If a tool hands work over to a person or another system, it gets a completion token for
+    its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The store
+    comes from the credential. Any user in the store who has the token may complete the call.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CompleteCall: _aio.UnaryUnaryMultiCallable[_completion_pb2.CompleteCallRequest, _completion_pb2.CompleteCallResponse]  # type: ignore[assignment]
-    """Completes a call with a result or an error. Durable once it returns, and final: the first completion wins,
-    and the run continues. Idempotent: sending the same completion again is a duplicate and has no effect. The
-    gateway offers this method as `POST /completions/{store}/{token}`, without a credential.
+    """Completes a call with a result or an error. The completion is durable once this returns, and final: the first
+    completion wins, and the run continues. Idempotent: sending the same completion again is a duplicate and has no
+    effect. The gateway offers this method as `POST /completions/{store}/{token}`, without a credential.
 
     Errors:
     - NOT_FOUND / COMPLETION_NOT_FOUND
@@ -73,9 +73,9 @@ class CompletionServiceAsyncStub(CompletionServiceStub):
     """
 
 class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Completes calls from outside. A tool that hands work over to a person or another system gets a completion token
-    for its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The
-    store comes from the credential; any user in the store who has the token may complete the call.
+    """Completes calls externally. If a tool hands work over to a person or another system, it gets a completion token for
+    its call, passes it on, and ends. The holder of the token then completes the call before its deadline. The store
+    comes from the credential. Any user in the store who has the token may complete the call.
     """
 
     @_abc_1.abstractmethod
@@ -84,9 +84,9 @@ class CompletionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _completion_pb2.CompleteCallRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_completion_pb2.CompleteCallResponse, _abc.Awaitable[_completion_pb2.CompleteCallResponse]]:
-        """Completes a call with a result or an error. Durable once it returns, and final: the first completion wins,
-        and the run continues. Idempotent: sending the same completion again is a duplicate and has no effect. The
-        gateway offers this method as `POST /completions/{store}/{token}`, without a credential.
+        """Completes a call with a result or an error. The completion is durable once this returns, and final: the first
+        completion wins, and the run continues. Idempotent: sending the same completion again is a duplicate and has no
+        effect. The gateway offers this method as `POST /completions/{store}/{token}`, without a credential.
 
         Errors:
         - NOT_FOUND / COMPLETION_NOT_FOUND

@@ -237,7 +237,7 @@ class ListDocumentsResponse(_message.Message):
     """Token for the next page; empty on the last page."""
     @_builtins.property
     def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___Document]:
-        """Documents by name; if two have the same name, the store's comes first."""
+        """Documents by name. If two documents have the same name, the store's document comes first."""
 
     def __init__(
         self,

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class DocumentServiceStub(object):
-    """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
-    come from the credential. Every user can read the store's documents; changing them requires the admin role. A
-    user's own documents are not visible to others.
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store. Both come
+    from the credential. Every user can read the store's documents, but changing them requires the admin role. A user's
+    own documents are not visible to others.
     """
 
     def __init__(self, channel):
@@ -60,9 +60,9 @@ class DocumentServiceStub(object):
 
 
 class DocumentServiceServicer(object):
-    """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
-    come from the credential. Every user can read the store's documents; changing them requires the admin role. A
-    user's own documents are not visible to others.
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store. Both come
+    from the credential. Every user can read the store's documents, but changing them requires the admin role. A user's
+    own documents are not visible to others.
     """
 
     def PutDocument(self, request, context):
@@ -143,9 +143,9 @@ def add_DocumentServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DocumentService(object):
-    """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
-    come from the credential. Every user can read the store's documents; changing them requires the admin role. A
-    user's own documents are not visible to others.
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store. Both come
+    from the credential. Every user can read the store's documents, but changing them requires the admin role. A user's
+    own documents are not visible to others.
     """
 
     @staticmethod

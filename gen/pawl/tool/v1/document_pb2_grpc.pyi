@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DocumentServiceStub:
-    """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
-    come from the credential. Every user can read the store's documents; changing them requires the admin role. A
-    user's own documents are not visible to others.
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store. Both come
+    from the credential. Every user can read the store's documents, but changing them requires the admin role. A user's
+    own documents are not visible to others.
     """
 
     @_typing.overload
@@ -69,9 +69,9 @@ class DocumentServiceStub:
 
 @_typing.type_check_only
 class DocumentServiceAsyncStub(DocumentServiceStub):
-    """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
-    come from the credential. Every user can read the store's documents; changing them requires the admin role. A
-    user's own documents are not visible to others.
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store. Both come
+    from the credential. Every user can read the store's documents, but changing them requires the admin role. A user's
+    own documents are not visible to others.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -107,9 +107,9 @@ class DocumentServiceAsyncStub(DocumentServiceStub):
     """
 
 class DocumentServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages documents that the model can list, read and search. A document belongs to a user or to the store; both
-    come from the credential. Every user can read the store's documents; changing them requires the admin role. A
-    user's own documents are not visible to others.
+    """Manages documents that the model can list, read and search. A document belongs to a user or to the store. Both come
+    from the credential. Every user can read the store's documents, but changing them requires the admin role. A user's
+    own documents are not visible to others.
     """
 
     @_abc_1.abstractmethod

@@ -33,13 +33,13 @@ class _DispositionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dispositi
     DISPOSITION_RUN: _Disposition.ValueType  # 1
     """The registry may run it."""
     DISPOSITION_APPROVE: _Disposition.ValueType  # 2
-    """A user must approve it first; what happens then depends on its context."""
+    """A user must approve it first. What happens then depends on the call's context."""
     DISPOSITION_OFFER: _Disposition.ValueType  # 3
     """A front end must run it."""
     DISPOSITION_ASK: _Disposition.ValueType  # 4
     """A user must answer it."""
     DISPOSITION_REFUSE: _Disposition.ValueType  # 5
-    """It must not run; `error_reason` and `error_message` are for the model."""
+    """It must not run. `error_reason` and `error_message` are for the model."""
     DISPOSITION_DELEGATE: _Disposition.ValueType  # 6
     """A child run must execute it."""
 
@@ -51,13 +51,13 @@ DISPOSITION_UNSPECIFIED: Disposition.ValueType  # 0
 DISPOSITION_RUN: Disposition.ValueType  # 1
 """The registry may run it."""
 DISPOSITION_APPROVE: Disposition.ValueType  # 2
-"""A user must approve it first; what happens then depends on its context."""
+"""A user must approve it first. What happens then depends on the call's context."""
 DISPOSITION_OFFER: Disposition.ValueType  # 3
 """A front end must run it."""
 DISPOSITION_ASK: Disposition.ValueType  # 4
 """A user must answer it."""
 DISPOSITION_REFUSE: Disposition.ValueType  # 5
-"""It must not run; `error_reason` and `error_message` are for the model."""
+"""It must not run. `error_reason` and `error_message` are for the model."""
 DISPOSITION_DELEGATE: Disposition.ValueType  # 6
 """A child run must execute it."""
 Global___Disposition: _TypeAlias = Disposition  # noqa: Y015
@@ -79,13 +79,14 @@ class _ExecutionOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exec
     EXECUTION_OUTCOME_UNKNOWN: _ExecutionOutcome.ValueType  # 4
     """Its process crashed during the call; it is unknown whether the call took effect."""
     EXECUTION_OUTCOME_INPUT_REQUIRED: _ExecutionOutcome.ValueType  # 5
-    """Not ended: the tool is asking the user a question (`question`). Call ExecuteTool again with all answers so far.
-    READ_ONLY and IDEMPOTENT tools then start over; others continue, and their timeout is suspended in the meantime.
+    """The call has not ended, because the tool is asking the user a question (`question`). Call ExecuteTool again with
+    all answers so far. READ_ONLY and IDEMPOTENT tools then start over. Other tools continue, and their timeout is
+    suspended in the meantime.
     """
     EXECUTION_OUTCOME_AWAITING_COMPLETION: _ExecutionOutcome.ValueType  # 6
-    """Not ended: the call must be completed through CompletionService within `completion_seconds_left`. The tool
-    itself has ended. Call ExecuteTool again after a `completed` command in the ledger, or after that time: it
-    does not run the tool again, but returns how the call ended.
+    """The call has not ended. It must be completed through CompletionService within `completion_seconds_left`. The tool
+    itself has ended. Call ExecuteTool again after a `completed` command in the ledger, or after that time. This does
+    not run the tool again, but returns how the call ended.
     """
 
 class ExecutionOutcome(_ExecutionOutcome, metaclass=_ExecutionOutcomeEnumTypeWrapper):
@@ -102,13 +103,14 @@ EXECUTION_OUTCOME_CANCELLED: ExecutionOutcome.ValueType  # 3
 EXECUTION_OUTCOME_UNKNOWN: ExecutionOutcome.ValueType  # 4
 """Its process crashed during the call; it is unknown whether the call took effect."""
 EXECUTION_OUTCOME_INPUT_REQUIRED: ExecutionOutcome.ValueType  # 5
-"""Not ended: the tool is asking the user a question (`question`). Call ExecuteTool again with all answers so far.
-READ_ONLY and IDEMPOTENT tools then start over; others continue, and their timeout is suspended in the meantime.
+"""The call has not ended, because the tool is asking the user a question (`question`). Call ExecuteTool again with
+all answers so far. READ_ONLY and IDEMPOTENT tools then start over. Other tools continue, and their timeout is
+suspended in the meantime.
 """
 EXECUTION_OUTCOME_AWAITING_COMPLETION: ExecutionOutcome.ValueType  # 6
-"""Not ended: the call must be completed through CompletionService within `completion_seconds_left`. The tool
-itself has ended. Call ExecuteTool again after a `completed` command in the ledger, or after that time: it
-does not run the tool again, but returns how the call ended.
+"""The call has not ended. It must be completed through CompletionService within `completion_seconds_left`. The tool
+itself has ended. Call ExecuteTool again after a `completed` command in the ledger, or after that time. This does
+not run the tool again, but returns how the call ended.
 """
 Global___ExecutionOutcome: _TypeAlias = ExecutionOutcome  # noqa: Y015
 
@@ -138,8 +140,8 @@ class CallContext(_message.Message):
     run_id: _builtins.str
     """Run ID."""
     approvals_required: _builtins.int
-    """Number of different users who must approve each gated call; 0 means one. If it is 2 or more, rules cannot
-    allow a call instead.
+    """Number of different users who must approve each gated call; 0 means one. If it is 2 or more, a rule cannot replace
+    the approvals.
     """
     credential_id: _builtins.str
     """ID of the credential that started the run; empty if unknown."""
@@ -155,7 +157,7 @@ class CallContext(_message.Message):
 
     @_builtins.property
     def above(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RunAbove]:
-        """Its ancestors. DENY and ASK rules for any of them, or for its conversation or agent, also apply."""
+        """The run's ancestors. DENY and ASK rules for an ancestor, or for an ancestor's conversation or agent, also apply."""
 
     def __init__(
         self,
@@ -213,14 +215,14 @@ class ResolveToolsRequest(_message.Message):
     SKIP_MISSING_FIELD_NUMBER: _builtins.int
     WITH_OPT_IN_FIELD_NUMBER: _builtins.int
     tools_max: _builtins.int
-    """Maximum number of tools; 0 means no limit. Named tools are kept in order. Otherwise the deployment's tools
-    come first, then the user's front-end tools, then tools of sources and workers, then other front-end tools,
-    each oldest first.
+    """Maximum number of tools; 0 means no limit. Named tools are kept in order. Without names, the deployment's tools
+    come first, then the user's front-end tools, then tools of sources and workers, and then other front-end tools.
+    Each group is sorted oldest first.
     """
     skip_missing: _builtins.bool
-    """Leave out named tools that are missing or not allowed, instead of failing with TOOL_NOT_FOUND."""
+    """Whether to leave out named tools that are missing or not allowed, instead of failing with TOOL_NOT_FOUND."""
     with_opt_in: _builtins.bool
-    """If there are no names: include tools that runs must normally list (remember, recall, forget)."""
+    """Without names: whether to include tools that runs must normally list (remember, recall, forget)."""
     @_builtins.property
     def context(self) -> Global___CallContext:
         """On whose behalf the calls are made."""
@@ -347,7 +349,7 @@ class CheckAnswerRequest(_message.Message):
     answer: _builtins.str
     """The answer."""
     store_id: _builtins.str
-    """Store that the question belongs to; slow checks delay only other checks in the same store."""
+    """Store to which the question belongs. Slow checks delay only other checks in the same store."""
     def __init__(
         self,
         *,
@@ -390,7 +392,7 @@ class CheckOutputRequest(_message.Message):
     SCHEMA_JSON_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
-    """Store that the run belongs to; slow checks delay only other checks in the same store."""
+    """Store to which the run belongs. Slow checks delay only other checks in the same store."""
     schema_json: _builtins.bytes
     """The ResponseFormat.schema_json."""
     output: _builtins.bytes
@@ -521,14 +523,16 @@ class ProposedCall(_message.Message):
     edited: _builtins.bool
     """Whether a reviewer wrote the arguments, in which case rules cannot allow the call."""
     traceparent: _builtins.str
-    """W3C `traceparent` for the tool, if the call is executed at once; may be empty."""
+    """W3C `traceparent` for the tool, if the call is executed immediately; may be empty."""
     @_builtins.property
     def own_tool(self) -> _tool_pb2.OwnTool:
-        """The tool, if it was sent with the run; the registry is then not consulted."""
+        """The tool, if it was sent with the run. The registry's tools are then ignored."""
 
     @_builtins.property
     def series(self) -> _call_pb2.Series:
-        """Series that it belongs to, with the digest of its grant; absent if it belongs to no series."""
+        """Series to which the call belongs, with the digest of the series' grant. Absent if the call does not belong to a
+        series.
+        """
 
     def __init__(
         self,
@@ -649,9 +653,9 @@ Global___CheckCallsRequest: _TypeAlias = CheckCallsRequest  # noqa: Y015
 
 @_typing.final
 class ExecuteReads(_message.Message):
-    """Executes a batch's calls right after checking them, if all allowed calls only read. Applies to loaded tools
-    that do not need an approval, rule, lock or rate limit and do not call anything outside the registry. Fast
-    results are returned with the verdict; for the others, call ExecuteTool.
+    """Executes a batch's calls right after checking them, if all allowed calls only read. This applies to loaded tools that
+    do not need an approval, rule, lock or rate limit, and do not call anything outside the registry. Fast results are
+    returned with the verdict. For all other calls, use ExecuteTool.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -758,9 +762,11 @@ class RecordedDecision(_message.Message):
     user_id: _builtins.str
     """User who decided."""
     arguments_json: _builtins.bytes
-    """Arguments that were decided on; for an EDIT, the edited ones."""
+    """Arguments that were decided on. For an EDIT, these are the edited arguments."""
     arguments_sha256: _builtins.str
-    """If the arguments changed after the decision: the hex SHA-256 of those decided on; `arguments_json` is then empty."""
+    """If the arguments changed after the decision: the SHA-256, in hex, of the arguments that were decided on. In this
+    case, `arguments_json` is empty.
+    """
     credential_id: _builtins.str
     """ID of the credential used to decide; empty if unknown."""
     delegate_user_id: _builtins.str
@@ -768,7 +774,7 @@ class RecordedDecision(_message.Message):
     definition_sha256: _builtins.str
     """Same as PinnedTool.definition_sha256."""
     for_series: _builtins.bool
-    """Whether it applies to the series; each use is then audited with this call ID."""
+    """Whether the decision applies to the series. If so, each use is audited with this call ID."""
     def __init__(
         self,
         *,
@@ -979,11 +985,11 @@ class Verdict(_message.Message):
     digest: _builtins.str
     """APPROVE: SHA-256, in hex, of store, run, call, tool, version and canonical arguments."""
     preview: _builtins.str
-    """APPROVE: description of its effect, in the tool's own words; may be empty."""
+    """APPROVE: description of the call's effect, in the tool's own words; may be empty."""
     approval_cause: _builtins.str
     """APPROVE: why it is gated."""
     offer_fallback: _call_pb2.OfferFallback.ValueType
-    """OFFER, or APPROVE if it is then offered: what happens if no client runs it."""
+    """OFFER, or APPROVE if the call is offered after the approval: what happens if no client runs it."""
     fallback_tool_name: _builtins.str
     """OFFER: the tool that runs instead."""
     error_reason: _builtins.str
@@ -993,7 +999,7 @@ class Verdict(_message.Message):
     error_message: _builtins.str
     """REFUSE: up to 20 violations, and near matches for unknown names."""
     rule_id: _builtins.str
-    """Rule that decided; empty if none did. An ALLOW rule has already counted the call, once."""
+    """Rule that decided; empty if none did. An ALLOW rule has already counted this call."""
     approvals_required: _builtins.int
     """APPROVE: number of different users who must approve, from the tool definition; 0 means one."""
     without_background: _builtins.bool
@@ -1001,8 +1007,8 @@ class Verdict(_message.Message):
     async_timeout_seconds: _builtins.float
     """Same as ToolDefinition.async_timeout_seconds."""
     series_digest: _builtins.str
-    """APPROVE: digest for granting the series; empty if each iteration needs approval. RUN and DELEGATE: digest of
-    the grant that covers the call and has already counted it, once.
+    """APPROVE: digest for granting the series. Empty if each iteration needs approval. RUN and DELEGATE: digest of the
+    grant that covers the call. The grant has already counted this call.
     """
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1014,7 +1020,7 @@ class Verdict(_message.Message):
 
     @_builtins.property
     def result(self) -> Global___ExecutionResult:
-        """RUN with ExecuteReads: how the call ended; absent if it was not executed or not fast."""
+        """RUN with ExecuteReads: how the call ended. Absent if the call was not executed or was not fast."""
 
     @_builtins.property
     def reports(self) -> _run_pb2.ReportPolicy:
@@ -1088,15 +1094,15 @@ class ExecuteToolRequest(_message.Message):
     earlier_attempts: _builtins.int
     """Number of earlier executions, including those that may not have started; 0 for the first."""
     timeout_seconds: _builtins.float
-    """Timeout in seconds, at most 86400; 0 means the tool's own, which defaults to 10."""
+    """Timeout in seconds, at most 86400. 0 means the tool's own timeout, which defaults to 10."""
     approved_digest: _builtins.str
     """Digest of the approval; empty if the call was not approved."""
     unknowns_resolved: _builtins.int
-    """Number of UNKNOWN outcomes that an operator has resolved as not having taken effect. If it covers all of the
-    call's unknown outcomes, the call runs again; otherwise the stored result is returned.
+    """Number of UNKNOWN outcomes that an operator has resolved as not having taken effect. If this covers all of the
+    call's unknown outcomes, the call runs again. Otherwise, the stored result is returned.
     """
     rule_id: _builtins.str
-    """Rule in the verdict. If it no longer applies, the request fails with APPROVAL_REQUIRED."""
+    """Rule that the verdict names. If it no longer applies, the request fails with APPROVAL_REQUIRED."""
     traceparent: _builtins.str
     """W3C `traceparent` for the tool; may be empty."""
     @_builtins.property
@@ -1109,8 +1115,8 @@ class ExecuteToolRequest(_message.Message):
 
     @_builtins.property
     def series(self) -> _call_pb2.Series:
-        """Series whose grant covers the call, with its digest; absent without a grant. It must match this call and have
-        uses left; otherwise the request fails with APPROVAL_REQUIRED.
+        """Series whose grant covers the call, with the grant's digest. Absent without a grant. The grant must match this call
+        and have uses left. Otherwise, the request fails with APPROVAL_REQUIRED.
         """
 
     def __init__(
@@ -1315,13 +1321,13 @@ class CancelExecutionResponse(_message.Message):
     STOPPED_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     stopped: _builtins.bool
-    """Whether the call is no longer running. False if that is not known in time, or if the tool is still running
-    despite the cancellation (`result` has NOT_STOPPED).
+    """Whether the call is no longer running. False if this is not known in time, or if the tool is still running despite
+    the cancellation (`result` has NOT_STOPPED).
     """
     @_builtins.property
     def result(self) -> Global___ExecutionResult:
-        """The call's final result: the one from before the stop, CANCELLED, or UNKNOWN if its process crashed. Absent
-        if the call never started or is unknown.
+        """The call's final result. This is the result from before the stop, CANCELLED, or UNKNOWN if the call's process
+        crashed. Absent if the call never started or is unknown.
         """
 
     def __init__(

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ExecutionServiceStub(object):
-    """Checks and runs calls for agent-loop. Only services may call it. The store and user are the run's.
+    """Checks and runs calls for agent-loop. Only services may call it. The store and the user are those of the run.
     """
 
     def __init__(self, channel):
@@ -93,24 +93,24 @@ class ExecutionServiceStub(object):
 
 
 class ExecutionServiceServicer(object):
-    """Checks and runs calls for agent-loop. Only services may call it. The store and user are the run's.
+    """Checks and runs calls for agent-loop. Only services may call it. The store and the user are those of the run.
     """
 
     def ResolveTools(self, request, context):
         """Returns the tools and versions that a run may use, so that they can be pinned. Read-only.
 
         Errors:
-        - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist or the user may not call it; metadata
-        `tool_name`.
+        - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist, or the user may not call it. Metadata `tool_name`
+        names it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckOwnTools(self, request, context):
-        """Validates front-end tools sent with a run, as RegisterTool does. Also checks that the user cannot already
-        call other tools with these names, except front-end tools with the same definition. Read-only: the tools
-        are not stored.
+        """Validates front-end tools sent with a run, as RegisterTool does. Also checks that the user cannot already call
+        other tools with these names. Front-end tools with the same definition are allowed. Read-only: the tools are not
+        stored.
 
         Errors:
         - ALREADY_EXISTS / TOOL_EXISTS
@@ -135,11 +135,11 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CheckCalls(self, request, context):
-        """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
-        schema (applying defaults, reporting lossless coercions and up to 20 violations), the category, the bulk
-        rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
-        calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An
-        invalid call does not affect the others. Idempotent by call ID.
+        """Checks the calls of a batch and returns a verdict for each. This covers the tool's existence, permissions, the
+        schema (applying defaults, reporting lossless coercions and up to 20 violations), the category, the bulk rule,
+        rules (RuleService), the effect class, the preview, and earlier effects in the batch. Calls are not executed unless
+        `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An invalid call does not
+        affect the others. Idempotent by call ID.
 
         Errors: only the common ones.
         """
@@ -151,7 +151,7 @@ class ExecutionServiceServicer(object):
         """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too long.
+        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validating takes too long.
         - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -202,11 +202,11 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExecuteTool(self, request, context):
-        """Runs a call, streaming its progress and then exactly one result. The call is checked again; a gated call
-        needs an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
-        calls are journaled by call ID: a repeated request attaches to the running execution or returns the stored
-        result, and the call continues if the caller disconnects. READ_ONLY and IDEMPOTENT calls end when the caller
-        disconnects, and may run again with the same key.
+        """Runs a call. Streams its progress, and then exactly one result. The call is checked again. A gated call needs an
+        approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE calls are
+        journaled by call ID. A repeated request attaches to the running execution or returns the stored result, and the
+        call continues if the caller disconnects. READ_ONLY and IDEMPOTENT calls end when the caller disconnects, and may
+        run again with the same key.
 
         Tool failures are returned as results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
         cache, in which case it has a note.
@@ -223,10 +223,10 @@ class ExecutionServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelExecution(self, request, context):
-        """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to
-        end. A journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls,
-        only the replica that runs them waits; others return `stopped` immediately, and the call ends within about
-        a second. Returns `stopped` if there is no execution. Idempotent.
+        """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to end. A
+        journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
+        that runs the call waits. Other replicas return `stopped` immediately, and the call ends within about a second.
+        Returns `stopped` if there is no execution. Idempotent.
 
         Errors: only the common ones.
         """
@@ -301,7 +301,7 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExecutionService(object):
-    """Checks and runs calls for agent-loop. Only services may call it. The store and user are the run's.
+    """Checks and runs calls for agent-loop. Only services may call it. The store and the user are those of the run.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ExecutionServiceStub:
-    """Checks and runs calls for agent-loop. Only services may call it. The store and user are the run's."""
+    """Checks and runs calls for agent-loop. Only services may call it. The store and the user are those of the run."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,13 +37,13 @@ class ExecutionServiceStub:
     """Returns the tools and versions that a run may use, so that they can be pinned. Read-only.
 
     Errors:
-    - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist or the user may not call it; metadata
-      `tool_name`.
+    - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist, or the user may not call it. Metadata `tool_name`
+      names it.
     """
     CheckOwnTools: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckOwnToolsRequest, _execution_pb2.CheckOwnToolsResponse]
-    """Validates front-end tools sent with a run, as RegisterTool does. Also checks that the user cannot already
-    call other tools with these names, except front-end tools with the same definition. Read-only: the tools
-    are not stored.
+    """Validates front-end tools sent with a run, as RegisterTool does. Also checks that the user cannot already call
+    other tools with these names. Front-end tools with the same definition are allowed. Read-only: the tools are not
+    stored.
 
     Errors:
     - ALREADY_EXISTS / TOOL_EXISTS
@@ -60,11 +60,11 @@ class ExecutionServiceStub:
     - INVALID_ARGUMENT / INVALID_FIELD: `description`.
     """
     CheckCalls: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]
-    """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
-    schema (applying defaults, reporting lossless coercions and up to 20 violations), the category, the bulk
-    rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
-    calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An
-    invalid call does not affect the others. Idempotent by call ID.
+    """Checks the calls of a batch and returns a verdict for each. This covers the tool's existence, permissions, the
+    schema (applying defaults, reporting lossless coercions and up to 20 violations), the category, the bulk rule,
+    rules (RuleService), the effect class, the preview, and earlier effects in the batch. Calls are not executed unless
+    `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An invalid call does not
+    affect the others. Idempotent by call ID.
 
     Errors: only the common ones.
     """
@@ -72,7 +72,7 @@ class ExecutionServiceStub:
     """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too long.
+    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validating takes too long.
     - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
     """
     CheckOutput: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckOutputRequest, _execution_pb2.CheckOutputResponse]
@@ -103,11 +103,11 @@ class ExecutionServiceStub:
     Errors: only the common ones.
     """
     ExecuteTool: _grpc.UnaryStreamMultiCallable[_execution_pb2.ExecuteToolRequest, _execution_pb2.ExecuteToolResponse]
-    """Runs a call, streaming its progress and then exactly one result. The call is checked again; a gated call
-    needs an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
-    calls are journaled by call ID: a repeated request attaches to the running execution or returns the stored
-    result, and the call continues if the caller disconnects. READ_ONLY and IDEMPOTENT calls end when the caller
-    disconnects, and may run again with the same key.
+    """Runs a call. Streams its progress, and then exactly one result. The call is checked again. A gated call needs an
+    approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE calls are
+    journaled by call ID. A repeated request attaches to the running execution or returns the stored result, and the
+    call continues if the caller disconnects. READ_ONLY and IDEMPOTENT calls end when the caller disconnects, and may
+    run again with the same key.
 
     Tool failures are returned as results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
     cache, in which case it has a note.
@@ -120,30 +120,30 @@ class ExecutionServiceStub:
     - PERMISSION_DENIED: A rule now denies the call.
     """
     CancelExecution: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]
-    """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to
-    end. A journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls,
-    only the replica that runs them waits; others return `stopped` immediately, and the call ends within about
-    a second. Returns `stopped` if there is no execution. Idempotent.
+    """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to end. A
+    journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
+    that runs the call waits. Other replicas return `stopped` immediately, and the call ends within about a second.
+    Returns `stopped` if there is no execution. Idempotent.
 
     Errors: only the common ones.
     """
 
 @_typing.type_check_only
 class ExecutionServiceAsyncStub(ExecutionServiceStub):
-    """Checks and runs calls for agent-loop. Only services may call it. The store and user are the run's."""
+    """Checks and runs calls for agent-loop. Only services may call it. The store and the user are those of the run."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ResolveTools: _aio.UnaryUnaryMultiCallable[_execution_pb2.ResolveToolsRequest, _execution_pb2.ResolveToolsResponse]  # type: ignore[assignment]
     """Returns the tools and versions that a run may use, so that they can be pinned. Read-only.
 
     Errors:
-    - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist or the user may not call it; metadata
-      `tool_name`.
+    - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist, or the user may not call it. Metadata `tool_name`
+      names it.
     """
     CheckOwnTools: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckOwnToolsRequest, _execution_pb2.CheckOwnToolsResponse]  # type: ignore[assignment]
-    """Validates front-end tools sent with a run, as RegisterTool does. Also checks that the user cannot already
-    call other tools with these names, except front-end tools with the same definition. Read-only: the tools
-    are not stored.
+    """Validates front-end tools sent with a run, as RegisterTool does. Also checks that the user cannot already call
+    other tools with these names. Front-end tools with the same definition are allowed. Read-only: the tools are not
+    stored.
 
     Errors:
     - ALREADY_EXISTS / TOOL_EXISTS
@@ -160,11 +160,11 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     - INVALID_ARGUMENT / INVALID_FIELD: `description`.
     """
     CheckCalls: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]  # type: ignore[assignment]
-    """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
-    schema (applying defaults, reporting lossless coercions and up to 20 violations), the category, the bulk
-    rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
-    calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An
-    invalid call does not affect the others. Idempotent by call ID.
+    """Checks the calls of a batch and returns a verdict for each. This covers the tool's existence, permissions, the
+    schema (applying defaults, reporting lossless coercions and up to 20 violations), the category, the bulk rule,
+    rules (RuleService), the effect class, the preview, and earlier effects in the batch. Calls are not executed unless
+    `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An invalid call does not
+    affect the others. Idempotent by call ID.
 
     Errors: only the common ones.
     """
@@ -172,7 +172,7 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too long.
+    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validating takes too long.
     - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
     """
     CheckOutput: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckOutputRequest, _execution_pb2.CheckOutputResponse]  # type: ignore[assignment]
@@ -203,11 +203,11 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     Errors: only the common ones.
     """
     ExecuteTool: _aio.UnaryStreamMultiCallable[_execution_pb2.ExecuteToolRequest, _execution_pb2.ExecuteToolResponse]  # type: ignore[assignment]
-    """Runs a call, streaming its progress and then exactly one result. The call is checked again; a gated call
-    needs an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
-    calls are journaled by call ID: a repeated request attaches to the running execution or returns the stored
-    result, and the call continues if the caller disconnects. READ_ONLY and IDEMPOTENT calls end when the caller
-    disconnects, and may run again with the same key.
+    """Runs a call. Streams its progress, and then exactly one result. The call is checked again. A gated call needs an
+    approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE calls are
+    journaled by call ID. A repeated request attaches to the running execution or returns the stored result, and the
+    call continues if the caller disconnects. READ_ONLY and IDEMPOTENT calls end when the caller disconnects, and may
+    run again with the same key.
 
     Tool failures are returned as results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
     cache, in which case it has a note.
@@ -220,16 +220,16 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     - PERMISSION_DENIED: A rule now denies the call.
     """
     CancelExecution: _aio.UnaryUnaryMultiCallable[_execution_pb2.CancelExecutionRequest, _execution_pb2.CancelExecutionResponse]  # type: ignore[assignment]
-    """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to
-    end. A journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls,
-    only the replica that runs them waits; others return `stopped` immediately, and the call ends within about
-    a second. Returns `stopped` if there is no execution. Idempotent.
+    """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to end. A
+    journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
+    that runs the call waits. Other replicas return `stopped` immediately, and the call ends within about a second.
+    Returns `stopped` if there is no execution. Idempotent.
 
     Errors: only the common ones.
     """
 
 class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Checks and runs calls for agent-loop. Only services may call it. The store and user are the run's."""
+    """Checks and runs calls for agent-loop. Only services may call it. The store and the user are those of the run."""
 
     @_abc_1.abstractmethod
     def ResolveTools(
@@ -240,8 +240,8 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns the tools and versions that a run may use, so that they can be pinned. Read-only.
 
         Errors:
-        - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist or the user may not call it; metadata
-          `tool_name`.
+        - NOT_FOUND / TOOL_NOT_FOUND: A requested tool does not exist, or the user may not call it. Metadata `tool_name`
+          names it.
         """
 
     @_abc_1.abstractmethod
@@ -250,9 +250,9 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CheckOwnToolsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CheckOwnToolsResponse, _abc.Awaitable[_execution_pb2.CheckOwnToolsResponse]]:
-        """Validates front-end tools sent with a run, as RegisterTool does. Also checks that the user cannot already
-        call other tools with these names, except front-end tools with the same definition. Read-only: the tools
-        are not stored.
+        """Validates front-end tools sent with a run, as RegisterTool does. Also checks that the user cannot already call
+        other tools with these names. Front-end tools with the same definition are allowed. Read-only: the tools are not
+        stored.
 
         Errors:
         - ALREADY_EXISTS / TOOL_EXISTS
@@ -281,11 +281,11 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CheckCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CheckCallsResponse, _abc.Awaitable[_execution_pb2.CheckCallsResponse]]:
-        """Checks the calls of a batch and returns a verdict for each. Checks that the tool exists, permissions, the
-        schema (applying defaults, reporting lossless coercions and up to 20 violations), the category, the bulk
-        rule, rules (RuleService), the effect class, the preview, and earlier effects in the batch. Does not execute
-        calls unless `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An
-        invalid call does not affect the others. Idempotent by call ID.
+        """Checks the calls of a batch and returns a verdict for each. This covers the tool's existence, permissions, the
+        schema (applying defaults, reporting lossless coercions and up to 20 violations), the category, the bulk rule,
+        rules (RuleService), the effect class, the preview, and earlier effects in the batch. Calls are not executed unless
+        `execute_reads` is set. Verdicts are written to the audit chain before they are returned. An invalid call does not
+        affect the others. Idempotent by call ID.
 
         Errors: only the common ones.
         """
@@ -299,7 +299,7 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validation takes too long.
+        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validating takes too long.
         - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
         """
 
@@ -360,11 +360,11 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.ExecuteToolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_execution_pb2.ExecuteToolResponse], _abc.AsyncIterator[_execution_pb2.ExecuteToolResponse]]:
-        """Runs a call, streaming its progress and then exactly one result. The call is checked again; a gated call
-        needs an approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE
-        calls are journaled by call ID: a repeated request attaches to the running execution or returns the stored
-        result, and the call continues if the caller disconnects. READ_ONLY and IDEMPOTENT calls end when the caller
-        disconnects, and may run again with the same key.
+        """Runs a call. Streams its progress, and then exactly one result. The call is checked again. A gated call needs an
+        approval with its digest. A call has at most one execution at a time. AT_MOST_ONCE and RECONCILABLE calls are
+        journaled by call ID. A repeated request attaches to the running execution or returns the stored result, and the
+        call continues if the caller disconnects. READ_ONLY and IDEMPOTENT calls end when the caller disconnects, and may
+        run again with the same key.
 
         Tool failures are returned as results (`is_error`), as is RATE_LIMITED. A READ_ONLY result may come from the
         cache, in which case it has a note.
@@ -383,10 +383,10 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _execution_pb2.CancelExecutionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_execution_pb2.CancelExecutionResponse, _abc.Awaitable[_execution_pb2.CancelExecutionResponse]]:
-        """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to
-        end. A journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls,
-        only the replica that runs them waits; others return `stopped` immediately, and the call ends within about
-        a second. Returns `stopped` if there is no execution. Idempotent.
+        """Cancels a call's execution, no matter which replica it runs on, and waits up to `wait_seconds` for it to end. A
+        journaled execution that has not started can no longer start. For READ_ONLY and IDEMPOTENT calls, only the replica
+        that runs the call waits. Other replicas return `stopped` immediately, and the call ends within about a second.
+        Returns `stopped` if there is no execution. Idempotent.
 
         Errors: only the common ones.
         """

@@ -62,7 +62,7 @@ class FileServiceServicer(object):
 
     def PutFile(self, request_iterator, context):
         """Creates or replaces a file. Parent folders are created. The file appears once all of it has arrived, durably and
-        atomically; an interrupted upload leaves nothing. Idempotent.
+        atomically. An interrupted upload leaves nothing behind. Idempotent.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: The path is invalid, or names a folder.

@@ -38,7 +38,7 @@ class FileServiceStub:
     def __new__(cls, channel: _aio.Channel) -> FileServiceAsyncStub: ...
     PutFile: _grpc.StreamUnaryMultiCallable[_file_pb2.PutFileRequest, _file_pb2.PutFileResponse]
     """Creates or replaces a file. Parent folders are created. The file appears once all of it has arrived, durably and
-    atomically; an interrupted upload leaves nothing. Idempotent.
+    atomically. An interrupted upload leaves nothing behind. Idempotent.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: The path is invalid, or names a folder.
@@ -71,7 +71,7 @@ class FileServiceAsyncStub(FileServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     PutFile: _aio.StreamUnaryMultiCallable[_file_pb2.PutFileRequest, _file_pb2.PutFileResponse]  # type: ignore[assignment]
     """Creates or replaces a file. Parent folders are created. The file appears once all of it has arrived, durably and
-    atomically; an interrupted upload leaves nothing. Idempotent.
+    atomically. An interrupted upload leaves nothing behind. Idempotent.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: The path is invalid, or names a folder.
@@ -107,7 +107,7 @@ class FileServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_file_pb2.PutFileResponse, _abc.Awaitable[_file_pb2.PutFileResponse]]:
         """Creates or replaces a file. Parent folders are created. The file appears once all of it has arrived, durably and
-        atomically; an interrupted upload leaves nothing. Idempotent.
+        atomically. An interrupted upload leaves nothing behind. Idempotent.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: The path is invalid, or names a folder.

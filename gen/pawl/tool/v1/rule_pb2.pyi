@@ -65,8 +65,8 @@ class _RuleScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RuleScope.V
     RULE_SCOPE_STORE: _RuleScope.ValueType  # 4
     """Applies in all of the store's runs."""
     RULE_SCOPE_AGENT: _RuleScope.ValueType  # 5
-    """Applies in all runs of one of the store's agents, for every version and user. DENY and ASK also apply to runs
-    that such a run delegates to; ALLOW does not.
+    """Applies in all runs of one of the store's agents, for every version and user. DENY and ASK also apply to runs to
+    which such a run delegates. ALLOW does not.
     """
 
 class RuleScope(_RuleScope, metaclass=_RuleScopeEnumTypeWrapper):
@@ -83,8 +83,8 @@ RULE_SCOPE_USER: RuleScope.ValueType  # 3
 RULE_SCOPE_STORE: RuleScope.ValueType  # 4
 """Applies in all of the store's runs."""
 RULE_SCOPE_AGENT: RuleScope.ValueType  # 5
-"""Applies in all runs of one of the store's agents, for every version and user. DENY and ASK also apply to runs
-that such a run delegates to; ALLOW does not.
+"""Applies in all runs of one of the store's agents, for every version and user. DENY and ASK also apply to runs to
+which such a run delegates. ALLOW does not.
 """
 Global___RuleScope: _TypeAlias = RuleScope  # noqa: Y015
 
@@ -93,10 +93,10 @@ class ArgumentPattern(_message.Message):
     """Pattern for a top-level argument of a call. An absent argument or empty array does not match. For an array,
     ALLOW requires every item to match; for ASK and DENY, one is enough.
 
-    A string is matched in several forms: unchanged; without surrounding white space and invisible characters; in
-    Unicode NFKC; as a URL, normalised as browsers do; and as a path or recipient, if the tool declares it as one.
-    For ALLOW, all forms must match; for ASK and DENY, one is enough. A string with over 100 combining marks in a
-    row is refused.
+    A string is matched in several forms: unchanged; without surrounding white space and invisible characters; in Unicode
+    NFKC; as a URL, normalised as in browsers; and as a path or recipient, if the tool declares the argument as one. For
+    ALLOW, all forms must match; for ASK and DENY, one is enough. A string with over 100 combining marks in a row is
+    refused.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -109,7 +109,9 @@ class ArgumentPattern(_message.Message):
     equals_json: _builtins.bytes
     """Must equal this value, given as strict JSON; 1.0 and 1 are equal."""
     glob: _builtins.str
-    """Glob pattern, case-sensitive: * matches any number of characters, including slashes; ? matches exactly one."""
+    """Glob pattern, which is case-sensitive. * matches any number of characters, including slashes, and ? matches
+    exactly one.
+    """
     def __init__(
         self,
         *,
@@ -160,16 +162,16 @@ class Rule(_message.Message):
     scope: Global___RuleScope.ValueType
     """Where it applies."""
     scope_id: _builtins.str
-    """RUN and CONVERSATION: its ID. AGENT: its name; `default` matches runs that did not specify an agent. A run
-    must exist and belong to the caller; a conversation may be created later. The rule remains if its agent is
+    """RUN and CONVERSATION: the ID. AGENT: the agent's name, where `default` matches runs that did not specify an agent.
+    A run must exist and belong to the caller; a conversation may be created later. The rule remains if its agent is
     deleted.
     """
     tool_name: _builtins.str
-    """Name of a tool; "*" means all tools, "name.*" means all of a source's tools."""
+    """Name of a tool. "*" means all tools, and "name.*" means all tools of a source."""
     items_max: _builtins.int
     """ALLOW: maximum number of items in a call; default 2, so that bulk calls need approval."""
     includes_destructive: _builtins.bool
-    """ALLOW with a tool pattern: also allow DESTRUCTIVE tools. A rule for a single tool always applies, even if it
+    """ALLOW with a tool pattern: also allow DESTRUCTIVE tools. A rule for a single tool always applies, even if the tool
     is DESTRUCTIVE.
     """
     uses_max: _builtins.int

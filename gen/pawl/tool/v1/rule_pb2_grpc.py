@@ -26,15 +26,15 @@ if _version_not_supported:
 
 
 class RuleServiceStub(object):
-    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its
-    scope, tool and all argument patterns match, and it is neither expired nor used up. If several apply, DENY
-    takes precedence over ASK, and ASK over ALLOW. Call.rule_id is the rule that decided. If no rule applies, the
-    tool category and the bulk rule decide.
+    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its scope,
+    tool and all argument patterns match, and it is neither expired nor used up. If several rules apply, DENY takes
+    precedence over ASK, and ASK over ALLOW. Call.rule_id is the rule that decided. If no rule applies, the tool category
+    and the bulk rule decide.
 
-    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
+    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs. Creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
-    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an
-    ALLOW rule for tool "*" that expires.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an ALLOW rule
+    for tool "*" that expires.
     """
 
     def __init__(self, channel):
@@ -61,21 +61,21 @@ class RuleServiceStub(object):
 
 
 class RuleServiceServicer(object):
-    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its
-    scope, tool and all argument patterns match, and it is neither expired nor used up. If several apply, DENY
-    takes precedence over ASK, and ASK over ALLOW. Call.rule_id is the rule that decided. If no rule applies, the
-    tool category and the bulk rule decide.
+    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its scope,
+    tool and all argument patterns match, and it is neither expired nor used up. If several rules apply, DENY takes
+    precedence over ASK, and ASK over ALLOW. Call.rule_id is the rule that decided. If no rule applies, the tool category
+    and the bulk rule decide.
 
-    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
+    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs. Creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
-    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an
-    ALLOW rule for tool "*" that expires.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an ALLOW rule
+    for tool "*" that expires.
     """
 
     def CreateRule(self, request, context):
-        """Creates a rule. It applies immediately on the replica that created it, and within a second on all others. A
-        store can have 1000 active rules with scope STORE or AGENT, and 1000 others, at most 100 per user. Idempotent
-        by request ID.
+        """Creates a rule. It applies immediately on the replica that created it, and within a second on all others. A store
+        can have 1000 active rules with scope STORE or AGENT, and 1000 other active rules, of which each user can have 100.
+        Idempotent by request ID.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
@@ -141,15 +141,15 @@ def add_RuleServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RuleService(object):
-    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its
-    scope, tool and all argument patterns match, and it is neither expired nor used up. If several apply, DENY
-    takes precedence over ASK, and ASK over ALLOW. Call.rule_id is the rule that decided. If no rule applies, the
-    tool category and the bulk rule decide.
+    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its scope,
+    tool and all argument patterns match, and it is neither expired nor used up. If several rules apply, DENY takes
+    precedence over ASK, and ASK over ALLOW. Call.rule_id is the rule that decided. If no rule applies, the tool category
+    and the bulk rule decide.
 
-    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
+    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs. Creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
-    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an
-    ALLOW rule for tool "*" that expires.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an ALLOW rule
+    for tool "*" that expires.
     """
 
     @staticmethod

@@ -27,15 +27,15 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RuleServiceStub:
-    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its
-    scope, tool and all argument patterns match, and it is neither expired nor used up. If several apply, DENY
-    takes precedence over ASK, and ASK over ALLOW. Call.rule_id is the rule that decided. If no rule applies, the
-    tool category and the bulk rule decide.
+    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its scope,
+    tool and all argument patterns match, and it is neither expired nor used up. If several rules apply, DENY takes
+    precedence over ASK, and ASK over ALLOW. Call.rule_id is the rule that decided. If no rule applies, the tool category
+    and the bulk rule decide.
 
-    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
+    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs. Creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
-    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an
-    ALLOW rule for tool "*" that expires.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an ALLOW rule
+    for tool "*" that expires.
     """
 
     @_typing.overload
@@ -43,9 +43,9 @@ class RuleServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RuleServiceAsyncStub: ...
     CreateRule: _grpc.UnaryUnaryMultiCallable[_rule_pb2.CreateRuleRequest, _rule_pb2.CreateRuleResponse]
-    """Creates a rule. It applies immediately on the replica that created it, and within a second on all others. A
-    store can have 1000 active rules with scope STORE or AGENT, and 1000 others, at most 100 per user. Idempotent
-    by request ID.
+    """Creates a rule. It applies immediately on the replica that created it, and within a second on all others. A store
+    can have 1000 active rules with scope STORE or AGENT, and 1000 other active rules, of which each user can have 100.
+    Idempotent by request ID.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
@@ -75,22 +75,22 @@ class RuleServiceStub:
 
 @_typing.type_check_only
 class RuleServiceAsyncStub(RuleServiceStub):
-    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its
-    scope, tool and all argument patterns match, and it is neither expired nor used up. If several apply, DENY
-    takes precedence over ASK, and ASK over ALLOW. Call.rule_id is the rule that decided. If no rule applies, the
-    tool category and the bulk rule decide.
+    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its scope,
+    tool and all argument patterns match, and it is neither expired nor used up. If several rules apply, DENY takes
+    precedence over ASK, and ASK over ALLOW. Call.rule_id is the rule that decided. If no rule applies, the tool category
+    and the bulk rule decide.
 
-    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
+    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs. Creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
-    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an
-    ALLOW rule for tool "*" that expires.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an ALLOW rule
+    for tool "*" that expires.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateRule: _aio.UnaryUnaryMultiCallable[_rule_pb2.CreateRuleRequest, _rule_pb2.CreateRuleResponse]  # type: ignore[assignment]
-    """Creates a rule. It applies immediately on the replica that created it, and within a second on all others. A
-    store can have 1000 active rules with scope STORE or AGENT, and 1000 others, at most 100 per user. Idempotent
-    by request ID.
+    """Creates a rule. It applies immediately on the replica that created it, and within a second on all others. A store
+    can have 1000 active rules with scope STORE or AGENT, and 1000 other active rules, of which each user can have 100.
+    Idempotent by request ID.
 
     Errors:
     - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.
@@ -119,15 +119,15 @@ class RuleServiceAsyncStub(RuleServiceStub):
     """
 
 class RuleServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its
-    scope, tool and all argument patterns match, and it is neither expired nor used up. If several apply, DENY
-    takes precedence over ASK, and ASK over ALLOW. Call.rule_id is the rule that decided. If no rule applies, the
-    tool category and the bulk rule decide.
+    """Manages rules that allow, gate or deny calls without asking a user each time. A rule applies to a call if its scope,
+    tool and all argument patterns match, and it is neither expired nor used up. If several rules apply, DENY takes
+    precedence over ASK, and ASK over ALLOW. Call.rule_id is the rule that decided. If no rule applies, the tool category
+    and the bulk rule decide.
 
-    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs; creating one
+    Rules with scope RUN, CONVERSATION or USER belong to their creator and apply to that user's runs. Creating one
     requires permission to approve. Rules with scope STORE or AGENT apply to all users and require the admin role.
-    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an
-    ALLOW rule for tool "*" that expires.
+    Delegates that cannot decide cannot create ALLOW rules, and can revoke only ALLOW rules. Trust mode is an ALLOW rule
+    for tool "*" that expires.
     """
 
     @_abc_1.abstractmethod
@@ -136,9 +136,9 @@ class RuleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rule_pb2.CreateRuleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rule_pb2.CreateRuleResponse, _abc.Awaitable[_rule_pb2.CreateRuleResponse]]:
-        """Creates a rule. It applies immediately on the replica that created it, and within a second on all others. A
-        store can have 1000 active rules with scope STORE or AGENT, and 1000 others, at most 100 per user. Idempotent
-        by request ID.
+        """Creates a rule. It applies immediately on the replica that created it, and within a second on all others. A store
+        can have 1000 active rules with scope STORE or AGENT, and 1000 other active rules, of which each user can have 100.
+        Idempotent by request ID.
 
         Errors:
         - INVALID_ARGUMENT / INVALID_FIELD: Also if there are too many.

@@ -34,7 +34,7 @@ class _SourceStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SourceSta
     SOURCE_STATE_READY: _SourceState.ValueType  # 1
     """The source responds, and its tools match the approved definitions."""
     SOURCE_STATE_CHANGED: _SourceState.ValueType  # 2
-    """Its tools have changed: call ApproveSource."""
+    """Its tools have changed. Call ApproveSource."""
     SOURCE_STATE_UNREACHABLE: _SourceState.ValueType  # 3
     """The source does not respond; see `problem`."""
 
@@ -46,7 +46,7 @@ SOURCE_STATE_UNSPECIFIED: SourceState.ValueType  # 0
 SOURCE_STATE_READY: SourceState.ValueType  # 1
 """The source responds, and its tools match the approved definitions."""
 SOURCE_STATE_CHANGED: SourceState.ValueType  # 2
-"""Its tools have changed: call ApproveSource."""
+"""Its tools have changed. Call ApproveSource."""
 SOURCE_STATE_UNREACHABLE: SourceState.ValueType  # 3
 """The source does not respond; see `problem`."""
 Global___SourceState: _TypeAlias = SourceState  # noqa: Y015
@@ -170,9 +170,9 @@ Global___SourceToolPolicy: _TypeAlias = SourceToolPolicy  # noqa: Y015
 
 @_typing.final
 class McpStdioConfig(_message.Message):
-    """An MCP server that runs as a program. Its environment contains only PATH, LANG, HOME and TMPDIR (both the same
-    empty folder, deleted afterwards), and the variables below. Pawl kills it and all its child processes after 5
-    minutes of inactivity, when the source is removed, and when the registry stops.
+    """An MCP server that runs as a program. Its environment contains only PATH, LANG, HOME, TMPDIR and the variables below.
+    HOME and TMPDIR are the same empty folder, which is deleted afterwards. Pawl kills it and all its child processes
+    after 5 minutes of inactivity, when the source is removed, and when the registry stops.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -230,8 +230,8 @@ class McpStdioConfig(_message.Message):
     processes_max: _builtins.int
     """Maximum number of processes, 1 to 1000; default 64. Linux only."""
     stateless: _builtins.bool
-    """Whether it is stateless between calls, so that all users can share one process. Otherwise each user gets
-    their own.
+    """Whether the program is stateless between calls, so that all users can share one process. Otherwise, each user gets
+    their own process.
     """
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -247,16 +247,16 @@ class McpStdioConfig(_message.Message):
 
     @_builtins.property
     def readable_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Absolute folders that it may read, in addition to HOME and system folders such as /usr and /lib. If neither
-        these nor `writable_paths` are set, it cannot read anything else, except in a deployment without API keys,
-        where it can read everything that the registry's user can read. The deployment's private folders (keys,
-        secrets, data) are SOURCE_UNREACHABLE.
+        """Absolute folders that it may read, in addition to HOME and system folders such as /usr and /lib. If neither this
+        nor `writable_paths` is set, the program cannot read anything else. In a deployment without API keys, however, it
+        can then read everything that the registry's user can read. Listing one of the deployment's private folders (keys,
+        secrets, data) is SOURCE_UNREACHABLE.
         """
 
     @_builtins.property
     def writable_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Absolute folders that it may read and write, in addition to HOME. The deployment's private folders are not
-        allowed. The kernel enforces this; where it cannot, the source is SOURCE_UNREACHABLE.
+        """Absolute folders that it may read and write, in addition to HOME. The deployment's private folders are not allowed.
+        The kernel enforces this. Where it cannot, the source is SOURCE_UNREACHABLE.
         """
 
     def __init__(
@@ -332,8 +332,8 @@ class McpHttpConfig(_message.Message):
     url: _builtins.str
     """URL: https, or http if the deployment's egress rules allow the host."""
     stateless: _builtins.bool
-    """Whether it is stateless between calls, so that all users can share one session. Otherwise each user gets
-    their own.
+    """Whether the server is stateless between calls, so that all users can share one session. Otherwise, each user gets
+    their own session.
     """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -418,8 +418,8 @@ class OpenApiConfig(_message.Message):
     document_url: _builtins.str
     """URL of the document, which may be at most 16 MiB."""
     base_url: _builtins.str
-    """Base URL; default: the document's first server. Required for secret headers if a fetched document lists a
-    server other than its own.
+    """Base URL. The default is the document's first server. If a fetched document lists a server other than its own, the
+    base URL is required for secret headers.
     """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -515,7 +515,7 @@ class HttpEndpointConfig(_message.Message):
     arguments_schema_json: _builtins.bytes
     """JSON Schema for the arguments; see ToolDefinition.arguments_schema_json."""
     idempotency_header: _builtins.str
-    """Header that carries the idempotency key; required for the effect class IDEMPOTENT, otherwise optional."""
+    """Header that carries the idempotency key. Required for the effect class IDEMPOTENT, and otherwise optional."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Headers sent with every request."""

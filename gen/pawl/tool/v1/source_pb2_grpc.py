@@ -26,16 +26,15 @@ if _version_not_supported:
 
 
 class SourceServiceStub(object):
-    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
-    from the credential. Reading sources requires the admin or operator role (every user can see the tools with
-    ListTools); changing them requires the admin role. MCP servers over stdio are programs on the registry's
-    machine: they require the operator role, and the deployment must allow the store to run the program. If it no
-    longer does, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes from the
+    credential. Reading sources requires the admin or operator role, although every user can see the tools with
+    ListTools. Changing sources requires the admin role. MCP servers over stdio are programs on the registry's machine.
+    They require the operator role, and the deployment must allow the store to run the program. If the deployment no
+    longer allows it, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a policy
-    in the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool
-    does not run until ApproveSource is called. An HTTP service's tool keeps making the approved requests until
-    then.
+    Pawl does not trust what a source says about itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in the
+    request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not run
+    until ApproveSource is called. Until then, the tools of an HTTP service continue to make the approved requests.
     """
 
     def __init__(self, channel):
@@ -72,22 +71,21 @@ class SourceServiceStub(object):
 
 
 class SourceServiceServicer(object):
-    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
-    from the credential. Reading sources requires the admin or operator role (every user can see the tools with
-    ListTools); changing them requires the admin role. MCP servers over stdio are programs on the registry's
-    machine: they require the operator role, and the deployment must allow the store to run the program. If it no
-    longer does, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes from the
+    credential. Reading sources requires the admin or operator role, although every user can see the tools with
+    ListTools. Changing sources requires the admin role. MCP servers over stdio are programs on the registry's machine.
+    They require the operator role, and the deployment must allow the store to run the program. If the deployment no
+    longer allows it, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a policy
-    in the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool
-    does not run until ApproveSource is called. An HTTP service's tool keeps making the approved requests until
-    then.
+    Pawl does not trust what a source says about itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in the
+    request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not run
+    until ApproveSource is called. Until then, the tools of an HTTP service continue to make the approved requests.
     """
 
     def AddSource(self, request, context):
-        """Connects a source and registers its tools. Sending the same request again has no effect; a different request
-        for an existing name needs `replace`. Delegates without the right to decide on calls are refused, because
-        policies can approve calls in advance. Idempotent.
+        """Connects a source and registers its tools. Sending the same request again has no effect. A different request for an
+        existing name needs `replace`. Delegates without the right to decide on calls are refused, because policies can
+        approve calls in advance. Idempotent.
 
         Errors:
         - ALREADY_EXISTS / SOURCE_EXISTS
@@ -114,7 +112,7 @@ class SourceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSources(self, request, context):
-        """Lists the store's sources by name, as of their last check. Read-only.
+        """Lists the store's sources by name, in the state of their last check. Read-only.
 
         Errors:
         - PERMISSION_DENIED
@@ -135,9 +133,8 @@ class SourceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ApproveSource(self, request, context):
-        """Registers a source's current definitions. Changed tools get a new version, new ones are added, and missing
-        ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that cannot decide
-        are refused.
+        """Registers a source's current definitions. Changed tools get a new version, new tools are added, and missing tools
+        are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that cannot decide are refused.
 
         Errors:
         - NOT_FOUND / SOURCE_NOT_FOUND
@@ -186,16 +183,15 @@ def add_SourceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SourceService(object):
-    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
-    from the credential. Reading sources requires the admin or operator role (every user can see the tools with
-    ListTools); changing them requires the admin role. MCP servers over stdio are programs on the registry's
-    machine: they require the operator role, and the deployment must allow the store to run the program. If it no
-    longer does, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes from the
+    credential. Reading sources requires the admin or operator role, although every user can see the tools with
+    ListTools. Changing sources requires the admin role. MCP servers over stdio are programs on the registry's machine.
+    They require the operator role, and the deployment must allow the store to run the program. If the deployment no
+    longer allows it, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a policy
-    in the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool
-    does not run until ApproveSource is called. An HTTP service's tool keeps making the approved requests until
-    then.
+    Pawl does not trust what a source says about itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in the
+    request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not run
+    until ApproveSource is called. Until then, the tools of an HTTP service continue to make the approved requests.
     """
 
     @staticmethod

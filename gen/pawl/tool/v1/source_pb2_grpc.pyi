@@ -27,16 +27,15 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SourceServiceStub:
-    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
-    from the credential. Reading sources requires the admin or operator role (every user can see the tools with
-    ListTools); changing them requires the admin role. MCP servers over stdio are programs on the registry's
-    machine: they require the operator role, and the deployment must allow the store to run the program. If it no
-    longer does, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes from the
+    credential. Reading sources requires the admin or operator role, although every user can see the tools with
+    ListTools. Changing sources requires the admin role. MCP servers over stdio are programs on the registry's machine.
+    They require the operator role, and the deployment must allow the store to run the program. If the deployment no
+    longer allows it, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a policy
-    in the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool
-    does not run until ApproveSource is called. An HTTP service's tool keeps making the approved requests until
-    then.
+    Pawl does not trust what a source says about itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in the
+    request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not run
+    until ApproveSource is called. Until then, the tools of an HTTP service continue to make the approved requests.
     """
 
     @_typing.overload
@@ -44,9 +43,9 @@ class SourceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SourceServiceAsyncStub: ...
     AddSource: _grpc.UnaryUnaryMultiCallable[_source_pb2.AddSourceRequest, _source_pb2.AddSourceResponse]
-    """Connects a source and registers its tools. Sending the same request again has no effect; a different request
-    for an existing name needs `replace`. Delegates without the right to decide on calls are refused, because
-    policies can approve calls in advance. Idempotent.
+    """Connects a source and registers its tools. Sending the same request again has no effect. A different request for an
+    existing name needs `replace`. Delegates without the right to decide on calls are refused, because policies can
+    approve calls in advance. Idempotent.
 
     Errors:
     - ALREADY_EXISTS / SOURCE_EXISTS
@@ -65,7 +64,7 @@ class SourceServiceStub:
     - PERMISSION_DENIED
     """
     ListSources: _grpc.UnaryUnaryMultiCallable[_source_pb2.ListSourcesRequest, _source_pb2.ListSourcesResponse]
-    """Lists the store's sources by name, as of their last check. Read-only.
+    """Lists the store's sources by name, in the state of their last check. Read-only.
 
     Errors:
     - PERMISSION_DENIED
@@ -78,9 +77,8 @@ class SourceServiceStub:
     - PERMISSION_DENIED
     """
     ApproveSource: _grpc.UnaryUnaryMultiCallable[_source_pb2.ApproveSourceRequest, _source_pb2.ApproveSourceResponse]
-    """Registers a source's current definitions. Changed tools get a new version, new ones are added, and missing
-    ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that cannot decide
-    are refused.
+    """Registers a source's current definitions. Changed tools get a new version, new tools are added, and missing tools
+    are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that cannot decide are refused.
 
     Errors:
     - NOT_FOUND / SOURCE_NOT_FOUND
@@ -91,23 +89,22 @@ class SourceServiceStub:
 
 @_typing.type_check_only
 class SourceServiceAsyncStub(SourceServiceStub):
-    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
-    from the credential. Reading sources requires the admin or operator role (every user can see the tools with
-    ListTools); changing them requires the admin role. MCP servers over stdio are programs on the registry's
-    machine: they require the operator role, and the deployment must allow the store to run the program. If it no
-    longer does, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes from the
+    credential. Reading sources requires the admin or operator role, although every user can see the tools with
+    ListTools. Changing sources requires the admin role. MCP servers over stdio are programs on the registry's machine.
+    They require the operator role, and the deployment must allow the store to run the program. If the deployment no
+    longer allows it, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a policy
-    in the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool
-    does not run until ApproveSource is called. An HTTP service's tool keeps making the approved requests until
-    then.
+    Pawl does not trust what a source says about itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in the
+    request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not run
+    until ApproveSource is called. Until then, the tools of an HTTP service continue to make the approved requests.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AddSource: _aio.UnaryUnaryMultiCallable[_source_pb2.AddSourceRequest, _source_pb2.AddSourceResponse]  # type: ignore[assignment]
-    """Connects a source and registers its tools. Sending the same request again has no effect; a different request
-    for an existing name needs `replace`. Delegates without the right to decide on calls are refused, because
-    policies can approve calls in advance. Idempotent.
+    """Connects a source and registers its tools. Sending the same request again has no effect. A different request for an
+    existing name needs `replace`. Delegates without the right to decide on calls are refused, because policies can
+    approve calls in advance. Idempotent.
 
     Errors:
     - ALREADY_EXISTS / SOURCE_EXISTS
@@ -126,7 +123,7 @@ class SourceServiceAsyncStub(SourceServiceStub):
     - PERMISSION_DENIED
     """
     ListSources: _aio.UnaryUnaryMultiCallable[_source_pb2.ListSourcesRequest, _source_pb2.ListSourcesResponse]  # type: ignore[assignment]
-    """Lists the store's sources by name, as of their last check. Read-only.
+    """Lists the store's sources by name, in the state of their last check. Read-only.
 
     Errors:
     - PERMISSION_DENIED
@@ -139,9 +136,8 @@ class SourceServiceAsyncStub(SourceServiceStub):
     - PERMISSION_DENIED
     """
     ApproveSource: _aio.UnaryUnaryMultiCallable[_source_pb2.ApproveSourceRequest, _source_pb2.ApproveSourceResponse]  # type: ignore[assignment]
-    """Registers a source's current definitions. Changed tools get a new version, new ones are added, and missing
-    ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that cannot decide
-    are refused.
+    """Registers a source's current definitions. Changed tools get a new version, new tools are added, and missing tools
+    are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that cannot decide are refused.
 
     Errors:
     - NOT_FOUND / SOURCE_NOT_FOUND
@@ -151,16 +147,15 @@ class SourceServiceAsyncStub(SourceServiceStub):
     """
 
 class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes
-    from the credential. Reading sources requires the admin or operator role (every user can see the tools with
-    ListTools); changing them requires the admin role. MCP servers over stdio are programs on the registry's
-    machine: they require the operator role, and the deployment must allow the store to run the program. If it no
-    longer does, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
+    """Connects MCP servers and HTTP services to a store. Their tools are named `<source>.<tool>`. The store comes from the
+    credential. Reading sources requires the admin or operator role, although every user can see the tools with
+    ListTools. Changing sources requires the admin role. MCP servers over stdio are programs on the registry's machine.
+    They require the operator role, and the deployment must allow the store to run the program. If the deployment no
+    longer allows it, calls get error results. Kinds that a deployment does not offer are INVALID_FIELD.
 
-    Pawl does not trust what a source says about itself: its tools are SENSITIVE and AT_MOST_ONCE unless a policy
-    in the request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool
-    does not run until ApproveSource is called. An HTTP service's tool keeps making the approved requests until
-    then.
+    Pawl does not trust what a source says about itself. Its tools are SENSITIVE and AT_MOST_ONCE, unless a policy in the
+    request says otherwise. Definitions are pinned. If an MCP server changes a tool's definition, the tool does not run
+    until ApproveSource is called. Until then, the tools of an HTTP service continue to make the approved requests.
     """
 
     @_abc_1.abstractmethod
@@ -169,9 +164,9 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _source_pb2.AddSourceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_source_pb2.AddSourceResponse, _abc.Awaitable[_source_pb2.AddSourceResponse]]:
-        """Connects a source and registers its tools. Sending the same request again has no effect; a different request
-        for an existing name needs `replace`. Delegates without the right to decide on calls are refused, because
-        policies can approve calls in advance. Idempotent.
+        """Connects a source and registers its tools. Sending the same request again has no effect. A different request for an
+        existing name needs `replace`. Delegates without the right to decide on calls are refused, because policies can
+        approve calls in advance. Idempotent.
 
         Errors:
         - ALREADY_EXISTS / SOURCE_EXISTS
@@ -202,7 +197,7 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _source_pb2.ListSourcesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_source_pb2.ListSourcesResponse, _abc.Awaitable[_source_pb2.ListSourcesResponse]]:
-        """Lists the store's sources by name, as of their last check. Read-only.
+        """Lists the store's sources by name, in the state of their last check. Read-only.
 
         Errors:
         - PERMISSION_DENIED
@@ -227,9 +222,8 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _source_pb2.ApproveSourceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_source_pb2.ApproveSourceResponse, _abc.Awaitable[_source_pb2.ApproveSourceResponse]]:
-        """Registers a source's current definitions. Changed tools get a new version, new ones are added, and missing
-        ones are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that cannot decide
-        are refused.
+        """Registers a source's current definitions. Changed tools get a new version, new tools are added, and missing tools
+        are removed. `definitions_hash` must be the `found_hash` of CheckSource. Delegates that cannot decide are refused.
 
         Errors:
         - NOT_FOUND / SOURCE_NOT_FOUND

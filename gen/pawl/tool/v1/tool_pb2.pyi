@@ -55,8 +55,8 @@ class ToolDefinition(_message.Message):
     description: _builtins.str
     """Description for the model, 1 to 4096 bytes."""
     arguments_schema_json: _builtins.bytes
-    """JSON Schema 2020-12 for the arguments, which must be an object. Strict JSON, without remote references, at
-    most 64 KiB.
+    """JSON Schema 2020-12 for the arguments, which must be an object. The schema must be strict JSON of at most 64 KiB,
+    without remote references.
     """
     context: _call_pb2.ExecutionContext.ValueType
     """Where it runs."""
@@ -65,7 +65,7 @@ class ToolDefinition(_message.Message):
     effect_class: _call_pb2.EffectClass.ValueType
     """What Pawl may do if a call's outcome is unknown."""
     timeout_seconds: _builtins.float
-    """Timeout of each execution in seconds, 0.1 to 3600; 0 means the run's limit."""
+    """Timeout of each execution in seconds, 0.1 to 3600. 0 means the run's limit."""
     parallel: _builtins.bool
     """Whether calls may run in parallel with others in the batch. READ_ONLY tools always may."""
     result_bytes_max: _builtins.int
@@ -77,8 +77,8 @@ class ToolDefinition(_message.Message):
     fallback_tool_name: _builtins.str
     """With BACKEND_TOOL: name of the tool that runs instead."""
     rate_per_minute: _builtins.int
-    """BACKEND tools: average executions per minute and store, 0 to 100000; 0 means no limit. After a quiet minute,
-    that many may start immediately. Further calls get a RATE_LIMITED error result that says when to retry.
+    """BACKEND tools: average executions per minute and store, 0 to 100000; 0 means no limit. After a minute without
+    executions, that many may start immediately. Further calls get a RATE_LIMITED error result that says when to retry.
     """
     cache_seconds: _builtins.float
     """READ_ONLY BACKEND tools: seconds that results are cached, per user and arguments, 0 to 86400; default 0.
@@ -89,8 +89,8 @@ class ToolDefinition(_message.Message):
     who started or steered the run cannot approve. Not allowed for HUMAN tools.
     """
     without_background: _builtins.bool
-    """If the model asks to run calls in the background (docs/guides/background.md), run them immediately instead,
-    with a note.
+    """If the model asks to run calls in the background (docs/guides/background.md), run them immediately instead, and add
+    a note.
     """
     async_timeout_seconds: _builtins.float
     """BACKEND tools: timeout of each background execution in seconds, 0.1 to 86400; default 3600. Replaces
@@ -116,8 +116,8 @@ class ToolDefinition(_message.Message):
 
     @_builtins.property
     def reports(self) -> _run_pb2.ReportPolicy:
-        """BACKEND and AGENT tools: default reporting for their jobs; absent means every iteration. Applies if neither
-        the model nor the user specifies it. For single calls, only NONE has an effect; for jobs with conditions,
+        """BACKEND and AGENT tools: default reporting for their jobs; absent means every iteration. This applies if neither
+        the model nor the user specifies the reports. For single calls, only NONE has an effect. For jobs with conditions,
         this is ignored.
         """
 

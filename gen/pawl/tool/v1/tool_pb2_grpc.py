@@ -66,13 +66,12 @@ class ToolServiceServicer(object):
     """
 
     def RegisterTool(self, request, context):
-        """Registers a front-end tool in the caller's store. Sending the same definition again returns the existing
-        version. A different one needs `replace` and becomes the next version. Runs in progress keep their version.
-        Idempotent.
+        """Registers a front-end tool in the caller's store. Sending the same definition again returns the existing version. A
+        different definition needs `replace` and becomes the next version. Runs in progress keep their version. Idempotent.
 
-        Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin.
-        Only an admin can register a definition that needs fewer approvals, or allows more users, than the last one
-        with this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
+        Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin. Only
+        an admin can register a definition that needs fewer approvals, or allows more users, than the last definition with
+        this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
 
         Errors:
         - ALREADY_EXISTS / TOOL_EXISTS

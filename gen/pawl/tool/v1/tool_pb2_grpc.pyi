@@ -37,13 +37,12 @@ class ToolServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ToolServiceAsyncStub: ...
     RegisterTool: _grpc.UnaryUnaryMultiCallable[_tool_pb2.RegisterToolRequest, _tool_pb2.RegisterToolResponse]
-    """Registers a front-end tool in the caller's store. Sending the same definition again returns the existing
-    version. A different one needs `replace` and becomes the next version. Runs in progress keep their version.
-    Idempotent.
+    """Registers a front-end tool in the caller's store. Sending the same definition again returns the existing version. A
+    different definition needs `replace` and becomes the next version. Runs in progress keep their version. Idempotent.
 
-    Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin.
-    Only an admin can register a definition that needs fewer approvals, or allows more users, than the last one
-    with this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
+    Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin. Only
+    an admin can register a definition that needs fewer approvals, or allows more users, than the last definition with
+    this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
 
     Errors:
     - ALREADY_EXISTS / TOOL_EXISTS
@@ -83,13 +82,12 @@ class ToolServiceAsyncStub(ToolServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RegisterTool: _aio.UnaryUnaryMultiCallable[_tool_pb2.RegisterToolRequest, _tool_pb2.RegisterToolResponse]  # type: ignore[assignment]
-    """Registers a front-end tool in the caller's store. Sending the same definition again returns the existing
-    version. A different one needs `replace` and becomes the next version. Runs in progress keep their version.
-    Idempotent.
+    """Registers a front-end tool in the caller's store. Sending the same definition again returns the existing version. A
+    different definition needs `replace` and becomes the next version. Runs in progress keep their version. Idempotent.
 
-    Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin.
-    Only an admin can register a definition that needs fewer approvals, or allows more users, than the last one
-    with this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
+    Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin. Only
+    an admin can register a definition that needs fewer approvals, or allows more users, than the last definition with
+    this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
 
     Errors:
     - ALREADY_EXISTS / TOOL_EXISTS
@@ -132,13 +130,12 @@ class ToolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_pb2.RegisterToolRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_pb2.RegisterToolResponse, _abc.Awaitable[_tool_pb2.RegisterToolResponse]]:
-        """Registers a front-end tool in the caller's store. Sending the same definition again returns the existing
-        version. A different one needs `replace` and becomes the next version. Runs in progress keep their version.
-        Idempotent.
+        """Registers a front-end tool in the caller's store. Sending the same definition again returns the existing version. A
+        different definition needs `replace` and becomes the next version. Runs in progress keep their version. Idempotent.
 
-        Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin.
-        Only an admin can register a definition that needs fewer approvals, or allows more users, than the last one
-        with this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
+        Requires the member or admin role, or no role at all. A tool can only be replaced by its creator or an admin. Only
+        an admin can register a definition that needs fewer approvals, or allows more users, than the last definition with
+        this name. A user who is not an admin can have 100 front-end tools; a store can have 1000.
 
         Errors:
         - ALREADY_EXISTS / TOOL_EXISTS

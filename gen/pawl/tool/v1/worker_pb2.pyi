@@ -33,8 +33,8 @@ class _InvocationPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Inv
     INVOCATION_PURPOSE_RUN: _InvocationPurpose.ValueType  # 1
     """Run it."""
     INVOCATION_PURPOSE_RECONCILE: _InvocationPurpose.ValueType  # 2
-    """Find out, without running it, whether an earlier execution took effect. RECONCILABLE tools only. A worker
-    that is still running the call, or cannot find out, answers `outcome_unknown`.
+    """Find out, without running it, whether an earlier execution took effect. RECONCILABLE tools only. If a worker is
+    still running the call, or cannot find out, it answers `outcome_unknown`.
     """
 
 class InvocationPurpose(_InvocationPurpose, metaclass=_InvocationPurposeEnumTypeWrapper):
@@ -45,8 +45,8 @@ INVOCATION_PURPOSE_UNSPECIFIED: InvocationPurpose.ValueType  # 0
 INVOCATION_PURPOSE_RUN: InvocationPurpose.ValueType  # 1
 """Run it."""
 INVOCATION_PURPOSE_RECONCILE: InvocationPurpose.ValueType  # 2
-"""Find out, without running it, whether an earlier execution took effect. RECONCILABLE tools only. A worker
-that is still running the call, or cannot find out, answers `outcome_unknown`.
+"""Find out, without running it, whether an earlier execution took effect. RECONCILABLE tools only. If a worker is
+still running the call, or cannot find out, it answers `outcome_unknown`.
 """
 Global___InvocationPurpose: _TypeAlias = InvocationPurpose  # noqa: Y015
 
@@ -61,9 +61,11 @@ class _ResultStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResultSt
     RESULT_STATUS_ACCEPTED: _ResultStatus.ValueType  # 1
     """Accepted as the call's result. Sending the same result again also gets ACCEPTED."""
     RESULT_STATUS_LATE: _ResultStatus.ValueType  # 2
-    """The call was cancelled, timed out or given to another worker. The result is only recorded in the audit chain."""
+    """The call was cancelled, has timed out, or was given to another worker. The result is only recorded in the audit
+    chain.
+    """
     RESULT_STATUS_UNKNOWN: _ResultStatus.ValueType  # 3
-    """The store does not have the call, or no longer has it; nothing changed."""
+    """The store does not have the call, or no longer has it. Nothing changed."""
 
 class ResultStatus(_ResultStatus, metaclass=_ResultStatusEnumTypeWrapper):
     """Outcome of a result."""
@@ -73,9 +75,11 @@ RESULT_STATUS_UNSPECIFIED: ResultStatus.ValueType  # 0
 RESULT_STATUS_ACCEPTED: ResultStatus.ValueType  # 1
 """Accepted as the call's result. Sending the same result again also gets ACCEPTED."""
 RESULT_STATUS_LATE: ResultStatus.ValueType  # 2
-"""The call was cancelled, timed out or given to another worker. The result is only recorded in the audit chain."""
+"""The call was cancelled, has timed out, or was given to another worker. The result is only recorded in the audit
+chain.
+"""
 RESULT_STATUS_UNKNOWN: ResultStatus.ValueType  # 3
-"""The store does not have the call, or no longer has it; nothing changed."""
+"""The store does not have the call, or no longer has it. Nothing changed."""
 Global___ResultStatus: _TypeAlias = ResultStatus  # noqa: Y015
 
 @_typing.final
@@ -108,7 +112,7 @@ class AttachWorkerRequest(_message.Message):
 
     @_builtins.property
     def drain(self) -> Global___WorkerDrain:
-        """Asks the server not to send any new calls: the stream ends when the current ones are done."""
+        """Asks the server not to send any new calls. The stream ends when the current calls are done."""
 
     @_builtins.property
     def checkpoint(self) -> Global___WorkerCheckpoint:
@@ -164,7 +168,7 @@ class AttachWorkerResponse(_message.Message):
 
     @_builtins.property
     def heartbeat(self) -> Global___WorkerHeartbeatAnswer:
-        """Answers a heartbeat: the lease is renewed."""
+        """Answers a heartbeat. The lease has been renewed."""
 
     @_builtins.property
     def checkpoint(self) -> Global___CheckpointReceipt:
@@ -217,7 +221,9 @@ class WorkerHello(_message.Message):
 
     @_builtins.property
     def held_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldCall]:
-        """Calls that the worker still holds from before a reconnect, at most 256. It loses any calls not listed here."""
+        """Calls that the worker still holds from before a reconnect, at most 256. The worker loses all calls that are not
+        listed here.
+        """
 
     def __init__(
         self,
@@ -275,7 +281,7 @@ class WorkerProgress(_message.Message):
     call_id: _builtins.str
     """Call ID."""
     lease_epoch: _builtins.int
-    """Lease number from the invocation; reports under an older one are ignored."""
+    """Lease number from the invocation. Reports under an older lease are ignored."""
     fraction: _builtins.float
     """Fraction completed, 0 to 1; absent if unknown."""
     message: _builtins.str
@@ -300,7 +306,7 @@ Global___WorkerProgress: _TypeAlias = WorkerProgress  # noqa: Y015
 
 @_typing.final
 class WorkerCheckpoint(_message.Message):
-    """A value that is passed to the call's next execution. The latest one wins. Each checkpoint gets exactly one
+    """A value that is passed to the call's next execution. The latest checkpoint wins. Each checkpoint gets exactly one
     receipt. If no receipt arrives, it may be sent again, even after a reconnect.
     """
 
@@ -336,8 +342,8 @@ Global___WorkerCheckpoint: _TypeAlias = WorkerCheckpoint  # noqa: Y015
 
 @_typing.final
 class WorkerResult(_message.Message):
-    """Ends a call. Each result gets exactly one receipt. If no receipt arrives, it may be sent again, even after a
-    reconnect; it takes effect once.
+    """Ends a call. Each result gets exactly one receipt. If no receipt arrives, the result may be sent again, even after a
+    reconnect. It takes effect only once.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -468,8 +474,8 @@ class WorkerWelcome(_message.Message):
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_BYTES_MAX_FIELD_NUMBER: _builtins.int
     lease_seconds: _builtins.float
-    """Seconds after its last frame until a worker loses its calls. A worker that gets no answer for this long must
-    stop its RECONCILABLE calls, because another worker may be asked about them.
+    """Seconds after its last frame until a worker loses its calls. If a worker does not get an answer for this long, it
+    must stop its RECONCILABLE calls, because another worker may be asked about them.
     """
     heartbeat_seconds: _builtins.float
     """Seconds between heartbeats."""
@@ -513,7 +519,7 @@ class Invocation(_message.Message):
     call_id: _builtins.str
     """Call ID, which is also its idempotency key."""
     lease_epoch: _builtins.int
-    """Lease number; a result under an older one is LATE."""
+    """Lease number. A result under an older lease is LATE."""
     store_id: _builtins.str
     """Store ID."""
     user_id: _builtins.str
@@ -631,8 +637,8 @@ class CheckpointReceipt(_message.Message):
     number: _builtins.int
     """Number from the checkpoint."""
     kept: _builtins.bool
-    """Whether it is durable. If false, stop the call: it was cancelled, its lease was lost, or the content cannot
-    be stored.
+    """Whether the checkpoint is durable. If false, stop the call, because it was cancelled, its lease was lost, or the
+    content cannot be stored.
     """
     def __init__(
         self,

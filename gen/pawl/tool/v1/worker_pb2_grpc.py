@@ -52,21 +52,21 @@ class WorkerServiceServicer(object):
         """Attaches a worker for as long as the stream is open. The first frame, and only the first, must be `hello`;
         the server answers it with `welcome`.
 
-        Worker groups: a group's tools become tools of the store with the source "worker:<group>". They remain after
-        the last worker detaches, until UnregisterTool is called. A new definition becomes the next version. During a
-        deployment, workers of two versions can be attached; calls go to those with the current definition. A
-        replaced definition becomes current again once no workers with the newer one are left: when a worker with the
-        old one next attaches, or within a third of a lease if one is already attached.
+        Worker groups: a group's tools become tools of the store with the source "worker:<group>". They remain after the
+        last worker detaches, until UnregisterTool is called. A new definition becomes the next version. During a
+        deployment, workers of two versions can be attached. Calls go to workers with the current definition. A replaced
+        definition becomes current again once no workers with the newer definition are left. This happens when a worker
+        with the old definition next attaches or, if one is already attached, within a third of a lease.
 
-        Ownership: a group belongs to the user whose worker attached first, until all its tools are unregistered.
-        Only that user and admins can attach to it. Only an admin can attach a tool that needs fewer approvals, or
-        allows more users, than the last one with its name. The workers of a user who is not an admin can have 500
-        tools; all of a store's workers can have 2000.
+        Ownership: a group belongs to the user whose worker attached first, until all its tools are unregistered. Only that
+        user and admins can attach to it. Only an admin can attach a tool that needs fewer approvals, or allows more users,
+        than the last definition with its name. The workers of a user who is not an admin can have 500 tools. All workers
+        of a store together can have 2000.
 
-        Reconnects: a worker that reconnects within its lease, to any replica and with the same worker ID, keeps
-        the calls listed in its hello. Otherwise, it depends on the effect class: READ_ONLY and IDEMPOTENT calls go
-        to another worker with the same call ID, workers are asked about RECONCILABLE calls, and AT_MOST_ONCE calls
-        have an unknown outcome.
+        Reconnects: a worker that reconnects within its lease, to any replica and with the same worker ID, keeps the calls
+        listed in its hello. Otherwise, what happens depends on the effect class. READ_ONLY and IDEMPOTENT calls go to
+        another worker with the same call ID. Workers are asked about RECONCILABLE calls. AT_MOST_ONCE calls have an
+        unknown outcome.
 
         Errors:
         - INVALID_ARGUMENT / HELLO_REQUIRED

@@ -86,7 +86,7 @@ def check_id(value: str, field: Literal["credential_id"], *, optional: bool = ..
 @overload
 def check_id(value: str, field: str, *, optional: bool = ...) -> str: ...
 def check_id(value: str, field: str, *, optional: bool = False) -> str:
-    """Return `value` if it is an id, or if it is empty and `optional` is set. The field name determines the type.
+    """Return `value` if it is an id, or if it is empty and `optional` is set. The field's name determines the type.
 
     Raises:
         InvalidId: The value is not an id; the metadata names the field.
@@ -100,7 +100,7 @@ def check_agent_name(value: str, field: str, *, optional: bool = False) -> str:
     """Return `value` if it is the name of an agent or of a draft (`draft/NAME`).
 
     Raises:
-        InvalidId: It is neither; the metadata names the field.
+        InvalidId: The value is neither; the metadata names the field.
     """
     own = value.removeprefix(DRAFT)
     check_id(own, field, optional=optional and own == value)
@@ -110,8 +110,8 @@ def check_agent_name(value: str, field: str, *, optional: bool = False) -> str:
 class IdSource:
     """Generates ids like `run_01j5k6m7n8p9q0r1s2t3v4w5x6`: a prefix and 26 digits.
 
-    The digits are a ULID: 48 bits of milliseconds, 80 bits of randomness. Ids of one source sort in the order they were
-    made, even within a millisecond and when the clock steps back. Not thread-safe.
+    The digits are a ULID, which has 48 bits of milliseconds and 80 bits of randomness. The ids of one source sort in
+    the order in which they were made, even within a millisecond, and even if the clock steps back. Not thread-safe.
     """
 
     def __init__(self, clock: Clock, random_bits: Callable[[int], int] = secrets.randbits) -> None:

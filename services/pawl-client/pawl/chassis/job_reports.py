@@ -44,7 +44,7 @@ def read(value: object) -> dict[str, Any]:
 
 
 def progress_problem(percents: Sequence[object], seconds: float) -> str:
-    """Return why these are not valid times for a single call's progress reports; empty if they are."""
+    """Return why these values are not valid for reporting a single call's progress. Empty if they are valid."""
     if bool(percents) is bool(seconds):
         return 'either {"progress": [25, 50, 75]} or {"minutes": 10} is required'
     if seconds:

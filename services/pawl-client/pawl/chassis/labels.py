@@ -1,4 +1,4 @@
-"""Checks labels: key-value pairs by which users can find things again."""
+"""Checks labels. Labels are key-value pairs by which users can find things again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REFUSED: Final = frozenset({"Cc", "Zl", "Zp"})
 
 
 def check_labels(labels: Mapping[str, str], field: str = "labels", *, reserved: Collection[str] = ()) -> dict[str, str]:
-    """Return a copy of the labels if all of them are valid. `reserved` are keys that only services may set.
+    """Return a copy of the labels after checking them. `reserved` contains keys that only services may set.
 
     Raises:
         InvalidField: A label is invalid, or there are too many. The message gives the problem and names the invalid

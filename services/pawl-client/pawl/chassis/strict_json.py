@@ -1,8 +1,8 @@
 """Parses untrusted JSON strictly, for example tool arguments, results and files.
 
-It is stricter than RFC 8259, so that all readers see the same value. It rejects input that parsers disagree about
-(duplicate keys, NaN, lone surrogates, integers beyond 64 bits) and values that stores do not accept (NUL, deep
-nesting).
+The parser is stricter than RFC 8259, so that all readers see the same value. It rejects input on which parsers disagree
+(duplicate keys, NaN, lone surrogates, integers beyond 64 bits). It also rejects values that stores do not accept (NUL,
+deep nesting).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 def loads(data: bytes, *, bytes_max: int) -> JsonValue:
-    """Parse exactly one JSON value in UTF-8; only white space may surround it.
+    """Parse exactly one JSON value in UTF-8. Only white space may surround it.
 
-    A number with neither a fraction nor an exponent is an int. Any other number is a float.
+    A number without a fraction and an exponent is an int. Any other number is a float.
 
     Raises:
         TooLarge: `data` is longer than `bytes_max`.
@@ -71,11 +71,11 @@ def loads(data: bytes, *, bytes_max: int) -> JsonValue:
 
 
 def dumps_canonical(value: JsonValue) -> bytes:
-    """Return the canonical text of `value`: equal values give equal bytes in every process.
+    """Return the canonical text of `value`. Equal values give equal bytes in every process.
 
-    As in RFC 8785, it is UTF-8 without white space, with sorted keys and only the escapes that JSON requires. Unlike in
-    RFC 8785, keys are sorted by code point, integers keep all their digits (up to 64 bits), and a float stays a float
-    (`1.0`, the shortest text that reads back the same). Therefore, 1 and 1.0 are different values.
+    As in RFC 8785, the text is UTF-8 without white space, with sorted keys and only the escapes that JSON requires.
+    Unlike in RFC 8785, keys are sorted by code point, integers keep all their digits (up to 64 bits), and a float stays
+    a float (`1.0`, the shortest text that reads back the same). Therefore, 1 and 1.0 are different values.
 
     Raises:
         InvalidJson: `value` holds something that `loads` would refuse.
@@ -138,11 +138,11 @@ def _check_scalars(items: list[Any]) -> None:
 
 
 def storable(text: str) -> str:
-    """Return `text` in a form that stores accept: without NUL, and with U+FFFD for each lone surrogate.
+    """Return `text` in a form that stores accept. NUL is removed, and U+FFFD replaces each lone surrogate.
 
     Two surrogates that form a pair are joined.
 
-    Text that needs no change is returned as the same object.
+    If nothing needs to change, the same object is returned.
     """
     if "\0" in text:
         text = text.replace("\0", "")

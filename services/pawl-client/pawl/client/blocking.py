@@ -24,7 +24,7 @@ _OVER: Final = object()
 
 
 class LoopThread:
-    """An event loop in its own thread."""
+    """An event loop that runs in its own thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -54,7 +54,7 @@ class LoopThread:
             raise
 
     def begin(self, work: Callable[[], Awaitable[R]]) -> Future[R] | None:
-        """Start `work` in the loop and return its future; None if the loop is closed."""
+        """Start `work` in the loop and return its future. Return None if the loop is closed."""
         with self._lock:
             return None if self._is_closed else asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
 
@@ -87,7 +87,7 @@ async def _awaited(work: Callable[[], Awaitable[R]]) -> R:
 
 
 def _of(client: Any, found: R) -> R:
-    """Give a returned job this blocking client, so that its methods block too."""
+    """Give a returned job this blocking client, so that the job's methods block too."""
     if isinstance(found, JobHandle):
         found.client = client
     return found
@@ -177,7 +177,7 @@ class SyncWorkflowRun:
 
     @_as(WorkflowRun.rerun)
     def rerun(self, *args: Any, **options: Any) -> SyncWorkflowRun:
-        """Run again from a node, once the run has ended. Returns the new run."""
+        """Run the workflow again from a node, once the run has ended. Return the new run."""
         return SyncWorkflowRun(self._thread, self._thread.run(lambda: self._asyncio.rerun(*args, **options)))
 
 
@@ -271,14 +271,14 @@ class Client:
 
     @_as(AsyncClient.session)
     def session(self, **options: Any) -> SyncSession:
-        """Return a blocking front-end session, which is a context manager; see `AsyncSession`."""
+        """Return a blocking front-end session, which is a context manager. See `AsyncSession`."""
         return SyncSession(self._thread, self._asyncio.session(**options))
 
     @_as(AsyncClient.start_workflow)
     def start_workflow(self, *args: Any, **options: Any) -> SyncWorkflowRun:
-        """Start a workflow and return its run once it is durable; see `AsyncClient.start_workflow`."""
+        """Start a workflow, and return its run once the run is durable. See `AsyncClient.start_workflow`."""
         return SyncWorkflowRun(self._thread, self._thread.run(lambda: self._asyncio.start_workflow(*args, **options)))
 
     def workflow_run(self, run_id: str) -> SyncWorkflowRun:
-        """Return a handle for a workflow run. Sends no request."""
+        """Return a handle for a workflow run. This does not send a request."""
         return SyncWorkflowRun(self._thread, self._asyncio.workflow_run(run_id))

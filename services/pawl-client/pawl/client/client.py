@@ -106,7 +106,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         policy: types_pb2.MessagePolicy.ValueType = types_pb2.MESSAGE_POLICY_UNSPECIFIED,
         request_id: str = "",
     ) -> agent_pb2.SendMessageResponse:
-        """Send a message to a conversation; `policy` determines what happens if a run is active."""
+        """Send a message to a conversation. `policy` determines what happens if a run is active."""
         request = agent_pb2.SendMessageRequest(
             conversation_id=conversation_id,
             text=text,
@@ -120,7 +120,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         return await self.once(self.agents.SendMessage, request)
 
     async def cancel(self, run_id: str, reason: str = "", *, jobs: bool = False, request_id: str = "") -> run_pb2.Run:
-        """Cancel a run and return it. With `jobs`, also cancel the jobs it started. An ended run is unchanged."""
+        """Cancel a run and return it. With `jobs`, also cancel its jobs. A run that has ended does not change."""
         request = agent_pb2.CancelRunRequest(run_id=run_id, reason=reason, cancel_jobs=jobs, request_id=request_id)
         return (await self.once(self.agents.CancelRun, request)).run
 
@@ -133,7 +133,8 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         """Return a run with its open calls.
 
         With `wait_seconds` (at most 50), wait up to that long until the run needs input or has ended. If you already
-        know that it needs input, pass the `last_seq` of the run that you have as `after_seq`, to wait for a change.
+        know that it needs input, you can wait for a change: pass the `last_seq` of the run that you have as
+        `after_seq`.
         """
         after_seq = natural(after_seq, "after_seq")
         request = agent_pb2.GetRunRequest(run_id=run_id, wait_seconds=wait_seconds, after_seq=after_seq)
@@ -144,9 +145,10 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         return response.run
 
     async def result(self, run_id: str) -> run_pb2.Run:
-        """Wait until a run has ended, and return it with `output_text`, or with `failure` if it failed.
+        """Wait until a run has ended. Return it with `output_text` or, if it failed, with `failure`.
 
-        Keeps waiting while the run is waiting for users; use `get` or `pending` to see what it is waiting for.
+        This also waits while the run itself is waiting for users. Use `get` or `pending` to see what the run is waiting
+        for.
         """
         run = await self.get(run_id)
         while run.state not in ENDED:
@@ -157,11 +159,11 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         return run
 
     async def watch(self, run_id: str, after_seq: int = 0) -> AsyncGenerator[event_pb2.RunEvent | gap_pb2.Gap, None]:
-        """Yield a run's events after `after_seq`, each once, until the run ends.
+        """Yield each of a run's events after `after_seq` once, until the run ends.
 
         A gap replaces events that are no longer stored. If the connection is lost, the stream continues with any
-        replica, after the last event seen. Reading on after an event at which the run waits or ends marks the event as
-        seen, so that delayed notifications about it are not sent.
+        replica, after the last event seen. When you read on after an event at which the run waits or ends, the event
+        counts as seen. Delayed notifications about it are then not sent.
         """
         after_seq = natural(after_seq, "after_seq")
 
@@ -184,8 +186,9 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
     async def text(self, run_id: str, after_seq: int = 0) -> AsyncGenerator[Piece, None]:
         """Yield the text that the model writes, until the run ends.
 
-        A piece may replace earlier text (`Piece.takes_back`). `after_seq` is the `seq` of the last piece you have; only
-        later pieces are yielded. If events after it are no longer stored, the first piece is the whole text so far.
+        A piece may replace earlier text (`Piece.takes_back`). `after_seq` is the `seq` of the last piece that you have.
+        Only later pieces are yielded. If events after `after_seq` are no longer stored, the first piece is the whole
+        text so far.
         """
         reader, after_seq = TextReader(), natural(after_seq, "after_seq")
         async with aclosing(self.watch(run_id)) as events:
@@ -203,7 +206,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         agent: str = "",
         labels: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[run_pb2.Run, None]:
-        """Yield your runs that match all filters and have all `labels`, newest first."""
+        """Yield your runs that match all filters and have all of the `labels`, newest first."""
         request = agent_pb2.ListRunsRequest(
             conversation_id=conversation_id,
             states=states,
@@ -237,10 +240,10 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         shared: bool = False,
         labels: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[conversation_pb2.Conversation, None]:
-        """Yield your conversations or, with `shared`, those that other users share, most recent first.
+        """Yield your conversations or, with `shared`, those that other users share. The most recent come first.
 
-        They match the words in `query` and have all of the `labels`, which cannot be combined with `shared`.
-        `archived=None` yields both archived and unarchived conversations.
+        The conversations match the words in `query` and have all of the `labels`. `labels` cannot be combined with
+        `shared`. `archived=None` yields both archived and unarchived conversations.
         """
         request = requests_pb2.ListConversationsRequest(query=query, archived=archived, shared=shared, labels=labels)
         async for page in self.pages(self.conversations.ListConversations, request):
@@ -281,7 +284,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
     ) -> conversation_pb2.Conversation:
         """Copy a conversation up to message `number` into a new one, and return the copy. Continue it with `send`.
 
-        The message must be the end of an answer whose calls all have results; 0 means the last such message.
+        The message must be the end of an answer, and all its calls must have results. 0 means the last such message.
         """
         request = requests_pb2.ForkConversationRequest(
             conversation_id=conversation_id, number=natural(number, "number"), request_id=request_id
@@ -326,9 +329,9 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
     ) -> conversation_pb2.Conversation:
         """Let all users of your store read a conversation, or make it private again.
 
-        With `shows_arguments`, they can also see its calls. With `write`, they can send messages, which start their own
-        runs in it. Without `write`, other users' open runs in it are cancelled. `private` takes effect on other
-        users' next request.
+        With `shows_arguments`, they can also see the conversation's calls. With `write`, they can send messages, which
+        start their own runs in the conversation. Without `write`, open runs of other users in it are cancelled.
+        `private` takes effect with the next request of each user.
         """
         sharing = conversation_pb2.SHARING_WRITE if write else conversation_pb2.SHARING_READ
         sharing = conversation_pb2.SHARING_PRIVATE if private else sharing
@@ -338,9 +341,9 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         return (await self.once(self.conversations.UpdateConversation, request)).conversation
 
     async def erase(self, conversation_id: str, *, wait: bool = False) -> conversation_pb2.Erasure:
-        """Erase a conversation permanently and return the progress. With `wait`, return once it is complete.
+        """Erase a conversation permanently and return the progress. With `wait`, return once the erasure is complete.
 
-        The erasure continues if the client disconnects. Call it again to get the progress.
+        The erasure continues if the client disconnects. Call this again to get the progress.
         """
         request = requests_pb2.EraseConversationRequest(conversation_id=conversation_id, page_size=1)
         while True:
@@ -350,10 +353,10 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
             await asyncio.sleep(_ERASURE_SECONDS)
 
     async def left_calls(self, conversation_id: str) -> AsyncGenerator[conversation_pb2.LeftCall, None]:
-        """Yield an erased conversation's calls that had started. Their tools may have received the arguments.
+        """Yield those calls of an erased conversation that had started. Their tools may have received the arguments.
 
-        The list is complete once the erasure has ended. If the conversation has not been erased yet, this erases it;
-        see `erase`.
+        The list is complete once the erasure has ended. If the conversation has not been erased yet, this erases it.
+        See `erase`.
         """
         request = requests_pb2.EraseConversationRequest(conversation_id=conversation_id)
         async for page in self.pages(self.conversations.EraseConversation, request):
@@ -361,7 +364,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
                 yield call
 
     async def pending(self, wanted: agent_pb2.PendingFilter | None = None) -> AsyncGenerator[Item, None]:
-        """Yield your pending items, or those that match the filter: calls, then runs short of tokens, oldest first."""
+        """Yield your pending items that match the filter: first calls, then runs short of tokens, each oldest first."""
         async for page in self.pages(self.agents.ListPending, agent_pb2.ListPendingRequest(filter=wanted)):
             for call in page.calls:
                 yield call
@@ -371,7 +374,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
     async def watch_pending(
         self, wanted: agent_pb2.PendingFilter | None = None
     ) -> AsyncGenerator[Mapping[str, Item], None]:
-        """Yield all pending items by call id or run id, immediately and then after each change. Never ends."""
+        """Yield all pending items by call id or run id, first immediately and then after each change. Never ends."""
         waiting: dict[str, Item] = {}
         is_whole = False
 
@@ -393,7 +396,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
                     yield dict(waiting)
 
     async def decide(self, decision: types_pb2.CallDecision, *, request_id: str = "") -> run_pb2.Run:
-        """Decide on a call: `decide(approve(call))`; also `edit`, `reject` and `answer`.
+        """Decide on a call, as in `decide(approve(call))`. See also `edit`, `reject` and `answer`.
 
         A decision is final, takes effect once, and applies to exactly the call that you read.
         """
@@ -402,7 +405,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         return (await self.once(self.agents.Decide, request)).run
 
     async def decide_all(self, decisions: Sequence[types_pb2.CallDecision]) -> list[types_pb2.Receipt]:
-        """Decide on calls of several runs; return a receipt for each. A refused decision does not affect the others."""
+        """Decide on calls of several runs. Return a receipt for each. A refused decision does not affect the others."""
         decisions = [*map(checked, decisions)]
         receipts: list[types_pb2.Receipt] = []
         for start in range(0, len(decisions), _BATCH):
@@ -411,7 +414,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         return receipts
 
     async def submit(self, result: types_pb2.ToolResult, *, request_id: str = "") -> run_pb2.Run:
-        """Submit a front-end call's result without a session: `submit(result(call, value))`."""
+        """Submit a front-end call's result without a session, as in `submit(result(call, value))`."""
         if not isinstance(result, types_pb2.ToolResult):
             raise InvalidField("submit takes a result: submit(result(call, value))", field="result")
         request = agent_pb2.SubmitToolResultsRequest(run_id=result.run_id, results=[result], request_id=request_id)
@@ -429,7 +432,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         on_connected: Callable[[str], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
     ) -> AsyncSession:
-        """Return a front-end session, which is an async context manager; see `AsyncSession`."""
+        """Return a front-end session, which is an async context manager. See `AsyncSession`."""
         return AsyncSession(
             self,
             tools=tools,
@@ -441,13 +444,13 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         )
 
     async def documents(self) -> AsyncGenerator[document_pb2.Document, None]:
-        """Yield your documents and the store's, sorted by name, without their text."""
+        """Yield your documents and the store's documents, sorted by name, without their text."""
         async for page in self.pages(self.document_store.ListDocuments, document_pb2.ListDocumentsRequest()):
             for document in page.documents:
                 yield document
 
     async def get_document(self, name: str, *, shared: bool = False) -> document_pb2.GetDocumentResponse:
-        """Return one of your documents with its text. With `shared`, return one of the store's."""
+        """Return one of your documents with its text. With `shared`, return one of the store's documents."""
         request = document_pb2.GetDocumentRequest(name=name, owner=_owner(shared=shared))
         return await self.again(self.document_store.GetDocument, request)
 
@@ -464,7 +467,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
     async def upload(
         self, path: str | Path, *, name: str = "", language: str = "", shared: bool = False
     ) -> document_pb2.PutDocumentResponse:
-        """Upload a text file as a document. The default name is the file's name. See `put_document`.
+        """Upload a text file as a document. Its name defaults to the file's name. See `put_document`.
 
         Raises:
             OSError: The file cannot be read.
@@ -476,7 +479,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         return await self.put_document(name or file.name, text, language=language, shared=shared)
 
     async def delete_document(self, name: str, *, shared: bool = False) -> None:
-        """Delete a document. Not retried: a second attempt would raise DocumentNotFound."""
+        """Delete a document. This is not retried, because a second attempt would raise DocumentNotFound."""
         request = document_pb2.DeleteDocumentRequest(name=name, owner=_owner(shared=shared))
         await self.document_store.DeleteDocument(request)
 

@@ -15,7 +15,7 @@ TAKEN: Final = frozenset({types_pb2.RECEIPT_STATUS_ACCEPTED, types_pb2.RECEIPT_S
 
 
 def approve(call: call_pb2.Call, note: str = "", *, for_series: bool = False) -> types_pb2.CallDecision:
-    """Return a decision to run the call as shown. The note is logged.
+    """Return a decision to run the call as shown. The note is written to the log.
 
     With `for_series`, the decision applies to the whole series, `call.approval.series`.
 
@@ -33,10 +33,10 @@ def edit(
     for_series: bool = False,
     series: call_pb2.Series | None = None,
 ) -> types_pb2.CallDecision:
-    """Return a decision to run the call with these arguments, a mapping or JSON text. The note is logged.
+    """Return a decision to run the call with these arguments (a mapping or JSON text). The note is written to the log.
 
-    With `for_series`, the decision applies to the whole series. `series` replaces the interval, limit and end of
-    the call's series; without an end, the call's own end is kept.
+    With `for_series`, the decision applies to the whole series. `series` replaces the interval, limit and end of the
+    call's series. If it has no end, the end of the call's series is kept.
 
     Raises:
         InvalidField: The decision is for a series and the call does not belong to one.
@@ -47,12 +47,12 @@ def edit(
 
 
 def reject(call: call_pb2.Call, reason: str = "") -> types_pb2.CallDecision:
-    """Return a decision not to run the call or not to answer the question. The model receives the reason."""
+    """Return a decision not to run the call, or not to answer the question. The model receives the reason."""
     return _decision(call, call_pb2.DECISION_KIND_REJECT, reason=reason)
 
 
 def answer(call: call_pb2.Call, text: str) -> types_pb2.CallDecision:
-    """Return a decision that answers the question, or uses `text` as the result instead of running the call."""
+    """Return a decision that answers the question. For a call, `text` becomes the result, and the call does not run."""
     return _decision(call, call_pb2.DECISION_KIND_ANSWER, answer=text)
 
 
@@ -99,7 +99,7 @@ def _decision(
 
 
 def _read(call: object) -> call_pb2.Call:
-    """Return `call` if it is a `Call`. An id would not identify the version that was decided on."""
+    """Return `call` if it is a `Call`. An id would not identify the version on which the user has decided."""
     if isinstance(call, call_pb2.Call):
         return call
     raise InvalidField("pass the call itself, as returned by pending() or get()", field="call")

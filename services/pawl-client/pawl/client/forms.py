@@ -32,7 +32,10 @@ def image(content: bytes | str | Path) -> message_pb2.Part:
 
 
 def file(document_name: str, *, shared: bool = False) -> message_pb2.Part:
-    """Return a message part for one of your documents, or the store's if `shared`. The model receives its text."""
+    """Return a message part for one of your documents. With `shared`, it is one of the store's.
+
+    The model gets its text.
+    """
     return message_pb2.Part(file=message_pb2.FilePart(document_name=document_name, shared=shared))
 
 
@@ -75,7 +78,7 @@ def read_file(path: Path, bytes_max: int) -> bytes:
 def form(schema: Mapping[str, Any] | bytes, *, name: str = "", strict: bool = False) -> run_pb2.ResponseFormat:
     """Return a response format with a JSON Schema, for `RunOptions(response_format=form(schema))`.
 
-    With `strict`, the model server enforces the schema; some servers then support only part of JSON Schema.
+    With `strict`, the model server enforces the schema. Some servers then support only a part of JSON Schema.
     """
     content = schema if isinstance(schema, bytes) else strict_json.dumps_canonical(dict(schema))
     return run_pb2.ResponseFormat(name=name, schema_json=content, strict=strict)
@@ -84,6 +87,7 @@ def form(schema: Mapping[str, Any] | bytes, *, name: str = "", strict: bool = Fa
 def output(run: run_pb2.Run) -> Any:
     """Return a run's structured answer as a value.
 
-    Returns None if it has none, for example if it is active or if the model refused (see `output_text`).
+    Returns None if the run has no answer, for example because it is active or because the model refused (see
+    `output_text`).
     """
     return msgspec.json.decode(run.output_json) if run.output_json else None

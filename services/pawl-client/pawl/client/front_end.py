@@ -31,7 +31,7 @@ def definition_of(tool: Tool[..., Any]) -> tool_pb2.ToolDefinition:
     """Return the front-end tool definition of a function that was decorated with `pawl.tools.tool`.
 
     Raises:
-        ToolDefinitionError: `tool` is not such a function, or uses options that only the registry supports.
+        ToolDefinitionError: `tool` is not such a function, or it uses options that only the registry supports.
     """
     if not isinstance(tool, Tool):
         raise ToolDefinitionError(f"{tool!r} is not a tool: decorate the function with `@tool` of pawl.tools")
@@ -55,7 +55,7 @@ def context_of(call: call_pb2.Call, cancelled: threading.Event, report: Progress
 async def perform(
     tool: Tool[..., Any] | None, call: call_pb2.Call, context: ToolContext, threads: Executor
 ) -> tuple[bytes, bool]:
-    """Run a call; return its result's content and whether it is an error for the model.
+    """Run a call. Return the content of its result, and whether it is an error for the model.
 
     Any exception becomes such an error, unless this task is being cancelled. Functions that are not async run in
     `threads`.

@@ -37,7 +37,7 @@ class GoalVerbs(Target):
         labels: Mapping[str, str] | None = None,
         request_id: str = "",
     ) -> pb.GoalStatus:
-        """Start a goal and return it. Attempts follow in the background until the aim is met or a limit is reached.
+        """Start a goal and return it. Attempts are made in the background until the aim is met or a limit is reached.
 
         The aim is met if `tool`, called with `arguments`, returns true or `{"met": true}`, or if the CEL `expression`
         holds for its result. Alternatively, an agent (`judge`) decides by a `rubric`. Watch and cancel the goal's
@@ -66,7 +66,7 @@ class GoalVerbs(Target):
         return (await self.once(self.goals.StartGoal, request)).goal
 
     async def get_goal(self, run_id: str) -> pb.GoalStatus:
-        """Return a goal with its attempts and the progress after each."""
+        """Return a goal with its attempts, and the progress after each attempt."""
         return (await self.again(self.goals.GetGoal, pb.GetGoalRequest(run_id=run_id))).goal
 
     async def list_goals(self, *, open_only: bool = False) -> AsyncGenerator[pb.GoalStatus, None]:

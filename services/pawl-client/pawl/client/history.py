@@ -85,11 +85,12 @@ def _message(message: _ChatMessage) -> conversation_pb2.HistoryMessage:
 
 
 def chat_messages(messages: Sequence[message_pb2.Message], calls: Mapping[str, call_pb2.Call]) -> list[dict[str, Any]]:
-    """Convert a conversation's messages, with its calls by id, to chat-completions messages.
+    """Convert a conversation's messages to chat-completions messages. `calls` has the calls of the messages by id.
 
-    The inverse of `history`: servers that validate histories accept them, and `import_conversation` imports them. Each
-    call has one result; a call that has not ended has an error. Attachments become placeholders. Reports of background
-    jobs become user messages. If old messages were deleted, the summary that replaced them comes first.
+    This is the inverse of `history`. Servers that validate histories accept the messages, and `import_conversation`
+    imports them. Each call has one result. If a call has not ended, its result is an error. Attachments become
+    placeholders. Reports of background jobs become user messages. If old messages were deleted, the summary that
+    replaced them comes first.
     """
     is_cut = bool(messages) and messages[0].number > 1
     summary = next((each for each in reversed(messages) if each.role == message_pb2.ROLE_SUMMARY), None)
@@ -129,7 +130,7 @@ def _chat(message: message_pb2.Message, calls: Mapping[str, call_pb2.Call]) -> l
 
 
 def _content(call: call_pb2.Call) -> str:
-    """Return a call's result as the model gets it."""
+    """Return a call's result as the model receives it."""
     if not call.HasField("result"):
         return '{"error":"The call has not ended."}'
     content = call.result.content_json.decode()

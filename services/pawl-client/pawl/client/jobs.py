@@ -31,8 +31,8 @@ _LIMITS: Final = {"pause": "pause_seconds", "times": "firings_max", "for": "hold
 def condition(given: str | Mapping[str, Any], field: str = "until") -> run_pb2.JobCondition:
     """Return a job condition from a CEL expression or a mapping.
 
-    A mapping looks like `{"path": "/price", "below": 20}`, or has `above`, `equals`, `"changed": True` or `cel`
-    instead.
+    A mapping looks like `{"path": "/price", "below": 20}`. Instead of `below`, it can have `above`, `equals`,
+    `"changed": True` or `cel`.
 
     Raises:
         InvalidField: The condition is invalid; the error names `field`.
@@ -74,9 +74,9 @@ def _reports(given: str | Mapping[str, float | Sequence[int]]) -> dict[str, Any]
 
 
 class JobHandle:
-    """A background job as last read, with the fields of BackgroundJob and methods that control the job.
+    """A background job as it was last read. It has the fields of BackgroundJob, and methods that control the job.
 
-    The methods of a job from an `AsyncClient` must be awaited.
+    If the job comes from an `AsyncClient`, its methods must be awaited.
     """
 
     def __init__(self, client: Any, message: pb.BackgroundJob) -> None:
@@ -124,8 +124,8 @@ class JobVerbs(Target):
     ) -> JobHandle:
         """Start a job and return it. Its results are reported to the given conversation, or to a new one.
 
-        With an interval, the call is repeated. For `until` and `when`, see `condition` and `monitor`. `reports`
-        is a word such as `"change"`, or `{"every": 10}`; without an interval, `{"progress": [25, 50, 75]}` (percent) or
+        With an interval, the call is repeated. For `until` and `when`, see `condition` and `monitor`. `reports` is a
+        word such as `"change"`, or `{"every": 10}`. Without an interval, `{"progress": [25, 50, 75]}` (percent) or
         `{"minutes": 10}` reports progress.
         """
         request = pb.StartJobRequest(
@@ -149,7 +149,7 @@ class JobVerbs(Target):
         return JobHandle(self, (await self.once(self.jobs.StartJob, request)).job)
 
     async def list_jobs(self, conversation_id: str = "", *, open_only: bool = False) -> AsyncGenerator[JobHandle, None]:
-        """Yield your jobs, newest first; with `conversation_id`, only those that report to that conversation."""
+        """Yield your jobs, newest first. With `conversation_id`, yield only jobs that report to that conversation."""
         request = pb.ListJobsRequest(conversation_id=conversation_id, open_only=open_only)
         async for page in self.pages(self.jobs.ListJobs, request):
             for job in page.jobs:
@@ -160,12 +160,12 @@ class JobVerbs(Target):
         return JobHandle(self, (await self.again(self.jobs.GetJob, pb.GetJobRequest(job_id=job_id))).job)
 
     async def stop_job(self, job_id: str, reason: str = "", *, request_id: str = "") -> pb.BackgroundJob:
-        """Stop a job and return it. A job that has ended is unchanged."""
+        """Stop a job and return it. A job that has ended does not change."""
         request = pb.StopJobRequest(job_id=job_id, reason=reason, request_id=request_id)
         return (await self.once(self.jobs.StopJob, request)).job
 
     async def pause_job(self, job_id: str, *, request_id: str = "") -> pb.BackgroundJob:
-        """Pause a job and return it. Iterations do not start while it is paused, but a running one finishes."""
+        """Pause a job and return it. No iteration starts during the pause, but a running iteration finishes."""
         return (await self.once(self.jobs.PauseJob, pb.PauseJobRequest(job_id=job_id, request_id=request_id))).job
 
     async def resume_job(self, job_id: str, *, request_id: str = "") -> pb.BackgroundJob:
@@ -175,12 +175,15 @@ class JobVerbs(Target):
     async def stop_jobs(
         self, conversation_id: str, reason: str = "", *, request_id: str = ""
     ) -> Sequence[pb.BackgroundJob]:
-        """Stop all of a conversation's open jobs; return the stopped ones, newest first."""
+        """Stop all of a conversation's open jobs. Return the stopped jobs, newest first."""
         request = pb.StopJobsRequest(conversation_id=conversation_id, reason=reason, request_id=request_id)
         return (await self.once(self.jobs.StopJobs, request)).jobs
 
     async def complete_call(self, token: str, result: Any = None, *, error: str = "") -> bool:
-        """Complete a call by its completion token, with a JSON value or an error. Return True for a duplicate."""
+        """Complete a call by its completion token, with a JSON value or an error.
+
+        Return True if this was a duplicate.
+        """
         request = completion_pb2.CompleteCallRequest(token=token, error=error)
         if not error:
             request.result_json = strict_json.dumps_canonical(result)
@@ -189,17 +192,18 @@ class JobVerbs(Target):
     async def follow(
         self, conversation_id: str, after: str = ""
     ) -> AsyncGenerator[conversation_pb2.WatchConversationResponse, None]:
-        """Yield what you can read of a conversation, then its changes as they happen. Never ends.
+        """Yield what you can read of a conversation, and then its changes as they happen. Never ends.
 
-        Items are the conversation, messages, your runs and your jobs; `events` are those of your active run. If the
-        connection is lost, the stream continues with any replica: each message and event is yielded once, and a run or
-        job may be yielded again. To continue in another process, pass the last response's `cursor` as `after`.
+        Items are the conversation, messages, your runs and your jobs. `events` has the events of your active run. If
+        the connection is lost, the stream continues with any replica. Each message and event is yielded once, but a run
+        or job may be yielded again. To continue in another process, pass the last response's `cursor` as `after`.
 
         Raises:
-            ConversationNotFound, ConversationErased, Unauthenticated: Also later, if you may no longer read it.
+            ConversationNotFound, ConversationErased, Unauthenticated: This may also be raised later, if you may no
+                longer read the conversation.
             InvalidField: `after` is not a cursor of this conversation and user.
-            SeqBeyondEnd: The position no longer exists, as after Pawl was restored from a backup. Discard what you
-                have, and call this again without `after`.
+            SeqBeyondEnd: The position no longer exists, for example because Pawl was restored from a backup. Discard
+                what you have, and call this again without `after`.
         """
 
         def open_stream() -> Any:

@@ -14,7 +14,7 @@ class ScheduleVerbs(Target):
     """Methods for schedules, which start runs at scheduled times."""
 
     async def create_schedule(self, definition: schedule_pb2.ScheduleDefinition) -> schedule_pb2.Schedule:
-        """Create a schedule. Creating the same schedule again returns it."""
+        """Create a schedule. If the same schedule already exists, it is returned."""
         return (
             await self.again(self.scheduler.CreateSchedule, pb.CreateScheduleRequest(definition=definition))
         ).schedule
@@ -42,19 +42,19 @@ class ScheduleVerbs(Target):
         return (await self.again(self.scheduler.ResumeSchedule, pb.ResumeScheduleRequest(name=name))).schedule
 
     async def trigger_schedule(self, name: str, *, request_id: str = "") -> schedule_pb2.ScheduleFire:
-        """Fire a schedule now; return the firing with its outcome."""
+        """Fire a schedule now. Return the firing with its outcome."""
         request = pb.TriggerScheduleRequest(name=name, request_id=request_id)
         return (await self.once(self.scheduler.TriggerSchedule, request)).fire
 
     async def backfill_schedule(
         self, name: str, begin: datetime, end: datetime, *, request_id: str = ""
     ) -> Sequence[schedule_pb2.ScheduleFire]:
-        """Fire a schedule for its past scheduled times, at most 100, from `begin` (inclusive) to `end` (exclusive)."""
+        """Fire a schedule for its past scheduled times from `begin` (inclusive) to `end` (exclusive), at most 100."""
         request = pb.BackfillScheduleRequest(name=name, request_id=request_id)
         request.begin_time.FromDatetime(begin.astimezone(UTC))
         request.end_time.FromDatetime(end.astimezone(UTC))
         return (await self.once(self.scheduler.BackfillSchedule, request)).fires
 
     async def delete_schedule(self, name: str) -> None:
-        """Delete a schedule; its runs continue. Not retried: a second attempt would raise ScheduleNotFound."""
+        """Delete a schedule. Its runs continue. Not retried, because a second attempt would raise ScheduleNotFound."""
         await self.scheduler.DeleteSchedule(pb.DeleteScheduleRequest(name=name))

@@ -65,7 +65,7 @@ def definitions_of(tools: Sequence[Tool[..., Any]]) -> list[tool_pb2.ToolDefinit
     """Return a run's front-end tool definitions for functions decorated with `pawl.tools.tool`.
 
     Raises:
-        ToolDefinitionError: An item is not such a function, or uses options that only the registry supports.
+        ToolDefinitionError: An item is not such a function, or it uses options that only the registry supports.
     """
     if not tools:
         return []
@@ -75,20 +75,20 @@ def definitions_of(tools: Sequence[Tool[..., Any]]) -> list[tool_pb2.ToolDefinit
 
 
 class AsyncSession:
-    """A front-end session: an async context manager and an iterator over attached runs' event, gap and end frames.
+    """A front-end session: an async context manager, and an iterator over the frames of attached runs.
 
-    Methods raise RuntimeError outside the `with` block.
+    Frames are events, gaps and ends. Methods raise RuntimeError outside the `with` block.
 
     `tools` are functions decorated with `pawl.tools.tool`. Runs started by the session have these tools and no other
-    front-end tools. The session executes their calls: async functions as tasks, others in threads, at most `calls_max`
-    at a time. It also executes calls of tools with these names in other attached runs, if those runs were started with
-    tools or the registry has the tools. A program that keeps its `client_id` across restarts gets its calls back.
-    `addresses` defaults to those of `target`.
+    front-end tools. The session executes the calls of these tools, async functions as tasks and other functions in
+    threads, at most `calls_max` at a time. It also executes calls of tools with these names in other attached runs, if
+    those runs were started with tools, or if the registry has the tools. A program that keeps its `client_id` across
+    restarts gets its calls back. `addresses` defaults to those of `target`.
 
     `on_connected` is called with the address of each new connection, and `on_lost` when a connection is lost. If
     `on_connected` raises an exception, the replica counts as unavailable. If no replica has answered for the client's
-    `retry_seconds`, or one refuses permanently, every method raises the last connection's error, normally a PawlError.
-    Leaving the session raises Cancelled in every waiting method.
+    `retry_seconds`, or if a replica refuses permanently, every method raises the error of the last connection. This is
+    normally a PawlError. Leaving the session raises Cancelled in every waiting method.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class AsyncSession:
         """Return the next event, gap or end frame. Safe to cancel.
 
         Raises:
-            PawlError: The session has ended, or a replica refused to attach to a run again. The latter is raised once,
-                with the `run_id` in the error's metadata; no more frames arrive for that run.
+            PawlError: The session has ended, or a replica refused to attach to a run again. In the latter case, the
+                error is raised once, with the `run_id` in its metadata, and no more frames arrive for that run.
         """
         if not self._incoming:
             self._check_entered()
@@ -179,9 +179,9 @@ class AsyncSession:
         labels: Mapping[str, str] | None = None,
         options: run_pb2.RunOptions | None = None,
     ) -> str:
-        """Start a run, queued after other runs of its conversation, and attach to it.
+        """Start a run and attach to it. The run is queued behind other runs of its conversation.
 
-        Returns the run's id once it is durable.
+        Returns the run's id once the run is durable.
         """
         start = wire.Start(
             conversation_id=conversation_id,
@@ -195,7 +195,7 @@ class AsyncSession:
         return (await self._send(wire.SessionRequest(start=start))).run_id
 
     async def attach(self, run_id: str, after_seq: int = 0) -> None:
-        """Receive a run's events after `after_seq`, and its front-end calls."""
+        """Receive a run's events after `after_seq`, and offers of its front-end calls."""
         await self._send(
             wire.SessionRequest(attach=wire.Attach(run_id=run_id, after_seq=natural(after_seq, "after_seq")))
         )
@@ -209,7 +209,10 @@ class AsyncSession:
         await self._send(wire.SessionRequest(cancel=wire.Cancel(run_id=run_id, reason=reason)))
 
     async def _send(self, frame: wire.SessionRequest) -> types_pb2.Receipt:
-        """Send a frame, over several connections if necessary. Return its receipt, or raise PawlError if refused."""
+        """Send a frame, over several connections if necessary. Return its receipt.
+
+        If it was refused, raise a PawlError.
+        """
         self._check_entered()
         if self._failure is not None:
             raise self._failure
@@ -291,7 +294,7 @@ class AsyncSession:
             return await stream.read()
 
     def _first_frames(self) -> asyncio.Queue[wire.SessionRequest]:
-        """Return a new connection's first frames: attachments, then all frames that have no receipt yet."""
+        """Return the first frames of a new connection: attachments, then all frames that have no receipt yet."""
         outgoing: asyncio.Queue[wire.SessionRequest] = asyncio.Queue()
         self._reattaching = {next(self._frame_ids): run_id for run_id in self._last_seq}
         for frame_id, run_id in self._reattaching.items():
@@ -345,7 +348,7 @@ class AsyncSession:
             future.set_result(receipt)
 
     def _check_attached(self, run_id: str, receipt: types_pb2.Receipt) -> None:
-        """If a run could not be attached again, report this to the reader, which would otherwise wait forever."""
+        """If a run could not be attached again, report this to the reader. Otherwise, the reader would wait forever."""
         try:
             check_taken(receipt)
         except PawlError as error:
@@ -365,7 +368,7 @@ class AsyncSession:
         task.add_done_callback(partial(self._restart_call, offer))
 
     def _restart_call(self, offer: wire.Offer, _: asyncio.Task[None]) -> None:
-        """Restart a call that was revoked and then offered again before its task had ended."""
+        """Restart a call that was revoked and then offered again before the call's task had ended."""
         call_id = offer.call.call_id
         del self._tool_tasks[call_id]
         newest = self._offers.get(call_id, offer)
@@ -375,7 +378,7 @@ class AsyncSession:
             self._start_call(newest)
 
     async def _run_tool(self, offer: wire.Offer) -> None:
-        """Run an offered call and send its result, which is refused if the call has been settled elsewhere."""
+        """Run an offered call and send its result. If the call has been settled elsewhere, the result is refused."""
         call = offer.call
         kept = self._results.pop(call.call_id, None)
         content, is_error = kept or await self._perform(call)
@@ -395,13 +398,13 @@ class AsyncSession:
         del self._offers[call.call_id]
 
     def _keep(self, call_id: str, content: bytes, *, is_error: bool) -> None:
-        """Keep a result that was sent under an earlier lease, because a new offer may be on its way."""
+        """Keep a result that was sent under an earlier lease, because a new offer of the call may be on its way."""
         self._results[call_id] = (content, is_error)
         if len(self._results) > self._hello.calls_max:
             del self._results[next(iter(self._results))]
 
     async def _perform(self, call: call_pb2.Call) -> tuple[bytes, bool]:
-        """Run a call; return its result's content and whether it is an error for the model."""
+        """Run a call. Return the content of its result, and whether it is an error for the model."""
         from pawl.client.front_end import context_of, perform  # noqa: PLC0415  # already imported for the hello
 
         cancelled, loop = threading.Event(), asyncio.get_running_loop()

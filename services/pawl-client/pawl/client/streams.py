@@ -16,13 +16,13 @@ _PAUSE_SECONDS: Final = 0.5
 
 
 async def responses(open_stream: Callable[[], Any], *, ends: bool, retry_seconds: float) -> AsyncGenerator[Any, None]:
-    """Yield a stream's responses, reopening it if it is lost and, unless `ends` is set, also if the server ends it.
+    """Yield a stream's responses. If the stream is lost, open it again.
 
-    Survives a replica that stops, a stream that is silent for too long (servers send a heartbeat every 15 or 30 s), and
-    a consumer that is too slow.
+    Unless `ends` is set, the stream is also opened again if the server ends it. This covers replicas that stop, streams
+    that are silent for too long (servers send a heartbeat every 15 or 30 s), and consumers that are too slow.
 
     Raises:
-        PawlError: Any other error, or no replica has answered for `retry_seconds` (NoAnswer if the stream was silent).
+        PawlError: Any other error. Or no replica has answered for `retry_seconds` (NoAnswer if the stream was silent).
     """
     loop = asyncio.get_running_loop()
     last_answer = loop.time()

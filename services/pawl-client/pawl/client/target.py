@@ -74,14 +74,14 @@ _BROKEN: Final = (
 
 
 class NoAnswer(Unavailable):
-    """Raised when no service answers at the addresses in the message, or a connection breaks or is silent."""
+    """Raised when no service answers at the addresses in the message, or when a connection breaks or is silent."""
 
 
 Answer = TypeVar("Answer")
 
 
 def _stub(name: str, service: Service) -> cached_property[Any]:
-    """Return a property with a stub. Its module is imported on first use, because few programs need all of them."""
+    """Return a property with a stub. Its module is imported on first use, because few programs need all stubs."""
     module, _, kind = name.rpartition(".")
 
     def made(target: Target) -> Any:
@@ -91,19 +91,19 @@ def _stub(name: str, service: Service) -> cached_property[Any]:
 
 
 class Target:
-    """A suite's public services and the credentials for them. A context manager that closes its channels.
+    """The public services of a suite, and the credentials for them. A context manager that closes its channels.
 
-    The suite is the one at `address` (one address, or those of all agent-loop replicas), otherwise the one running in
-    the folder `data`, otherwise one at this machine's default ports. If neither is given, PAWL_ADDRESS and PAWL_DATA
-    apply. If a folder is given explicitly, a suite must be running in it, because the default ports may belong to
-    another suite. For a remote suite, the other services are expected at their default ports on the same hosts, unless
-    PAWL_TOOL_REGISTRY_ADDRESS, PAWL_NOTIFIER_ADDRESS or PAWL_JOB_STORE_ADDRESS is set.
+    The suite is found at `address` (one address, or the addresses of all agent-loop replicas). Without an address, it
+    is the suite that runs in the folder `data` or, failing that, a suite at this machine's default ports. If neither is
+    given, PAWL_ADDRESS and PAWL_DATA apply. If a folder is given explicitly, a suite must be running in it, because the
+    default ports may belong to another suite. For a remote suite, the other services are expected at their default
+    ports on the same hosts, unless PAWL_TOOL_REGISTRY_ADDRESS, PAWL_NOTIFIER_ADDRESS or PAWL_JOB_STORE_ADDRESS is set.
 
-    The key is `api_key`, otherwise PAWL_API_KEY, otherwise the local key of a suite on this machine. The local key is
-    read before each call and sent only to that suite, because another program may later listen on the same port.
-    `store` and `user` name the identity to act for, if the key allows this. `authority` (or PAWL_TLS_CA_FILE) is a file
-    with CA certificates; a suite in a data folder provides its own. Without TLS, the key is sent to other machines only
-    with `key_in_clear` (or PAWL_KEY_IN_CLEAR=1).
+    The key is `api_key`. If it is not given, the key is PAWL_API_KEY or, failing that, the local key of a suite on this
+    machine. The local key is read before each call and sent only to that suite, because another program may later
+    listen on the same port. `store` and `user` name the identity to act for, if the key allows this. `authority` (or
+    PAWL_TLS_CA_FILE) is a file with CA certificates; a suite in a data folder provides its own. Without TLS, the key is
+    sent to other machines only with `key_in_clear` (or PAWL_KEY_IN_CLEAR=1).
 
     Each connection is opened on its first call. Stubs raise the classes in pawl.errors. Methods, streams and sessions
     retry for `retry_seconds` while no service answers or a deadline is exceeded; None retries forever.
@@ -207,7 +207,7 @@ class Target:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata for a call made now: key, store and user."""
+        """The metadata for a call that is made now: key, store and user."""
         key = self._key()
         return ((("authorization", f"Bearer {key}"),) if key else ()) + self._names
 
@@ -244,7 +244,7 @@ class Target:
             check_hidden(addresses, speaks_tls=self._certificates is not None, in_clear=self._in_clear)
 
     async def once(self, method: Callable[[Any], Awaitable[Answer]], request: Any) -> Answer:
-        """Send a request that takes effect once, however often it is retried. Sets a request_id if there is none."""
+        """Send a request that takes effect once, however often it is retried. If it has no request_id, one is set."""
         request.request_id = request.request_id or f"py_{secrets.token_hex(12)}"
         return await self.again(method, request)
 
@@ -271,7 +271,7 @@ def error_of(error: grpc.aio.AioRpcError, addresses: str) -> PawlError:
 
 
 def _check_key(name: str, key: str | None) -> None:
-    """Refuse a malformed key. The local key must not silently replace the key that was intended."""
+    """Refuse a malformed key, so that the local key does not silently replace the key that was intended."""
     if key is None:
         return
     if not key.strip():
@@ -284,7 +284,7 @@ def _check_key(name: str, key: str | None) -> None:
 
 
 def _running(folder: Path) -> Endpoints | None:
-    """Return the endpoints of a folder's suite; None if it has none.
+    """Return the endpoints of a folder's suite. Return None if no suite is running there.
 
     Endpoints on other machines are ignored, because anyone could write such a file.
     """
@@ -310,6 +310,6 @@ def _addresses(text: str) -> tuple[str, ...]:
 
 
 def _default_addresses(agent: tuple[str, ...], service: str) -> tuple[str, ...]:
-    """Return a service's default addresses on agent-loop's hosts."""
+    """Return a service's default addresses on the hosts of agent-loop."""
     hosts = dict.fromkeys(address.rpartition(":")[0] for address in agent) or {"127.0.0.1": None}
     return tuple(f"{host}:{DEFAULT_PORTS[service]}" for host in hosts)

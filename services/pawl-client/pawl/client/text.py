@@ -10,7 +10,7 @@ _BETWEEN: Final = "\n\n"
 
 
 class Piece(str):
-    """A piece of text. Before appending it, remove the last `takes_back` characters of the text so far.
+    """A piece of text. Before you append it, remove the last `takes_back` characters of the text so far.
 
     `takes_back` is 0 unless a model call failed midway and is being retried, another worker has taken over the run, or
     events are missing. `seq` is the event's seq.
@@ -29,8 +29,8 @@ class Piece(str):
 class TextReader:
     """Reads one run's text, event by event.
 
-    All pieces combined are the model's answers so far, separated by blank lines, followed by the start of the next
-    answer. Summaries are not answers.
+    All pieces combined are the model's answers so far, separated by blank lines. The start of the next answer comes
+    last. Summaries are not answers.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class TextReader:
         self._is_summary = False
 
     def take(self, event: event_pb2.RunEvent | gap_pb2.Gap) -> Piece | None:
-        """Return the piece that an event adds to the text; None if it does not change the text."""
+        """Return the piece that an event adds to the text. Return None if the event does not change the text."""
         piece = self._take(event)
         if piece is not None:
             piece.seq = event.to_seq if isinstance(event, gap_pb2.Gap) else event.seq

@@ -13,7 +13,7 @@ class TriggerVerbs(ScheduleVerbs):
     """Methods for triggers, which start runs when a webhook or e-mail arrives."""
 
     async def create_trigger(self, definition: trigger_pb2.TriggerDefinition) -> tuple[trigger_pb2.Trigger, str]:
-        """Create a trigger; return it with its webhook secret, which is empty if the trigger already existed."""
+        """Create a trigger. Return it with its webhook secret, which is empty if the trigger already existed."""
         response = await self.again(self.triggers.CreateTrigger, pb.CreateTriggerRequest(definition=definition))
         return response.trigger, response.secret
 
@@ -30,7 +30,7 @@ class TriggerVerbs(ScheduleVerbs):
         return (await self.again(self.triggers.ListTriggers, pb.ListTriggersRequest())).triggers
 
     async def pause_trigger(self, name: str, note: str = "") -> trigger_pb2.Trigger:
-        """Pause a trigger. It does not accept new events, and queued ones keep waiting."""
+        """Pause a trigger. It does not accept new events during the pause. Events that are queued keep waiting."""
         return (await self.again(self.triggers.PauseTrigger, pb.PauseTriggerRequest(name=name, note=note))).trigger
 
     async def resume_trigger(self, name: str) -> trigger_pb2.Trigger:
@@ -42,7 +42,7 @@ class TriggerVerbs(ScheduleVerbs):
         return (await self.triggers.RotateTriggerSecret(pb.RotateTriggerSecretRequest(name=name))).secret
 
     async def delete_trigger(self, name: str) -> None:
-        """Delete a trigger; its runs continue. Not retried: a second attempt would raise TriggerNotFound."""
+        """Delete a trigger. Its runs continue. Not retried, because a second attempt would raise TriggerNotFound."""
         await self.triggers.DeleteTrigger(pb.DeleteTriggerRequest(name=name))
 
     async def deliver_webhook(

@@ -27,12 +27,15 @@ class WorkflowRun:
         self.run_id = run_id
 
     async def execution(self, node: str = "") -> pb.GetExecutionResponse:
-        """Return the run and its nodes in their current states; with `node`, that node with its input and output."""
+        """Return the run and its nodes in their current states.
+
+        With `node`, return that node with its input and output.
+        """
         request = pb.GetExecutionRequest(run_id=self.run_id, node=node)
         return await self._target.again(self._target.workflows.GetExecution, request)
 
     async def follow(self) -> AsyncGenerator[pb.GetExecutionResponse, None]:
-        """Yield the run and its nodes now, and after each change or about once a second, until the run has ended."""
+        """Yield the run and its nodes until the run has ended: now, after each change, and about once a second."""
         while True:
             execution = await self.execution()
             yield execution
@@ -41,9 +44,9 @@ class WorkflowRun:
             await self._wait(_POLL_SECONDS, execution.run.last_seq)
 
     async def result(self) -> run_pb2.Run:
-        """Wait until the run has ended, and return it with `output_json`, or with `failure` if it failed.
+        """Wait until the run has ended. Return it with `output_json` or, if it failed, with `failure`.
 
-        Keeps waiting while the run is waiting for people, events or times.
+        This also waits while the run itself is waiting for people, events or times.
         """
         run = run_pb2.Run()
         while not run.HasField("end_time"):
@@ -56,7 +59,7 @@ class WorkflowRun:
         return (await self._target.again(read, request)).run
 
     async def pause(self, *, request_id: str = "") -> run_pb2.Run:
-        """Pause the run and return it. Running nodes finish, but none starts."""
+        """Pause the run and return it. Running nodes finish, but no new node starts."""
         request = pb.PauseExecutionRequest(run_id=self.run_id, request_id=request_id)
         return (await self._target.once(self._target.workflows.PauseExecution, request)).run
 
@@ -66,7 +69,7 @@ class WorkflowRun:
         return (await self._target.once(self._target.workflows.ResumeExecution, request)).run
 
     async def send_event(self, name: str, payload: Any = None, *, event_id: str = "") -> run_pb2.Run:
-        """Send an event with a JSON payload to the run's wait nodes. An event id takes effect once.
+        """Send an event with a JSON payload to the run's wait nodes. Each event id takes effect only once.
 
         Without an event id, the request is not retried.
         """
@@ -77,7 +80,7 @@ class WorkflowRun:
         return (await (self._target.again(send, request) if event_id else send(request))).run
 
     async def rerun(self, node: str, *, request_id: str = "") -> WorkflowRun:
-        """Run again from a node, once the run has ended. Returns the new run.
+        """Run the workflow again from a node, once the run has ended. Return the new run.
 
         The new run reuses the outputs of finished nodes that do not depend on `node`.
         """
@@ -104,7 +107,7 @@ class WorkflowVerbs(Target):
         return (await self.again(self.workflows.SaveWorkflow, request)).workflow
 
     async def get_workflow(self, name: str, version: int = 0) -> WorkflowVersion:
-        """Return a version of a workflow; 0 means the newest."""
+        """Return a version of a workflow. 0 means the newest version."""
         request = pb.GetWorkflowRequest(name=name, version=natural(version, "version"))
         return (await self.again(self.workflows.GetWorkflow, request)).workflow
 
@@ -115,7 +118,7 @@ class WorkflowVerbs(Target):
                 yield workflow
 
     async def delete_workflow(self, name: str) -> None:
-        """Delete a workflow; its runs continue. Not retried: a second attempt would raise WorkflowNotFound."""
+        """Delete a workflow. Its runs continue. Not retried, because a second attempt would raise WorkflowNotFound."""
         await self.workflows.DeleteWorkflow(pb.DeleteWorkflowRequest(name=name))
 
     async def start_workflow(
@@ -131,7 +134,7 @@ class WorkflowVerbs(Target):
     ) -> WorkflowRun:
         """Start a workflow and return its run once it is durable.
 
-        The end of the run is reported to the conversation `reports_to`; if empty, to your inbox.
+        The end of the run is reported to the conversation `reports_to`. If that is empty, it is reported to your inbox.
         """
         request = pb.StartWorkflowRequest(
             name=name,
@@ -145,10 +148,10 @@ class WorkflowVerbs(Target):
         return WorkflowRun(self, (await self.once(self.workflows.StartWorkflow, request)).run.run_id)
 
     async def complete_wait(self, token: str, payload: Any = None) -> None:
-        """End the wait of a workflow's node by its token, with a JSON payload. Safe to repeat."""
+        """End the wait of a workflow's node with the wait's token and a JSON payload. Safe to repeat."""
         request = pb.SendEventRequest(token=token, payload_json=json.dumps(payload).encode())
         await self.again(self.workflows.SendEvent, request)
 
     def workflow_run(self, run_id: str) -> WorkflowRun:
-        """Return a handle for a workflow run. Sends no request."""
+        """Return a handle for a workflow run. This does not send a request."""
         return WorkflowRun(self, run_id)

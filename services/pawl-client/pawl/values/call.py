@@ -45,10 +45,10 @@ class DecisionKind(IntEnum):
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """The series of job iterations that a call belongs to.
+    """The series of job iterations to which a call belongs.
 
-    `digest` identifies the grant that covers the iterations, or the grant to request; empty if there is neither.
-    `grant_call_id` is the call whose approval gave the grant; empty if there is no grant.
+    `digest` identifies the grant that covers the iterations, or the grant to request. It is empty if there is neither.
+    `grant_call_id` is the call whose approval gave the grant. It is empty if there is no grant.
     """
 
     digest: str = ""
@@ -98,7 +98,7 @@ class CommandOutcome(IntEnum):
 
     @property
     def is_taken(self) -> bool:
-        """True if the command took effect, through this request or an earlier one."""
+        """True if the command took effect, either through this request or through an earlier one."""
         return self in {CommandOutcome.ACCEPTED, CommandOutcome.DUPLICATE}
 
 

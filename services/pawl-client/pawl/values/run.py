@@ -75,7 +75,7 @@ class Feature(StrEnum):
 
 
 class MessagePolicy(IntEnum):
-    """The effect of a message while its conversation has an active run."""
+    """What happens to a message if its conversation has an active run."""
 
     QUEUE = 1
     STEER = 2
@@ -90,7 +90,7 @@ class LeaseAction(IntEnum):
 
 
 class Overlap(IntEnum):
-    """Overlap policy of a schedule or trigger that fires while its previous run is active."""
+    """The overlap policy of a schedule or trigger. It applies if the previous run is active when it fires."""
 
     SKIP = 1
     QUEUE = 2
@@ -99,7 +99,7 @@ class Overlap(IntEnum):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token usage of model calls; `model_calls` includes failed attempts.
+    """Token usage of model calls. `model_calls` includes failed attempts.
 
     `estimated_tokens` counts the input and output tokens that the model server did not report.
     """
@@ -113,7 +113,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_tokens(self) -> int:
-        """Tokens that count against the budget. Input includes cached input, and output includes reasoning."""
+        """The number of tokens that count against the budget. Cached input and reasoning are included."""
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: Usage) -> Usage:

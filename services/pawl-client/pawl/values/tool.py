@@ -29,7 +29,7 @@ class Category(StrEnum):
 
 
 class EffectClass(StrEnum):
-    """A tool's kind of side effect, which determines whether a call with an unknown outcome may run again."""
+    """The kind of side effect that a tool has. It determines whether a call with an unknown outcome may run again."""
 
     READ_ONLY = "READ_ONLY"
     IDEMPOTENT = "IDEMPOTENT"
@@ -51,7 +51,7 @@ REPEATABLE: Final = frozenset({EffectClass.READ_ONLY, EffectClass.IDEMPOTENT})
 
 
 class OfferFallback(StrEnum):
-    """The fallback for a front-end call that no client ran in time."""
+    """What happens to a front-end call that no client has run in time."""
 
     FAIL = "FAIL"
     BACKEND_TOOL = "BACKEND_TOOL"
@@ -59,7 +59,10 @@ class OfferFallback(StrEnum):
 
 
 class JobReports(StrEnum):
-    """The iterations of a job that are reported to its conversation. Its end is always reported, except with NONE."""
+    """The iterations of a job that are reported to its conversation.
+
+    Except with NONE, the job's end is always reported.
+    """
 
     EVERY = "EVERY"
     CHANGE = "CHANGE"
@@ -72,9 +75,9 @@ class JobReports(StrEnum):
 class ReportPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """A tool's default for reporting job iterations to conversations. A job can override it.
 
-    `report_iterations` applies to EVERY: with n, every n-th iteration is reported; with 0, every iteration.
-    `report_seconds` applies to DIGEST: each report covers the iterations in a period of this length. PROGRESS reports
-    the progress of a job with a single call, at each of `report_percents` or every `report_seconds`.
+    `report_iterations` applies to EVERY. If it is n, every n-th iteration is reported; if it is 0, every iteration is.
+    `report_seconds` applies to DIGEST. Each report then covers the iterations in a period of this length. PROGRESS
+    reports the progress of a job with a single call, either at each of `report_percents` or every `report_seconds`.
     """
 
     reports: JobReports
@@ -124,7 +127,7 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to execute. The registry identifies it by its id, so requests are idempotent."""
+    """A call to execute. The registry identifies it by its id, so that requests are idempotent."""
 
     call_id: CallId
     tool_name: str
@@ -156,7 +159,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's timeouts for reads: the default for tools that have none, and the maximum for all tools."""
+    """A run's timeouts for reads: the default for tools without a timeout, and the maximum for all tools."""
 
     timeout_seconds: float
     timeout_seconds_max: float

@@ -61,7 +61,7 @@ class CallContext:
     def checkpoint(self, value: Any) -> Handover:
         """Save progress, so that the next execution finds the latest value in `last_checkpoint`.
 
-        Await it in an async function; in a sync function, it returns once the value is saved. A saved value survives
+        In an async function, await this. In a sync function, it returns once the value is saved. A saved value survives
         the end of any process. It must be JSON of at most 16 KiB.
 
         Raises:

@@ -145,8 +145,9 @@ class Worker:
 
         The tool's name, description and schema come from the function's name, docstring and types. `reconcile` is
         required if the effect is RECONCILABLE. It receives the CallContext and returns the call's result or
-        DID_NOT_HAPPEN, or raises an exception. `reports` selects the job iterations that are reported: "end" or
-        {"every": 10}, for example; or the progress of a single call: {"progress": [50]} or {"minutes": 10}.
+        DID_NOT_HAPPEN, or raises an exception. `reports` selects the job iterations that are reported, for example
+        "end" or {"every": 10}. For a single call, it selects the progress that is reported: {"progress": [50]} or
+        {"minutes": 10}.
 
         Raises:
             ValueError: `reconcile` and `effect` do not match.
@@ -168,12 +169,15 @@ class Worker:
         return make
 
     def drain(self) -> None:
-        """Stop accepting calls; `run` returns once the running ones are done. Idempotent. SIGTERM does the same."""
+        """Stop accepting calls. `run` returns once the running calls are done. Idempotent.
+
+        SIGTERM has the same effect.
+        """
         self._is_draining = True
         self._outgoing.put_nowait(Request(drain=worker_pb2.WorkerDrain()))
 
     async def run(self) -> None:
-        """Run calls until `drain` is called. A broken stream is reopened and keeps its calls.
+        """Run calls until `drain` is called. A broken stream is reopened, and the worker keeps its calls.
 
         Raises:
             AttachError: The registry refuses this worker because of its key or its tools.
@@ -232,7 +236,7 @@ class Worker:
     def _credential(self) -> tuple[tuple[str, str], ...]:
         """Return the key as metadata.
 
-        It is looked up each time, because the suite may start later, or another process may take over its port.
+        The key is looked up each time, because the suite may start later, or another process may take over its port.
         """
         addresses = [address.strip() for address in self._address.split(",")]
         key = self._api_key or find_key(addresses, environment=os.environ)
@@ -377,7 +381,7 @@ class Worker:
         return {"content_json": msgspec.json.encode(value)[:_CONTENT_BYTES_MAX]}
 
     def _stop(self, call_id: str, *, before: int) -> None:
-        """Stop a call's executions with an epoch lower than `before`."""
+        """Stop those executions of a call whose epoch is lower than `before`."""
         for (other, epoch), running in self._running.items():
             if other == call_id and epoch < before:
                 running.context.cancelled.set()
@@ -385,7 +389,7 @@ class Worker:
                     running.task.cancel()
 
     def _stop_reconcilable(self) -> None:
-        """Stop reconcilable calls after the lease has expired: another worker may be asked about their outcome."""
+        """Stop reconcilable calls after the lease has expired. Another worker may be asked about their outcome."""
         for (call_id, epoch), running in self._running.items():
             if running.function.definition.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:
                 self._stop(call_id, before=epoch + 1)

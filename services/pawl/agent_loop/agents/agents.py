@@ -10,7 +10,7 @@ import grpc
 
 from pawl.agent.v1.agents_pb2 import ListAgentsRequest
 from pawl.agent_loop.agents import rules as agents
-from pawl.agent_loop.agents.rules import DEFAULT, AgentDefinition, AgentVersion, TokenBudget
+from pawl.agent_loop.agents.rules import DEFAULT, AgentDefinition, AgentVersion, ModelTerms
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules.options import RunDefaults
@@ -27,7 +27,7 @@ from pawl.job.v1 import agents_pb2_grpc
 
 _DEFINITION: Final = wire.WIRE.struct(AgentDefinition, agent_pb2.AgentDefinition)
 VERSION: Final = wire.WIRE.struct(AgentVersion, agent_pb2.AgentVersion)
-_BUDGET: Final = wire.WIRE.struct(TokenBudget, pb.TokenBudget)
+_TERMS: Final = wire.WIRE.struct(ModelTerms, pb.GetModelTermsResponse)
 
 
 class AgentLedger:
@@ -101,9 +101,9 @@ class AgentLedger:
             response = await translated(self._stub.ListAgents(pb.ListAgentsRequest(**page)))
         return [*map(VERSION.read, response.agents)], response.next_page_token
 
-    async def token_budgets(self, store_id: StoreId, user_id: UserId, name: str) -> Sequence[TokenBudget]:
-        request = pb.GetTokenBudgetsRequest(store_id=store_id, user_id=user_id, name=name)
-        return [*map(_BUDGET.read, (await translated(self._stub.GetTokenBudgets(request))).budgets)]
+    async def model_terms(self, store_id: StoreId, user_id: UserId, name: str) -> ModelTerms:
+        request = pb.GetModelTermsRequest(store_id=store_id, user_id=user_id, name=name)
+        return _TERMS.read(await translated(self._stub.GetModelTerms(request)))
 
     async def get_draft(self, store_id: StoreId, user_id: UserId, name: str) -> AgentVersion:
         """Return a user's draft.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import lru_cache
@@ -11,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import TokenBudget, draft_name
+from pawl.agent_loop.agents.rules import ModelTerms, draft_name
 from pawl.agent_loop.loop.ports import Meter, Randomness, Timing
 from pawl.agent_loop.loop.rules import background, budget, file_front, guidelines, history, jobs, output, retry
 from pawl.agent_loop.loop.rules.answering import usage_of
@@ -79,6 +78,14 @@ class ModelCall:
         self._opening = ""
         # The monotonic time of the first piece; None if there was none.
         self.first_output_at: float | None = None
+
+    def refused(self, terms: ModelTerms, model: str) -> ModelFailed | None:
+        """Return why the call must not be made now; None if it may."""
+        if exhausted := terms.exhausted:
+            return ModelFailed(error=budget.used_up(exhausted), answer=self.answer(), jitter=0.0, used_up=exhausted)
+        if terms.models and model not in terms.models:
+            return ModelFailed(error=retry.model_not_allowed(model), answer=self.answer(), jitter=0.0)
+        return None
 
     async def stream(self, request: ModelRequest, random: Randomness) -> ModelAnswer | ModelFailed:
         prompt_bytes = history.size_bytes(request.messages)
@@ -228,11 +235,11 @@ def _size(piece: Piece) -> int:
             return 0
 
 
-# Maximum time until a new budget is noticed.
+# Maximum time until new terms are noticed.
 NONE_SECONDS_MAX: Final = 5.0
 # Maximum time until other workers' use of a budget is noticed, while less than 90 % of it is used.
 ENOUGH_SECONDS_MAX: Final = 1.0
-_BUDGETS_KEPT_MAX: Final = 10_000
+_TERMS_KEPT_MAX: Final = 10_000
 _OF_USERS: Final = frozenset({WaitKind.USER_DAILY_TOKENS, WaitKind.USER_MONTHLY_TOKENS})
 _NO_USER: Final = UserId("")
 
@@ -244,38 +251,34 @@ class _Allowance(NamedTuple):
     until: float
 
 
-class TokenBudgets:
-    """Remembers which runs have no budget or enough tokens left, so that most model calls need not read the budgets."""
+class TermsCache:
+    """Remembers the terms of runs with enough tokens left, so that most model calls need not read them."""
 
     def __init__(self) -> None:
         # By store, user and agent. The user is empty if users have no budget, and the agent if the run's has none.
-        self._allowances: dict[tuple[StoreId, UserId, str], _Allowance] = {}
+        self._known: dict[tuple[StoreId, UserId, str], tuple[ModelTerms, _Allowance]] = {}
 
-    async def used_up(
-        self,
-        run: Run,
-        tokens: int,
-        now: float,
-        read: Callable[[StoreId, UserId, str], Awaitable[Sequence[TokenBudget]]],
-    ) -> TokenBudget | None:
-        """Return the run's budget that is used up for the longest time; None if it may call the model.
+    async def of(
+        self, run: Run, tokens: int, now: float, read: Callable[[StoreId, UserId, str], Awaitable[ModelTerms]]
+    ) -> ModelTerms:
+        """Return the terms of the run's next model call.
 
         `tokens` is the run's usage since its last call; `now` is a monotonic time. Drafts and the deployment's default
         have no budget of their own.
         """
         agent = "" if run.agent is None or draft_name(run.agent.name) else run.agent.name
-        found = [(run.store_id, user_id, agent) for user_id in (_NO_USER, run.user_id)]
-        key = next((each for each in found if each in self._allowances), found[0])
-        allowance = self._allowances.pop(key, _Allowance(0, now))
+        keys = [(run.store_id, user_id, agent) for user_id in (_NO_USER, run.user_id)]
+        key = next((each for each in keys if each in self._known), keys[0])
+        terms, allowance = self._known.pop(key, (ModelTerms(), _Allowance(0, now)))
         allowance = allowance._replace(tokens=allowance.tokens - tokens)
         if allowance.tokens <= 0 or allowance.until <= now:
-            budgets = await read(run.store_id, run.user_id, agent)
-            if exhausted := [each for each in budgets if each.is_used_up]:
-                return max(exhausted, key=lambda each: each.end_time)
-            left = min((each.left_until_nearly_used_up for each in budgets), default=math.inf)
-            allowance = _Allowance(left, now + (ENOUGH_SECONDS_MAX if budgets else NONE_SECONDS_MAX))
-            key = found[any(each.kind in _OF_USERS for each in budgets)]
-        while len(self._allowances) >= _BUDGETS_KEPT_MAX:
-            self._allowances.pop(next(iter(self._allowances)))
-        self._allowances[key] = allowance
-        return None
+            terms = await read(run.store_id, run.user_id, agent)
+            if terms.exhausted:
+                return terms
+            until = now + (ENOUGH_SECONDS_MAX if terms.budgets else NONE_SECONDS_MAX)
+            allowance = _Allowance(terms.tokens_left, until)
+            key = keys[any(each.kind in _OF_USERS for each in terms.budgets)]
+        while len(self._known) >= _TERMS_KEPT_MAX:
+            self._known.pop(next(iter(self._known)))
+        self._known[key] = terms, allowance
+        return terms

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from pawl.agent_loop.agents.rules import AgentVersion, TokenBudget
+from pawl.agent_loop.agents.rules import AgentVersion, ModelTerms
 from pawl.agent_loop.loop.rules.fact import OutputChecked
 from pawl.agent_loop.loop.rules.run import PinnedTool, Run, RunAbove
 from pawl.agent_loop.loop.rules.state import State
@@ -70,7 +70,7 @@ class AgentReader(Protocol):
         """
         ...
 
-    async def token_budgets(self, store_id: StoreId, user_id: UserId, name: str) -> Sequence[TokenBudget]: ...
+    async def model_terms(self, store_id: StoreId, user_id: UserId, name: str) -> ModelTerms: ...
 
 
 class CallContext(RunContext, frozen=True, kw_only=True):

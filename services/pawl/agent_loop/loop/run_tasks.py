@@ -11,12 +11,12 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import AgentVersion, TokenBudget, draft_name
+from pawl.agent_loop.agents.rules import AgentVersion, ModelTerms, draft_name
 from pawl.agent_loop.goals import judging
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient, calls_of_run
-from pawl.agent_loop.loop.model_call import ModelCall, TokenBudgets, request_of
+from pawl.agent_loop.loop.model_call import ModelCall, TermsCache, request_of
 from pawl.agent_loop.loop.ports import AgentReader, Meter, Randomness, Registry
-from pawl.agent_loop.loop.rules import answering, budget, hints, jobs, output, proposals, step
+from pawl.agent_loop.loop.rules import answering, hints, jobs, output, proposals, step
 from pawl.agent_loop.loop.rules.answering import usage_of
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.call import Call
@@ -50,6 +50,7 @@ from pawl.agent_loop.loop.rules.fact import (
 )
 from pawl.agent_loop.loop.rules.history import ReasoningEcho
 from pawl.agent_loop.loop.rules.planning import Work
+from pawl.agent_loop.loop.rules.retry import KEY_GONE
 from pawl.agent_loop.loop.rules.run import PinnedAgent, Run, limit_failure
 from pawl.agent_loop.loop.rules.state import MODEL, READ, START, State, check_of, stop_of
 from pawl.agent_loop.loop.rules.tool import ProposedCall, Tool, Verdict
@@ -101,7 +102,7 @@ class WorkerDependencies:
     approvals_required: int = 1
     # Held by background runs during a step.
     background_steps: Slots = field(default_factory=Slots)
-    budgets: TokenBudgets = field(default_factory=TokenBudgets)
+    terms: TermsCache = field(default_factory=TermsCache)
     # Returns whether a principal's API key is no longer valid.
     credential_is_gone: Callable[[Principal], bool] = lambda _: False
     # None if this process records no traces.
@@ -275,7 +276,9 @@ class RunTasks(Tasks):
             takes_images=self._dependencies.takes_images,
             background_as_tool=self._dependencies.background_as_tool,
         )
-        ended = await self._used_up(call, state.run) or await self._stream(call, request)
+        model_terms = await self._terms(state.run)
+        request = replace(request, server=model_terms.model_server)
+        ended = self._refused(call, model_terms, request) or await self._stream(call, request)
         await self._is_durable.wait()
         outcome = ended.error.outcome if isinstance(ended, ModelFailed) else "answered"
         call.measure(outcome, self._dependencies.meter)
@@ -316,24 +319,26 @@ class RunTasks(Tasks):
                 answered(span, call.answer(), error_type=error, first_seconds=first)
             return ended
 
-    async def _used_up(self, call: ModelCall, run: Run) -> ModelFailed | None:
+    def _refused(self, call: ModelCall, terms: ModelTerms, request: ModelRequest) -> ModelFailed | None:
+        if self.tool_calls.key_is_gone:
+            return ModelFailed(error=KEY_GONE, answer=call.answer(), jitter=0.0)
+        return call.refused(terms, request.model)
+
+    async def _terms(self, run: Run) -> ModelTerms:
         needed = self._dependencies
         used = run.own_tokens - self._tokens_used
         self._tokens_used = run.own_tokens
 
-        async def read(store_id: StoreId, user_id: UserId, name: str) -> Sequence[TokenBudget]:
-            ask = partial(needed.agents.token_budgets, store_id, user_id, name)
-            budgets = await self._retry.until_answered(ask)
-            if self._is_durable.is_set() or all(each.left_until_nearly_used_up > 0 for each in budgets):
-                return budgets
+        async def read(store_id: StoreId, user_id: UserId, name: str) -> ModelTerms:
+            ask = partial(needed.agents.model_terms, store_id, user_id, name)
+            terms = await self._retry.until_answered(ask)
+            if terms.tokens_left > 0 or self._is_durable.is_set():
+                return terms
             # The step that counts the last call must be durable first.
             await self._is_durable.wait()
             return await self._retry.until_answered(ask)
 
-        exhausted = await needed.budgets.used_up(run, used, needed.clock.monotonic(), read)
-        if exhausted is None:
-            return None
-        return ModelFailed(error=budget.used_up(exhausted), answer=call.answer(), jitter=0.0, used_up=exhausted)
+        return await needed.terms.of(run, used, needed.clock.monotonic(), read)
 
     async def _checked_output(self, state: State, answer: ModelAnswer) -> OutputChecked | None:
         form, opened = state.run.options.response_format, state.loop.model_call

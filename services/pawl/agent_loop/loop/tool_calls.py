@@ -14,6 +14,7 @@ from pawl.agent_loop.loop.ports import CallContext, Registry
 from pawl.agent_loop.loop.rules import settle
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.fact import OutputChecked
+from pawl.agent_loop.loop.rules.retry import KEY_GONE
 from pawl.agent_loop.loop.rules.run import PinnedTool, Run, UnknownOutcomePolicy
 from pawl.agent_loop.loop.rules.tool import (
     ExecutionResult,
@@ -37,7 +38,6 @@ _STOP_SECONDS: Final = 2.0
 # The registry enforces the timeout. This limit applies if it does not respond at all.
 _GRACE_SECONDS: Final = 30.0
 _UNREACHABLE: Final = "The tool registry was unavailable or failed."
-_KEY_GONE: Final = "The API key that started the run was revoked or has lost a role. Start it with another key."
 _NULL: Final = CallResult(content_json=b"null")
 
 OnProgress = Callable[[Progress], None]
@@ -91,8 +91,8 @@ class ToolCalls:
         """
         if not calls:
             return {}
-        if (self._run.times_itself or self._run.above) and self._credential_is_gone(_principal(self._run)):
-            return {call.call_id: _refusal(call.call_id, "PERMISSION_DENIED", _KEY_GONE) for call in calls}
+        if self.key_is_gone:
+            return {call.call_id: _refusal(call.call_id, KEY_GONE.reason, KEY_GONE.message) for call in calls}
         reads = self._reads if may_read else None
         whole = [self._with_own_tool(call) for call in calls]
         try:
@@ -107,6 +107,12 @@ class ToolCalls:
             call.call_id: found.get(call.call_id) or _refusal(call.call_id, "TOOL_ERROR", _UNREACHABLE)
             for call in calls
         }
+
+    @property
+    def key_is_gone(self) -> bool:
+        """True if this is a background or child run, and the API key that started it is no longer valid."""
+        run = self._run
+        return (run.times_itself or bool(run.above)) and self._credential_is_gone(_principal(run))
 
     async def check_output(self, schema_json: bytes, output: str) -> OutputChecked:
         """Check an answer against a response format's schema. Retries until the registry responds."""

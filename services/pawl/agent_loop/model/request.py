@@ -19,6 +19,8 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
+    # Name of the model server; empty for the default one.
+    server: str = ""
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: str | Mapping[str, Any] | None = None

@@ -35,6 +35,7 @@ def request_of(task: pb.TitleTask, default_model: str) -> ModelRequest:
     conversation = f"User: {task.user_text}\n\nAssistant: {task.answer_text}"
     return ModelRequest(
         model=task.model or default_model,
+        server=task.model_server,
         messages=({"role": "system", "content": _INSTRUCTIONS}, {"role": "user", "content": conversation}),
         output_tokens_max=_OUTPUT_TOKENS_MAX,
         deadline_seconds=SECONDS_MAX,

@@ -51,20 +51,25 @@ async def sources(
     calls = await calls_of_run(channel, store_id, user_id, run_id, keep=undo.slim)
     has_program = run.HasField("workflow") or run.HasField("goal")
     below = [call.child_run_id for call in calls if undo.is_carried_out_below(call)] if has_program else []
+    # The run's own call that each run below it carries out.
+    tops = {call.child_run_id: call.call_id for call in calls if call.child_run_id}
     for child_run_id in below:
         of_child = ledger_pb2.GetRunRequest(store_id=store_id, user_id=user_id, run_id=child_run_id)
         if not open_may_be_left and (await translated(stub.GetRun(of_child))).run.state not in ENDED:
             raise RunNotEnded
         found_below = await calls_of_run(channel, store_id, user_id, child_run_id, keep=undo.slim)
-        below += [call.child_run_id for call in found_below if undo.is_carried_out_below(call)]
+        further = [call.child_run_id for call in found_below if undo.is_carried_out_below(call)]
+        tops |= dict.fromkeys(further, tops[child_run_id])
+        below += further
         calls += found_below
     slots = asyncio.Semaphore(_READS_AT_ONCE_MAX)
 
     async def source(call: Call) -> UndoSource:
+        own = UndoSource(call=call, top_call_id=tops.get(call.run_id, call.call_id))
         if undo.inverse_of(call) is None:
-            return UndoSource(call=call)
+            return own
         async with slots:
-            return UndoSource(call=call, attempts=await _attempts(stub, store_id, user_id, call.call_id))
+            return replace(own, attempts=await _attempts(stub, store_id, user_id, call.call_id))
 
     # The calls of a run below replace the call that the run carried out.
     own = (call for call in calls if call.child_run_id not in below)

@@ -63,6 +63,8 @@ class UndoSource(msgspec.Struct, frozen=True, kw_only=True):
     trimmed_rounds: int = 0
     # If set, the source represents the effects of another run, whose nodes this run reuses; `call` is a sample.
     reused_run_id: RunId = RunId("")
+    # The run's own call that `call` is part of, or `call` itself.
+    top_call_id: CallId = CallId("")
 
 
 class PlannedUndo(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules import loop_state
 from pawl.agent_loop.undo import rules as undo
+from pawl.agent_loop.undo.planning import sources
 from pawl.agent_loop.undo.rules import UndoSource, UndoState
 from pawl.agent_loop.workflows import cursor as cursors
 from pawl.agent_loop.workflows import rerun as reruns
@@ -234,7 +235,8 @@ class Executions:
         """Return how an ended run would run again if it were restarted from a node.
 
         Raises:
-            RunNotFound, NodeNotFound, RunNotEnded
+            RunNotFound, NodeNotFound
+            RunNotEnded: the run, or an undo of its effects, has not ended.
             InvalidField: the run processes items of a map for another run.
         """
         found = await self.run(caller, run_id)
@@ -243,7 +245,26 @@ class Executions:
         if found.run.workflow.HasField("chunk"):
             problem = f"run_id: the run is part of run {found.run.parent_run_id}: rerun that run instead"
             raise InvalidField(problem, field="run_id")
-        return found, reruns.rerun(found.graph, found.cursor, run_id, found.step(node).number)
+        number = found.step(node).number
+        undone = await self._undone(caller, found)
+        return found, reruns.rerun(found.graph, found.cursor, run_id, number, undone)
+
+    async def _undone(self, caller: Principal, found: WorkflowRun) -> set[int]:
+        """Return the nodes of a run, reused ones included, with effects that were undone."""
+        cursor, own, undone = found.cursor, RunId(found.run.run_id), set[int]()
+        for run_id in (own, *cursor.origins):
+            for source in await sources(self._ledger.channel, caller.store_id, caller.user_id, run_id):
+                parsed = cursors.parsed(source.top_call_id)
+                record = None if parsed is None else cursor.nodes.get(parsed[0])
+                if parsed is None or record is None or cursor.run_id(record, own) != run_id:
+                    continue
+                outcome = undo.outcome_of(source)
+                if outcome.state in {UndoState.RUNNING, UndoState.NEEDS_APPROVAL}:
+                    undo_run_id = outcome.undo_run_id
+                    raise RunNotEnded(f"run {undo_run_id} is undoing effects: wait for its end, or cancel it first")
+                if outcome.state is UndoState.ALREADY_UNDONE:
+                    undone.add(parsed[0])
+        return undone
 
     async def effects(self, caller: Principal, found: WorkflowRun, again: frozenset[int]) -> list[call_pb2.Call]:
         """Return the calls of these nodes and of the runs below them that had, or may have had, effects."""

@@ -7,15 +7,7 @@ from typing import Final, NamedTuple
 
 from pawl.agent_loop.workflows import expressions
 from pawl.agent_loop.workflows.cursor import NodeState, WorkflowCursor
-from pawl.agent_loop.workflows.definition import (
-    AgentNode,
-    AnyNode,
-    MapNode,
-    OutputNode,
-    ToolNode,
-    WorkflowNode,
-    templates,
-)
+from pawl.agent_loop.workflows.definition import OutputNode, templates
 from pawl.agent_loop.workflows.graph import Graph
 from pawl.chassis.ids import RunId
 
@@ -29,17 +21,19 @@ class Rerun(NamedTuple):
     again: frozenset[int]
 
 
-def rerun(graph: Graph, cursor: WorkflowCursor, run_id: RunId, number: int) -> Rerun:
+def rerun(
+    graph: Graph, cursor: WorkflowCursor, run_id: RunId, number: int, undone: Collection[int] = frozenset()
+) -> Rerun:
     """Return how to run node `number` of an ended run again, together with all nodes that depend on it.
 
     A node is reused if it succeeded or was skipped, and depends on no node that runs again. A branch depends on the
     nodes before its parallel node, but not on the other branches. An output node always runs again, because it sets the
     output of the new run; the nodes after it do not, because its value is the same.
 
-    If the run has undone its effects, nodes that may have had effects run again. So do nodes that use the token of a
-    wait that runs again, because the new wait has a new token.
+    Nodes with `undone` effects run again. So do nodes that use the token of a wait that runs again, because the new
+    wait has a new token.
     """
-    chosen = {number, *_undone(graph, cursor)}
+    chosen = {number, *undone}
     while True:
         again = _with_dependents(graph, cursor, chosen)
         with_old_token = _with_tokens(graph, cursor, again) - again
@@ -70,20 +64,6 @@ def _with_dependents(graph: Graph, cursor: WorkflowCursor, chosen: Collection[in
         elif record is None or record.state not in _REUSABLE:
             (opened if step.branches else again).add(step.number)
     return frozenset(again | opened)
-
-
-def _undone(graph: Graph, cursor: WorkflowCursor) -> frozenset[int]:
-    """Return the nodes whose effects in this run were undone. The undo does not touch the effects of reused nodes."""
-    if not cursor.is_undone:
-        return frozenset()
-    own = {number for number in _succeeded(cursor) if not cursor.nodes[number].origin}
-    return frozenset(own.intersection(step.number for step in graph.steps if _may_have_effects(step.node)))
-
-
-def _may_have_effects(node: AnyNode) -> bool:
-    if isinstance(node, MapNode):
-        return _may_have_effects(node.do)
-    return isinstance(node, ToolNode | AgentNode | WorkflowNode)
 
 
 def _with_tokens(graph: Graph, cursor: WorkflowCursor, again: Collection[int]) -> frozenset[int]:

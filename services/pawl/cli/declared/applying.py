@@ -1,4 +1,4 @@
-"""Applies a set of files to a store: validates all of them, shows the changes, then makes them in order."""
+"""Applies a set of files to a store. Validates all files, shows the changes, and then makes the changes in order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DONE: Final = {Action.CREATE: "created", Action.UPDATE: "updated", Action.DELET
 
 
 class ApplyError(CommandError):
-    """Some files were refused, or some changes failed. `may_pass` means that a later attempt may succeed."""
+    """Raised when files were refused or changes failed. `may_pass` means that a later attempt may succeed."""
 
     def __init__(self, message: str, *, may_pass: bool = False) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class ApplyError(CommandError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSet:
-    """Files, and what to do with them. `name` is the set's name; empty for files without pawl.yaml."""
+    """Files and what to do with them. `name` is the name of the set. It is empty for files without pawl.yaml."""
 
     name: str
     asked: Mapping[Key, Asked]
@@ -178,7 +178,7 @@ async def _validated(
 
 
 async def _take(target: AsyncClient, wanted: FileSet, step: Step, *, exists: bool) -> Saved | None:
-    """Write the declaration, then the resource, so that a crash in between leaves no resource without its owner."""
+    """Write the declaration first, then the resource. After a crash in between, no resource is without its owner."""
     version, kind = step.version, wanted.kinds[step.key.kind]
     declaration = pb.Declaration(kind=step.key.kind, name=step.key.name, set=wanted.name, version=version)
     if step.claims:
@@ -227,7 +227,7 @@ def _may_pass(error: PawlError) -> bool:
 
 
 async def export(target: AsyncClient, folder: Path, name: str) -> AsyncIterator[str]:
-    """Write every resource that the caller can see to a file of a new set, and yield lines about them."""
+    """Write every resource that the caller can see to a file of a new set. Yield lines about the files."""
     file = _write(folder / files.SET_FILE, f"name: {name}\n")
     yield f"set {name}: {file}"
     for kind, each in KINDS.items():
@@ -246,7 +246,7 @@ async def export(target: AsyncClient, folder: Path, name: str) -> AsyncIterator[
 
 
 def _write(file: Path, text: str) -> Path:
-    """Write a new file, with a number in its name if the name is taken."""
+    """Write a new file. If its name is taken, add a number to the name."""
     named = (file.with_stem(f"{file.stem}-{number}") for number in count(2))
     new = next(each for each in chain([file], named) if not each.exists())
     new.parent.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,7 @@ async def apply_at_start(
 async def _until_applied(
     options: SuiteOptions, asked: ApplyOptions, report: Callable[[str], None]
 ) -> AsyncIterator[str]:
-    """Apply a set, and yield the lines to print. Retries while the suite lacks something that the files refer to."""
+    """Apply a set and yield the lines to print. Retry while something to which the files refer is missing."""
     clock = asyncio.get_running_loop().time
     end = clock() + WAIT_SECONDS
     while True:
@@ -132,7 +132,7 @@ async def _until_applied(
 
 
 async def _leased(target: AsyncClient, wanted: FileSet) -> AsyncIterator[str]:
-    """Apply files while this process has the lease of their set, which they need only to change resources.
+    """Apply files while this process holds the lease of their set. The lease is only needed to change resources.
 
     Raises:
         Conflict: Another process has the lease.

@@ -52,7 +52,7 @@ _Path: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A resource as a file declares it."""
+    """A resource as it is declared in a file."""
 
     key: Key
     definition: Any
@@ -67,14 +67,14 @@ class Asked:
         return f"{self.file}:{_line(self.lines, f'{text} {field}')}: {text}"
 
     def faults(self, found: Iterable[tuple[str, str]]) -> list[str]:
-        """Return errors by line, given paths such as `nodes.fetch.after[0]`, each with a message."""
+        """Return errors sorted by line. `found` contains paths such as `nodes.fetch.after[0]`, each with a message."""
         known = {tuple(map(str, place)): line for place, line in self.lines.items()}
         lines = [(_line_of(known, path), f"{path + ': ' if path else ''}{text}") for path, text in found]
         return [f"{self.file}:{line}: {text}" for line, text in sorted(lines, key=lambda each: each[0])]
 
 
 def read_set(folder: Path) -> str:
-    """Return the name of the set in a folder; empty if the folder has no pawl.yaml.
+    """Return the name of the set in a folder. Empty if the folder has no pawl.yaml.
 
     Raises:
         CommandError: pawl.yaml is invalid.
@@ -93,7 +93,7 @@ def read_set(folder: Path) -> str:
 
 
 def read(paths: Sequence[Path], types: Mapping[str, type[Any]]) -> tuple[list[Asked], list[str]]:
-    """Read resources from files and folders. Return them, and the problems.
+    """Read resources from files and folders. Return the resources and the problems.
 
     In a folder with pawl.yaml, files are in subfolders that are named after kinds, such as `agents`.
     """
@@ -231,7 +231,7 @@ def _value_name(kind: EnumDescriptor, typed: Any) -> Any:
 
 
 def _shown(kind: Any, value: Any) -> Any:
-    """Convert protobuf JSON to a document without default values. The inverse of `_natural`."""
+    """Convert protobuf JSON to a document without default values. This is the inverse of `_natural`."""
     if isinstance(value, list):
         return [_shown(kind, each) for each in value]
     if not isinstance(value, dict) or kind is None:
@@ -308,7 +308,10 @@ def _short(error: object) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Rejects duplicate keys, of which YAML would keep the last, and aliases, whose expansion is exponential."""
+    """Rejects duplicate keys, because YAML would keep only the last.
+
+    Rejects aliases, because they expand exponentially.
+    """
 
     _depth = 0
 

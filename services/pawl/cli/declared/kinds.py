@@ -36,7 +36,10 @@ _RULE_OUTPUTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A resource as stored on the servers, or as they would save it. `comments` include an agent's selected tools."""
+    """A resource as it is stored on the servers, or as they would save it.
+
+    `comments` include an agent's selected tools.
+    """
 
     definition: Any
     comments: tuple[str, ...] = ()
@@ -90,7 +93,7 @@ class _Agents:
 
 
 class Faulty(Exception):  # It carries several faults, each of which is an error.
-    """A definition has faults: paths and messages."""
+    """Raised when a definition has faults. Each fault has a path and a message."""
 
     def __init__(self, faults: Iterable[WorkflowFault]) -> None:
         self.faults = [(each.path, each.message + (f" ({each.hint})" if each.hint else "")) for each in faults]
@@ -254,6 +257,9 @@ class _Channels:
         await ask(target, channel_pb2.DeleteChannelRequest(channel_id=channel.channel_id))
 
 
+_TEXTS: Final = ("models", "model_server")
+
+
 class _SettingsLayers:
     """The layers of settings that the caller may read. A file has all values of its layer."""
 
@@ -268,7 +274,7 @@ class _SettingsLayers:
         for layer in settings_pb2.SettingsLayer.values()[1:]:
             with suppress(PermissionDenied, InvalidField):  # It is another's, or a deployment key has no store.
                 settings = await self._read(target, layer)
-                if settings.switches or settings.limits:
+                if _names(settings):
                     found[wording.short_name(settings_pb2.SettingsLayer.DESCRIPTOR, layer)] = _values(settings)
         return found
 
@@ -280,7 +286,7 @@ class _SettingsLayers:
         current = await self._read(target, asked.layer)
         request = settings_pb2.UpdateSettingsRequest(
             settings=asked,
-            unset=[*(current.switches.keys() - asked.switches.keys()), *(current.limits.keys() - asked.limits.keys())],
+            unset=_names(current) - _names(asked),
             validate_only=validate_only,
         )
         request.settings.version = current.version
@@ -291,8 +297,15 @@ class _SettingsLayers:
         await self.save(target, settings_pb2.Settings(layer=layer), exists=True, validate_only=False)
 
 
+def _names(settings: settings_pb2.Settings) -> set[str]:
+    return {*settings.switches, *settings.limits, *(name for name in _TEXTS if getattr(settings, name))}
+
+
 def _values(settings: settings_pb2.Settings) -> State:
-    kept = settings_pb2.Settings(layer=settings.layer, switches=settings.switches, limits=settings.limits)
+    kept = settings_pb2.Settings()
+    kept.CopyFrom(settings)
+    for name in ("store_id", "version", "update_time", "update_user_id"):
+        kept.ClearField(name)
     for switch in kept.switches.values():
         switch.ClearField("set_time")
     return State(kept)
@@ -303,7 +316,7 @@ def _of_agent(agent: agent_pb2.AgentVersion) -> State:
 
 
 def _at(definition: Any, path: str) -> Any:
-    """Return an object with only the field at a path such as `nodes.fetch.tool`."""
+    """Return an object that has only the field at a path such as `nodes.fetch.tool`."""
     names = files.PARTS.findall(path)
     found = definition
     for name in names[:-1]:
@@ -343,7 +356,7 @@ DRAFTS: Final[Mapping[str, Kind]] = {"agent": _Agents(drafts=True)}
 
 
 def references(key: Key, definition: Any) -> set[Key]:
-    """Return the agents, sources and workflows that a definition refers to."""
+    """Return the agents, sources and workflows to which a definition refers."""
     sources, agents, workflows = set[str](), set[str](), set[str]()
     match key.kind:
         case "agent":
@@ -362,7 +375,7 @@ def references(key: Key, definition: Any) -> set[Key]:
 
 
 def _named_by_nodes(value: Any) -> Iterator[Key]:
-    """Yield the resources that a workflow's nodes refer to. A tool name can also refer to a workflow."""
+    """Yield the resources to which a workflow's nodes refer. A tool name can also refer to a workflow."""
     if isinstance(value, dict):
         for field, each in value.items():
             if isinstance(each, str) and field in {"agent", "workflow"}:
@@ -378,9 +391,10 @@ def _named_by_nodes(value: Any) -> Iterator[Key]:
 
 
 def without(key: Key, definition: Any, later: Collection[Key]) -> Any:
-    """Return a definition that servers can validate before the resources in `later` exist. It does not refer to them.
+    """Return a definition that servers can validate before the resources in `later` exist.
 
-    A workflow is unchanged: each of its faults refers to a resource.
+    The definition no longer refers to them. A workflow is returned unchanged, because each of its faults refers to a
+    resource.
     """
     if not later or key.kind == "workflow":
         return definition

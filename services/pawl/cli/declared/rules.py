@@ -43,7 +43,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One change. If `claims` is set, write the declaration, whose current version is `version`, first."""
+    """One change. If `claims` is set, first write the declaration, whose current version is `version`."""
 
     action: Action
     key: Key
@@ -52,10 +52,10 @@ class Step:
 
 
 def ordered(references: Mapping[Key, Collection[Key]]) -> list[Key]:
-    """Sort resources so that each follows those that it refers to.
+    """Sort resources so that each comes after those to which it refers.
 
     Raises:
-        graphlib.CycleError: Resources refer to each other in a cycle, which is the second argument.
+        graphlib.CycleError: Resources refer to each other in a cycle, which is the error's second argument.
     """
     keys = sorted(references, key=lambda key: KINDS.index(key.kind))
     graph = {key: [each for each in keys if each in references[key]] for key in keys}
@@ -63,7 +63,7 @@ def ordered(references: Mapping[Key, Collection[Key]]) -> list[Key]:
 
 
 def refusal(key: Key, owner: Owner | None, set_name: str, *, exists: bool, adopts: bool) -> str:
-    """Return why a set may not change a resource; empty if it may. `set_name` is empty for files without a set."""
+    """Return why a set may not change a resource. Empty if it may. For files without a set, `set_name` is empty."""
     if owner is not None and owner.set_name != set_name and not (adopts and set_name):
         advice = "; add --adopt to take it over" if set_name else ""
         return f"{key.kind} {key.name!r} belongs to the set {owner.set_name!r}{advice}"
@@ -81,7 +81,7 @@ def steps(
     *,
     prunes: bool,
 ) -> list[Step]:
-    """Return the steps that save the resources in `order` and, with `prunes`, delete the set's other resources.
+    """Return the steps that save the resources in `order`. With `prunes`, also delete the set's other resources.
 
     `changed` are the existing resources that differ from their files.
     """
@@ -97,6 +97,6 @@ def steps(
 
 
 def leftover(order: Collection[Key], owners: Mapping[Key, Owner], set_name: str) -> list[Key]:
-    """Return the resources that the set owns but that have no file, dependents first."""
+    """Return the resources that the set owns but that have no file. Dependents come first."""
     keys = [key for key, owner in owners.items() if set_name and owner.set_name == set_name and key not in order]
     return sorted(keys, key=lambda key: (-KINDS.index(key.kind), key.name))

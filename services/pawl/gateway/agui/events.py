@@ -1,7 +1,7 @@
 """Converts a run's log to AG-UI events, for both generations of the protocol. Performs no I/O.
 
-Ids depend only on the log, so every conversion of a log gives the same ids, wherever in the log it starts. The input is
-protobuf JSON, and the output is AG-UI JSON.
+Ids depend only on the log. Every conversion of a log therefore gives the same ids, wherever in the log it starts. The
+input is protobuf JSON, and the output is AG-UI JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def decoded(content: str) -> str:
 
 
 def arguments(call: Json) -> str:
-    """Return a call's arguments as text, which is JSON unless the model wrote something else."""
+    """Return a call's arguments as text. The text is JSON, unless the model wrote something else."""
     return decoded(call.get("argumentsJson", "")) or call.get("proposedArguments", "")
 
 
@@ -42,7 +42,7 @@ def output_id(run_id: str, first_output_seq: object) -> str:
 
 
 def message_of(message: Json, client_ids: Names) -> list[Json]:
-    """Convert a message to AG-UI messages, with its reasoning first. Omits calls; empty for a notice."""
+    """Convert a message to AG-UI messages, with its reasoning first. Calls are left out. A notice gives no messages."""
     role, text = message.get("role"), message.get("text", "")
     if role == "ROLE_USER":
         parts = message.get("parts", ())
@@ -85,7 +85,7 @@ class Fold:
     """Converts one run's events to AG-UI events, in order. Events that it has already seen are skipped.
 
     Every START is followed by its END before the AG-UI run finishes. A MESSAGES_SNAPSHOT retracts the output of a
-    failed attempt, so no text appears twice.
+    failed attempt, so that no text appears twice.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class Fold:
     ) -> None:
         """Create an empty fold.
 
-        `before` holds the messages before the run. `results` holds the ids of tool messages that the client already
-        has, by call. `legacy` selects AG-UI 0.0.x.
+        `before` contains the messages before the run. `results` maps calls to the ids of tool messages that the client
+        already has. `legacy` selects AG-UI 0.0.x.
         """
         self._run_id = run_id
         self._legacy = legacy
@@ -166,7 +166,7 @@ class Fold:
     def finish(self, outcome: Json) -> list[Json]:
         """Close everything that is open, and end the AG-UI run with RUN_FINISHED or RUN_ERROR.
 
-        A snapshot of all messages precedes an interrupt, because it may be answered from another page.
+        A snapshot of all messages precedes an interrupt, because the interrupt may be answered from another page.
         """
         kind = {} if outcome["type"] == "RUN_ERROR" else outcome.get("outcome", {})
         closed = self._close()

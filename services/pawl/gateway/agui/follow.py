@@ -19,10 +19,10 @@ _EMPTY: Final = frozenset({run_pb2.RUN_STATE_CANCELLED, run_pb2.RUN_STATE_EXPIRE
 async def changes(
     services: Services, metadata: Metadata, conversation_id: str, shown: Mapping[str, int]
 ) -> AsyncGenerator[Json, None]:
-    """Yield each run of a conversation that no AG-UI request started, once it has started, and each change to a job.
+    """Yield each run of a conversation that no AG-UI request started, once the run has started. Also yield job changes.
 
-    The watch is closed while the caller streams a run, and continues after it at the same position. The caller keeps
-    the last seq of each run that it has streamed in `shown`. A waiting run is yielded again when it continues.
+    The watch is closed while the caller streams a run, and continues after it at the same position. In `shown`, the
+    caller keeps the last seq of each run that it has streamed. A waiting run is yielded again when it continues.
 
     Raises:
         PawlError: The watch failed, for example because the conversation was erased.

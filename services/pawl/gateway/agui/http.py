@@ -1,4 +1,4 @@
-"""Serves the AG-UI endpoint. A thread is a conversation; all state is in Pawl."""
+"""Serves the AG-UI endpoint. A thread is a conversation, and all state is in Pawl."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def run(callers: Callers, services: Services, streams: Streams, bytes_max:
 
 
 async def cancel(callers: Callers, services: Services, bytes_max: int, request: Request) -> Response:
-    """Handle `POST /agui/cancel`: stop a thread's open run or job, and respond like CancelRun or StopJob."""
+    """Handle `POST /agui/cancel`: stop a thread's open run or job. Respond like CancelRun or StopJob."""
     metadata = callers.bearer(request)
     stop = agui_input.read_stop(await read_json(request, bytes_max))
     thread = _Thread(services, metadata, Input(thread_id=stop.thread_id, run_id=stop.run_id, messages=[]))
@@ -115,8 +115,8 @@ class _Thread:
         """Execute the request and return what to stream.
 
         Raises:
-            InvalidField, CallNotFound, DigestMismatch: The answers do not match the open interrupts; nothing was done.
-            ConversationBusy: The request has a new message, but a run is waiting for answers; nothing was done.
+            InvalidField, CallNotFound, DigestMismatch: The answers do not match the open interrupts. Nothing was done.
+            ConversationBusy: The request has a new message, but a run is waiting for answers. Nothing was done.
             PawlError: An error from the services.
         """
         found, message = self._found, self._found.message
@@ -144,7 +144,7 @@ class _Thread:
         return run
 
     async def events(self, plan: _Plan) -> AsyncGenerator[Json, None]:
-        """Yield events until the run ends, or is waiting for the front end or the user."""
+        """Yield events until the run ends, or until it waits for the front end or the user."""
         for event in self._first_events(plan):
             yield event
         if not plan.run:
@@ -236,7 +236,7 @@ class _Thread:
             _log.warning("agui.not_cancelled", run_id=run_id, reason=error.reason)
 
     async def stop(self, run_id: str) -> Json:
-        """Stop an open run, given its Pawl id or the id of the AG-UI run that started it, or a job, given its id.
+        """Stop an open run or a job. `run_id` is its id in Pawl, or the id of the AG-UI run that started the run.
 
         Raises:
             RunNotFound: The thread does not have an open run or a job with this id.
@@ -272,7 +272,7 @@ class _Thread:
         return finished if found.is_legacy else finished | {"outcome": {"type": "success"}}
 
     async def _end(self, plan: _Plan, fold: Fold) -> Json | None:
-        """Return this AG-UI run's final event if `fold` has reached the end of the run; otherwise None."""
+        """Return this AG-UI run's final event if `fold` has reached the end of the run. Otherwise, return None."""
         state, last_seq = fold.run.get("state"), int(plan.run.get("lastSeq", "0"))
         if fold.seq < last_seq or state not in agui.ENDED | {"RUN_STATE_WAITING"}:
             return None
@@ -364,7 +364,7 @@ class _Thread:
         return Fold(run_id, legacy=found.is_legacy, before=before, client_ids=names, results=results)
 
     async def _is_known(self, message: Json) -> bool:
-        """Return whether Pawl already has the message, because the client received it from Pawl."""
+        """Return whether Pawl already has the message. This is so if the client received it from Pawl."""
         if not (self._conversation_id and message["id"].startswith(_MESSAGE)):
             return False
         known = await self._pages("ListMessages", {"conversationId": self._conversation_id}, "messages")
@@ -380,7 +380,7 @@ class _Thread:
         return [*given, *agui.with_calls(messages, calls, names, results)]
 
     async def _runs(self) -> list[Json]:
-        """Return the thread's open runs that users started, with the active one first."""
+        """Return the thread's open runs that users started. The active run comes first."""
         asked = PUBLIC[_GET_CONVERSATION].read({"conversationKey": self._found.thread_id})
         try:
             answer = await self._services.call(
@@ -404,7 +404,7 @@ class _Thread:
         return [await self._run(job["jobId"]) for job in self._open_jobs if job.get("state") == "RUN_STATE_WAITING"]
 
     async def _job(self, job_id: str) -> Json | None:
-        """Return a job of the thread; None if the thread has no such job."""
+        """Return a job of the thread. Return None if the thread has no such job."""
         try:
             job: Json = (await self._call(_GET_JOB, {"jobId": job_id}))["job"]
         except RunNotFound:
@@ -412,14 +412,17 @@ class _Thread:
         return job if job["conversationId"] == self._conversation_id else None
 
     async def _activities(self) -> list[Json]:
-        """Return the activities of the thread's open jobs and of those that the client still shows."""
+        """Return the activities of the thread's open jobs, and of other jobs that the client still shows."""
         is_open = {job["jobId"] for job in self._open_jobs}
         shown = [each["id"] for each in self._found.messages if each.get("activityType") == agui.JOB_ACTIVITY]
         ended = [await self._job(job_id) for job_id in shown[-_ENDED_JOBS_MAX:] if job_id not in is_open]
         return [agui.job_activity(job) for job in (*self._open_jobs, *ended) if job is not None]
 
     async def _known(self, runs: Iterable[Json], call_ids: Collection[str]) -> dict[str, Json]:
-        """Return the calls of runs and their child runs, plus recent jobs' calls if `call_ids` has others."""
+        """Return the calls of runs and their child runs.
+
+        If `call_ids` has other calls, add the calls of recent jobs.
+        """
         calls = await self._calls([run_id for run in runs for run_id in (run["runId"], *run.get("childRunIds", ()))])
         if self._conversation_id and not set(call_ids) <= calls.keys() | {"budget"}:
             newest = (await self._call(_LIST_JOBS, {"conversationId": self._conversation_id})).get("jobs", ())

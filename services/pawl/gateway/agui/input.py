@@ -85,7 +85,7 @@ class Input(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def message(self) -> Json | None:
-        """The last message if it is from the user; otherwise None."""
+        """The last message if it is from the user, otherwise None."""
         last = self.messages[-1] if self.messages else {}
         return last if last.get("role") == "user" else None
 
@@ -290,7 +290,7 @@ def _question(call: Json) -> Json:
 
 
 def _interrupt(call: Json, mark: str, reason: str, message: str, schema: Json) -> Json:
-    """Return an interrupt. `mark` is part of its id and must change whenever the call changes."""
+    """Return an interrupt. `mark` is part of the interrupt's id, and must change whenever the call changes."""
     named = {"id": f"{call['callId']}.{mark}", "reason": reason, "message": message, "toolCallId": call["callId"]}
     expires = {"expiresAt": call["deadlineTime"]} if call.get("deadlineTime") else {}
     return {**named, "responseSchema": schema, **expires}
@@ -321,13 +321,13 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Mapping[str, Json]) -> Answers:
-    """Convert answers to a thread's interrupts, which come from its open run and its jobs.
+    """Convert answers to a thread's interrupts. The interrupts come from the thread's open run and its jobs.
 
-    Jobs' interrupts may be left unanswered, because a job can ask at any time. `known` holds the calls of all these
-    runs, by id.
+    Interrupts of jobs may be left unanswered, because a job can ask at any time. `known` contains the calls of all
+    these runs, by id.
 
     Raises:
-        InvalidField: One of the run's interrupts is not answered or is answered twice, or an answer is invalid.
+        InvalidField: One of the run's interrupts is not answered, or is answered twice, or an answer is invalid.
         CallNotFound: An answered interrupt never existed.
         DigestMismatch: The call has changed since it was shown.
     """
@@ -364,7 +364,7 @@ def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Ma
 
 
 def _is_older(name: str, given: Mapping[str, Resume]) -> bool:
-    """Return whether the request answers another version of the interrupt, which is reported as a mismatch."""
+    """Return whether the request answers another version of the interrupt. This is reported as a mismatch."""
     return any(other.partition(".")[0] == name.partition(".")[0] != "budget" for other in given)
 
 
@@ -405,9 +405,9 @@ def _answer(call: Json, each: Resume) -> str:
 
 
 def outcome(found: Input, run: Json, done: Collection[str] = ()) -> Json | None:
-    """Return an AG-UI run's final event if the run has ended or is waiting for input; otherwise None.
+    """Return an AG-UI run's final event if the run has ended or is waiting for input. Otherwise, return None.
 
-    `done` holds the interrupts and calls that were just answered.
+    `done` contains the interrupts and calls that were just answered.
     """
     finished: Json = {"type": "RUN_FINISHED", "threadId": found.thread_id, "runId": found.run_id}
     match run.get("state"):

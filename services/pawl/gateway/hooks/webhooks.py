@@ -32,7 +32,7 @@ BODY_BYTES_MAX: Final = 256 * 1024
 
 
 async def deliver(calls_of_store: CallsOfStore, request: Request) -> Response:
-    """Handle `POST /hooks/{store_id}/{trigger_id}`: respond with the firing, which is durable if the status is 200."""
+    """Handle `POST /hooks/{store_id}/{trigger_id}`: respond with the firing. If the status is 200, it is durable."""
     trigger_id = request.path_params["trigger_id"]
     call = calls_of_store(request.path_params["store_id"], TriggerNotFound)
     if not is_id(trigger_id):

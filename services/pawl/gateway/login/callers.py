@@ -107,7 +107,7 @@ class Callers:
         return response
 
     async def state(self, request: Request) -> Response:
-        """Handle `GET /login/state`. Return whether there is a session and, if so, the problems from `pawl dev`.
+        """Handle `GET /login/state`: return whether there is a session and, if so, the problems from `pawl dev`.
 
         Without `pawl dev`, `problems` is absent.
         """
@@ -121,7 +121,7 @@ class Callers:
         return answer({"session": True, "problems": msgspec.Raw(problems)})
 
     async def who(self, found: Session) -> tuple[Session, WhoAmIResponse]:
-        """Check a session. Return its user, and the session shortened to end no later than its key.
+        """Check a session. Return its user, and the session shortened so that it does not outlive its key.
 
         Raises:
             InvalidField: The session has invalid characters or is too long.

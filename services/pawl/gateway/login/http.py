@@ -78,7 +78,7 @@ class OpenIdLogins:
         return response
 
     async def finish(self, request: Request) -> Response:
-        """Handle `GET /login/return/{name}`: the browser returns from the provider, with or without a code."""
+        """Handle `GET /login/return/{name}`: the browser comes back from the provider, with or without a code."""
         try:
             response = await self._finish(request)
         except PawlError as error:
@@ -167,7 +167,7 @@ class OpenIdLogins:
         )
 
     def _return_url(self, request: Request, provider: Provider) -> str:
-        """Return the redirect URI, which is different for each provider (RFC 9700, 4.4)."""
+        """Return the redirect URI. It is different for each provider (RFC 9700, 4.4)."""
         host = request.headers.get("host", "")
         # A proxy that terminates TLS may not report the scheme. On loopback, there is no proxy.
         own = f"{request.url.scheme}://{host}" if hosts.is_loopback(host) else self._public_url

@@ -127,7 +127,7 @@ class Providers:
 
 
 def _code(content: bytes) -> str:
-    """Return the error code (RFC 6749, 5.2), which helps operators find misconfigurations."""
+    """Return the error code (RFC 6749, 5.2). It helps operators find misconfigurations."""
     try:
         return msgspec.json.decode(content, type=_Refusal).error[:64]
     except (msgspec.MsgspecError, UnicodeDecodeError):

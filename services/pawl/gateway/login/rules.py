@@ -160,7 +160,7 @@ def revocation_form(provider: Provider, refresh_token: str) -> dict[str, str]:
 
 
 def authorization(provider: Provider) -> str | None:
-    """Return the header that authenticates the gateway (RFC 6749, 2.3.1); None if there is no client secret."""
+    """Return the header that authenticates the gateway (RFC 6749, 2.3.1). None if there is no client secret."""
     if provider.client_secret is None:
         return None
     pair = f"{quote(provider.client_id, safe='')}:{quote(provider.client_secret, safe='')}"
@@ -170,8 +170,8 @@ def authorization(provider: Provider) -> str | None:
 def key_of(provider: Provider, tokens: Tokens, nonce: str | None) -> str:
     """Return the session key from tokens. If `nonce` is set, the tokens must come from the login with this nonce.
 
-    The tokens come directly from the provider, so their signature is not checked here (OpenID Connect Core, 3.1.3.7).
-    The services check the token that is used.
+    The tokens come directly from the provider. Their signature is therefore not checked here (OpenID Connect Core,
+    3.1.3.7). The services check the token that is used.
 
     Raises:
         Unauthenticated: The token is missing, or belongs to another login.
@@ -190,7 +190,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 def _nonce(token: str) -> str | None:
-    """Return a token's nonce without checking the signature; None if it has none or is malformed."""
+    """Return a token's nonce without checking the signature. None if it has no nonce or is malformed."""
     payload = token.split(".")[1] if token.count(".") == 2 else ""  # noqa: PLR2004  # header, payload, signature
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=_Claims).nonce
@@ -199,7 +199,7 @@ def _nonce(token: str) -> str | None:
 
 
 def safe_path(to: str) -> str:
-    """Return `to` if it is a path on this site; `/` for anything else, such as the URL of another site."""
+    """Return `to` if it is a path on this site. For anything else, such as the URL of another site, return `/`."""
     is_ours = to.startswith("/") and not to.startswith(("//", "/\\")) and len(to) <= _PATH_LENGTH_MAX
     return to if is_ours and to.isascii() and to.isprintable() else "/"
 

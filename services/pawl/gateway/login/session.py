@@ -99,8 +99,8 @@ class Seal:
         """Return the key in a one-time login code.
 
         Raises:
-            Unauthenticated: The code is for another gateway, has been used, has expired, or was created before `since`
-                and may therefore have been used.
+            Unauthenticated: The code is for another gateway, has been used, has expired, or may have been used because
+                it was created before `since`.
         """
         self._used = {nonce: end_time for nonce, end_time in self._used.items() if end_time > now}
         code = browser_seal.read(self._keys, text)

@@ -27,7 +27,7 @@ def answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None
 
 
 def refusal(error: PawlError, *, status: int = 0, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the response for an error; `status` overrides the default status of the error's kind."""
+    """Return the response for an error. `status` overrides the default status of the error's kind."""
     if error.kind == "UNAUTHENTICATED":
         headers = {"WWW-Authenticate": "Bearer", **(headers or {})}
     return answer(error_json(error), status=status or hosts.http_status(error), headers=headers)
@@ -112,7 +112,10 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Pages:
-    """Serves the console's files. Unknown paths get the index page, which handles routing in the browser."""
+    """Serves the console's files.
+
+    For unknown paths, it serves the index page, which does the routing in the browser.
+    """
 
     def __init__(self) -> None:
         self._files = {

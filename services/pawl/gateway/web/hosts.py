@@ -1,7 +1,7 @@
 """Checks a request's host, origin and headers before it is read.
 
 Browsers send the session cookie with every request to the gateway, whichever page makes the request. A request with a
-cookie must therefore come from one of the gateway's pages; a request with a key may come from anywhere.
+cookie must therefore come from one of the gateway's pages. A request with a key may come from anywhere.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _ONCE: Final = frozenset(
 
 
 def check_host(host: str, allowed: Collection[str]) -> None:
-    """Accept only allowed `Host` headers; loopback is always allowed.
+    """Accept only allowed `Host` headers. Loopback is always allowed.
 
-    This protects against DNS rebinding: a page whose hostname resolves to this machine sends its own hostname.
+    This protects against DNS rebinding, because a page whose hostname resolves to this machine sends its own hostname.
 
     Raises:
         ForeignHost: The host is not allowed.
@@ -45,7 +45,7 @@ def check_host(host: str, allowed: Collection[str]) -> None:
 
 
 def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return headers by lower-case name. Repeated headers are joined into one list (RFC 9110, 5.3).
+    """Return headers by lower-case name. A repeated header becomes one list (RFC 9110, 5.3).
 
     Proxies append to headers such as `x-forwarded-for` and `via` by repeating them.
 
@@ -116,7 +116,7 @@ def check_json(content_type: str | None) -> None:
 
 
 def bearer(authorization: str | None) -> str | None:
-    """Return the key from an `Authorization` header; None if there is no header.
+    """Return the key from an `Authorization` header, or None if there is no header.
 
     Raises:
         InvalidField: The header has another scheme or does not contain a key.
@@ -141,7 +141,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_name(host: str) -> str:
-    """Return the host from a `Host` header in lower case, without the port; empty if it is invalid."""
+    """Return the host from a `Host` header in lower case, without the port. Empty if the header is invalid."""
     found = _HOST.fullmatch(host.lower())
     return (found["six"] or found["name"]).rstrip(".") if found else ""
 

@@ -1,8 +1,8 @@
 """Serves server-sent event streams.
 
 Each event stream carries several gRPC streams, because browsers open only six connections per host. A pending message
-blocks only its own gRPC stream, so a slow reader uses no additional memory. References to sent messages are dropped
-immediately, because a thousand tabs may wait for hours for their next message.
+blocks only its own gRPC stream, so that a slow reader does not use any additional memory. References to sent messages
+are dropped immediately, because a thousand tabs may wait for hours for their next message.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Streams:
         self._ending: asyncio.Task[None] | None = None
 
     async def many(self, request: Request) -> Response:
-        """Handle `POST /stream`: stream the messages of all subscriptions, each marked with its subscription's key."""
+        """Handle `POST /stream`: stream the messages of all subscriptions. Each message has its subscription's key."""
         metadata = self._callers.credential(request)
         try:
             subscriptions = msgspec.convert(await read_json(request, _BYTES_MAX), _Subscriptions).subscriptions
@@ -103,7 +103,7 @@ class Streams:
     async def run(self, request: Request) -> Response:
         """Handle `GET /runs/{run_id}/events`: stream a run's events after `Last-Event-ID`.
 
-        A missing run is reported as an error before the stream starts; otherwise, `EventSource` would retry forever.
+        A missing run is reported as an error before the stream starts. Otherwise, `EventSource` would retry forever.
         """
         metadata = self._callers.credential(request)
         run_id = request.path_params["run_id"]
@@ -138,7 +138,7 @@ class Streams:
         return _EventStream(self, sources, on_leave)
 
     async def serve(self, sources: Sources, send: Send, leaving: asyncio.Task[Any]) -> bool:
-        """Send events until all sources end, the stream has reached its maximum age, or the process shuts down.
+        """Send events until all sources end, the stream reaches its maximum age, or the process shuts down.
 
         Return False if the client disconnects first.
         """

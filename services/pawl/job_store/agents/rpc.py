@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from pawl.agent.v1 import agents_pb2 as pb
@@ -11,13 +11,14 @@ from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import DEFAULT_AGENT, StoreId, UserId, check_id
 from pawl.chassis.process import logs
 from pawl.chassis.rpc.kinds import Context
-from pawl.errors import AgentNotFound
+from pawl.errors import AgentNotFound, ModelNotAllowed
 from pawl.event.v1 import agent_pb2, run_pb2
 from pawl.job.v1 import agents_pb2 as ledger
 from pawl.job.v1 import agents_pb2_grpc
 from pawl.job_store.agents.rules import AGENT, drafted
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.pages import Id, next_token, page_size, read_token
+from pawl.job_store.ledger.ports import LimitsOf
 from pawl.job_store.ledger.rpc.messages import timestamp
 from pawl.job_store.ledger.store.usage import PostgresTokens
 from pawl.job_store.versions.rpc import VERSION_MAX, message_of, versions_for
@@ -60,12 +61,13 @@ class AgentServicer:
 
 
 class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
-    def __init__(self, agents: PostgresAgents, budgets: Budgets) -> None:
+    def __init__(self, agents: PostgresAgents, budgets: Budgets, limits_of: LimitsOf) -> None:
         self._agents = agents
         self._budgets = budgets
+        self._limits_of = limits_of
 
     async def PutAgent(self, request: ledger.PutAgentRequest, context: Context) -> ledger.PutAgentResponse:
-        asked = _asked(request)
+        asked = self._allowed(request)
         delegates_to = tuple(request.definition.delegates_to)
         kept, created = await self._agents.put(
             check_id(request.store_id, "store_id"),
@@ -93,15 +95,18 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         token = next_token("ListAgents", (store_id,), page, lambda row: row.name)
         return ledger.ListAgentsResponse(agents=map(_message, page.rows), next_page_token=token)
 
-    async def GetTokenBudgets(
-        self, request: ledger.GetTokenBudgetsRequest, context: Context
-    ) -> ledger.GetTokenBudgetsResponse:
+    async def GetModelTerms(
+        self, request: ledger.GetModelTermsRequest, context: Context
+    ) -> ledger.GetModelTermsResponse:
         store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
         found = await self._budgets.of(store_id, user_id, check_id(request.name, "name", optional=True))
-        return ledger.GetTokenBudgetsResponse(budgets=found)
+        limits = self._limits_of(store_id)
+        return ledger.GetModelTermsResponse(
+            budgets=found, models=sorted(limits.models), model_server=limits.model_server
+        )
 
     async def PutDraft(self, request: ledger.PutDraftRequest, context: Context) -> ledger.PutDraftResponse:
-        asked = _asked(request)
+        asked = self._allowed(request)
         delegates_to = tuple(request.definition.delegates_to)
         kept, created = await self._agents.put_draft(
             check_id(request.store_id, "store_id"),
@@ -125,6 +130,13 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         token = next_token("ListDrafts", (store_id, user_id), page, lambda row: row.name)
         return ledger.ListDraftsResponse(agents=map(_draft, page.rows), next_page_token=token)
 
+    def _allowed(self, request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[VersionRow]:
+        options = request.definition.options
+        limits = self._limits_of(StoreId(check_id(request.store_id, "store_id")))
+        if refused := limits.refused_model((options.model, *options.model_fallbacks)):
+            raise ModelNotAllowed(f"this store may not use the model {refused!r}", model=refused)
+        return _asked(request)
+
 
 def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[VersionRow]:
     agent = agent_pb2.AgentVersion(definition=request.definition, tool_names=sorted(set(request.tool_names)))
@@ -141,16 +153,14 @@ def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[
 class Budgets:
     """Reads the token budgets of agents, and those that `limits_of` returns for a store and its users."""
 
-    def __init__(
-        self, agents: PostgresAgents, usage: PostgresTokens, limits_of: Callable[[StoreId], Mapping[WaitKind, int]]
-    ) -> None:
+    def __init__(self, agents: PostgresAgents, usage: PostgresTokens, limits_of: LimitsOf) -> None:
         self._agents = agents
         self._usage = usage
         self._limits_of = limits_of
 
     async def of(self, store_id: StoreId, user_id: UserId, agent_name: str) -> Sequence[ledger.TokenBudget]:
         """Return the budgets of a user's runs. The agent's name is empty if it has no budget."""
-        limits = dict(self._limits_of(store_id))
+        limits = dict(self._limits_of(store_id).tokens)
         used = dict(await self._usage.tokens(store_id, user_id)) if limits else {}
         newest = await self._agents.get(store_id, agent_name, 0) if agent_name else None
         if newest is not None and (tokens_max := _message(newest).definition.daily_tokens_max):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias
 
@@ -15,7 +15,7 @@ from pawl.job_store.ledger.rules import inbox
 from pawl.job_store.ledger.rules.rows import CallRow, RunRow
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.unit_of_work import Operation, Wakeup
-from pawl.values import Feature
+from pawl.values import Feature, WaitKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +153,15 @@ class Limits:
     inbox: inbox.Limits = inbox.LIMITS
     # Features that are switched off.
     off: frozenset[Feature] = frozenset()
+    # Token budgets of the store and each user, by what a run waits for.
+    tokens: Mapping[WaitKind, int] = field(default_factory=dict)
+    # Models that the store may use; empty if it may use all.
+    models: frozenset[str] = frozenset()
+    model_server: str = ""
+
+    def refused_model(self, models: Iterable[str]) -> str:
+        """Return the first of the models that the store may not use. Empty names stand for the default."""
+        return next((each for each in models if self.models and each and each not in self.models), "")
 
 
 LimitsOf: TypeAlias = Callable[[StoreId], Limits]

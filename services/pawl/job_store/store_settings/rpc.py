@@ -25,7 +25,6 @@ from pawl.job_store.store_settings.snapshot import SettingsSnapshot
 from pawl.job_store.store_settings.store import SettingsChange
 from pawl.settings.v1 import settings_pb2 as pb
 from pawl.settings.v1 import settings_pb2_grpc
-from pawl.values import Feature
 
 _WIRE: Final = Translator(lambda unknown: InvalidField(f"unknown value {unknown.value}", field=unknown.field))
 _LAYER: Final = _WIRE.enum(Layer, pb.SettingsLayer, field="layer")
@@ -67,6 +66,8 @@ class SettingsServicer(settings_pb2_grpc.SettingsServiceServicer):
                 version=asked.version,
                 switches=asked.switches,
                 limits=asked.limits,
+                models=asked.models,
+                model_server=asked.model_server,
             )
         )
         kept = await self._settings.update(caller, read, request.unset, only_check=request.validate_only)
@@ -77,7 +78,7 @@ class SettingsServicer(settings_pb2_grpc.SettingsServiceServicer):
         store_id = store_of(caller, request.store_id)
         await self._settings.refresh()
         explained = self._settings.all.explained(store_id)
-        if self._settings.token_limits_of(store_id):
+        if self._settings.limits_of(store_id).tokens:
             used = await self._usage.tokens(store_id, caller.user_id)
             explained = [with_usage(each, used) for each in explained]
         return pb.ExplainSettingsResponse(explanations=map(_explanation, explained))
@@ -99,10 +100,9 @@ class SettingsServicer(settings_pb2_grpc.SettingsServiceServicer):
 
 
 def _explanation(decided: Decided) -> pb.Explanation:
-    is_switch = decided.name in list(Feature)
     return pb.Explanation(
         name=decided.name,
-        value=("off", "on")[decided.value] if is_switch else str(decided.value) if decided.is_set else "unlimited",
+        value=decided.shown,
         layer=_LAYER.write(decided.layer) if decided.layer else pb.SETTINGS_LAYER_UNSPECIFIED,
         reason=decided.reason,
     )

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pawl.chassis.identity.auth import LOCAL_CREDENTIAL, Principal
 from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import CredentialId, StoreId, UserId, check_id
-from pawl.errors import Conflict, InvalidField, PermissionDenied
+from pawl.errors import Conflict, InvalidField, ModelNotAllowed, PermissionDenied
 from pawl.values import TOKENS_MAX, Feature, WaitKind
 
 RUNS_MAX: Final = 10_000
@@ -22,6 +22,11 @@ LISTED_STORES_MAX: Final = 10_000
 _PERCENT_MAX: Final = 100
 # All replicas have read a change after this time.
 _SPREAD: Final = timedelta(seconds=10)
+_MODELS_MAX: Final = 200
+_MODEL_CHARACTERS_MAX: Final = 256
+MODELS: Final = "models"
+MODEL_SERVER: Final = "model_server"
+_NOT_SET: Final = "No layer sets it."
 # Store id of the layer DEPLOYMENT.
 ALL_STORES: Final = StoreId("")
 
@@ -94,6 +99,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     switches: Mapping[str, Switch] = {}
     limits: Mapping[str, int] = {}
+    models: tuple[str, ...] = ()
+    model_server: str = ""
     update_time: datetime | None = None
     update_user_id: UserId = UserId("")
     update_credential_id: CredentialId = CredentialId("")
@@ -101,16 +108,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def texts(self) -> dict[str, str]:
         """The values by name, as text for the list of changes."""
-        return {name: str(value) for name, value in {**self.switches, **self.limits}.items()}
+        texts = {name: str(value) for name, value in {**self.switches, **self.limits}.items()}
+        named = {MODELS: ", ".join(self.models), MODEL_SERVER: self.model_server}
+        return texts | {name: text for name, text in named.items() if text}
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
     """A value that applies to a store, and the layer that decides it. The layer is None if no layer sets the value."""
 
     name: str
-    value: int
+    value: int = 0
+    text: str = ""
     layer: Layer | None
     reason: str
+
+    @property
+    def shown(self) -> str:
+        if self.name in list(Feature):
+            return "on" if self.value else "off"
+        return self.text or (str(self.value) if self.is_set else "unlimited")
 
     @property
     def is_set(self) -> bool:
@@ -154,7 +170,7 @@ class AllSettings:
             return Decided(name=feature, value=0, layer=None, reason="Switched off when the process started.")
         switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(feature)
         if switch is None:
-            return Decided(name=feature, value=1, layer=None, reason="No layer sets it.")
+            return Decided(name=feature, value=1, layer=None, reason=_NOT_SET)
         return Decided(
             name=feature,
             value=int(is_on(feature, switch, store_id)),
@@ -184,7 +200,7 @@ class AllSettings:
             if name in set_in.limits:
                 return Decided(name=name, value=set_in.limits[name], layer=layer, reason=reason)
         if name in TOKEN_LIMITS:
-            return Decided(name=name, value=name.maximum, layer=None, reason="No layer sets it.")
+            return Decided(name=name, value=name.maximum, layer=None, reason=_NOT_SET)
         started = self._started_with[name]
         return Decided(name=name, value=started, layer=None, reason="Set when the process started.")
 
@@ -193,7 +209,47 @@ class AllSettings:
 
     def explained(self, store_id: StoreId) -> Sequence[Decided]:
         switches = [self.switch(feature, store_id) for feature in Feature]
-        return [*switches, *(self.limit(name, store_id) for name in Limit)]
+        models, server = self.models(store_id), self._model_server(store_id)
+        allowed = Decided(
+            name=MODELS,
+            text=", ".join(models) or "all",
+            layer=next((each.layer for each in self._of(store_id) if each.models), None),
+            reason="All other models are refused." if models else _NOT_SET,
+        )
+        return [*switches, *(self.limit(name, store_id) for name in Limit), allowed, server]
+
+    def _of(self, store_id: StoreId) -> Sequence[Settings]:
+        """Return the layers of a store, starting with its own."""
+        return [self.layer(each, ALL_STORES if each is Layer.DEPLOYMENT else store_id) for each in reversed(Layer)]
+
+    def allowed_models(self, store_id: StoreId) -> Sequence[str]:
+        """Return the models that the deployment allows in a store; empty for all."""
+        _, *above = self._of(store_id)
+        return next((each.models for each in above if each.models), ())
+
+    def models(self, store_id: StoreId) -> Sequence[str]:
+        """Return the models that a store may use; empty for all."""
+        own, allowed = self.layer(Layer.STORE, store_id).models, self.allowed_models(store_id)
+        if own and allowed:
+            # If the deployment no longer allows any of the store's models, its own list is void.
+            return [each for each in own if each in allowed] or allowed
+        return own or allowed
+
+    def _server(self, store_id: StoreId) -> Settings | None:
+        return next((each for each in self._of(store_id) if each.model_server), None)
+
+    def server(self, store_id: StoreId) -> str:
+        """Return the name of a store's model server; empty for the default one."""
+        set_in = self._server(store_id)
+        return set_in.model_server if set_in is not None else ""
+
+    def _model_server(self, store_id: StoreId) -> Decided:
+        set_in = self._server(store_id)
+        if set_in is None:
+            return Decided(name=MODEL_SERVER, text="default", layer=None, reason=_NOT_SET)
+        return Decided(
+            name=MODEL_SERVER, text=set_in.model_server, layer=set_in.layer, reason="Set by a deployment key."
+        )
 
     @property
     def cancels_before(self) -> datetime | None:
@@ -280,7 +336,7 @@ def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: 
     _check_names(switches, Feature, "switches")
     _check_names(limits, Limit, "limits")
     for name in unset:
-        if name not in {**kept.switches, **kept.limits} or name in {**switches, **limits}:
+        if name not in kept.texts or name in asked.texts:
             raise InvalidField(f"{name!r} is not set in this layer, or the request sets it", field="unset")
     if switches and kept.layer is not Layer.DEPLOYMENT:
         raise InvalidField("switches can be set only for all stores, by a deployment key", field="settings.switches")
@@ -294,8 +350,11 @@ def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: 
         ceiling = current.ceiling(Limit(name), kept.store_id).value
         if kept.layer is Layer.STORE and value > ceiling:
             raise InvalidField(f"{name} must be at most {ceiling}, the store's ceiling, got {value}", field=field)
+    _check_models(asked, current)
     return replace(
         kept,
+        models=asked.models or (() if MODELS in unset else kept.models),
+        model_server=asked.model_server or ("" if MODEL_SERVER in unset else kept.model_server),
         version=kept.version + 1,
         update_time=now,
         switches={name: value for name, value in {**kept.switches, **switches}.items() if name not in unset},
@@ -307,6 +366,22 @@ def _check_names(names: Collection[str], known: type[StrEnum], field: str) -> No
     for name in names:
         if name not in list(known):
             raise InvalidField(f"{name!r} is unknown: use {', '.join(known)}", field=f"settings.{field}")
+
+
+def _check_models(asked: Settings, current: AllSettings) -> None:
+    if len(asked.models) > _MODELS_MAX:
+        text = f"models must have at most {_MODELS_MAX} entries, got {len(asked.models)}"
+        raise InvalidField(text, field="settings.models")
+    if asked.model_server and asked.layer is Layer.STORE:
+        raise InvalidField("model_server can be set only by a deployment key", field="settings.model_server")
+    check_id(asked.model_server, "settings.model_server", optional=True)
+    allowed = current.allowed_models(asked.store_id) if asked.layer is Layer.STORE else ()
+    for name in asked.models:
+        if not 0 < len(name) <= _MODEL_CHARACTERS_MAX or not name.isprintable():
+            text = f"a model's name must have 1 to {_MODEL_CHARACTERS_MAX} printable characters, got {name!r}"
+            raise InvalidField(text, field="settings.models")
+        if allowed and name not in allowed:
+            raise ModelNotAllowed(f"this store may not use the model {name!r}", model=name)
 
 
 def _check_switch(name: str, switch: Switch) -> None:

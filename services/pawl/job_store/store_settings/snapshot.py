@@ -20,9 +20,10 @@ from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.store_settings.rules import ALL_STORES, TOKEN_LIMITS, AllSettings, Layer, Limit, Settings, updated
 from pawl.job_store.store_settings.store import PostgresSettings
-from pawl.values import Feature, WaitKind
+from pawl.values import Feature
 
 _POLL_SECONDS: Final = 1.0
+_STORES_KEPT_MAX: Final = 10_000
 
 _log = logs.get_logger(__name__)
 
@@ -53,6 +54,7 @@ class SettingsSnapshot:
         self._layers: dict[tuple[Layer, StoreId], Settings] = {}
         self._last_change = 0
         self._is_failing = False
+        self._limits_of: dict[StoreId, Limits] = {}
         # Stores whose token budgets have changed, and whose waiting runs `run` must wake.
         self._raised: set[StoreId] = set()
         self._lock = asyncio.Lock()
@@ -102,6 +104,7 @@ class SettingsSnapshot:
 
     def _apply(self) -> None:
         self.all = self._combined(self._layers.values())
+        self._limits_of.clear()
         self.usual = self._slots(ALL_STORES)
         of_stores = {store_id: self._slots(store_id) for _, store_id in self._layers if store_id}
         self.unusual = {store_id: slots for store_id, slots in of_stores.items() if slots != self.usual}
@@ -129,7 +132,7 @@ class SettingsSnapshot:
                 settings_store=settings.store_id,
                 by=caller.user_id,
                 credential=caller.credential_id,
-                names=sorted(map(str, {*asked.switches, *asked.limits, *unset})),
+                names=sorted(map(str, {*asked.texts, *unset})),
             )
             with suppress(PawlError):  # the next poll reads it
                 await self.refresh()
@@ -139,12 +142,19 @@ class SettingsSnapshot:
         return self.unusual.get(store_id, self.usual)
 
     def limits_of(self, store_id: StoreId) -> Limits:
-        return replace(self._limits, slots=self.of(store_id), off=self.all.off(store_id))
-
-    def token_limits_of(self, store_id: StoreId) -> Mapping[WaitKind, int]:
-        """Return the token budgets of a store and its users, by what a run waits for."""
-        limits = {kind: self.all.limit(name, store_id) for name, kind in TOKEN_LIMITS.items()}
-        return {kind: limit.value for kind, limit in limits.items() if limit.is_set}
+        if (limits := self._limits_of.get(store_id)) is None:
+            while len(self._limits_of) >= _STORES_KEPT_MAX:
+                self._limits_of.pop(next(iter(self._limits_of)))
+            tokens = {kind: self.all.limit(name, store_id) for name, kind in TOKEN_LIMITS.items()}
+            limits = self._limits_of[store_id] = replace(
+                self._limits,
+                slots=self.of(store_id),
+                off=self.all.off(store_id),
+                tokens={kind: limit.value for kind, limit in tokens.items() if limit.is_set},
+                models=frozenset(self.all.models(store_id)),
+                model_server=self.all.server(store_id),
+            )
+        return limits
 
     def _slots(self, store_id: StoreId) -> SlotLimits:
         return SlotLimits(

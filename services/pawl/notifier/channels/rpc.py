@@ -177,7 +177,10 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         return kept
 
     def _changed_email(self, before: Channel, asked: Channel) -> Channel:
-        """Return a changed e-mail channel. A new address disables the channel until the address is confirmed."""
+        """Return a changed e-mail channel.
+
+        If the address is new, the channel is disabled until the address is confirmed.
+        """
         if asked.url != before.url:
             self._check_email()
             return replace(asked, enabled=False)

@@ -68,18 +68,18 @@ def unsubscribe_token(secret: bytes, store_id: StoreId, channel_id: ChannelId, u
 
 
 def channel_of_token(token: str) -> ChannelId | None:
-    """Return the channel id in a token, or None if it has no valid id. The token is not verified."""
+    """Return the channel id in a token. Return None if it has no valid id. The token is not verified."""
     channel_id = token.partition(".")[0]
     return ChannelId(channel_id) if is_id(channel_id) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channel:
-    """A destination for a user's notifications. Empty `kinds` means all kinds.
+    """A destination for a user's notifications. If `kinds` is empty, it receives all kinds.
 
-    If `after_seconds` is None, the default for the channel's kind applies; stored channels always have a value.
+    If `after_seconds` is None, the default for the channel's kind applies. Stored channels always have a value.
     `credential_id` is the credential that last saved the channel. `delegate_user_id` is the delegate that acted for the
-    user; empty if there was none.
+    user, if any.
     """
 
     channel_id: ChannelId
@@ -102,7 +102,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelChange:
-    """A requested change. None leaves a field unchanged."""
+    """A requested change. A field that is None does not change."""
 
     channel_id: ChannelId
     name: str | None = None

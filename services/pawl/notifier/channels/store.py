@@ -211,10 +211,10 @@ class PostgresChannels(DatabaseAdapter):
         validate_only: bool = False,
         created_before: int = 0,
     ) -> Channel:
-        """Create a channel, or return the one that an earlier copy of the request created.
+        """Create a channel. If an earlier copy of the request has already created one, return that channel.
 
-        A code is sent to a new e-mail address. With `validate_only`, nothing is created or sent; `created_before` more
-        channels count towards the limit.
+        A code is sent to a new e-mail address. With `validate_only`, nothing is created or sent, and `created_before`
+        more channels count towards the limit.
 
         Raises:
             RequestIdReused: The request id was already used for another channel.
@@ -269,9 +269,10 @@ class PostgresChannels(DatabaseAdapter):
         code: OwnDelivery,
         validate_only: bool = False,
     ) -> Channel:
-        """Atomically update a channel to the channel and host that `change` returns, unless `validate_only` is set.
+        """Atomically replace a channel with the channel and host that `change` returns.
 
-        Disabling the channel ends its waiting deliveries. A code is sent to a new e-mail address.
+        With `validate_only`, only check. Disabling the channel ends its waiting deliveries. A code is sent to a new
+        e-mail address.
 
         Raises:
             PawlError: Any error that `change` raises.
@@ -300,7 +301,7 @@ class PostgresChannels(DatabaseAdapter):
             await connection.execute(_DELETE_DELIVERIES, channel_id)
 
     async def send_code(self, inbox: Inbox, code: OwnDelivery) -> None:
-        """Send a new code, replacing the previous one.
+        """Send a new code. It replaces the previous code.
 
         Raises:
             InvalidField: The channel has no address to confirm, or too many codes were sent.
@@ -312,7 +313,7 @@ class PostgresChannels(DatabaseAdapter):
             await _send_code(connection, inbox, row["url"], code)
 
     async def confirm(self, inbox: Inbox, channel_id: ChannelId, code: str) -> Channel:
-        """Confirm a channel's address and enable the channel. Has no effect if the channel is already confirmed.
+        """Confirm a channel's address and enable the channel. If it is already confirmed, nothing happens.
 
         Raises:
             InvalidField: The channel is not an e-mail channel, or the code is wrong or no longer valid.
@@ -334,7 +335,7 @@ class PostgresChannels(DatabaseAdapter):
         raise InvalidField(f"code: {problem}", field="code")
 
     async def unsubscribe(self, store_id: StoreId, token: str) -> None:
-        """Disable the e-mail channel that a token was issued for, and notify its user. Idempotent.
+        """Disable the e-mail channel for which a token was issued, and notify the channel's user. Idempotent.
 
         Raises:
             ChannelNotFound: The store has no such channel, or the token is invalid.
@@ -358,12 +359,12 @@ class PostgresChannels(DatabaseAdapter):
             await end_disabled(connection, inbox, disabled, DeliveryId(""), notice_time=now)
 
     async def rotate(self, inbox: Inbox, channel_id: ChannelId, secret: bytes) -> None:
-        """Replace a channel's secret. For a day, former secrets are also used for signing."""
+        """Replace a channel's secret. For a day, deliveries are also signed with its former secrets."""
         limits = (FORMER_SECRETS_MAX, FORMER_SECRET_SECONDS)
         _existing(await self._database.fetchrow(_ROTATE, inbox.store_id, inbox.user_id, channel_id, secret, *limits))
 
     async def add_test(self, inbox: Inbox, test: OwnDelivery) -> pb.ChannelDelivery:
-        """Create a test delivery, or return the one that is waiting. Only the newest 20 ended tests are kept."""
+        """Create a test delivery. If one is waiting, return that. Only the newest 20 ended tests are kept."""
         async with self._database.transaction() as connection:
             _existing(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, test.channel_id))
             await connection.execute(_FORGET_TESTS, test.channel_id, TESTS_KEPT)
@@ -387,7 +388,7 @@ class PostgresChannels(DatabaseAdapter):
         *,
         limit: int,
     ) -> Sequence[pb.ChannelDelivery]:
-        """Return a channel's deliveries, or all channels' if `channel_id` is empty, newest first.
+        """Return a channel's deliveries, newest first. If `channel_id` is empty, return those of all channels.
 
         `before` is the time and id of the last delivery on the previous page.
         """
@@ -396,15 +397,18 @@ class PostgresChannels(DatabaseAdapter):
         return list(map(_delivery, rows))
 
     async def count_deliveries(self, inbox: Inbox, channel_id: ChannelId) -> Sequence[pb.ChannelDeliveryCount]:
-        """Return the number of deliveries in each state, for one channel or, if `channel_id` is empty, for all."""
+        """Return the number of deliveries in each state for one channel.
+
+        If `channel_id` is empty, count all channels.
+        """
         rows = await self._database.fetch(_COUNT_DELIVERIES, await self._ids(inbox, channel_id))
         counts = (pb.ChannelDeliveryCount(state=_state(row), count=row["count"]) for row in rows)
         return sorted(counts, key=lambda each: each.state)
 
     async def resend(self, inbox: Inbox, delivery_ids: Sequence[DeliveryId]) -> Sequence[pb.ChannelDelivery]:
-        """Send deliveries again now, with a fresh attempt count; return them in the same order as the ids.
+        """Send deliveries again now, with a fresh attempt count. Return them in the same order as the ids.
 
-        A delivery in progress continues.
+        If a delivery is in progress, it continues.
 
         Raises:
             DeliveryNotFound: One of the deliveries is not the user's, or is a code. Nothing is sent.
@@ -425,7 +429,7 @@ class PostgresChannels(DatabaseAdapter):
 async def end_disabled(
     connection: Connection, inbox: Inbox, channel: Channel, ended_by: DeliveryId, *, notice_time: datetime | None
 ) -> None:
-    """End a disabled channel's waiting deliveries, and queue a NATS event. If `notice_time` is set, notify the user.
+    """End a disabled channel's waiting deliveries and queue a NATS event. If `notice_time` is set, notify the user.
 
     The caller must hold the locks on the inbox, the channel and the channel's waiting deliveries.
     """
@@ -437,7 +441,7 @@ async def end_disabled(
 
 
 async def _send_code(connection: Connection, inbox: Inbox, url: str, code: OwnDelivery) -> asyncpg.Record:
-    """Queue a message with a new code unless the daily limit is reached; return the channel's row."""
+    """Queue a message with a new code, unless the daily limit is reached. Return the channel's row."""
     address, channel_id = url.partition(":")[2], code.channel_id
     await connection.execute(_LOCK_CODES)
     sent = _existing(await connection.fetchrow(COUNT_CODES, address, inbox.store_id, inbox.user_id))

@@ -42,12 +42,12 @@ class ChannelSender(Protocol):
 
 
 class Deliveries:
-    """Attempts deliveries when woken or when one is due, and polls every five seconds.
+    """Attempts deliveries when it is woken or when one is due. Also polls every five seconds.
 
-    Each delivery is claimed before an attempt, so that no two replicas attempt the same one. If a process dies, its
-    claims expire and count as failed attempts; a process that stops cleanly releases them. Attempts are limited per
-    host, user and store, and to one at a time for a failing channel, so a receiver that hangs delays only its own
-    deliveries.
+    Each delivery is claimed before an attempt, so that two replicas never attempt the same delivery. If a process dies,
+    its claims expire and count as failed attempts. If a process stops cleanly, it releases its claims. Attempts are
+    limited per host, user and store, and to one at a time for a failing channel. A receiver that hangs therefore delays
+    only its own deliveries.
     """
 
     def __init__(

@@ -21,9 +21,9 @@ from pawl.notifier.preferences.rules import Preferences, quiet_until
 
 
 def link_to(draft: Draft, public_url: str) -> str:
-    """Return the URL of the console page for the draft's call or run; empty if there is none.
+    """Return the URL of the console page for the draft's call or run. Empty if there is no such page.
 
-    Also empty if there is no `public_url`, which is the address at which browsers reach the gateway.
+    The URL is also empty if there is no `public_url`. This is the address at which browsers reach the gateway.
     """
     if not public_url:
         return ""
@@ -33,7 +33,7 @@ def link_to(draft: Draft, public_url: str) -> str:
 
 
 def unsubscribe_link(public_url: str, store_id: StoreId, token: str) -> str:
-    """Return the URL of an e-mail channel's unsubscribe page; empty if there is no `public_url`."""
+    """Return the URL of an e-mail channel's unsubscribe page. Empty if there is no `public_url`."""
     return f"{public_url}/unsubscribe/{store_id}/{token}" if public_url else ""
 
 
@@ -96,7 +96,7 @@ class Candidate:
 
     @property
     def slots(self) -> Mapping[str, Hashable]:
-        """The slots that an attempt occupies, keyed as in TRIES_MAX_AT_ONCE."""
+        """The slots that an attempt occupies. The keys are the same as in TRIES_MAX_AT_ONCE."""
         return {"host": self.host, "user": self.inbox, "store": self.inbox.store_id, "all": ""}
 
 
@@ -121,7 +121,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome of an attempt: an HTTP status, or an error if there was no status."""
+    """The outcome of an attempt: an HTTP status, or an error if there was no status."""
 
     status: int = 0
     error: str = ""
@@ -135,7 +135,7 @@ class Outcome:
 
     @property
     def wait_seconds(self) -> float:
-        """The wait before the next attempt that the receiver requested with status 429 or 503; otherwise 0."""
+        """How long the receiver asked to wait before the next attempt, with status 429 or 503. Otherwise, 0."""
         return min(self.retry_after_seconds or 0.0, RETRY_AFTER_SECONDS_MAX) if self.status in _LATER else 0.0
 
     @property
@@ -144,12 +144,12 @@ class Outcome:
 
     @property
     def is_gone(self) -> bool:
-        """True if the receiver asks for the channel to be disabled."""
+        """True if the receiver requests that the channel be disabled."""
         return self.status == _GONE
 
     @property
     def message(self) -> str:
-        """The reason why the attempt failed; empty if it did not fail."""
+        """The reason why the attempt failed. Empty if it did not fail."""
         return "" if self.is_success else self.error or f"the receiver answered {self.status}"
 
 
@@ -171,7 +171,7 @@ class Verdict:
 def judge(
     outcome: Outcome, *, tries: int, is_test: bool, enabled: bool, failing_since: datetime, now: datetime, chance: float
 ) -> Verdict:
-    """Return the verdict on a delivery after an attempt. `chance`, between 0 and 1, varies the next pause."""
+    """Return the verdict on a delivery after an attempt. `chance` (between 0 and 1) varies the next pause."""
     if outcome.is_success:
         return Verdict(state=DeliveryState.DELIVERED)
     if outcome == NOT_SENT:
@@ -269,7 +269,7 @@ def _next_email(due: Due, now: datetime) -> datetime | None:
 
 
 def choose(candidates: Sequence[Candidate], in_progress: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates that may be tried now, in order, given those already in progress."""
+    """Return the candidates that may be tried now, in order. Takes into account which are already in progress."""
     taken = Counter(slot for each in in_progress for slot in each.slots.items())
     tried = Counter(each.channel_id for each in in_progress)
     chosen: list[Candidate] = []
@@ -294,7 +294,7 @@ def type_of(kind: NotificationKind) -> str:
 
 
 def body_of(draft: Draft, public_url: str = "") -> str:
-    """Return a notification's JSON body. Deterministic. The body includes a link if there is a `public_url`."""
+    """Return a notification's JSON body. Deterministic. If there is a `public_url`, the body includes a link."""
     data = {
         "notification_id": draft.notification_id,
         "store_id": draft.inbox.store_id,

@@ -30,7 +30,7 @@ TRY_SECONDS: Final = 15.0
 
 
 class SignedPosts:
-    """Sends webhooks. Reads only the response's status and Retry-After header. See `ChannelSender`."""
+    """Sends webhooks. Reads only the status and the Retry-After header of the response. See `ChannelSender`."""
 
     def __init__(self, egress: Egress, clock: Clock) -> None:
         self._egress = egress
@@ -127,7 +127,7 @@ def email_message(attempt: Attempt, *, sender: str, public_url: str = "") -> byt
 
 
 def _unsubscribe_headers(link: str) -> bytes:
-    """Return the headers for one-click unsubscribing, unencoded, because EmailMessage would encode long values."""
+    """Return the headers for one-click unsubscribing. EmailMessage would encode long values; these are not encoded."""
     lines = [f"List-Unsubscribe: <{link}>"] if link else []
     if link.startswith("https:"):
         lines.append("List-Unsubscribe-Post: List-Unsubscribe=One-Click")
@@ -185,7 +185,7 @@ class Emails:
         return replace(outcome, latency_seconds=self._clock.monotonic() - started)
 
     async def finish(self, attempt: Attempt) -> None:
-        """Return immediately, because an attempt leaves no background work."""
+        """Return immediately, because attempts do not leave any background work."""
 
     async def _sent(self, server: SmtpServer, attempt: Attempt) -> Outcome:
         recipient = attempt.url.removeprefix("mailto:")

@@ -188,9 +188,10 @@ class PostgresDeliveries(DatabaseAdapter):
     """
 
     async def due(self, in_progress: Sequence[Candidate], *, limit: int) -> Sequence[Candidate]:
-        """Return due deliveries, excluding hosts, users, stores and failing channels without a free slot.
+        """Return due deliveries. Hosts, users, stores and failing channels without a free slot are excluded.
 
-        Users with the fewest deliveries in progress come first, then deliveries that have been due longest.
+        Users with the fewest deliveries in progress come first. For each user, the deliveries that have been due
+        longest come first.
         """
         rows = await self._database.fetch(
             DUE,
@@ -216,7 +217,7 @@ class PostgresDeliveries(DatabaseAdapter):
         ]
 
     async def due_seconds(self) -> float | None:
-        """Return the seconds until the next delivery is due, negative if overdue; None if none is waiting."""
+        """Return the seconds until the next delivery is due. Negative if it is overdue, None if none is waiting."""
         seconds: float | None = await self._database.fetchval(_DUE_SECONDS)
         return seconds
 
@@ -246,12 +247,12 @@ class PostgresDeliveries(DatabaseAdapter):
         return [_attempt(by_id[row["delivery_id"]], row, until) for row, each in plans if each.sends]
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
-        """Release claims as if they had never been made. Attempts that have already been settled are unaffected."""
+        """Release claims as if they had never been made. Attempts that have already been settled are not affected."""
         ids = [attempt.candidate.delivery_id for attempt in attempts]
         await self._database.execute(RELEASE, ids, [attempt.claim_until for attempt in attempts])
 
     async def settle(self, attempt: Attempt, outcome: Outcome, *, chance: float) -> Verdict | None:
-        """Record the outcome of an attempt; return None if the claim has expired or the delivery was deleted.
+        """Record the outcome of an attempt. Return None if the claim has expired or the delivery was deleted.
 
         If that disables the channel, the user is notified in the same transaction, except after a test.
         """
@@ -268,14 +269,14 @@ class PostgresDeliveries(DatabaseAdapter):
             return await _settle_failure(connection, attempt, outcome, chance)
 
     async def note_viewers(self, viewers: Collection[tuple[Inbox, RunId]]) -> None:
-        """Record that users have just seen these runs. Ignores users without channels."""
+        """Record that users have just seen these runs. Users without channels are ignored."""
         columns = zip(*((inbox.store_id, inbox.user_id, run_id) for inbox, run_id in viewers), strict=True)
         await self._database.execute(_NOTE_VIEWERS, *map(list, columns))
 
     async def count_waiting(self) -> Mapping[ChannelKind, tuple[int, float]]:
-        """Return, per channel kind, how many deliveries are waiting, and for how many seconds the oldest has been due.
+        """Return how many deliveries are waiting for each kind of channel, and how long the oldest has been due.
 
-        The delay does not include deliveries in progress or to failing channels.
+        The delay is in seconds. It does not cover deliveries that are in progress, or deliveries to failing channels.
         """
         rows = await self._database.fetch(_COUNT_WAITING)
         found = {ChannelKind(row["kind"]): (row["count"], row["delay_seconds"]) for row in rows}

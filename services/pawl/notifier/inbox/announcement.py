@@ -1,4 +1,4 @@
-"""Decides which run events become notifications: for users about their runs, and for approvers about calls."""
+"""Decides which run events become notifications. Users are notified about their runs, and approvers about calls."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
 
 
 def need_resolved_by(event: event_pb2.RunEvent) -> ResolvedNeed | None:
-    """Return the need that an event resolves, or None. If a need persists, the user is notified again."""
+    """Return the need that an event resolves, or None. If the need persists, the user is notified again."""
     is_run = event.HasField("run_changed")
     if not is_run and not concerns_others(event):
         return None
@@ -165,8 +165,8 @@ def _attention(run: run_pb2.Run) -> str:
 def _requests(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[Draft]:
     """Return the notifications about a call for approvers who have not approved it yet.
 
-    For their own runs' calls, users are notified when the run starts waiting, and again if there is no decision in
-    time. Other approvers do not see the conversation: see `shown`.
+    Users are notified about calls of their own runs when the run starts waiting, and again if there is no decision in
+    time. Other approvers do not see the conversation. See `shown`.
     """
     call = event.call_changed.call
     if call.asked_user_id:

@@ -39,7 +39,10 @@ async def listen(bus: Bus, wake: Callable[[Inbox], None]) -> None:
 
 
 async def listen_for_viewers(bus: Bus, note: Callable[[Collection[tuple[Inbox, RunId]]], Awaitable[None]]) -> None:
-    """Call `note` with the users who have just seen runs, as reported by agent-loop. On failure, the report is lost."""
+    """Call `note` with the users who have just seen runs, as agent-loop reports them.
+
+    If `note` fails, the report is lost.
+    """
 
     async def on_message(_subject: str, data: bytes) -> None:
         try:
@@ -62,10 +65,10 @@ _FORGET_BATCH: Final = 1000
 
 
 class Publication:
-    """Publishes new notifications and channel events immediately when woken for them, and polls every five seconds.
+    """Publishes new notifications and channel events as soon as it is woken. Also polls every five seconds.
 
-    Rows are locked, published and marked in one transaction, so replicas never publish the same row. If the process
-    crashes in between, a row is published again with the same id.
+    Rows are locked, published and marked in one transaction, so that two replicas never publish the same row. If the
+    process crashes during this transaction, a row is published again with the same id.
     """
 
     def __init__(self, store: PostgresStore, bus: Bus, counters: PrometheusCounters) -> None:
@@ -92,7 +95,7 @@ class Publication:
             await within(pause, self._new.wait())
 
     async def publish_all(self) -> None:
-        """Publish waiting notifications and, if they are due, channel events.
+        """Publish the notifications that are waiting. If channel events are due, publish them too.
 
         Raises:
             DependencyUnavailable: The database or the bus is unavailable.

@@ -1,7 +1,7 @@
 """Consumes run events from JetStream and writes notifications to the inboxes.
 
-All replicas share one durable pull consumer. Each event goes to one replica, and to another one if it is not
-acknowledged within 10 s.
+All replicas share one durable pull consumer. Each event goes to one replica. If the replica does not acknowledge it
+within 10 s, the event goes to another replica.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class JetStreamLifecycle:
         self._take = take
 
     def start(self) -> None:
-        """Start consuming, on the current connection and all later ones."""
+        """Start consuming events on the current connection and on all later connections."""
         self._bus.on_connected(self._consume)
 
     async def _consume(self) -> None:
@@ -91,9 +91,10 @@ class JetStreamLifecycle:
 
 
 async def _fetch(subscription: JetStreamContext.PullSubscription) -> list[Msg]:
-    """Return pending messages, at most one batch; empty if there are no events for a while.
+    """Return pending messages, at most one batch. If there are no events for a while, return nothing.
 
-    A fetch of several messages waits for the last of them, so the first is fetched separately.
+    If several messages are fetched, the fetch waits for the last of them. The first message is therefore fetched
+    separately.
     """
     try:
         messages = await subscription.fetch(1, timeout=_WAIT_SECONDS)
@@ -160,9 +161,9 @@ class Intake:
         self._on_new = on_new
 
     async def take(self, messages: Sequence[Message]) -> None:
-        """Make the notifications of these events durable, then acknowledge the events.
+        """Make the notifications of these events durable, and then acknowledge the events.
 
-        Safe to cancel: unacknowledged events are delivered again.
+        This is safe to cancel, because unacknowledged events are delivered again.
         """
         events: list[Event] = []
         for message in messages:
@@ -193,7 +194,7 @@ class Intake:
                 self._counters.events.labels("notified" if is_notified else "ignored").inc()
 
     async def _notify(self, events: Sequence[event_pb2.RunEvent]) -> list[bool]:
-        """Write notifications and mark resolved needs; return, for each event, whether it has a notification."""
+        """Write notifications and mark resolved needs. Return, for each event, whether it has a notification."""
         store_ids = {StoreId(event.store_id) for event in events if asks(event)}
         approvers = await self._store.approvers(store_ids) if store_ids else {}
         drafts = [drafts_of(event, approvers.get(StoreId(event.store_id), ())) for event in events]
@@ -213,7 +214,7 @@ class Intake:
             self._on_new(added)
 
     async def _postpone(self, message: Message, error: Exception) -> None:
-        """Retry an event that failed when handled alone. It is rejected only if its own values are at fault."""
+        """Retry an event that failed when it was handled alone. It is rejected only if its own values are at fault."""
         _log.warning("intake.event_failed", attempt=message.metadata.num_delivered, exc_info=error)
         if isinstance(error, PoisonEvent) and message.metadata.num_delivered >= ATTEMPTS_MAX:
             await self._reject(message)

@@ -36,7 +36,7 @@ def caller_inbox() -> Inbox:
 
 
 def page_size(requested: int) -> int:
-    """Return the page size; 0 means the default.
+    """Return the page size. A size of 0 means the default.
 
     Raises:
         InvalidField: More than 200 were requested.
@@ -131,7 +131,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         return pb.AcknowledgeNotificationsResponse(notifications=acknowledged)
 
     async def _reader(self) -> tuple[Inbox, bool]:
-        """Return the caller's inbox and whether the caller is an approver for the store; record approvers."""
+        """Return the caller's inbox, and whether the caller is an approver for the store. Record approvers."""
         caller = require_user()
         inbox = Inbox(store_id=caller.store_id, user_id=caller.user_id)
         approves = caller.decides and not caller.roles.isdisjoint(APPROVERS)

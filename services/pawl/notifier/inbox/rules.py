@@ -58,7 +58,7 @@ class Draft:
     """A notification before it has a number in its inbox.
 
     `notification_id` is derived from the event, so the same event always produces the same draft. `call_id` is the call
-    to decide on, and `channel_id` is the disabled channel; each is empty if there is none.
+    to decide on, and `channel_id` is the disabled channel. Each is empty if there is none.
     """
 
     inbox: Inbox
@@ -75,10 +75,10 @@ class Draft:
 
 
 def shown(draft: Draft) -> Draft:
-    """Return a draft as channels see it: one about a call of another user without its conversation id.
+    """Return a draft as channels see it. If it is about another user's call, it has no conversation id.
 
-    The conversation belongs to another user. The inbox keeps the conversation id, so that erasing the conversation also
-    erases the notification.
+    In this case, the conversation belongs to the other user. The inbox keeps the conversation id, so that erasing the
+    conversation also erases the notification.
     """
     if draft.kind in OF_OTHERS:
         return replace(draft, conversation_id=ConversationId(""))
@@ -87,10 +87,10 @@ def shown(draft: Draft) -> Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedNeed:
-    """A need for a user's action that has been resolved. It applies to notifications created before `time`.
+    """A user's action that was needed and no longer is. Applies to notifications created before `time`.
 
-    If `call_id` is set, the need was to approve that call; otherwise it was a need of the run itself. `run_ended` also
-    resolves the approvals of all the run's calls.
+    If `call_id` is set, that call had to be approved. Otherwise, the run itself needed the user. With `run_ended`, the
+    approvals of all the run's calls are no longer needed either.
     """
 
     store_id: StoreId

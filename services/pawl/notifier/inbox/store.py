@@ -281,9 +281,10 @@ class PostgresStore(DatabaseAdapter):
         self._public_url = public_url
 
     async def add(self, drafts: Sequence[Draft]) -> Added:
-        """Add drafts to their inboxes in one transaction; return how many were new, and how many deliveries they got.
+        """Add drafts to their inboxes in one transaction. Return how many were new, and how many deliveries they got.
 
-        Durable on return. Idempotent: adding a known notification has no effect and does not use up a number.
+        The drafts are durable on return. This is idempotent: adding a known notification has no effect and does not use
+        up a number.
 
         Raises:
             PoisonEvent: A draft's values can never be stored. None of the drafts were stored.
@@ -309,7 +310,7 @@ class PostgresStore(DatabaseAdapter):
     async def waiting(
         self, conversations: Collection[tuple[Inbox, ConversationId]]
     ) -> AbstractSet[tuple[Inbox, ConversationId]]:
-        """Return those conversations in which a run currently needs its user."""
+        """Return the conversations in which a run currently needs its user."""
         columns = zip(*((inbox.store_id, inbox.user_id, each) for inbox, each in conversations), strict=True)
         rows = await self._database.fetch(WAITING, *map(list, columns))
         return {(inbox_of(row), ConversationId(row["conversation_id"])) for row in rows}
@@ -322,7 +323,7 @@ class PostgresStore(DatabaseAdapter):
     async def read_before(
         self, inbox: Inbox, number: int | None, *, only_unread: bool, approves: bool, limit: int
     ) -> Sequence[Notification]:
-        """Return notifications with a smaller number (None: any number), newest first."""
+        """Return notifications with a smaller number, newest first. None means any number."""
         query = _READ_UNREAD_BEFORE if only_unread else _READ_BEFORE
         rows = await self._database.fetch(query, inbox.store_id, inbox.user_id, number, limit, approves)
         return [_notification(row) for row in rows]
@@ -341,7 +342,7 @@ class PostgresStore(DatabaseAdapter):
     async def acknowledge(
         self, inbox: Inbox, ids: Sequence[NotificationId], *, approves: bool
     ) -> Sequence[Notification]:
-        """Mark notifications as read and return them, in the order of `ids`. Idempotent.
+        """Mark notifications as read. Return them in the order of `ids`. Idempotent.
 
         Raises:
             NotificationNotFound: One of them is not in the inbox. None are marked.
@@ -357,9 +358,9 @@ class PostgresStore(DatabaseAdapter):
 
     @asynccontextmanager
     async def unpublished(self, *, limit: int) -> AsyncIterator[Sequence[Notification]]:
-        """Lock unpublished notifications, oldest first. Other replicas get different ones.
+        """Lock unpublished notifications, oldest first. Other replicas get different notifications.
 
-        On a normal exit they are marked as published; on an exception they remain unpublished.
+        On a normal exit, the notifications are marked as published. After an exception, they remain unpublished.
         """
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_HOLD_UNPUBLISHED, limit)
@@ -375,7 +376,7 @@ class PostgresStore(DatabaseAdapter):
 
     @asynccontextmanager
     async def unpublished_channel_events(self, *, limit: int) -> AsyncIterator[Sequence[channel_pb2.ChannelEvent]]:
-        """Lock unpublished channel events, as `unpublished` does. On a normal exit they are deleted."""
+        """Lock unpublished channel events, as `unpublished` does. On a normal exit, they are deleted."""
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_HOLD_CHANNEL_EVENTS, limit)
             yield read_each(
@@ -385,7 +386,7 @@ class PostgresStore(DatabaseAdapter):
                 await connection.execute(_DELETE_CHANNEL_EVENTS, [row["event_id"] for row in rows])
 
     async def forget(self, *, older_than_seconds: float, limit: int) -> int:
-        """Delete at most `limit` old notifications; return their number. Also delete old rows of other kinds."""
+        """Delete at most `limit` old notifications and return their number. Also delete old rows of other kinds."""
         await self._database.execute(_FORGET_APPROVERS, older_than_seconds)
         await self._database.execute(_FORGET_TESTS, older_than_seconds)
         await self._database.execute(FORGET_CODES)
@@ -405,11 +406,11 @@ class PostgresStore(DatabaseAdapter):
         await self._database.execute(_UNMARK_OLD)
 
     async def note_approver(self, inbox: Inbox) -> None:
-        """Record that an inbox's user is an approver for the store and has just been seen."""
+        """Record that an inbox's user is an approver for the store, and was seen just now."""
         await self._database.execute(_NOTE_APPROVER, inbox.store_id, inbox.user_id)
 
     async def approvers(self, store_ids: Collection[StoreId]) -> Mapping[StoreId, Sequence[UserId]]:
-        """Return each store's approvers: the 100 seen most recently."""
+        """Return the approvers of each store. These are the 100 who were seen most recently."""
         found: dict[StoreId, list[UserId]] = {store_id: [] for store_id in store_ids}
         for record in await self._database.fetch(_APPROVERS, sorted(store_ids), _APPROVERS_MAX):
             found[record["store_id"]].append(UserId(record["user_id"]))

@@ -1,4 +1,4 @@
-"""Handles subscriptions to an inbox: existing notifications first, then new ones from any replica."""
+"""Handles subscriptions to an inbox. Existing notifications come first, then new ones from any replica."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _log = logs.get_logger(__name__)
 class Subscriptions:
     """This replica's subscribers.
 
-    A subscriber reads pages from the store and has no queue, so a slow subscriber holds only its own page. The bus
-    wakes subscribers (`wake`). One query per second finds, for all subscribers, the notifications that the bus has
+    A subscriber reads pages from the store and has no queue. A slow subscriber therefore holds only its own page. The
+    bus wakes subscribers (`wake`). One query per second finds, for all subscribers, the notifications that the bus has
     dropped.
     """
 
@@ -62,7 +62,7 @@ class Subscriptions:
     async def follow(
         self, inbox: Inbox, *, approves: bool, after_number: int | None, silence_seconds: float
     ) -> AsyncGenerator[Notification | None, None]:
-        """Yield each notification after a number (None: only new ones) once, in order; never end.
+        """Yield each notification after a number once, in order. None means only new notifications. Never ends.
 
         Yields None after `silence_seconds` without a notification. Close the iterator when done.
 

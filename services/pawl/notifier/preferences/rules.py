@@ -37,7 +37,7 @@ class Weekday(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuietHours:
-    """Quiet hours: nothing is delivered between `start` and the next `end`, on `days` or, if empty, every day."""
+    """Quiet hours. Nothing is delivered between `start` and the next `end`, on `days` or, if empty, on every day."""
 
     start: str
     end: str
@@ -62,7 +62,7 @@ class Mute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """A user's delivery preferences. Empty `kinds` means all kinds."""
+    """A user's delivery preferences. If `kinds` is empty, all kinds are delivered."""
 
     kinds: tuple[NotificationKind, ...] = ()
     quiet: QuietTimes = QuietTimes()
@@ -71,7 +71,7 @@ class Preferences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferencesChange:
-    """A requested change. None leaves a field unchanged."""
+    """A requested change. A field that is None does not change."""
 
     kinds: NotificationKinds | None = None
     quiet: QuietTimes | None = None
@@ -100,7 +100,7 @@ def _check_quiet(quiet: QuietTimes) -> None:
 
 
 def quiet_until(quiet: QuietTimes, now: datetime) -> datetime | None:
-    """Return when the quiet hours that include `now` end; None if `now` is not in quiet hours."""
+    """Return when the quiet hours that include `now` end. None if `now` is not within quiet hours."""
     if not quiet.hours:
         return None
     try:
@@ -130,7 +130,7 @@ def _spans(quiet_hours: Sequence[QuietHours], zone: ZoneInfo, now: datetime) -> 
 
 
 def _moment(day: date, at: time, zone: ZoneInfo, fold: int) -> datetime:
-    """Return when clocks show a time (`fold` selects one of two occurrences), or when they skip it."""
+    """Return when clocks show a time, or when they skip it. `fold` selects one of two occurrences."""
     once, again = (datetime.combine(day, at, zone).replace(fold=each).astimezone(UTC) for each in (0, 1))
     if once <= again:
         return again if fold else once

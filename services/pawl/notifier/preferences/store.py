@@ -77,7 +77,7 @@ class PostgresPreferences(DatabaseAdapter):
 
 
 def preferences_of(row: asyncpg.Record, mutes: tuple[Mute, ...] = ()) -> Preferences:
-    """Return the preferences in a row. Its columns are null if the user has never set any."""
+    """Return the preferences in a row. The row's columns are null if the user has never set any."""
     if row["quiet"] is None:
         return Preferences(mutes=mutes)
     return Preferences(

@@ -1,7 +1,7 @@
 """Connects to NATS, which may be unavailable.
 
-Nothing here waits for the server or fails because of it: NATS carries wake-ups and live events, never the record.
-Without it, Pawl is slower but still correct.
+Nothing here waits for the server or fails because of it. NATS carries wake-ups and live events, but never the record.
+Without NATS, Pawl is slower but still correct.
 
 nats-py's own reconnection is disabled. It does not cover the first connection, stops for good after one refused login
 (which a restarting server can cause), and dies silently after an unexpected error. Instead, a loop here creates a new
@@ -46,8 +46,8 @@ async def flush(client: Client) -> None:
     """Return once the server has received all earlier messages and subscriptions.
 
     nats-py's own `flush` writes its PING ahead of buffered data, so this data may reach the server after the PONG, or
-    never. A PONG that no caller awaits ends nats-py's reader. Therefore, if the caller is cancelled, the wait continues
-    until the PONG arrives or the connection is lost.
+    never. If no caller awaits a PONG, it ends nats-py's reader. Therefore, if the caller is cancelled, the wait
+    continues until the PONG arrives or the connection is lost.
     """
     await tasks.shield(_flushed(client))
 
@@ -59,7 +59,7 @@ async def _flushed(client: Client) -> None:
 
 
 class _Client(Client):
-    """A NATS client that sends no plaintext if the URL has `tls://`, and always reports a lost connection.
+    """A NATS client that always reports a lost connection, and sends no plaintext if the URL has `tls://`.
 
     nats-py trusts the server's greeting, which a man in the middle can forge, and would then send the password in
     plaintext. When a connection is lost, nats-py tries to send buffered data. If that fails, nats-py never reports the
@@ -79,9 +79,9 @@ class _Client(Client):
 class Bus:
     """A connection to NATS. Entering the async context manager does not wait for the connection.
 
-    `url` is one or more `nats://user:password@host:port` URLs, separated by commas; None disables the bus. `name`
+    `url` contains one or more `nats://user:password@host:port` URLs, separated by commas. None disables the bus. `name`
     appears in NATS monitoring. With `tls://`, nothing is sent before the server has shown a valid certificate for its
-    host. `tls` creates the TLS context of each connection; by default, the system's authorities are trusted.
+    host. `tls` creates the TLS context of each connection. By default, the system's authorities are trusted.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Bus:
         return self._connected.is_set()
 
     async def wait_connected(self) -> None:
-        """Return once the bus is connected, which may be never."""
+        """Return once the bus is connected. This may never happen."""
         await self._connected.wait()
 
     async def ping(self) -> None:
@@ -173,8 +173,8 @@ class Bus:
     async def subscribe(self, subject: str, callback: Callback) -> Subscription:
         """Call `callback` with the subject and data of each message on `subject`, one at a time, in order.
 
-        The subscription survives reconnects; messages published while disconnected are missed. Exceptions raised by the
-        callback are logged.
+        The subscription survives reconnects, but messages that are published in between are missed. Exceptions raised
+        by the callback are logged.
         """
         subscription = Subscription(subject, callback, self._subscriptions.discard)
         self._subscriptions.add(subscription)
@@ -189,15 +189,15 @@ class Bus:
     def on_connected(self, hook: Hook) -> None:
         """Run `hook` in its own task on each connection, including the current one.
 
-        The hook is cancelled when the connection is lost, so it can consume messages until then. If it raises, it runs
-        again after a pause.
+        The hook is cancelled when the connection is lost, so that it can consume messages until then. If the hook
+        raises, it runs again after a pause.
         """
         self._hooks.append(hook)
         if self.connected:
             self._start_hook(hook)
 
     def jetstream(self) -> JetStreamContext:
-        """Return the JetStream context of the current connection. Call this again after a reconnect.
+        """Return the JetStream context of the current connection. After a reconnect, call this again.
 
         Raises:
             DependencyUnavailable: NATS is not connected.

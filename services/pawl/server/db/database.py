@@ -135,11 +135,11 @@ class Database:
 
     @asynccontextmanager
     async def acquire(self, *, urgent: bool = False) -> AsyncIterator[Connection]:
-        """Lend a connection outside a transaction: each statement commits on its own.
+        """Lend a connection outside a transaction. Each statement commits on its own.
 
         The block should only talk to the database, because any TimeoutError or OSError raised in it is reported as a
-        database error. A third of the connections are reserved for `urgent` work, so that renewing leases never waits
-        for reads.
+        database error. A third of the connections are reserved for `urgent` work, so that leases can be renewed without
+        waiting for reads.
 
         Raises:
             DependencyUnavailable: The server is unreachable, unusable or stopped, or a statement timed out. A statement
@@ -164,7 +164,7 @@ class Database:
         """Lend a connection inside a transaction, which is committed at the end or rolled back on any exception.
 
         Raises:
-            DependencyUnavailable: Same as for `acquire`. If raised during the commit, the transaction may have been
+            DependencyUnavailable: See `acquire`. If this is raised during the commit, the transaction may have been
                 committed.
         """
         async with self.acquire(urgent=urgent) as connection, connection.transaction():
@@ -197,7 +197,7 @@ class Database:
             return await connection.execute(statement, *arguments)
 
     async def ping(self) -> None:
-        """Check that the server answers and accepts writes. Does not use a pool connection.
+        """Check that the server answers and accepts writes. This does not use a pool connection.
 
         Raises:
             DependencyUnavailable: The server does not answer or accept writes.
@@ -294,7 +294,7 @@ class Database:
             await self._kept.expire()
 
     async def create_schema(self, schema: str, sql: str | None = None, rights: Rights | None = None) -> bool:
-        """Create `schema` from `sql` or the service's `schema.sql`, unless it exists; return whether it was created.
+        """Create `schema` from `sql` or the service's `schema.sql`, unless it exists. Return whether it was created.
 
         Atomic, and safe to call from several processes concurrently. `rights` are granted to another role.
 
@@ -308,9 +308,9 @@ class Database:
     async def _reset(self, connection: Connection) -> None:
         """Reset a connection that returns to the pool, usually without a round trip.
 
-        No session state outlives a transaction, and asyncpg rolls back an open one. However, a statement is sent in two
-        halves. After a cancellation between them, the server waits for the second half and would mistake the next
-        statement for it.
+        No session state outlives a transaction, and asyncpg rolls back an open transaction. However, a statement is
+        sent in two halves. If it is cancelled between them, the server waits for the second half and would mistake the
+        next statement for it.
         """
         server_pid = connection.get_server_pid()
         if server_pid in self._cut_short:
@@ -390,7 +390,7 @@ T = TypeVar("T")
 
 
 def read_each(kind: str, rows: Iterable[R], read: Callable[[R], T], id_of: Callable[[R], object]) -> list[T]:
-    """Return the result of `read` for each row. Rows for which it raises are logged with their id and skipped."""
+    """Return the result of `read` for each row. If `read` raises, the row is logged with its id and skipped."""
     found: list[T] = []
     for row in rows:
         try:

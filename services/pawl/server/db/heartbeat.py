@@ -28,8 +28,8 @@ class Heartbeat:
 
     It checks every second while `is_in_use` returns True or the server is unusable.
 
-    It calls `on_frozen` after each check without an answer, because waiting sessions would otherwise keep waiting. It
-    calls `on_read_only` after each check that finds a read-only server, such as a standby or an old primary.
+    If a check gets no answer, `on_frozen` is called, because waiting sessions would otherwise keep waiting. If a check
+    finds a read-only server, such as a standby or an old primary, `on_read_only` is called.
     """
 
     def __init__(

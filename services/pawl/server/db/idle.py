@@ -1,4 +1,4 @@
-"""Keeps pool connections checked out between uses, which is cheaper than returning them."""
+"""Keeps pool connections checked out between uses. This is cheaper than returning them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PoolConnection(asyncpg.Connection):
 
 
 class IdleConnections:
-    """Takes connections from a pool, and returns them only if a caller is waiting or the connection is broken.
+    """Takes connections from a pool. Returns them only if a caller is waiting or the connection is broken.
 
     Taking and returning a pool connection costs a task and three timers, which is more than sending a statement.
     """
@@ -71,7 +71,7 @@ class IdleConnections:
             self.waiting -= 1
 
     async def give(self, connection: PooledConnection, *, generation: int, is_fit: bool) -> None:
-        """Keep a connection for the next caller, or return it to the pool. `is_fit` means that no error occurred on it.
+        """Keep a connection for the next caller, or return it to the pool. `is_fit` means that it had no error.
 
         Raises:
             Exception: The pool could not take the connection back and dropped it.
@@ -88,14 +88,14 @@ class IdleConnections:
             _end(self._idle.popleft()[0])
 
     async def expire(self) -> None:
-        """Expire all open sessions: none of them is used again after its current use."""
+        """Expire all open sessions. After its current use, none of them is used again."""
         self.generation += 1
         await self._pool.expire_connections()
         while self._idle:
             _end(self._idle.pop()[0])
 
     async def close(self) -> None:
-        """Return idle connections to the pool now, and the others when their users return them."""
+        """Return idle connections to the pool now. The others follow when their users return them."""
         self._is_closed = True
         while self._idle:
             await self._release(self._idle.pop()[0])

@@ -1,6 +1,6 @@
 """Creates a service's schema from its `schema.sql`.
 
-There are no migrations before release 0.1: a database that another version created is refused.
+There are no migrations before release 0.1. A database that another version created is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read(schema: str) -> str:
 
 
 async def create(connection: Connection, schema: str, sql: str, rights: Rights | None = None) -> bool:
-    """Create the schema unless it exists, and grant `rights` on it; return whether it was created.
+    """Create the schema unless it exists, and grant `rights` on it. Return whether the schema was created.
 
     Atomic, and safe to call from several processes concurrently.
 

@@ -1,4 +1,4 @@
-"""Classifies IP addresses as public, private or never reachable, and looks up names.
+"""Classifies IP addresses as public, private or never reachable. Looks up names.
 
 The ranges are from the IANA registries of special-purpose addresses (RFC 6890) as of 2026. Python's own tables differ
 between versions.
@@ -79,7 +79,7 @@ _NAT64: Final = IPv6Network("64:ff9b::/96")
 
 
 def plain_address(text: str) -> Address:
-    """Parse an address from a resolver; an IPv4-mapped IPv6 address (`::ffff:1.2.3.4`) becomes IPv4.
+    """Parse an address from a resolver. An IPv4-mapped IPv6 address (`::ffff:1.2.3.4`) becomes IPv4.
 
     Raises:
         ValueError: The text is not an address.
@@ -156,9 +156,9 @@ class Lookups:
         self._slots = FairSlots(at_once_max)
 
     async def start(self, key: Hashable, host: str, port: int) -> asyncio.Future[Sequence[str]]:
-        """Start a lookup and return it; it continues if the caller is cancelled.
+        """Start a lookup and return it. If the caller is cancelled, the lookup continues.
 
-        Waits while the key's quota is used up. Safe to cancel during this wait.
+        This waits while the key's quota is used up. It is safe to cancel during this wait.
         """
         await self._slots.enter(key)
         lookup = asyncio.ensure_future(self._resolve(host, port))

@@ -1,4 +1,4 @@
-"""Sends outbound requests that the rules allow, limits their time and size, and checks each redirect again."""
+"""Sends outbound requests that the rules allow. Limits their time and size, and checks each redirect again."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Egress(Protocol):
     """Sends outbound HTTP requests on behalf of a store. All code that fetches URLs for a store uses this."""
 
     def check(self, store_id: StoreId, url: str, *, with_secrets: bool = False) -> None:
-        """Check a URL against the rules, as far as possible without resolving its host.
+        """Check a URL against the rules without resolving its host.
 
         Secrets may be sent over https, or to a host that the deployment allows explicitly.
 
@@ -131,7 +131,7 @@ class Egress(Protocol):
         """
 
     async def send(self, store_id: StoreId, request: OutboundRequest) -> OutboundResponse:
-        """Send a request, follow its redirects, and return a response of any status.
+        """Send a request and follow its redirects. Return the final response, whatever its status.
 
         For each hop, the host and all its addresses are checked, and the connection uses one of those addresses. Safe
         to cancel.
@@ -176,7 +176,7 @@ class GuardedEgress:
     def transport(self, store_id: StoreId, *, with_secrets: bool = False) -> GuardedTransport:
         """Return a transport for clients that make their own requests on behalf of a store.
 
-        With `with_secrets`, it allows only https, or hosts that the deployment allows explicitly.
+        With `with_secrets`, the transport only allows https, or hosts that the deployment allows explicitly.
         """
         rules = rules_of(self._rules, store_id)
         start_lookup = partial(self._lookups.start, store_id)
@@ -192,7 +192,8 @@ class GuardedEgress:
         """Return the target of a URL and its addresses, for non-HTTP protocols that send a password.
 
         Raises:
-            EgressRefused: The deployment does not list the host, or the host must not be reached or receive secrets.
+            EgressRefused: The deployment does not list the host, or the host must not be reached or must not receive
+                secrets.
         """
         target = read_target(url)
         rules_of(self._rules, store_id).check_named(target)
@@ -308,7 +309,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_egress_file(path: Path | None) -> dict[str, EgressRules]:
-    """Return the rules by store, with `*` for all other stores; empty if there is no file.
+    """Return the rules by store. `*` has the rules of all other stores. Empty if there is no file.
 
     Raises:
         StartError: The file cannot be read, or has an invalid entry.

@@ -51,10 +51,10 @@ class SmtpServer:
     async def send(
         self, message: EmailMessage | bytes, *, sender: str | None = None, recipients: Sequence[str], seconds: float
     ) -> Mapping[str, object]:
-        """Send a message over a new connection; return the recipients that were refused, if others were accepted.
+        """Send a message over a new connection.
 
-        Takes at most `seconds`. Errors after the server has accepted the message are ignored. `sender` defaults to
-        the message's sender.
+        If some recipients were refused and others accepted, return those refused. Takes at most `seconds`. Errors after
+        the server has accepted the message are ignored. `sender` defaults to the message's sender.
 
         Raises:
             aiosmtplib.SMTPException: The message was refused, or the connection broke, perhaps after it was accepted.

@@ -1,7 +1,7 @@
 """Rules for outbound requests: parses URLs and checks hosts and addresses.
 
-URLs are parsed more strictly than RFC 3986 requires. Anything that parsers disagree about (user names, percent signs
-and odd numbers in a host) is refused, so that no later parser sees a different host.
+URLs are parsed more strictly than RFC 3986 requires. Anything on which parsers disagree (user names, percent signs and
+odd numbers in a host) is refused, so that no later parser sees a different host.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _IDEOGRAPHIC_STOP: Final = "\u3002"
 
 
 class EgressRefused(Exception):
-    """Raised for a request that must not be sent. The model may see the message: it contains no resolved addresses."""
+    """Raised for a request that must not be sent. The model may see the message, which has no resolved addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """Host and port as in the Host header; the default port is left out."""
+        """The host and port as in the Host header. The default port is left out."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -203,7 +203,7 @@ class EgressRules:
     openings: tuple[Opening, ...] = ()
 
     def check_target(self, target: Target) -> None:
-        """Check a request's host and port, as far as possible without the host's addresses.
+        """Check a request's host and port. The host is not resolved, so its addresses are not checked.
 
         Raises:
             EgressRefused: The rules do not allow the host or the port.
@@ -252,8 +252,8 @@ class EgressRules:
     def check_addresses(self, target: Target, addresses: Sequence[Address]) -> None:
         """Check that a target has at least one address and that all its addresses may be reached.
 
-        A single forbidden address is enough for a refusal: a name with both a public and a private address is an attack
-        or a mistake, and a client uses either of them at random.
+        A single forbidden address is enough for a refusal. A name with both a public and a private address is an attack
+        or a mistake, and a client would use either of them at random.
 
         Raises:
             EgressRefused: An address is not allowed, or the target has no address.
@@ -318,5 +318,5 @@ def _read_opening(text: str) -> Opening:
 
 
 def rules_of(rules: Mapping[str, EgressRules], store_id: StoreId) -> EgressRules:
-    """Return a store's rules: its own, those of `*`, or the defaults."""
+    """Return a store's rules: its own rules or, if there are none, those of `*` or the defaults."""
     return rules.get(store_id) or rules.get("*") or EgressRules()

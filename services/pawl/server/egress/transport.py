@@ -34,7 +34,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     the Host header still use the name. Connections are not reused, because a connection that was opened for one name
     must not serve another name with the same address. Environment proxies are not used.
 
-    A client that uses this transport must not follow redirects blindly: each request is checked here, but the client is
+    A client that uses this transport must not follow redirects blindly. Each request is checked here, but the client is
     responsible for the headers that it sends.
 
     Raises, in addition to httpx2's errors:
@@ -67,7 +67,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         return await self._send(request, target, last)
 
     async def addresses(self, target: Target) -> list[Address]:
-        """Return at least one allowed address of a target, the preferred ones first.
+        """Return at least one allowed address of a target. Preferred addresses come first.
 
         Raises:
             EgressRefused: The target is not allowed.

@@ -64,7 +64,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def parse_keys(content: bytes) -> dict[bytes, Credential]:
-    """Return the credentials of an API keys file by digest: a JSON list of {key, store_id, user_id, roles}.
+    """Return the credentials in an API keys file by digest. It is a JSON list of {key, store_id, user_id, roles}.
 
     Raises:
         ValueError: The file is malformed or lists a key twice.
@@ -86,7 +86,7 @@ def parse_keys(content: bytes) -> dict[bytes, Credential]:
 
 
 def parse_service_keys(content: bytes) -> dict[bytes, Principal]:
-    """Return services by key digest, from JSON {name: [SHA-256 of a key, in hexadecimal]}.
+    """Return services by key digest. The file is JSON: {name: [SHA-256 of a key, in hexadecimal]}.
 
     Raises:
         ValueError: The file is malformed, or two services share a key.
@@ -112,7 +112,7 @@ def parse_service_key(content: bytes) -> str:
 
 
 def service_key(settings: ServiceSettings, clock: Clock) -> Callable[[], str] | None:
-    """Return a function that returns the key this service sends to others. A key file is reloaded when it changes.
+    """Return a function that returns the key which this service sends to others. A changed key file is reloaded.
 
     Raises:
         StartError: The file cannot be used.
@@ -123,7 +123,7 @@ def service_key(settings: ServiceSettings, clock: Clock) -> Callable[[], str] | 
 
 
 class KeyAuthenticator:
-    """Authenticates users by API keys and tokens, services by their keys, and the machine's owner by the local key.
+    """Authenticates users by API keys and tokens, services by service keys, and the machine's owner by the local key.
 
     All keys are looked up by their SHA-256, so that response times reveal nothing about them.
     """
@@ -212,8 +212,8 @@ def gone(
 ) -> Callable[[Principal], bool]:
     """Return a function that checks whether a principal's API key is no longer valid.
 
-    A key is no longer valid if it was removed, was reassigned to another user, or lost a role that the principal has.
-    Other credentials, and keys that cannot be checked now, count as valid.
+    A key is no longer valid if it was removed, was assigned to another user, or lost a role that the principal has. All
+    other credentials, and keys that cannot be checked now, count as valid.
 
     Raises:
         StartError: The file cannot be used.

@@ -123,7 +123,7 @@ async def read_at_most(response: httpx2.Response, bytes_max: int) -> bytes:
 
 
 class IssuerKeys:
-    """The keys of one issuer. A key that is no longer published is invalid after the next fetch.
+    """The keys of one issuer. A key that is no longer published becomes invalid with the next fetch.
 
     While the issuer is unreachable, its last keys are used for up to a day.
     """
@@ -143,7 +143,8 @@ class IssuerKeys:
     async def fitting(self, token: Token, *, may_look_up: Callable[[], bool]) -> list[PublicKey]:
         """Return the keys that may have signed a token.
 
-        If no such key is known, or all keys are outdated, fetch the keys first if `may_look_up` allows it.
+        If no such key is known, or if all keys are outdated, the keys are fetched first, provided that `may_look_up`
+        allows it.
 
         Raises:
             DependencyUnavailable: The issuer does not answer, and no current key may have signed the token.
@@ -159,10 +160,10 @@ class IssuerKeys:
         return found
 
     async def refresh_if_allowed(self, may_look_up: Callable[[], bool]) -> bool:
-        """Fetch the keys if `may_look_up` allows it; return whether a fetch was made.
+        """Fetch the keys if `may_look_up` allows it. Return whether a fetch was made.
 
-        Otherwise, leave the fetch to the next poll. This way, a client with too many failures does not prevent others
-        at its address from using newly rotated keys.
+        If `may_look_up` does not allow it, the next poll fetches the keys. A client with too many failures therefore
+        does not prevent others at its address from using newly rotated keys.
         """
         if may_look_up():
             return await self.refresh()
@@ -170,14 +171,14 @@ class IssuerKeys:
         return False
 
     async def refresh(self) -> bool:
-        """Try to fetch the keys, and return True. Without trying, return False if the issuer was asked too often."""
+        """Try to fetch the keys and return True. If the issuer was asked too often, do not try, and return False."""
         if self._fetching is None and len(self._started_at) == _BURST_MAX and self._since(0) < _BURST_SECONDS:
             return False
         await self._join_fetch()
         return True
 
     async def keep_fresh(self) -> None:
-        """Fetch the keys when due: every five minutes, sooner after a failure or an unknown key."""
+        """Fetch the keys when they are due: every five minutes, and sooner after a failure or an unknown key."""
         is_soon = self._is_down or self._is_wanted
         if not self._started_at or self._since(-1) >= (_RETRY_SECONDS if is_soon else _REFRESH_SECONDS):
             await self._join_fetch()
@@ -225,7 +226,7 @@ class Issuers:
         self._keys: dict[tuple[str, str | None], IssuerKeys] = {}
 
     async def credential(self, text: str, *, may_look_up: Callable[[], bool] = lambda: True) -> Credential:
-        """Return the credential of a token; `may_look_up` is called before fetching unknown keys from its issuer.
+        """Return the credential of a token. `may_look_up` is called before unknown keys are fetched from the issuer.
 
         Raises:
             TokenRefused: The token is not valid.

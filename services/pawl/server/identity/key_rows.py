@@ -36,7 +36,7 @@ _log = logs.get_logger(__name__)
 
 
 def digest_of(key: str) -> bytes:
-    """Return the SHA-256 under which a key is stored. Keys are random, so it needs no salt."""
+    """Return the SHA-256 under which a key is stored. No salt is needed, because keys are random."""
     return hashlib.sha256(key.encode()).digest()
 
 
@@ -70,7 +70,7 @@ class KeyGrant(Credential, frozen=True, kw_only=True):
 
 
 class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Changed keys in the order of their last change, and the change to continue from."""
+    """Changed keys in the order of their last change, and the change from which to continue."""
 
     keys: Sequence[KeyGrant]
     last_change: int
@@ -79,7 +79,7 @@ class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 class KeySource(Protocol):
     async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
-        """Return the keys changed after a given change (0 returns all), and record which keys were used.
+        """Return the keys that changed after a given change (0 returns all), and record which keys were used.
 
         A `last_change` smaller than `after_change` means that the database is an older copy.
 
@@ -117,7 +117,7 @@ class KeyRows:
             await self._clock.sleep(_SYNC_SECONDS)
 
     async def find(self, secret: str, *, may_look_up: Callable[[], bool] = lambda: True) -> KeyGrant | None:
-        """Return the valid key with that secret, or None if there is none. Counts as a use.
+        """Return the valid key with that secret, or None if there is none. This counts as a use of the key.
 
         `may_look_up` is called before an update for an unknown key.
 
@@ -137,7 +137,7 @@ class KeyRows:
         return found
 
     def ended(self, digest: bytes) -> KeyGrant | None:
-        """Return the expired or revoked key with that digest, for the audit; None if no such key is remembered."""
+        """Return the expired or revoked key with that digest for the audit log. None if no such key is remembered."""
         found = self._known(digest)
         return None if self._in_force(found) else found
 
@@ -205,7 +205,7 @@ class KeyRows:
         return True
 
     async def _read(self, after_change: int, used: Sequence[str]) -> None:
-        """Update the snapshot, but only after all changes have been read."""
+        """Update the snapshot, but only once all changes have been read."""
         is_full = after_change == 0
         found: list[KeyGrant] = []
         has_more = True

@@ -1,4 +1,4 @@
-"""Syncs API keys from job-store to the other services."""
+"""Synchronises API keys from job-store to the other services."""
 
 from __future__ import annotations
 

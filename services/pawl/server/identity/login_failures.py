@@ -1,7 +1,7 @@
 """Counts and logs failed logins, and limits them per minute.
 
-The limits bound the cost of failed logins: lookups of unknown credentials, and log lines. Successful logins are not
-counted.
+The limits bound what failed logins cost, that is, lookups of unknown credentials, and log lines. Successful logins are
+not counted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def kind_of(metadata: Metadata) -> str:
 
 
 def source_of(peer: str) -> str:
-    """Return the address of a gRPC peer without the port; for IPv6, the /64 network, which usually has one owner."""
+    """Return the address of a gRPC peer without the port.
+
+    For IPv6, return the /64 network, which usually has one owner.
+    """
     kind, _, rest = unquote(peer).partition(":")
     if kind not in {"ipv4", "ipv6"}:
         return kind
@@ -81,7 +84,7 @@ class LoginFailures:
         return self._failed[source] < _SOURCE_MAX and self._failed[_short(authorization)] < _KEY_MAX
 
     def start_lookup(self, call: object, source: str, authorization: str) -> bool:
-        """Return whether a call may look up its caller. If so, the call counts as waiting until `end_lookup`.
+        """Return whether a call may look up its caller. If it may, it counts as waiting until `end_lookup` is called.
 
         Raises:
             Overloaded: Too many calls are waiting for lookups.
@@ -98,7 +101,7 @@ class LoginFailures:
         self._lookups.discard(call)
 
     def note(self, source: str, metadata: Metadata, method: str, cause: BaseException | None = None) -> None:
-        """Count a failed login, and log it unless there were too many. `cause` is the cause of the error."""
+        """Count a failed login. Log it unless there were too many. `cause` is the cause of the error."""
         self.report()
         kind, key, key_id = kind_of(metadata), "", NO_KEY
         if kind == "unknown":

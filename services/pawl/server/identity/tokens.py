@@ -65,7 +65,7 @@ class TokenRefused(Exception):
 
 
 class StoreOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A token's store: the same for all the issuer's tokens, or taken from a claim."""
+    """A token's store. It is the same for all tokens of the issuer, or is taken from a claim."""
 
     claim: _Claim | None = None
     value: _Id | None = None
@@ -80,7 +80,7 @@ class UserOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RolesOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A token's roles: `map` applied to a claim, or `default`. A token without any resulting role is refused."""
+    """A token's roles: `map` applied to a claim, or `default`. If the result is empty, the token is refused."""
 
     claim: _Claim
     map: dict[str, _Roles]
@@ -164,7 +164,7 @@ def read_token(text: str) -> Token:
     """Parse a token without verifying it.
 
     Raises:
-        TokenRefused: The token is too long, malformed, encrypted or nested, is not meant for logging in, or has a
+        TokenRefused: The token is too long, malformed, encrypted or nested. Or it is not meant for logging in, or has a
             header that changes how it must be read.
     """
     if len(text) > KEY_LENGTH_MAX or not is_token(text):
@@ -223,7 +223,7 @@ def check_claims(provider: Provider, token: Token, now: float) -> None:
 
 
 def parse_keys(content: bytes) -> tuple[PublicKey, ...]:
-    """Return the keys of a JWK set (RFC 7517) that can verify signatures; other keys are ignored.
+    """Return the keys of a JWK set (RFC 7517) that can verify signatures. Other keys are ignored.
 
     Raises:
         ValueError: The content is not a key set, or is too large.
@@ -241,7 +241,7 @@ def parse_keys(content: bytes) -> tuple[PublicKey, ...]:
 def fitting(keys: Iterable[PublicKey], token: Token) -> list[PublicKey]:
     """Return up to _TRIED_MAX keys that may have signed a token.
 
-    They have the token's algorithm and, if the token names a key id, that id.
+    These keys have the token's algorithm. If the token names a key id, they have that id.
     """
     found = [
         key
@@ -259,7 +259,8 @@ def is_signed(token: Token, keys: Iterable[PublicKey]) -> bool:
 def credential_of(provider: Provider, claims: Mapping[str, Any]) -> Credential:
     """Return the credential of a verified token.
 
-    Its id is derived from issuer and subject, so it is the same for all tokens of a subject.
+    The credential's id is derived from the issuer and the subject. It is therefore the same for all tokens of a
+    subject.
 
     Raises:
         TokenRefused: A required claim is missing or has no valid value.
@@ -278,9 +279,9 @@ def credential_of(provider: Provider, claims: Mapping[str, Any]) -> Credential:
 
 
 def to_id(value: str) -> str:
-    """Return the id for a claim's value: the value itself if it is a valid id, otherwise `sha256-` and its digest.
+    """Return the id for a claim's value. If the value is not a valid id, the id is `sha256-` and the value's digest.
 
-    Distinct values get distinct ids: a value that starts with `sha256-` is hashed as well.
+    A value that starts with `sha256-` is hashed as well, so that distinct values get distinct ids.
     """
     if is_id(value) and not value.startswith(_DIGEST_PREFIX):
         return value
@@ -289,7 +290,7 @@ def to_id(value: str) -> str:
 
 
 def _decode(part: bytes) -> bytes:
-    """Decode base64url as in RFC 7515: without padding, and only canonical text."""
+    """Decode base64url as in RFC 7515, that is, without padding, and only canonical text."""
     try:
         decoded = base64.b64decode(part + b"=" * (-len(part) % 4), altchars=b"-_", validate=True)
     except binascii.Error:
@@ -332,7 +333,7 @@ def _verifies(verify: Any, token: Token, key: jwk.Key) -> bool:
 
 
 def _claim(claims: Mapping[str, Any], path: str | tuple[str, ...]) -> Any:
-    """Return the value of a claim, by name or path; None if missing."""
+    """Return the value of a claim, given its name or path. Return None if it is missing."""
     value: Any = claims
     for name in [path] if isinstance(path, str) else path:
         value = value.get(name) if isinstance(value, Mapping) else None

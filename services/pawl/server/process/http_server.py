@@ -153,8 +153,8 @@ def _notice_silence(listening: socket.socket) -> None:
 def _in_parts(app: Any) -> Any:
     """Wrap `app` to send bodies in small parts.
 
-    A TLS transport does not count bytes that it has passed to the socket. After one large write its buffer would look
-    empty, so the server could not tell a stalled client from a slow one.
+    A TLS transport does not count bytes that it has passed to the socket. After one large write, its buffer would look
+    empty, and the server could not distinguish a stalled client from a slow one.
     """
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
@@ -194,7 +194,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """Closes connections whose request or response takes too long. h11 limits only sizes."""
+    """Closes connections whose request or response takes too long. h11 itself only limits sizes."""
 
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
@@ -234,14 +234,17 @@ class _Protocol(H11Protocol):
         self._stuck = self.loop.call_later(_TAKE_SECONDS, self._check, left)
 
     def _check(self, left: int) -> None:
-        """Abort the connection if nothing was read since the last check. Closing it would wait for the client."""
+        """Abort the connection if nothing was read since the last check.
+
+        Closing the connection would wait for the client.
+        """
         if self._unread_bytes() >= left:
             self.transport.abort()
         else:
             self._check_later()
 
     def _unread_bytes(self) -> int:
-        """Return how much data waits here and in the kernel, which buffers megabytes before it accepts more."""
+        """Return how much data waits here and in the kernel. The kernel buffers megabytes before it accepts more."""
         queued = bytes(4)
         with contextlib.suppress(OSError, ValueError):  # The socket was closed, or the system does not say.
             queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
@@ -262,8 +265,8 @@ class HealthMonitor:
 
     It probes every 5 s, or every 2 s while a dependency does not answer.
 
-    Services are NOT_SERVING while a required dependency does not answer; the health of optional ones is only reported.
-    An async context manager; enter it inside the server's.
+    Services are NOT_SERVING while a required dependency does not answer. The health of optional dependencies is only
+    reported. This is an async context manager. Enter it inside the server's context.
     """
 
     def __init__(self) -> None:

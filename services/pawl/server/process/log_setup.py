@@ -1,4 +1,4 @@
-"""Configures structured logs with structlog: one JSON object per line, or colours on a terminal."""
+"""Configures structured logs with structlog. Each object is one line of JSON or, on a terminal, of coloured text."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def configure(*, service: str, instance_id: str, level: str, log_format: Format)
 
 
 def bind(**ids: str) -> None:
-    """Add fields to all later log lines of this task and of tasks it starts."""
+    """Add fields to all later log lines of this task, and of tasks that it starts."""
     structlog.contextvars.bind_contextvars(**ids)
 
 

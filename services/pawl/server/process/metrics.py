@@ -70,7 +70,7 @@ class Metrics:
         return self._stores.label(store_id)
 
     def counter(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:
-        """Return a new counter `pawl_<service>_<name>`; the name must end with `_total`."""
+        """Return a new counter `pawl_<service>_<name>`. The name must end with `_total`."""
         return Counter(f"{self._prefix}_{name}", documentation, labels, registry=self.registry)
 
     def gauge(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Gauge:
@@ -84,7 +84,7 @@ class Metrics:
         *,
         buckets: Sequence[float] = _RPC_SECONDS,
     ) -> Histogram:
-        """Return a new histogram `pawl_<service>_<name>`; the default buckets are seconds."""
+        """Return a new histogram `pawl_<service>_<name>`. The default buckets are in seconds."""
         return Histogram(f"{self._prefix}_{name}", documentation, labels, registry=self.registry, buckets=buckets)
 
     def text(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Provides the common part of all services' main functions.
+"""Provides the common part of the main functions of all services.
 
 async def main(stop: asyncio.Event) -> None:
     settings = load(JobStoreSettings)
@@ -73,7 +73,7 @@ _log = logs.get_logger(__name__)
 def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Run `main` on uvloop until it returns, then end the process.
 
-    SIGTERM and SIGINT set the event passed to `main`; a second signal ends the process immediately. The exit code is 0
+    SIGTERM and SIGINT set the event passed to `main`. A second signal ends the process immediately. The exit code is 0
     if `main` returned and every task failure was handled, 2 after a StartError, and 1 otherwise. Code 2 means that a
     restart without changes will fail again. A StartError or DependencyUnavailable is logged as one sentence without a
     traceback.
@@ -164,7 +164,8 @@ class Service:
     """The common parts of one process. An async context manager.
 
     On exit, it cancels the `background` loops, and then closes everything that was opened through it, in reverse order.
-    `serve` drains the calls first, so loops that calls depend on (for example, a group commit) run until the last call.
+    `serve` drains the calls first. Loops on which calls depend (for example, a group commit) therefore run until the
+    last call.
     """
 
     def __init__(self, name: str, settings: ServiceSettings) -> None:
@@ -227,9 +228,9 @@ class Service:
     async def create_schema(self, database: Database, schema: str, *, append_only: Collection[str] = ()) -> None:
         """Create `schema` unless it exists.
 
-        With PAWL_DATABASE_OWNER_URL, the owner creates the schema and grants the role of `database` the privileges that
-        a service needs. On `append_only` tables, these are only SELECT and INSERT. Logs a warning if the role can
-        change these tables.
+        With PAWL_DATABASE_OWNER_URL, the owner creates the schema, and grants the role of `database` the privileges
+        that a service needs. On `append_only` tables, these are only SELECT and INSERT. If the role can change these
+        tables, a warning is logged.
 
         Raises:
             StartError: Another version created the schema, or a role lacks a privilege.
@@ -273,7 +274,10 @@ class Service:
         return await self.enter(Tracer(self.name, self.instance_id, self.metrics))
 
     async def open_bus(self) -> Bus:
-        """Return the bus, whether or not it is connected. The service's health reports its state but ignores it."""
+        """Return the bus, whether or not it is connected.
+
+        The service's health reports its state but does not depend on it.
+        """
         from pawl.server.bus.connection import Bus
 
         url = self._settings.nats_url.get_secret_value() if self._settings.nats_url else None
@@ -293,9 +297,9 @@ class Service:
         public: bool = False,
         optional: bool = False,
     ) -> grpc.aio.Channel:
-        """Return a channel to another service. This service's health depends on that service, unless `optional` is set.
+        """Return a channel to another service. Unless `optional` is set, this service's health depends on that service.
 
-        Waits until that service answers, but only during the first three seconds of this process.
+        This waits until that service answers, but only during the first three seconds of this process.
 
         By default, the channel sends the service key. A `public` channel is for methods that users also call: each call
         has its own key, and errors are raised as the PawlError that the peer reported. With a certificate authority,
@@ -351,7 +355,7 @@ class Service:
         )
 
     async def serve(self, server: RpcServer | HttpServer, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set, then drain. The `background` loops keep running."""
+        """Serve until `stop` is set, then drain. The `background` loops keep running meanwhile."""
         pages = {
             "/metrics": lambda: Response(body=self.metrics.text(), content_type=CONTENT_TYPE),
             "/healthz": self.health.page,

@@ -1,9 +1,9 @@
 """Reads settings from the environment and validates them at start. All problems are reported at once.
 
 A service derives from `ServiceSettings`, adds its own fields, and calls `load`. The field `listen` is read from
-`PAWL_LISTEN`, and a field with a `validation_alias` from the variable of that name. To keep a `SecretStr` out of the
-environment, put it in a file and name the file in the variable with the suffix `_FILE`. A `Constant` is set only by the
-constructor, never by a variable.
+`PAWL_LISTEN`, and a field with a `validation_alias` is read from the variable of that name. To keep a `SecretStr` out
+of the environment, put it in a file and name the file in the variable with the suffix `_FILE`. A `Constant` is only set
+by the constructor, never by a variable.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ LogLevel = Annotated[
 
 
 class _Variables(EnvSettingsSource):
-    """The environment, except for variables named like constants."""
+    """The environment, without variables that are named like constants."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         if CONSTANT in field.metadata:
@@ -248,10 +248,10 @@ def parse_secret(content: bytes) -> str:
 
 
 def read_secret(variable: str, environment: Mapping[str, str]) -> str | None:
-    """Return a secret from the variable, or from the file that `<variable>_FILE` names; None if neither is set.
+    """Return a secret from the variable, or from the file that `<variable>_FILE` names. None if neither is set.
 
     Raises:
-        ValueError: Both are set, or the file cannot be read or has no secret.
+        ValueError: Both variables are set, or the file cannot be read or does not contain a secret.
     """
     value, path = environment.get(variable), environment.get(f"{variable}_FILE")
     if not path:

@@ -93,7 +93,7 @@ class _Stream:
         self._has_work.set()
 
     async def serve(self, requests: AsyncIterator[batch_pb2.BatchRequest]) -> None:
-        """Serve calls until the client has closed its side and all are answered."""
+        """Serve calls until the client has closed its side and all calls are answered."""
         loop = asyncio.get_running_loop()
         reader = loop.create_task(self._read(requests), name="batch.read")
         writer = loop.create_task(self._write(), name="batch.write")
@@ -176,7 +176,7 @@ class _Stream:
         await behaviour(None, context)
 
     def _checked(self, response: bytes | None) -> bytes | None:
-        """Reject a response over the client's limit, because it would end the stream and thus all other calls."""
+        """Reject a response over the client's limit. It would end the stream, and thus all other calls."""
         if response is not None and 0 < self._response_bytes_max < len(response):
             raise TooLarge(
                 f"the response is {len(response)} bytes, but the caller accepts at most {self._response_bytes_max}"
@@ -192,7 +192,10 @@ class _Stream:
 
 
 class _Relay:
-    """The context of a relayed call, with a direct call's methods. Its peer is the sender of the batches."""
+    """The context of a relayed call. It has the same methods as for a direct call.
+
+    The peer is the sender of the batches.
+    """
 
     def __init__(self, batch: Context, call: batch_pb2.Call, encode: Encoder, put: Put) -> None:
         self._call = call
@@ -206,12 +209,12 @@ class _Relay:
         return [(entry.key, entry.value) for entry in self._call.metadata]
 
     def _ignore(self, *_: object) -> None:
-        """Do nothing: a relayed call has no deadline, and its status and metadata are sent in batches."""
+        """Do nothing, because a relayed call has no deadline, and its status and metadata are sent in batches."""
 
     code = done = set_trailing_metadata = time_remaining = _ignore
 
     async def send_initial_metadata(self, _: object) -> None:
-        """Do nothing: batches do not carry initial metadata."""
+        """Do nothing, because batches do not carry initial metadata."""
 
     async def read(self) -> bytes:
         return self._call.request

@@ -1,4 +1,4 @@
-"""Provides fair queues and slots, so that a slow or busy key (a store) delays only its own work."""
+"""Provides fair queues and slots. A slow or busy key (a store) delays only its own work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[K, T]):
-    """A queue that serves its keys in turn. Items of one key keep their order.
+    """A queue that serves its keys in turn. The items of one key stay in order.
 
-    A key with many items delays only its own items: the first item of a key waits for at most one item of each other
+    A key with many items delays only its own items. The first item of a key waits for at most one item of each other
     key.
     """
 
@@ -57,12 +57,12 @@ class FairQueue(Generic[K, T]):
 
 
 def quota(slots: int, of_others: int) -> int:
-    """Return how many slots one key can hold: half of those that other keys leave, but at least one."""
+    """Return how many slots one key can hold. This is half of the slots that other keys leave, but at least one."""
     return max(1, (slots - of_others) // 2)
 
 
 class FairSlots:
-    """A limited number of concurrent slots, of which each key can hold up to its `quota`."""
+    """A limited number of concurrent slots. Each key can hold up to its `quota` of them."""
 
     def __init__(self, slots_max: int) -> None:
         self._slots_max = slots_max
@@ -80,7 +80,7 @@ class FairSlots:
         self._taken[key] += 1
 
     def leave_after(self, work: asyncio.Future[Any], key: Hashable) -> None:
-        """Release the key's slot when `work` is done, even if no caller awaits it any longer."""
+        """Release the key's slot when `work` is done, even if no caller is waiting for it any longer."""
         work.add_done_callback(lambda ended: self._leave(key, ended))
 
     def _leave(self, key: Hashable, ended: asyncio.Future[Any]) -> None:

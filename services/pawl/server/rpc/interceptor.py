@@ -88,9 +88,10 @@ class Access:
 
 
 class Interceptor(grpc.aio.ServerInterceptor):
-    """Wraps every method of a server. `access` maps services to their rules, `callers` methods to their callers.
+    """Wraps every method of a server.
 
-    With `certified_services`, a service key is valid only together with the service's certificate.
+    `access` maps services to their rules, and `callers` maps methods to their callers. With `certified_services`, a
+    service key is valid only together with the service's certificate.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
         return wrapped
 
     def wrap(self, name: str, handler: Handler, refuse: Refuse = status.abort) -> Behaviour:
-        """Return the method of a handler as a function of raw requests, which refuses calls with `refuse`."""
+        """Return the method of a handler as a function of raw requests. It refuses calls by calling `refuse`."""
         access = self._access.get(name.split("/")[1], Access())
         is_stream = handler.request_streaming or handler.response_streaming
         method = Method(self, name, access, is_stream=is_stream, reads_many=handler.request_streaming)
@@ -150,7 +151,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
         return method.wrap(behaviour, refuse)
 
     def carried(self, name: str, *, is_stream: bool) -> Method:
-        """Return a method for calls that arrive in batches, on a stream that was already admitted."""
+        """Return a method for calls that arrive in batches, on a stream that has already been admitted."""
         return Method(self, name, Access(service_only=True, drain_streams=True), is_stream=is_stream)
 
     def enter(self, call: _ActiveCall, principal: Principal, *, is_carried: bool = False) -> None:
@@ -178,9 +179,9 @@ class Interceptor(grpc.aio.ServerInterceptor):
             call.release(slots)
 
     async def end_outdated(self) -> None:
-        """End calls whose callers would no longer be admitted, with the error that a new call would get.
+        """End calls whose callers would no longer be admitted. They end with the error that a new call would get.
 
-        Calls of services get a retryable error, because the service has another key once this one is revoked.
+        Calls from services get a retryable error, because a service has another key once this key is revoked.
         """
         found: dict[tuple[tuple[str, str], ...], Principal | PawlError] = {}
         for call in list(self._active):
@@ -208,7 +209,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
             return DependencyUnavailable("the caller cannot be authenticated now: try again")
 
     def stop_calls(self, *, drainable: bool) -> None:
-        """End running calls with SHUTTING_DOWN. Calls that get the drain time are ended only if `drainable` is set."""
+        """End running calls with SHUTTING_DOWN. Calls that get the drain time are only ended if `drainable` is set."""
         self.stopping = True
         for call in list(self._active):
             access = call.method.access
@@ -378,7 +379,7 @@ class Method:
             failures.end_lookup(call)
 
     def _client(self, context: Context, metadata: dict[str, str]) -> str:
-        """Return the client address that the gateway reports; empty for a direct call."""
+        """Return the client address that the gateway reports. Return an empty string for a direct call."""
         client = self.interceptor.authenticator.client_of(metadata)
         if client and self.interceptor.certified_services:
             try:
@@ -437,7 +438,7 @@ def _caller(principal: Principal) -> dict[str, str]:
 
 
 def _code_name(context: Context) -> str:
-    """Return the name of the code that a handler set or aborted with, which grpc.aio keeps as an enum or a number."""
+    """Return the name of the code that a handler set or aborted with. grpc.aio keeps it as an enum or a number."""
     code: Any = context.code()
     if isinstance(code, grpc.StatusCode):
         return code.name
@@ -450,8 +451,8 @@ _CODE_NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 def _leading(error: Exception) -> Exception:
     """Return the error to report for a failed call or task group.
 
-    It is an AbortError if there is one, the first PawlError if all failures are PawlErrors, and otherwise `error`. gRPC
-    raises an InternalError if a message cannot be sent because the client has just disconnected.
+    If there is an AbortError, it is reported. If all failures are PawlErrors, the first of them is reported. Otherwise,
+    `error` is. gRPC raises an InternalError if a message cannot be sent because the client has just disconnected.
     """
     leaves = _leaves(error) if isinstance(error, ExceptionGroup) else [error]
     for leaf in leaves:

@@ -1,4 +1,4 @@
-"""gRPC server reflection in both versions: newer clients use only v1, and older clients only v1alpha.
+"""gRPC server reflection in both versions. Newer clients use only v1, and older clients use only v1alpha.
 
 The library implements v1alpha. The messages of v1 differ only in the package name, so the same servicer answers both
 after the descriptors of v1 have been added.

@@ -40,15 +40,15 @@ Forward: TypeAlias = Callable[[str, bytes], Awaitable[bytes]]
 
 
 class RpcServer:
-    """A gRPC server. An async context manager that listens from entry and drains on exit.
+    """A gRPC server. An async context manager that listens once entered, and drains on exit.
 
     Add the servicers before entering it. On exit, the health service reports NOT_SERVING, new calls are refused, and
     streams end with SHUTTING_DOWN so that watchers reconnect elsewhere. Running unary calls, and streams added with
     `drain_streams`, get `drain_seconds` before they are ended too.
 
-    With `tls`, both listeners use TLS. If it has a certificate authority, services must present a certificate and use
-    `internal_listen`, which accepts no other clients: gRPC cannot request client certificates on a port without
-    requiring them.
+    With `tls`, both listeners use TLS. If `tls` has a certificate authority, services must present a certificate and
+    use `internal_listen`. That address does not accept any other clients, because gRPC cannot request client
+    certificates on a port without requiring them.
 
     Callers are checked again every `callers_seconds`. A user's calls end with UNAUTHENTICATED if the credential has
     expired, was revoked or lost rights.
@@ -109,8 +109,8 @@ class RpcServer:
         """Add a servicer with `register`, its generated `add_XServicer_to_server`.
 
         `callers` lists the callers of methods that are not in `roles.CALLERS`. With `service_only`, users get
-        PERMISSION_DENIED, calls may arrive in batches, and methods must not use the context. With `drain_streams`, its
-        streams get the drain time at shutdown instead of ending immediately.
+        PERMISSION_DENIED, calls may arrive in batches, and methods must not use the context. With `drain_streams`, the
+        servicer's streams get the drain time at shutdown, instead of ending immediately.
         """
         self._callers.update(callers or {})
         access = Access(service_only=service_only, drain_streams=drain_streams)
@@ -209,7 +209,7 @@ def _is_checking(tls: Tls | None) -> bool:
 
 
 class _Registrar:
-    """Replaces the server and the servicer during registration, to collect the served and forwarded methods."""
+    """Replaces the server and the servicer during registration. It collects the served and the forwarded methods."""
 
     def __init__(self, servicer: object, forward: Forward | None) -> None:
         self._servicer = servicer

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import random
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.agent_loop.api.ledger import PublicLedger
-from pawl.agent_loop.loop.rules import loop_state
 from pawl.agent_loop.loop.rules.call import CallResult
 from pawl.agent_loop.loop.rules.fact import Decide, Event
-from pawl.agent_loop.loop.rules.loop_state import LoopState
-from pawl.agent_loop.loop.rules.run import PinnedWorkflow
+from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Undo
 from pawl.agent_loop.undo import rules as undo
 from pawl.agent_loop.undo.planning import sources
 from pawl.agent_loop.undo.rules import UndoState
-from pawl.agent_loop.workflows import graph as graphs
-from pawl.agent_loop.workflows import parsing
-from pawl.agent_loop.workflows.cursor import NodeRecord, NodeState, WorkflowCursor
-from pawl.agent_loop.workflows.definition import NODES_MAX, YEAR_SECONDS
+from pawl.agent_loop.workflows.cursor import WorkflowCursor
 from pawl.agent_loop.workflows.executions import Executions
-from pawl.agent_loop.workflows.graph import Graph, failed
 from pawl.agent_loop.workflows.reading import Graphs
-from pawl.agent_loop.workflows.rerun import rerun
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import CallKey, RunId, RunKey, StoreId, UserId
-from pawl.errors import CallNotPending, CompletionNotFound
+from pawl.chassis.ids import CallId, CallKey, RunKey, StoreId, UserId
+from pawl.errors import CallNotPending, CompletionNotFound, RunNotEnded
 from pawl.event.v1 import workflow_pb2 as pb
-from pawl.values import DecisionKind, EffectClass, RunState
+from pawl.values import WITH_PEOPLE, DecisionKind, EffectClass, RunState
 from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.registry import tool
 from tests.unit.agent_loop.scenario import at_work, end_of, present
+from tests.unit.agent_loop.workflows.test_running import NODES as UNDOABLE
+from tests.unit.agent_loop.workflows.test_running import new_world
 
 CALLER = Principal(store_id=StoreId(STORE), user_id=UserId(USER))
 ERROR = CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR")
@@ -297,201 +290,40 @@ async def test_token_of_a_node_that_a_named_event_has_ended_is_refused() -> None
             await executions(made).of_token(CALLER, token)
 
 
-# Which finished nodes a new run of a workflow reuses.
+async def test_effects_undone_by_another_run_happen_again_in_a_rerun() -> None:
+    """Also if a run below made the calls, or a rerun reuses them."""
+    made = new_world()
+    nodes = {name: {**node, "after": []} for name, node in UNDOABLE.items()}
+    pinned = PinnedWorkflow(name="flow", version=made.workflows.save("flow", nodes))
 
+    async def again(key: RunKey) -> tuple[set[str], WorkflowCursor]:
+        found, rerun = await executions(made).rerun(CALLER, key.run_id, "look")
+        return {found.graph.steps[number].path for number in rerun.again}, rerun.start
 
-OLD = RunId("run_old")
-GRAPH_NODES: dict[str, Any] = {
-    "first": {"kind": "tool", "tool": "look"},
-    "big": {"kind": "condition", "if": "${nodes.first.output.n > 1}", "then": ["short"], "else": ["long"]},
-    "short": {"kind": "tool", "tool": "look"},
-    "long": {"kind": "tool", "tool": "look"},
-    "both": {
-        "kind": "parallel",
-        "branches": {"a": {"kind": "tool", "tool": "look"}, "b": {"kind": "tool", "tool": "look"}},
-        "after": ["first"],
-    },
-    "other": {"kind": "tool", "tool": "look"},
-    "last": {"kind": "output", "value": ["${nodes.both.output}", "${nodes.other.output}"]},
-}
-GRAPH = graphs.of_definition(parsing.read({"name": "w", "nodes": GRAPH_NODES}))
-DONE = dict.fromkeys(("first", "big", "short", "both", "both.a", "both.b", "other", "last"), NodeState.SUCCEEDED)
-DONE["long"] = NodeState.SKIPPED
+    async def undo_run(key: RunKey, call_id: str = "") -> None:
+        asked = Undo(run_id=key.run_id, call_id=CallId(call_id), user_id=UserId(USER))
+        conversation_id = made.ledger.run(key).conversation_id
+        await end_of(made, made.ledger.submit("undo", conversation_id=conversation_id, undo=asked))
 
-
-def cursor(states: dict[str, NodeState], graph: Graph = GRAPH) -> WorkflowCursor:
-    numbers = {step.path: step.number for step in graph.steps}
-    return WorkflowCursor(
-        start_time=5.0,
-        nodes={numbers[path]: NodeRecord(state=state, start_ms=7, end_ms=9) for path, state in states.items()},
-    )
-
-
-def again(path: str, states: dict[str, NodeState]) -> set[str]:
-    """Return the nodes that run again after a rerun from `path`."""
-    step = GRAPH.step(path)
-    assert step is not None
-    found = rerun(GRAPH, cursor(states), OLD, step.number)
-    kept, run_again = ({GRAPH.steps[number].path for number in each} for each in (found.start.nodes, found.again))
-    # The output is set again in any case.
-    assert kept == {step.path for step in GRAPH.steps} - run_again - {"last"}
-    return run_again
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("first", {"first", "big", "short", "long", "both", "both.a", "both.b", "last"}),
-        ("big", {"big", "short", "long"}),
-        ("both.a", {"both", "both.a", "last"}),
-        ("both", {"both", "both.a", "both.b", "last"}),
-        ("last", {"last"}),
-    ],
-)
-def test_nodes_that_depend_on_the_node_run_again(path: str, expected: set[str]) -> None:
-    assert again(path, DONE) == expected
-
-
-def test_nodes_that_did_not_succeed_run_again_with_their_dependents() -> None:
-    failed = {path: state for path, state in DONE.items() if path != "last"}
-    failed |= {"other": NodeState.FAILED, "both.b": NodeState.CANCELLED, "both": NodeState.FAILED}
-    assert again("short", failed) == {"short", "other", "both", "both.b", "last"}
-
-
-def test_cancelled_branch_of_a_reused_parallel_node_stays_cancelled() -> None:
-    assert again("other", DONE | {"both.b": NodeState.CANCELLED}) == {"other", "last"}
-
-
-UNDONE_GRAPH = graphs.of_definition(
-    parsing.read(
-        {
-            "name": "w",
-            "nodes": {
-                "big": {"kind": "condition", "if": "${true}"},
-                "asked": {"kind": "human", "question": "Well?"},
-                "move": {"kind": "tool", "tool": "work"},
-                "both": {
-                    "kind": "parallel",
-                    "branches": {"a": {"kind": "agent", "task": "x"}, "b": {"kind": "wait", "seconds": 5}},
-                },
-                "each": {"kind": "map", "items": "${[1]}", "do": {"kind": "tool", "tool": "work"}},
-                "asked_each": {"kind": "map", "items": "${[1]}", "do": {"kind": "human", "question": "Well?"}},
-                "mail": {"kind": "tool", "tool": "fails", "after": ["move", "both", "each"], "on_error": "undo"},
-            },
-        }
-    )
-)
-UNDONE = {step.path: NodeState.SUCCEEDED for step in UNDONE_GRAPH.steps} | {"mail": NodeState.FAILED}
-
-
-def reruns_from_mail(start: WorkflowCursor) -> set[str]:
-    found = rerun(UNDONE_GRAPH, start, OLD, {step.path: step.number for step in UNDONE_GRAPH.steps}["mail"])
-    return {UNDONE_GRAPH.steps[number].path for number in found.again}
-
-
-def test_nodes_whose_effects_the_run_has_undone_run_again() -> None:
-    ended = cursor(UNDONE, UNDONE_GRAPH)
-    assert reruns_from_mail(ended) == {"mail"}
-    assert reruns_from_mail(replace(ended, is_undone=True)) == {"move", "both", "both.a", "each", "mail"}
-
-
-def test_nodes_that_an_undone_run_had_reused_are_reused_again() -> None:
-    ended = cursor(UNDONE, UNDONE_GRAPH)
-    reused = {number: replace(record, origin=1) for number, record in ended.nodes.items()}
-    assert reruns_from_mail(replace(ended, nodes=reused, origins=(OLD,), is_undone=True)) == {"mail"}
-
-
-WITH_TOKEN = {"all", "all.mail", "first", "early"}
-
-
-@pytest.mark.parametrize(
-    ("link", "path", "expected"),
-    [
-        ("${tokens.paid}", "paid", {*WITH_TOKEN, "paid", "sent"}),
-        ("Pay at ${'x/' + tokens.paid}", "paid", {*WITH_TOKEN, "paid", "sent"}),
-        ("${tokens.paid}", "sent", {"sent"}),
-        ("${tokens.paid}", "other", {"other"}),
-        # It may be the token of any wait.
-        ("${tokens[input.name]}", "other", {*WITH_TOKEN, "other"}),
-    ],
-)
-def test_nodes_with_the_token_of_a_wait_run_again_with_it(link: str, path: str, expected: set[str]) -> None:
-    mail = {"kind": "tool", "tool": "work", "arguments": {"link": link}}
-    nodes = {
-        "first": {"kind": "wait", "event": "first", "after": ["all"]},
-        "all": {"kind": "parallel", "branches": {"mail": mail, "look": {"kind": "tool", "tool": "look"}}},
-        "early": {"kind": "tool", "tool": "work", "arguments": {"link": "${tokens.first}"}},
-        "skipped": mail,
-        "paid": {"kind": "wait", "event": "paid"},
-        "other": {"kind": "wait", "event": "other"},
-        "sent": {"kind": "wait", "event": "sent", "after": ["paid"]},
-    }
-    graph = graphs.of_definition(parsing.read({"name": "w", "nodes": nodes}))
-    states = {step.path: NodeState.SUCCEEDED for step in graph.steps} | {"skipped": NodeState.SKIPPED}
-    found = rerun(graph, cursor(states, graph), OLD, {step.path: step.number for step in graph.steps}[path])
-    assert {graph.steps[number].path for number in found.again} == expected
-
-
-def test_reused_nodes_name_the_run_that_has_their_calls() -> None:
-    number = next(step.number for step in GRAPH.steps if step.path == "last")
-    second = rerun(GRAPH, cursor(DONE), OLD, number).start
-    third = rerun(GRAPH, second, RunId("run_second"), number).start
-    first = GRAPH.step("first")
-    assert first is not None
-    for found, expected in ((second, OLD), (third, OLD)):
-        record = found.nodes[first.number]
-        assert found.run_id(record, RunId("run_new")) == expected
-        assert (record.start_ms, record.end_ms, found.start_time) == (0, 0, 0.0)
-
-
-@given(st.dictionaries(st.sampled_from([step.path for step in GRAPH.steps]), st.sampled_from(NodeState)), st.data())
-def test_reused_nodes_depend_on_reused_nodes_only(states: dict[str, NodeState], data: st.DataObject) -> None:
-    number = data.draw(st.integers(0, len(GRAPH.steps) - 1))
-    found = rerun(GRAPH, cursor(states), OLD, number)
-    assert number in found.again
-    for kept, record in found.start.nodes.items():
-        step = GRAPH.steps[kept]
-        sources = {source for source, _ in step.control} | set(step.others)
-        assert not sources & found.again
-        assert step.parent is None or not (step.parent in found.again and record.state not in _REUSABLE)
-
-
-_REUSABLE = {NodeState.SUCCEEDED, NodeState.SKIPPED}
-
-
-def test_stored_cursor_is_bounded() -> None:
-    """200 nodes take less than 16 KiB, and 100 waiting events less than 8 KiB, with values of any size."""
-    chance = random.Random(1)
-
-    def word(length: int) -> str:
-        return "".join(chance.choices("abcdefghijklmnopqrstuvwxyz_", k=length))
-
-    cursor = WorkflowCursor(start_time=1_700_000_000.5)
-    for number in range(NODES_MAX):
-        record = NodeRecord(
-            state=NodeState.RUNNING,
-            iteration=chance.randrange(1, 1000),
-            attempt=chance.randrange(1, 20),
-            start_ms=chance.randrange(YEAR_SECONDS * 1000),
-            event=chance.randrange(100),
-        )
-        end_ms = chance.randrange(YEAR_SECONDS * 1000)
-        cursor = cursor.with_nodes({number: failed(record, end_ms, word(24), word(500))})
-    sizes = []
-    for events in ((), tuple((word(128), number) for number in range(100))):
-        state = LoopState(cursor=replace(cursor, events=events))
-        assert loop_state.read(loop_state.write(state)) == state
-        sizes.append(len(loop_state.write(state)))
-    assert sizes[0] < 16 * 1024
-    assert sizes[1] < 24 * 1024
-    assert cursor.nodes[0].message
-    assert cursor.nodes[NODES_MAX - 1].message == "..."
-
-
-def test_reruns_of_reruns_keep_only_the_runs_that_they_reuse() -> None:
-    cursor = WorkflowCursor(nodes={0: NodeRecord(state=NodeState.SUCCEEDED), 1: NodeRecord(state=NodeState.SUCCEEDED)})
-    first = cursor.reused({0}, RunId("run_1"))
-    for number in range(2, 50):
-        first = first.with_nodes({1: NodeRecord(state=NodeState.SUCCEEDED)}).reused({0, 1}, RunId(f"run_{number}"))
-    assert first.origins == ("run_49", "run_1")
-    assert [first.run_id(first.nodes[number], RunId("own")) for number in (0, 1)] == ["run_1", "run_49"]
+    async with at_work(made.worker()):
+        first = made.ledger.submit("[Workflow flow]", workflow=pinned)
+        await end_of(made, first)
+        assert (await again(first))[0] == {"look"}
+        (item,) = (call.call_id for call in made.ledger.tables.calls.values() if call.arguments == b'{"n":3}')
+        await undo_run(first, item)
+        paths, start = await again(first)
+        assert paths == {"look", "each"}
+        reused = replace(pinned, rerun_of_run_id=first.run_id, start_state=msgspec.json.encode(start))
+        second = made.ledger.submit("[Workflow flow]", workflow=reused)
+        await end_of(made, second)
+        assert (await again(second))[0] == {"look"}
+        made.registry.verdicts["unwrite"] = made.registry.verdicts["gated"]
+        undoing = asyncio.create_task(undo_run(first))
+        while not (waiting := [row for row in made.ledger.tables.calls.values() if row.state in WITH_PEOPLE]):
+            await made.clock.sleep(0.1)
+        with pytest.raises(RunNotEnded):
+            await again(second)
+        while not undoing.done():
+            await made.respond(RunKey(waiting[0].store_id, waiting[0].run_id))
+            await made.clock.sleep(0.1)
+        assert (await again(second))[0] == {"look", "first", "agent"}

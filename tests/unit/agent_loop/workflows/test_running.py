@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import replace as replace_fields
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -256,12 +256,13 @@ async def test_tools_are_refused_once_the_key_of_the_run_is_revoked() -> None:
     assert present(run.failure).reason == "PERMISSION_DENIED"
 
 
-async def test_tools_of_agents_below_are_refused_once_the_key_is_revoked() -> None:
-    world = world_of(calls("look"), says("It was refused."), look=1)
-    world.dependencies = replace_fields(world.dependencies, credential_is_gone=lambda _: True)
-    await finished({"a": {"kind": "agent", "task": "Look."}}, world=world)
-    made = [call for key in world.ledger.tables.runs for call in world.ledger.calls(key)]
-    assert [present(call.result).error_reason for call in made if call.tool_name == "look"] == ["PERMISSION_DENIED"]
+@pytest.mark.parametrize("calls_allowed", [0, 1])
+async def test_agents_below_make_no_calls_once_the_key_is_revoked(calls_allowed: int) -> None:
+    world, checks = world_of(calls("look"), says("It was refused."), look=1), count()
+    world.dependencies = replace_fields(world.dependencies, credential_is_gone=lambda _: next(checks) >= calls_allowed)
+    run = await finished({"a": {"kind": "agent", "task": "Look.", "retry": {"attempts": 3}}}, world=world)
+    assert present(run.failure).reason == "PERMISSION_DENIED"
+    assert len(world.model.requests) == calls_allowed
     assert not world.registry.effects
 
 

@@ -11,6 +11,8 @@ export interface Column<T> {
   size?: number;
   /** Narrow boxes hide columns with 3 first, then those with 2. */
   priority?: 2 | 3;
+  /** Only in lists, not on the page of an item. */
+  listed?: true;
   /** Numbers are aligned at the right. */
   num?: true;
 }

@@ -43,7 +43,7 @@ _ROLES_NAMED_MAX: Final = 32
 
 
 class LoginRefused(Exception):
-    """The cause of an Unauthenticated error, hidden from callers.
+    """The cause of an Unauthenticated error. Callers never see it.
 
     `key_id` is set if the key has expired or was revoked, and empty otherwise.
     """
@@ -103,7 +103,7 @@ def service_principal(name: str) -> Principal:
 
 
 def acting_for(service: Principal, metadata: Mapping[str, str]) -> Principal:
-    """Return the service with the store and user in the metadata; unchanged if the metadata has no store.
+    """Return the service with the store and user in the metadata. If the metadata has no store, return it unchanged.
 
     Raises:
         InvalidId: The store or user is not a valid id.
@@ -131,7 +131,7 @@ def current_principal() -> Principal:
 
 
 def set_principal(principal: Principal) -> None:
-    """Make `principal` the caller for the rest of this task and for the tasks it starts."""
+    """Make `principal` the caller for the rest of this task, and for the tasks that it starts."""
     _current.set(principal)
 
 
@@ -159,7 +159,7 @@ def require_decider() -> Principal:
 
 
 def check_decides(principal: Principal) -> None:
-    """Check that a caller may decide; rejecting is a decision too.
+    """Check that a caller may decide. Rejecting is a decision too.
 
     Raises:
         PermissionDenied: The caller is a delegate that may not decide.
@@ -169,7 +169,7 @@ def check_decides(principal: Principal) -> None:
 
 
 def check_may_call(principal: Principal, callers: frozenset[str] | None) -> None:
-    """Check that a caller may call a method; `callers` is None for a method that no caller may use.
+    """Check that a caller may call a method. If `callers` is None, no caller may use the method.
 
     Raises:
         PermissionDenied: The caller may not call it.
@@ -210,7 +210,7 @@ def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
 
 
 def acting_user(caller: Principal, metadata: Iterable[tuple[str, str | bytes]], *, forwarded: bool) -> Principal:
-    """Return the principal of a call: the caller, or for `forwarded` methods the user named in the metadata.
+    """Return the principal of a call: the caller or, for `forwarded` methods, the user named in the metadata.
 
     Raises:
         PermissionDenied: The method or caller does not allow a user in the metadata, or a forwarded call has none.
@@ -234,10 +234,10 @@ class Authenticator(Protocol):
     async def authenticate(
         self, metadata: Mapping[str, str], *, source: str, may_look_up: Callable[[], bool] = lambda: True
     ) -> Principal:
-        """Return the caller; `source` is its network address.
+        """Return the caller. `source` is the caller's network address.
 
-        Checking a locally known credential costs nothing. For any other, `may_look_up` decides whether to query another
-        service; if it returns False, the credential counts as unknown.
+        Checking a credential that is known locally costs nothing. For any other credential, `may_look_up` decides
+        whether to query another service. If it returns False, the credential counts as unknown.
 
         Raises:
             Unauthenticated: The credential is missing or unknown.
@@ -247,7 +247,7 @@ class Authenticator(Protocol):
         """
 
     def client_of(self, metadata: Mapping[str, str]) -> str:
-        """Return the address of the gateway's client, in gRPC's format; empty if the gateway did not send one."""
+        """Return the address of the gateway's client, in gRPC's format. Empty if the gateway did not send one."""
 
 
 def check_not_repeated(metadata: Iterable[tuple[str, str | bytes]]) -> None:
@@ -262,7 +262,7 @@ def check_not_repeated(metadata: Iterable[tuple[str, str | bytes]]) -> None:
 
 
 def check_still(principal: Principal, again: Principal) -> None:
-    """Check that a caller has the same identity and no fewer rights after being authenticated `again`.
+    """Check that a caller who was authenticated `again` has the same identity and no fewer rights than before.
 
     Raises:
         Unauthenticated: The credential now has another identity or fewer rights.
@@ -307,10 +307,10 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Principal:
-    """Return the caller: the credential's user, or the user in `pawl-user` if the credential is a delegate's.
+    """Return the caller. If the credential is a delegate's, this is the user in `pawl-user`.
 
-    `pawl-roles` lists roles of the delegate, separated by commas. Without it, the delegate passes on `member` if it is
-    a member, otherwise `viewer` if it is a viewer, otherwise all its roles.
+    `pawl-roles` lists roles of the delegate, separated by commas. Without `pawl-roles`, the delegate passes on `member`
+    if it is a member, or `viewer` if it is a viewer. Otherwise, it passes on all its roles.
 
     Raises:
         PermissionDenied: The metadata specifies another store, or a user or roles although the caller is not a delegate
@@ -348,9 +348,9 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
 
 
 def local_principal(metadata: Mapping[str, str]) -> Principal:
-    """Return the caller for the local key: by default, `me` of the store `local`.
+    """Return the caller for the local key. By default, this is `me` in the store `local`.
 
-    It has all roles of a store except `delegate`, or only those that `pawl-roles` lists.
+    The caller has all roles of a store except `delegate`, or only the roles that `pawl-roles` lists.
 
     Raises:
         InvalidId: The named store or user is not a valid id.

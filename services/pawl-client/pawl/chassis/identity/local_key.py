@@ -53,10 +53,10 @@ def check_hidden(addresses: Iterable[str], *, speaks_tls: bool, in_clear: bool) 
 def find_key(addresses: Iterable[str], *, data: Path | None = None, environment: Mapping[str, str]) -> str | None:
     """Return the key to send to these addresses now: PAWL_API_KEY, or the key of the suite that listens on all of them.
 
-    The suite's folder is `data`, otherwise PAWL_DATA, otherwise `.pawl`. Its key is returned only for its own addresses
-    and while its launcher is running. It is not returned if another user's process listens on one of them, because that
-    process could have taken the port of a stopped service. Therefore, call this again for each request. On systems
-    without LISTENERS, users are not compared.
+    The suite's folder is `data`. If that is not given, it is PAWL_DATA or, failing that, `.pawl`. The suite's key is
+    returned only for the suite's own addresses, and only while its launcher is running. It is not returned if another
+    user's process listens on one of the addresses, because that process could have taken the port of a stopped service.
+    Therefore, call this again for each request. On systems without LISTENERS, users are not compared.
     """
     given = environment.get("PAWL_API_KEY")
     if given:
@@ -95,7 +95,7 @@ def users_at(address: str, tables: Iterable[str]) -> set[int]:
 
 
 def _read_host(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Parse an address from one of LISTENERS: four-byte words in the machine's byte order."""
+    """Parse an address from one of LISTENERS. It consists of four-byte words in the machine's byte order."""
     words = [int(text[start : start + 8], 16) for start in range(0, len(text), 8)]
     address = ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
     return getattr(address, "ipv4_mapped", None) or address
@@ -111,7 +111,7 @@ def _accepts(
 
 
 def _listening(data: Path) -> set[str]:
-    """Return the loopback addresses of the suite that runs in a data folder; empty if its launcher has ended."""
+    """Return the loopback addresses of the suite that runs in a data folder. Empty if its launcher has ended."""
     endpoints = read_endpoints(data)
     if endpoints is None:
         return set()

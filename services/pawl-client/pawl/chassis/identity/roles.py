@@ -100,7 +100,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.identity.v1.KeyService": {(Role.OPERATOR, Role.DEPLOYMENT): "CreateKey ListKeys RevokeKey ListKeyEvents"},
     "pawl.identity.v1.KeySyncService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "SyncKeys"},
     "pawl.job.v1.AgentLedgerService": {
-        (AGENT_LOOP,): "PutAgent ListAgents GetTokenBudgets PutDraft GetDraft ListDrafts",
+        (AGENT_LOOP,): "PutAgent ListAgents GetModelTerms PutDraft GetDraft ListDrafts",
         (AGENT_LOOP, TOOL_REGISTRY): "GetAgent",
     },
     "pawl.job.v1.ErasureService": {(TOOL_REGISTRY, NOTIFIER): "ListErasures ConfirmErasure"},
@@ -181,7 +181,7 @@ CALLERS: Final[Mapping[str, frozenset[str]]] = dict(_rows())
 
 
 def rights(roles: Collection[str]) -> frozenset[str]:
-    """Return the entries of CALLERS for a credential with these roles; no roles mean member.
+    """Return the entries of CALLERS for a credential with these roles. A credential without roles is a member.
 
     Unknown roles, such as misspelt ones, give no rights.
     """

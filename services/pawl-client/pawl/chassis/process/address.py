@@ -23,7 +23,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Return `host:port`, or `[::1]:7601` for an IPv6 address; the inverse of `split_address`."""
+    """Return `host:port`, or `[::1]:7601` for an IPv6 address. This is the inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

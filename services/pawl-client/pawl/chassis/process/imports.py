@@ -1,4 +1,4 @@
-"""Imports libraries without their optional dependencies, which would cost every process megabytes of memory."""
+"""Imports libraries without their optional dependencies. These would cost every process megabytes of memory."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _shielded: Final[set[asyncio.Future[Any]]] = set()
 def start(
     held: set[asyncio.Task[T]], work: Coroutine[Any, Any, T], *, name: str, context: Context | None = None
 ) -> asyncio.Task[T]:
-    """Start a task and keep it in `held` until it is done, because an event loop holds only weak references."""
+    """Start a task and keep it in `held` until it is done. An event loop itself holds only weak references."""
     return hold(held, asyncio.get_running_loop().create_task(work, name=name, context=context))
 
 
@@ -35,7 +35,7 @@ def hold(held: set[F], work: F) -> F:
 
 
 async def within(seconds: float | None, work: Awaitable[T]) -> T | None:
-    """Return the result of `work`; after `seconds` (None: never), cancel it and return None.
+    """Return the result of `work`. After `seconds` (None means never), cancel the work and return None.
 
     A TimeoutError that `work` raises counts as the timeout.
     """
@@ -47,9 +47,10 @@ async def within(seconds: float | None, work: Awaitable[T]) -> T | None:
 
 
 async def shield(work: Awaitable[T]) -> T:
-    """Await `work`, which continues if the caller is cancelled. In that case, its exception is dropped.
+    """Await `work`, which continues if the caller is cancelled. If `work` then fails, its exception is dropped.
 
-    With `asyncio.shield`, this exception would be reported as never retrieved, and the process would exit with code 1.
+    With `asyncio.shield`, such an exception would be reported as never retrieved, and the process would exit with code
+    1.
     """
     future = asyncio.ensure_future(work)
     if future not in _shielded:
@@ -105,7 +106,9 @@ def check_cancelled() -> None:
 
 
 def delivered(function: Callable[[], T]) -> T:
-    """Call a function whose result goes into a future. StopIteration, which a future cannot hold, becomes RuntimeError.
+    """Call a function whose result goes into a future. A future cannot hold StopIteration.
+
+    StopIteration therefore becomes RuntimeError.
 
     Raises:
         RuntimeError: The function raised StopIteration.
@@ -117,9 +120,9 @@ def delivered(function: Callable[[], T]) -> T:
 
 
 class Handover(Awaitable[None]):
-    """Work that another thread does. Await it in a coroutine; in a thread without an event loop, the constructor waits.
+    """Work that another thread does. In a coroutine, await it.
 
-    Raises the future's exception if it has one.
+    In a thread without an event loop, the constructor waits. Raises the future's exception if it has one.
     """
 
     def __init__(self, done: Future[None]) -> None:

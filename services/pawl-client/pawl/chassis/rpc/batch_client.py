@@ -1,7 +1,7 @@
 """Sends calls in batches: see `pawl.batch.v1`.
 
-With empty handlers and 32 concurrent calls, a single call costs 572 us of CPU on both sides together, and a call in a
-batch costs 21 us. The pattern follows TiKV's BatchCommands.
+With empty handlers and 32 concurrent calls, a single call takes 572 us of CPU time on both sides together. A call in a
+batch takes 21 us. The pattern follows TiKV's BatchCommands.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Identity: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class Call:
-    """A call in progress: read its responses with `next`, then call `end`."""
+    """A call in progress. Read its responses with `next`, and then call `end`."""
 
     __slots__ = ("_processed", "_responses", "_timer", "_waiter", "ended", "error", "key", "message", "moves", "stream")
 
@@ -78,7 +78,7 @@ class Call:
             self._timer = asyncio.get_running_loop().call_later(late, self.close, DeadlineExceeded())
 
     async def next(self) -> bytes | None:
-        """Return the next response; None after the last.
+        """Return the next response. Return None after the last response.
 
         Raises:
             PawlError: The call failed.
@@ -108,7 +108,7 @@ class Call:
             self._wake()
 
     def end(self) -> None:
-        """Forget the call, and cancel it on the server if it is still running."""
+        """Forget the call. If it is still running, cancel it on the server."""
         if self._timer is not None:
             self._timer.cancel()
         if self.stream is not None:
@@ -121,9 +121,10 @@ class Call:
 
 
 class Line:
-    """The connection to one replica, or to several that gRPC chooses from: up to `streams_max` concurrent streams.
+    """The connection to one replica, or to several replicas from which gRPC chooses.
 
-    `open_stream` is a channel's Batch method, and `state` returns that channel's state.
+    It has up to `streams_max` streams. `open_stream` is a channel's Batch method, and `state` returns that channel's
+    state.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Line:
         self._failures = 0
 
     def record_failure(self, failure: PawlError) -> None:
-        """Record that a stream broke or could not be opened; log the first failure after a success."""
+        """Record that a stream broke or could not be opened. The first failure after a success is logged."""
         if not self._failures:
             _log.info("rpc.unreachable", address=self.name, detail="; ".join(getattr(failure, "__notes__", ())))
         self._failures += 1
@@ -173,10 +174,12 @@ class Line:
 class Batches:
     """The batches of one channel.
 
-    `choose` selects a call's replica, whose stream with the fewest calls carries the call.
+    `choose` selects the replica for a call. Of the streams to this replica, the one with the fewest calls carries the
+    call.
 
     When `identity` changes, new calls use streams opened with the new metadata. A call is never executed twice. If a
-    stream breaks before a call was sent, the call moves to another stream, at most as many times as there are replicas.
+    stream breaks before a call was sent, the call moves to another stream. It moves at most as many times as there are
+    replicas.
     """
 
     def __init__(self, lines: Sequence[Line], *, identity: Callable[[], Identity], response_bytes_max: int) -> None:
@@ -189,7 +192,7 @@ class Batches:
         self._closed = False
 
     def start(self, method: str, request: bytes, *, key: str = "", **fields: Any) -> Call:
-        """Start a call that belongs to `key`, with more `fields` of a batch_pb2.Call.
+        """Start a call that belongs to `key`. `fields` are additional fields of a batch_pb2.Call.
 
         Raises:
             DependencyUnavailable: The channel is closed.
@@ -227,7 +230,10 @@ class Batches:
         return any(not other.health(now).is_unavailable for other in self._lines if other is not line)
 
     def widen(self, line: Line, identity: Identity) -> None:
-        """Open one more stream on a line unless it has `streams_max`. It may reach another replica of the same name."""
+        """Open one more stream on a line, unless it has `streams_max`.
+
+        The stream may reach another replica of the same name.
+        """
         if len(line.streams) < line.streams_max:
             stream = _Stream(self, line, identity)
             line.streams.append(stream)
@@ -286,7 +292,7 @@ class _Stream:
         self._has_work.set()
 
     def forget(self, call: Call) -> None:
-        """Stop waiting for a call; cancel it if it is still running."""
+        """Stop waiting for a call. If it is still running, cancel it."""
         if self._calls.pop(call.message.id, None) is not None and not self._unsent.pop(call.message.id, None):
             self._cancelled.append(call.message.id)
             self._has_work.set()
@@ -329,7 +335,7 @@ class _Stream:
             self.fail(failure)
 
     async def _opens(self, rpc: Any) -> bool:
-        """Wait until the server accepts the stream. Return False if that takes long and another replica is healthy."""
+        """Wait until the server accepts the stream. Return False if this takes long and another replica is healthy."""
         while await within(_OPENING_SECONDS, rpc.initial_metadata()) is None:
             if self._batches.has_another(self._line):
                 return False
@@ -384,13 +390,13 @@ class _Stream:
             self.leave()
 
     def leave(self) -> None:
-        """Start no more calls on this stream; it ends when its running calls have ended."""
+        """Start no more calls on this stream. It ends when its running calls have ended."""
         self._is_leaving = True
         self._detach()
         self._has_work.set()
 
     def fail(self, failure: PawlError) -> None:
-        """End all calls with `failure`, but move calls that were never sent to another stream."""
+        """End all calls with `failure`. Calls that were never sent are moved to another stream instead."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if call.message.id in self._unsent and call.moves < self._batches.moves_max:

@@ -69,25 +69,25 @@ def open_channel(
     translate: Translate | None = None,
     relay_key: Callable[[], str] | None = None,
 ) -> grpc.aio.Channel:
-    """Return a channel to one service; it connects on the first call.
+    """Return a channel to one service. It connects when the first call is made.
 
     `addresses` is either one `host:port`, whose name may resolve to several replicas, or several `ip:port` separated by
     commas. Calls are spread over all replicas that are reachable and healthy. Lost replicas are retried within 2 s.
 
     Each call sends `service_key` (or its current value), the current `metadata`, and the id of the request being
-    served. Calls with a unary response end after `deadline_seconds` unless they have their own `timeout`; response
+    served. Calls with a unary response end after `deadline_seconds`, unless they have their own `timeout`. Response
     streams have no default deadline. gRPC retries only calls that were never sent.
 
     With `batches`, calls with one request are sent in batches where possible, which is cheaper. With several addresses,
     each store prefers one of them (see `replicas`). Behind one name, calls are spread over up to four replicas. The
-    server must be a Pawl service, and errors are raised as the PawlError it reported.
+    server must be a Pawl service. Errors are raised as the PawlError that it reported.
 
     With `translate`, its result is raised when a call fails, and a call with a unary response is a plain coroutine. If
-    several replicas are possible and one is silent for a second, calls that are safe to repeat and new response streams
-    that only read are sent to the next replica.
+    there are several replicas and one is silent for a second, the next replica gets the call. This applies to calls
+    that are safe to repeat, and to new response streams that only read.
 
-    With `relay_key`, the key of a service, all response streams share a few gRPC streams, which needs half the memory.
-    Each still has its own credential, in its metadata, and fails like a call of its own.
+    With `relay_key`, which is the key of a service, all response streams share a few gRPC streams. This needs half the
+    memory. Each response stream still has its own credential in its metadata, and fails independently of the others.
 
     With `tls`, the channel uses certificates and follows changes to them. The server's certificate must name
     `server_name`, or the host of a single address.
@@ -133,7 +133,7 @@ async def translated(call: Awaitable[T]) -> T:
 
 @contextmanager
 def translating() -> Iterator[None]:
-    """Raise the PawlError that a peer reported, around a call or the reading of a stream.
+    """Wrap a call or the reading of a stream, and raise the PawlError that the peer reported.
 
     An unreachable peer or a missed deadline becomes DependencyUnavailable. Cancellation passes through.
     """
@@ -274,8 +274,8 @@ class _Channel(grpc.aio.Channel):
     ) -> Any:
         """Return a callable that sends calls of a method in batches.
 
-        Large calls, and calls with options other than a timeout, are made with `single`, to the replica that their
-        batch would go to.
+        Large calls, and calls with options other than a timeout, are made with `single`. They go to the same replica as
+        their batch would.
         """
         batches = self._batches
         if batches is None or method.startswith("/grpc."):
@@ -309,13 +309,13 @@ class _Channel(grpc.aio.Channel):
 
 
 class _StreamCall:
-    """Wraps a call with a response stream and delegates everything except reading to it.
+    """Wraps a call with a response stream. Delegates everything except reading to the call.
 
-    A cancelled read also cancels the RPC. grpc.aio does not do so just after the request was sent, and the server would
-    keep running without a client.
+    If a read is cancelled, the RPC is cancelled too. If the request has just been sent, grpc.aio does not do so, and
+    the server would keep running without a client.
 
-    With `start`, a call that the server does not accept within a second is started again, and gRPC sends it to the next
-    replica.
+    With `start`, a call is started again if the server does not accept it within a second. gRPC then sends it to the
+    next replica.
     """
 
     def __init__(self, call: Any, translate: Translate | None, start: Callable[[], Any] | None) -> None:
@@ -362,7 +362,7 @@ class _StreamCall:
 
 
 async def _first_answer(method: Any, name: str, request: Any, **special: Any) -> Any:
-    """Call a method and return the first answer. If it is safe, send the request again after each second of silence.
+    """Call a method and return the first answer. If this is safe, repeat the request after each second of silence.
 
     This is safe for requests that only read or have an id, unless they are long polls. gRPC sends each copy to the next
     replica.

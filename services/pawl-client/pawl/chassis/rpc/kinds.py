@@ -31,7 +31,7 @@ def read_raw(handler: Handler, receive: Receive, *, bytes_max: int) -> Behaviour
     A method's single request is read with `receive`. The function returns the response of a unary method, and writes
     the responses of a streaming method to the call.
 
-    Raises (the function):
+    The returned function raises:
         TooLarge: A message is over `bytes_max`.
         MalformedRequest: A message cannot be parsed.
     """

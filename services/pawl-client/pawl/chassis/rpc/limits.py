@@ -38,9 +38,10 @@ _ANONYMOUS_PER_CONNECTION_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """A server's limits.
+    """The limits of a server.
 
-    A store can use at most the fraction `store_share` of the slots for each kind of call, and a user `user_share`.
+    For each kind of call, a store can use at most the fraction `store_share` of the slots, and a user at most the
+    fraction `user_share`.
     """
 
     message_bytes_max: int = 4 * 1024 * 1024
@@ -52,9 +53,9 @@ class Limits:
 
     @property
     def read_bytes_max(self) -> int:
-        """The read limit. gRPC refuses larger messages before it reads them.
+        """The read limit. gRPC refuses larger messages before reading them.
 
-        It is slightly above the message limit, so that Pawl refuses most oversized messages with its own reason.
+        It is slightly above the message limit. Pawl therefore refuses most oversized messages with its own reason.
         """
         return self.message_bytes_max * 9 // 8
 
@@ -109,14 +110,14 @@ def _keys(principal: Principal) -> dict[str, tuple[str, ...]]:
 
 class Endable(Protocol):
     def end(self, reason: PawlError) -> None:
-        """End the call. Its client gets `reason` as the error."""
+        """End the call. The call's client gets `reason` as the error."""
 
 
 class AnonymousCalls:
-    """Tracks calls of open methods, which need no authentication.
+    """Tracks calls of open methods, which do not need authentication.
 
-    Above the limit, a new call ends the oldest call of the connection with the most calls, so that no client can keep
-    others out. A connection can have at most 32 calls.
+    If the limit is reached, a new call ends the oldest call of the connection with the most calls. A client can
+    therefore not keep others out. A connection can have at most 32 calls.
     """
 
     def __init__(self, calls_max: int) -> None:

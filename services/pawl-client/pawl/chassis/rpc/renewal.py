@@ -19,7 +19,7 @@ class RenewedChannel(grpc.aio.Channel):
 
     When certificates change, the next call opens a new channel. New calls move to it once it is connected, or once the
     old channel is disconnected. The old channel closes after its last call. A change therefore does not make any call
-    fail, and if the new certificates are rejected, calls continue as long as the old connection lasts.
+    fail. If the new certificates are rejected, calls continue as long as the old connection lasts.
     """
 
     def __init__(self, tls: Tls, open_one: Callable[[Certificates], grpc.aio.Channel]) -> None:

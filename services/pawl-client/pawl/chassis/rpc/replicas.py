@@ -32,8 +32,9 @@ _DEPTH_MAX: Final = 3
 class ReplicaHealth:
     """A replica's health from the point of view of its caller.
 
-    `is_unavailable` means that it is unreachable, unhealthy or silent, and `is_connected` that it is reachable. Before
-    the first attempt to connect, both are False. `is_busy` means that it has just refused a call as overloaded.
+    `is_unavailable` means that the replica is unreachable, unhealthy or silent. `is_connected` means that it is
+    reachable. Before the first attempt to connect, both are False. `is_busy` means that the replica has just refused a
+    call because it was overloaded.
     """
 
     name: str
@@ -44,11 +45,12 @@ class ReplicaHealth:
 
 
 def choose(key: str, replicas: Sequence[ReplicaHealth]) -> int:
-    """Return the index of the replica for a call that belongs to `key`; `replicas` must not be empty.
+    """Return the index of the replica for a call that belongs to `key`. `replicas` must not be empty.
 
-    It is the first replica in the order of preference that is connected and has capacity. Otherwise, it is the
-    connected replica with the fewest calls, preferably one that is not busy. If none is connected and answers, it is
-    the first that has not been tried yet, then the first that is connected but silent, then the first of all.
+    The first choice is the first replica in the order of preference that is connected and has capacity. If there is
+    none, it is the connected replica with the fewest calls, preferably one that is not busy. If no replica is connected
+    and answers, it is the first replica that has not been tried yet, then the first that is connected but silent, then
+    the first of all.
     """
     preferred = preference(key, tuple(replica.name for replica in replicas))
     connected = [at for at in preferred if replicas[at].is_connected and not replicas[at].is_unavailable]
@@ -67,7 +69,10 @@ def preference(key: str, names: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def key_of(request: Message) -> str:
-    """Return the key of a request: its least nested store id, otherwise its worker id; empty if it has neither."""
+    """Return the key of a request: its least nested store id or, failing that, its worker id.
+
+    Empty if it has neither.
+    """
     for store_of in _stores_of(request.DESCRIPTOR):
         if store_id := store_of(request):
             return store_id
@@ -76,7 +81,7 @@ def key_of(request: Message) -> str:
 
 @cache
 def _stores_of(kind: Descriptor) -> Sequence[Callable[[Message], str]]:
-    """Return getters of the store ids in messages of this type, the least nested first."""
+    """Return getters for the store ids in messages of this type. The least nested come first."""
     found, level = [], [("", kind)]
     for _ in range(_DEPTH_MAX):
         fields = [(within + field.name, field) for within, message in level for field in message.fields]
@@ -106,9 +111,10 @@ DEFAULT_PORTS: Final = {
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a service. While it is down, `pid` is None and the addresses are the last ones it had.
+    """One process of a service. While it is down, `pid` is None, and the addresses are the last ones that it had.
 
-    `grpc` is the address of its gRPC server, `http` that of the gateway's HTTP server. The other one is empty.
+    `grpc` is the address of its gRPC server. For the gateway, `http` is the address of its HTTP server. The other field
+    is empty.
     """
 
     grpc: str
@@ -140,7 +146,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_endpoints(data: Path) -> Endpoints | None:
-    """Return the state that the data folder's launcher last wrote; None if it cannot be read."""
+    """Return the state that the data folder's launcher wrote last. Return None if it cannot be read."""
     try:
         return msgspec.json.decode((data / FILE_NAME).read_bytes(), type=Endpoints)
     except (OSError, msgspec.MsgspecError):

@@ -17,5 +17,5 @@ def current_request_id() -> str:
 
 
 def set_request_id(request_id: str) -> None:
-    """Set the id for this task and those that it starts."""
+    """Set the id for this task and for the tasks that it starts."""
     _request_id.set(request_id)

@@ -52,7 +52,7 @@ def pause_seconds(failures: int, chance: float) -> float:
 
 
 def asked_seconds(header: str, *, now: float | None = None) -> float | None:
-    """Return the delay in seconds that a Retry-After header requests (RFC 9110, 10.2.3); None if it is invalid.
+    """Return the delay in seconds that a Retry-After header requests (RFC 9110, 10.2.3). None if it is invalid.
 
     The header contains seconds or a date. `now` is the Unix time; if it is None, dates count as invalid.
     """
@@ -71,8 +71,9 @@ def asked_seconds(header: str, *, now: float | None = None) -> float | None:
 class Retry:
     """Retries requests that are safe to repeat until they are answered.
 
-    After an error in `transient`, the request is sent again: without limit if a dependency was unavailable, and for up
-    to `internal_seconds_max` after other failures. With an `event`, each failure is logged under that name.
+    After an error in `transient`, the request is sent again. There is no limit if a dependency was unavailable. After
+    other failures, retries continue for up to `internal_seconds_max`. With an `event`, each failure is logged under
+    that name.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Retry:
     async def until_answered(
         self, request: Callable[[], Awaitable[T]], *, seconds_max: float = math.inf, call: str = ""
     ) -> T:
-        """Return the answer to `request`; `call` is for the log.
+        """Return the answer to `request`. `call` is used in the log.
 
         Raises:
             Exception: The error of the last attempt, if it is not transient or the time for retries is over.

@@ -67,8 +67,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
     """Return the error that the peer raised or, if it has no reason, the error for its gRPC code.
 
     An unreachable peer becomes DependencyUnavailable with our own message. gRPC's message contains addresses, so it is
-    only added as a note for logs. An unknown reason gives an error of its kind that keeps the reason. A peer's INTERNAL
-    keeps the peer's error id; an INTERNAL from gRPC itself means that the connection broke.
+    only added as a note for logs. If the reason is unknown, the error is of the same kind and keeps the reason. An
+    INTERNAL from a peer keeps the peer's error id. An INTERNAL from gRPC itself means that the connection broke.
     """
     message = error.details() or error.code().name
     info = _error_info(error)
@@ -87,8 +87,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
 def of_peer(error: PawlError) -> PawlError:
     """Return the error to raise for an error from a peer.
 
-    A missed deadline becomes DependencyUnavailable, because the deadline was ours: the caller may have a later deadline
-    or none.
+    A missed deadline becomes DependencyUnavailable, because the deadline was set by this process. The caller may have a
+    later deadline, or none.
     """
     if isinstance(error, DeadlineExceeded):
         return DependencyUnavailable("another service of the suite did not answer in time")

@@ -1,4 +1,4 @@
-"""Handles TLS: a process's certificate, reloaded when it changes, and the CA certificates that verify its peers.
+"""Handles TLS. A process has a certificate, reloaded when it changes, and CA certificates that verify its peers.
 
 A certificate identifies a service by the URI `spiffe://<any domain>/pawl/<service>` or by the DNS name `<service>`.
 Clients also verify this identity.
@@ -36,7 +36,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Certificates:
-    """The certificate chain of this process, its private key, and the authority that verifies peers, all in PEM."""
+    """The certificate chain of this process, its private key, and the authority that verifies peers. All are in PEM."""
 
     certificate: bytes | None = None
     key: bytes | None = None
@@ -50,7 +50,7 @@ Tls: TypeAlias = Callable[[], Certificates]
 
 
 def of_service(certificate: Path | None, key: Path | None, authority: Path | None, *, clock: Clock) -> Tls | None:
-    """Return the certificates of a service, which are reloaded when the files change; None if it has no certificate.
+    """Return the certificates of a service, or None if it has none. They are reloaded when the files change.
 
     While one of the files is being replaced and they do not match, the previous certificates are used.
 
@@ -78,7 +78,7 @@ def of_service(certificate: Path | None, key: Path | None, authority: Path | Non
 
 
 def of_client(authority: Path | None, clock: Clock) -> Tls | None:
-    """Return the authority that a client without a certificate uses to verify servers; None if TLS is not used.
+    """Return the authority with which a client without a certificate verifies servers. None if TLS is not used.
 
     Raises:
         StartError: The file cannot be used.
@@ -93,7 +93,7 @@ def of_client(authority: Path | None, clock: Clock) -> Tls | None:
 
 
 def of_bus(authority: Path | None, certificate: Path | None, key: Path | None) -> Callable[[], ssl.SSLContext] | None:
-    """Return a factory of TLS contexts for connections to NATS; None for the default context.
+    """Return a factory of TLS contexts for connections to NATS. None means the default context.
 
     Without an authority, a context trusts the system's authorities.
 
@@ -145,7 +145,7 @@ def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
 
 
 def server_name(addresses: str, service: str) -> str | None:
-    """Return the name to verify in server certificates; None means the host of the single address.
+    """Return the name to verify in server certificates. None means the host of the single address.
 
     With several addresses, gRPC does not compare each certificate with its own host, so the service's name is used.
     """
@@ -169,7 +169,7 @@ def http_context(tls: Tls) -> ssl.SSLContext:
 def check_service(right: str, peer: Mapping[str, Iterable[bytes]]) -> None:
     """Check that the peer's certificate names the service whose key it sent.
 
-    `right` is the service as in `roles.CALLERS`; `peer` holds gRPC's properties of the connection.
+    `right` is the service's entry in `roles.CALLERS`. `peer` contains gRPC's properties of the connection.
 
     Raises:
         Unauthenticated: The certificate is missing or names another service. The message is the same as for an unknown
@@ -184,8 +184,8 @@ def check_service(right: str, peer: Mapping[str, Iterable[bytes]]) -> None:
 def check_own(shown: Certificates, service: str, *, is_called: bool) -> None:
     """Check that other services will accept this certificate for `service`.
 
-    `is_called` means that they connect to `service`. An expired certificate passes, because it can be replaced while
-    the process runs. Without an authority, nothing is checked.
+    `is_called` means that the other services connect to `service`. An expired certificate is accepted, because it can
+    be replaced while the process runs. Without an authority, nothing is checked.
 
     Raises:
         StartError: The authority did not sign the certificate, or the name is missing.
@@ -208,7 +208,7 @@ def check_own(shown: Certificates, service: str, *, is_called: bool) -> None:
 
 
 def name_missing(names: Sequence[tuple[str, str]], service: str, *, is_called: bool) -> str:
-    """Return the problem if none of these names identifies the service; an empty string if one of them does."""
+    """Return the problem if none of these names identifies the service. Return an empty string if one of them does."""
     plain = [name.encode() for kind, name in names if kind == "DNS"]
     ids = [] if is_called else [name.encode() for kind, name in names if kind == "URI"]
     if service in services_of({"peer_dns": plain, "peer_uri": ids}):

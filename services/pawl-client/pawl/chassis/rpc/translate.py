@@ -1,8 +1,8 @@
 """Translates between structs and protobuf messages by field names.
 
-A `Translation` is created once, at import, and works in both directions. The following conventions cover most fields;
-all others are listed as `Exceptions`. A field that the other side lacks, a type mismatch or an unnecessary exception
-raises an error at import.
+A `Translation` is created once, at import, and works in both directions. The following conventions cover most fields.
+All other fields are listed as `Exceptions`. It is an error at import if the other side lacks a field, if types do not
+match, or if an exception is not needed.
 
 * The struct's field `x` corresponds to the message's `x` or `x_json`.
 * A nested struct that has no field in the message is flattened: the message has the nested struct's fields.
@@ -97,7 +97,7 @@ def kinds_of(message: type[Message], name: str) -> Mapping[str, Any]:
 
 
 class _Members(dict[int, Any]):
-    """Maps numbers to enum members. Numbers that it lacks are unknown or UNSPECIFIED."""
+    """Maps numbers to enum members. Numbers without a member are unknown, or are UNSPECIFIED."""
 
     def __init__(self, members: Mapping[int, Any], missing: Callable[[int], Any]) -> None:
         super().__init__(members)
@@ -111,8 +111,8 @@ class Exceptions(NamedTuple):
     """Fields that are not translated by name.
 
     `read` computes a field of the struct from the whole message, and `write` computes a field of the message from the
-    whole struct. `unwritten` fields are only read. `of_message` and `of_struct` fields exist only on that side, or have
-    no translation.
+    whole struct. `unwritten` fields are only read. `of_message` and `of_struct` list fields that exist only on that
+    side, or that are not translated.
     """
 
     read: Mapping[str, Callable[[Any], Any]] = {}
@@ -143,7 +143,7 @@ class Translator:
         self._made: dict[tuple[type, str], Translation[Any, Any]] = {}
 
     def enum(self, kind: type[E], wire: Any, *, field: str = "", without: Collection[str] = ()) -> EnumTranslation[E]:
-        """Return the translation of an enum. `without` lists the contract's values that the enum lacks.
+        """Return the translation of an enum. `without` lists the contract's values that the enum does not have.
 
         Raises:
             TypeError: The two sides do not match.
@@ -293,7 +293,7 @@ class _Maker:
         return f"{self._named(struct, struct.__name__)}({''.join(arguments)}\n    )"
 
     def _reading(self, name: str, hint: Any, path: str) -> str:
-        """Return the expression that reads a field of the struct, or an empty string if there is none."""
+        """Return the expression that reads a field of the struct. Return an empty string if there is none."""
         exceptions = self._exceptions
         self._names.add(name)
         if name in exceptions.of_struct:

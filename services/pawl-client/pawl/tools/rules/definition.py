@@ -137,7 +137,7 @@ class ToolVersion:
 
 
 def can_exist(name: str, version: int = 0) -> bool:
-    """Return whether a tool can have this name and version. If not, the database need not be queried."""
+    """Return whether a tool can have this name and version. If it cannot, the database need not be queried."""
     return _NAME.fullmatch(name) is not None and version <= VERSION_MAX
 
 
@@ -243,7 +243,7 @@ def check_report_policy(policy: ReportPolicy) -> None:
 
 
 def is_laxer(new: ToolDefinition, old: ToolDefinition) -> bool:
-    """Return whether `new` requires approval less often than `old`, or lets other or more users call the tool."""
+    """Return whether `new` is laxer: it requires approval less often, or more or other users may call the tool."""
     return (
         SEVERITY.index(new.category) < SEVERITY.index(old.category)
         or max(1, new.approvals_required) < max(1, old.approvals_required)
@@ -260,7 +260,7 @@ def is_restricted(definition: ToolDefinition) -> bool:
 
 
 def _is_wider(new: tuple[str, ...], old: tuple[str, ...]) -> bool:
-    """Return whether `new` includes anyone that `old` does not. An empty value includes all users."""
+    """Return whether `new` includes anyone whom `old` does not include. An empty value includes all users."""
     return bool(old) and (not new or not set(new) <= set(old))
 
 
@@ -271,7 +271,10 @@ def require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # read
 
 
 def sentence(field: str, rule: str) -> str:
-    """Return a sentence about a field. A rule that starts with must or is continues the name; others follow a colon."""
+    """Return a sentence about a field.
+
+    A rule that starts with "must" or "is" follows the name; others follow a colon.
+    """
     return f"{field} {rule}" if rule.startswith(("must ", "is ")) else f"{field}: {rule}"
 
 
@@ -304,7 +307,7 @@ OPTION_CHARACTERS_MAX: Final = 500
 
 
 def check_question(question: Question) -> str:
-    """Return the problem with a tool's question; empty if the question is valid."""
+    """Return the problem with a tool's question. Return an empty string if the question is valid."""
     if not 1 <= len(question.question) <= QUESTION_CHARACTERS_MAX:
         return f"a question must be 1 to {QUESTION_CHARACTERS_MAX} characters"
     if len(question.why) > QUESTION_CHARACTERS_MAX:
@@ -315,7 +318,7 @@ def check_question(question: Question) -> str:
 
 
 def given(answers: Sequence[Answer], position: int, question: Question) -> int | None:
-    """Return the index of the first answer to this exact question, starting at `position`; None if there is none.
+    """Return the index of the first answer to this exact question from `position` on. Return None if there is none.
 
     The answers before it belong to other questions, which an earlier execution of the tool asked.
     """

@@ -13,7 +13,7 @@ _HOPS_MAX: Final = 16
 
 
 def find(root: Mapping[str, Any], reference: str, *, default: Any = None) -> Any:
-    """Return the target of a pointer such as `#/$defs/task`, or `default` for a missing target or other references."""
+    """Return the target of a pointer such as `#/$defs/task`. If there is no such target, return `default`."""
     if reference == "#":
         return root
     if not reference.startswith("#/"):
@@ -35,7 +35,7 @@ def parts(reference: str) -> list[str]:
 
 
 def resolve(root: Mapping[str, Any], schema: Any) -> Any:
-    """Return `schema` or, if it is a `$ref`, its target with the annotations next to the `$ref` merged in."""
+    """Return `schema`. If it is a `$ref`, return its target merged with the annotations next to the `$ref`."""
     for _ in range(_HOPS_MAX):
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str):

@@ -18,7 +18,7 @@ _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 
 
 def check_template(template: str, schema: Mapping[str, Any]) -> str:
-    """Return the problem with a template such as `path:{path}`; empty if it is valid."""
+    """Return the problem with a template such as `path:{path}`. Return an empty string if it is valid."""
     if not 1 <= len(template) <= TEMPLATE_CHARACTERS_MAX:
         return f"a template must be 1 to {TEMPLATE_CHARACTERS_MAX} characters"
     if re.search(r"[{}]", _PLACEHOLDER.sub("", template)):
@@ -34,10 +34,10 @@ def check_template(template: str, schema: Mapping[str, Any]) -> str:
 def resource_keys(templates: tuple[str, ...], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
     """Return a call's keys, sorted and without duplicates.
 
-    A placeholder is replaced by the argument with that name: a string unchanged, and any other value as canonical JSON.
-    Each item in an array gives a separate key. A template whose argument is absent or null gives no keys. Long keys are
-    hashed. A template that would give more than KEYS_MAX keys, or whose argument has more than a thousand items, is
-    itself the only key.
+    A placeholder is replaced by the argument with that name. A string is inserted unchanged, and any other value as
+    canonical JSON. Each item in an array gives a separate key. A template whose argument is absent or null gives no
+    keys. Long keys are hashed. If a template would give more than KEYS_MAX keys, or if its argument has more than a
+    thousand items, the template itself is its only key.
     """
     keys: set[str] = set()
     for template in templates:

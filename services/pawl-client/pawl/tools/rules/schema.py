@@ -228,10 +228,10 @@ _COMPARED_MAX: Final = 8
 
 
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """Return the known names that are most similar to `name`, best matches first; empty if `name` is too long.
+    """Return the known names that are most similar to `name`, best matches first. Empty if `name` is too long.
 
-    A comparison is slow, so out of the first two thousand names, only those few that share the most letters are
-    compared.
+    A comparison is slow. Of the first two thousand names, only the few that share the most letters with `name` are
+    therefore compared.
     """
     if len(name) > _CHARACTERS_MAX:
         return []
@@ -260,7 +260,7 @@ _MESSAGE_CHARACTERS_MAX: Final = 300
 def list_violations(
     schema: Mapping[str, Any], validator: jsonschema_rs.Draft202012Validator, value: JsonValue
 ) -> list[str]:
-    """Return the violations, each with its path; empty if the value is valid.
+    """Return the violations, each with its path. Return nothing if the value is valid.
 
     Returns at most VIOLATIONS_MAX violations, followed by "and more" if there are more of them.
     """
@@ -329,7 +329,7 @@ _COMPILED_MAX: Final = 64
 
 
 def output_schema_problem(schema_json: bytes) -> str:
-    """Return why answers cannot be checked against a schema; empty if they can."""
+    """Return why answers cannot be checked against a schema. Return an empty string if they can."""
     try:
         _compiled(schema_json)
     except InvalidSchema as error:
@@ -338,7 +338,7 @@ def output_schema_problem(schema_json: bytes) -> str:
 
 
 def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
-    """Return an answer's canonical JSON if it fits the schema, otherwise the violations.
+    """Return an answer's canonical JSON if it matches the schema. Otherwise, return the violations.
 
     Values are not coerced and defaults are not inserted, because users have already seen the answer. If the schema is
     unusable, every answer fails.

@@ -12,11 +12,14 @@ from pawl.chassis.process.tasks import Handover
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Returned by a tool whose call will be completed from outside. The tool's code has ended, but the call has not."""
+    """Returned by a tool whose call will be completed externally. The tool's code has ended, but the call has not."""
 
 
 class CompletionToken:
-    """The right to complete a call. Once awaited (in a sync tool: returned), it survives the end of any process."""
+    """The right to complete a call.
+
+    Once it was awaited (or returned, in a sync tool), it survives the end of any process.
+    """
 
     def __init__(self, token: str, url: str, kept: Future[None]) -> None:
         # An opaque string. Treat it as a secret, because anyone who has it can complete the call.

@@ -27,7 +27,7 @@ class ToolError(Exception):
 
 
 class SecretNotFound(ToolError):
-    """Raised when the deployment has no secret with this name. The model sees the name, never a value."""
+    """Raised when the deployment has no secret with this name. The model sees the name, but never a value."""
 
 
 class QuestionDeclined(ToolError):
@@ -102,7 +102,7 @@ class ToolContext:
 
     @property
     def idempotency_key(self) -> str:
-        """A key that is the same for every execution of this call, but different for any other call of the store."""
+        """A key that is the same for every execution of this call. No other call in the store has the same key."""
         return self.call_id
 
     @property
@@ -116,27 +116,28 @@ class ToolContext:
             raise ToolCancelled
 
     def wait_cancelled(self, timeout_seconds: float) -> bool:
-        """Wait in a sync tool, like `time.sleep`. Returns True as soon as the call is cancelled, otherwise False."""
+        """Wait in a sync tool, like `time.sleep`. Return True as soon as the call is cancelled, and False otherwise."""
         return self._cancelled.wait(timeout_seconds)
 
     def mark_started(self) -> None:
         """Report that the call may take effect from now on.
 
-        For runners, and for sources that forward calls. A call that ends before this is reported as never started.
+        This is for runners, and for sources that forward calls. If a call ends before this, it is reported as never
+        started.
         """
         self._begin()
 
     def progress(self, fraction: float | None = None, message: str = "") -> None:
-        """Report progress to users: a fraction between 0 and 1, if known, and a message.
+        """Report progress to users: a message and, if it is known, a fraction between 0 and 1.
 
-        Never blocks. Only the newest report is kept, and it is shown at most ten times a second.
+        This never blocks. Only the newest report is kept, and reports are shown at most ten times a second.
         """
         self._report(fraction, message)
 
     def checkpoint(self, value: Any) -> Handover:
         """Save progress. An execution that restarts the call finds the latest value in `last_checkpoint`.
 
-        Await this in an async tool; in a sync tool, it returns once the value is saved. The saved value survives the
+        In an async tool, await this. In a sync tool, it returns once the value is saved. The saved value survives the
         end of any process. It must be JSON of at most 16 KiB.
 
         Raises:
@@ -147,20 +148,20 @@ class ToolContext:
         return Handover(self._save(checkpoint_content(value)))
 
     def completion_token(self) -> CompletionToken:
-        """Return a token for completing the call from outside. During an execution, the token stays the same.
+        """Return a token for completing the call externally. During an execution, the token stays the same.
 
-        Await this in an async tool. Hand the token out, and then return `Awaited()`: the call stays open until its
+        In an async tool, await this. Hand the token out, and then return `Awaited()`. The call stays open until its
         deadline. The first completion ends the call, even while the tool is still running.
 
         Raises:
-            ToolError: Calls of this tool cannot be completed from outside.
+            ToolError: Calls of this tool cannot be completed externally.
         """
         return self._token()
 
     def secret(self, name: str) -> str:
-        """Return a secret by name: the store's own if there is one, otherwise the deployment's common one.
+        """Return a secret by name: the store's own secret or, if there is none, the deployment's common secret.
 
-        A value of at least 4 characters is masked in everything the tool returns and reports.
+        If the value has at least 4 characters, it is masked in everything that the tool returns and reports.
 
         Raises:
             SecretNotFound: There is no secret with this name.
@@ -178,15 +179,16 @@ class ToolContext:
     ) -> str:
         """Ask the user a question during the call. Returns one of `options` or a free text.
 
-        An answer that does not fit `answer_schema_json` is refused when the user gives it (see pawl.event.v1.Question
-        for the parsing). This is only a help for the user: the tool should still validate the answer.
+        If an answer does not match `answer_schema_json`, it is refused when the user gives it (see
+        pawl.event.v1.Question for how answers are parsed). This only helps the user. The tool should still validate the
+        answer.
 
-        For async tools only. The timeout is paused until the answer arrives, which may take days.
+        Only async tools can call this. The timeout is paused until the answer arrives, which may take days.
 
-        A READ_ONLY or IDEMPOTENT tool does not wait: it is run again from the start once the answer has arrived. It
-        must ask the same questions in the same order; for questions that were already answered, this returns
-        immediately. Other tools wait here. If their process ends before the answer arrives, the outcome is UNKNOWN, so
-        ask before the tool takes effect.
+        A READ_ONLY or IDEMPOTENT tool does not wait. It is run again from the start once the answer has arrived. It
+        must then ask the same questions in the same order. If a question was already answered, this returns
+        immediately. Other tools wait here. If their process ends before the answer arrives, the outcome is UNKNOWN.
+        Therefore, ask before the tool takes effect.
 
         Raises:
             QuestionDeclined: There is no answer. Let the error propagate, or continue without an answer.

@@ -1,4 +1,4 @@
-"""Defines the inverse of a call: another call that undoes its effect."""
+"""Defines the inverse of a call, which is another call that undoes its effect."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 class Inverse:
     """A call that undoes another call's effect.
 
-    It is an ordinary tool call: checked, gated and journaled as if the model had requested it. `summary` describes it
-    to users in one line.
+    It is an ordinary tool call, which is checked, gated and journaled as if the model had requested it. `summary`
+    describes it to users in one line.
     """
 
     tool_name: str
@@ -22,7 +22,7 @@ class Inverse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reversible:
-    """A result with its inverse: the model sees `value`, and the ledger stores `inverse`."""
+    """A result with its inverse. The model sees `value`, and the ledger stores `inverse`."""
 
     value: Any
     inverse: Inverse

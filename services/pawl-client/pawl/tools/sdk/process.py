@@ -42,8 +42,8 @@ def check_process(name: str, function: Callable[..., Any], context: ExecutionCon
     """Check that a function can run in its own process with these limits.
 
     Raises:
-        ToolDefinitionError: The limits are invalid, a new process could not find the function, or the registry does not
-            run the function.
+        ToolDefinitionError: The limits are invalid, a new process could not find the function, or the function does not
+            run in the registry.
     """
     if not isinstance(limits, ProcessLimits):
         raise ToolDefinitionError(f"{name}: process must be ProcessLimits(...)")

@@ -17,20 +17,20 @@ class ReconcileResult:
 
 
 def happened(result: Any) -> ReconcileResult:
-    """The execution took effect. `result` becomes the call's result."""
+    """State that the execution took effect. `result` becomes the call's result."""
     return ReconcileResult(finding="HAPPENED", result=result)
 
 
 def failed(error: ToolError) -> ReconcileResult:
-    """The execution ended with an error, which the model sees."""
+    """State that the execution ended with an error. The model sees the error."""
     return ReconcileResult(finding="FAILED", result=error)
 
 
 def did_not_happen() -> ReconcileResult:
-    """The execution did not take effect and no longer can. The tool runs again."""
+    """State that the execution did not take effect and no longer can. The tool runs again."""
     return ReconcileResult(finding="DID_NOT_HAPPEN")
 
 
 def cannot_say() -> ReconcileResult:
-    """It is not known whether the execution took effect. The call's outcome is UNKNOWN."""
+    """State that it is unknown whether the execution took effect. The call's outcome is UNKNOWN."""
     return ReconcileResult(finding="CANNOT_SAY")

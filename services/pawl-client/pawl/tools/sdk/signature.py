@@ -31,8 +31,8 @@ def read_docstring(function: Any) -> tuple[str, dict[str, str]]:
     """Return the descriptions of a function and of its parameters.
 
     Reads Google style (`Args:`) and Sphinx style (`:param name:`). The text before the first section is the
-    description. The library docstring_parser is not used, because one line without a colon in a section makes it drop
-    all parameters.
+    description. The library docstring_parser is not used, because it drops all parameters if a single line in a section
+    has no colon.
     """
     description: list[str] = []
     parameters: dict[str, list[str]] = {}
@@ -126,7 +126,7 @@ def is_context(hint: Any) -> bool:
 
 
 def text_of(hint: Any) -> str:
-    """Return the first string or `Doc` in an Annotated type, also within an Optional; empty if there is none."""
+    """Return the first string or `Doc` in an Annotated type, also inside an Optional. Empty if there is none."""
     if get_origin(hint) is Annotated:
         for extra in get_args(hint)[1:]:
             text = extra if isinstance(extra, str) else getattr(extra, "documentation", None)
@@ -138,7 +138,7 @@ def text_of(hint: Any) -> str:
 
 
 def is_of_pydantic(hint: Any) -> bool:
-    """Return whether a type needs pydantic. Its own models and constraints, `datetime` and `time` do."""
+    """Return whether a type needs pydantic. This is so for pydantic's models and constraints, `datetime` and `time`."""
     if isinstance(hint, type) and issubclass(hint, pydantic.BaseModel):
         return True
     if hint in (datetime, time):
@@ -187,12 +187,13 @@ class Signature:
     _defaults: Mapping[str, Any]
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert arguments that fit the schema to typed parameters.
+        """Convert arguments that match the schema to typed parameters.
 
         Defaults are copied, so that calls do not share mutable values.
 
         Raises:
-            msgspec.ValidationError, pydantic.ValidationError: an argument fits the schema but not the stricter type.
+            msgspec.ValidationError, pydantic.ValidationError: an argument matches the schema, but not the stricter
+                type.
         """
         struct = msgspec.convert(dict(arguments), self._struct, str_keys=True)
         values = {name: getattr(struct, name) for name in self._struct.__struct_fields__}
@@ -212,7 +213,8 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     the docstring or from a string in Annotated.
 
     Raises:
-        ToolDefinitionError: A parameter has no type, a type without a JSON Schema, or a default that does not fit.
+        ToolDefinitionError: A parameter has no type, a type without a JSON Schema, or a default that does not match its
+            type.
     """
     name = getattr(function, "__name__", "tool")
     description, documented = read_docstring(function)
@@ -256,7 +258,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
 
 
 def _model(hint: Any, place: str) -> pydantic.TypeAdapter[Any] | None:
-    """Return a parameter's pydantic adapter; None if msgspec can handle the parameter.
+    """Return a parameter's pydantic adapter. Return None if msgspec can handle the parameter.
 
     Raises:
         ToolDefinitionError: Neither library can handle the parameter.
@@ -309,8 +311,8 @@ def _add_default(
     """Add a default to the schema.
 
     Raises:
-        ToolDefinitionError: The default is a pydantic `Field`, is not JSON, or does not fit its type, or the schema is
-            unusable.
+        ToolDefinitionError: The default is a pydantic `Field`, is not JSON, or does not match its type. Or the schema
+            is unusable.
     """
     place = f"{name}: parameter {parameter}"
     if isinstance(default, FieldInfo):

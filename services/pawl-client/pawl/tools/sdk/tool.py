@@ -86,10 +86,10 @@ class Tool(Generic[P, R]):
         return self.is_async or self.process is not None
 
     def bind(self, arguments: Mapping[str, Any], context: ToolContext) -> Callable[[], R]:
-        """Return a function that makes the call, for arguments that fit the schema.
+        """Return a function that makes the call, for arguments that match the schema.
 
         Raises:
-            ToolError: An argument fits the schema but not the stricter type.
+            ToolError: An argument matches the schema, but not the stricter type.
         """
         try:
             parameters = self.signature.bind(arguments)
@@ -101,11 +101,11 @@ class Tool(Generic[P, R]):
         return lambda: function(**parameters)
 
     def preview(self, arguments: Mapping[str, Any]) -> Callable[[], str] | None:
-        """Return a function that describes the call's effect; None if the tool does not have a preview."""
+        """Return a function that describes the call's effect. Return None if the tool does not have a preview."""
         return _bound(self._preview, self.signature, arguments)
 
     def bulk_count(self, arguments: Mapping[str, Any]) -> Callable[[], int] | None:
-        """Return a function that counts the affected items; None if the tool has no `bulk_count`."""
+        """Return a function that counts the affected items. Return None if the tool does not have a `bulk_count`."""
         return _bound(self._bulk_count, self.signature, arguments)
 
 
@@ -172,7 +172,7 @@ def tool(
     reconcile: Reconcile | None = None,
     process: ProcessLimits | None = None,
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
-    """Turn a sync or async function into a tool. docs/guides/tools.md lists the options, whose defaults are cautious.
+    """Turn a sync or async function into a tool. docs/guides/tools.md lists the options. Their defaults are cautious.
 
     Raises:
         ToolDefinitionError: The function or an option is invalid.

@@ -20,7 +20,7 @@ from pawl.agent_loop.loop.rules.checks import MESSAGE_BYTES_MAX
 from pawl.agent_loop.loop.rules.decision import ReadAgent
 from pawl.agent_loop.loop.rules.fact import AgentEnded
 from pawl.agent_loop.loop.rules.options import INSTRUCTIONS_BYTES_MAX
-from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
+from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED, KEY_GONE
 from pawl.agent_loop.loop.rules.run import Delegation, Goal, PinnedAgent, Run, RunOptions, TokenBudgetPolicy, ToolChoice
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.workflows import children
@@ -106,8 +106,8 @@ def ended(state: State, command: AgentEnded, now: float) -> State:
         call = settle.settled(call, CallState.FAILED, result, now, note)
     else:
         reason = f"AGENT_{run.state.name}"
-        if run.failure is not None and run.failure.reason == BUDGET_EXHAUSTED:
-            reason = BUDGET_EXHAUSTED
+        if run.failure is not None and run.failure.reason in {BUDGET_EXHAUSTED, KEY_GONE.reason}:
+            reason = run.failure.reason
         result = settle.error(reason, " ".join(filter(None, (_why(run), _left(command.job_ids)))))
         call = settle.settled(call, CallState.FAILED, result, now, note)
     total, delegated = state.run.usage + run.usage, state.run.delegated_usage + run.usage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -117,6 +117,13 @@ CEILINGS: Final = Limits(
 )
 
 
+class ModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model server that settings can assign to stores. The file `api_key_file` contains its key."""
+
+    base_url: str
+    api_key_file: str = ""
+
+
 class DeploymentLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The deployment's limits, as read from PAWL_LIMITS_FILE."""
 
@@ -126,11 +133,14 @@ class DeploymentLimits(msgspec.Struct, frozen=True, kw_only=True):
     ceilings: Limits = CEILINGS
     approvals_required: int = 1
     background: str = "on"
+    # By name.
+    model_servers: Mapping[str, ModelServer] = {}
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     defaults: dict[str, Any] = {}
     ceilings: dict[str, Any] = {}
+    model_servers: dict[Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")], ModelServer] = {}
 
 
 def read_limits(document: object) -> DeploymentLimits:
@@ -151,7 +161,12 @@ def read_limits(document: object) -> DeploymentLimits:
     most |= {name: getattr(defaults, name) for name in NONE_IS_ZERO}
     ceilings = _with(CEILINGS, most | file.ceilings)
     of_tools = {name: getattr(ceilings, name.removesuffix("_max")) for name in OF_TOOLS}
-    return DeploymentLimits(defaults=replace(defaults, **of_tools), ceilings=replace(ceilings, **of_tools), **options)
+    return DeploymentLimits(
+        defaults=replace(defaults, **of_tools),
+        ceilings=replace(ceilings, **of_tools),
+        model_servers=file.model_servers,
+        **options,
+    )
 
 
 def _with(limits: Limits, numbers: Mapping[str, float]) -> Limits:

@@ -16,6 +16,15 @@ _WAIT_SECONDS_MAX: Final = 60.0
 # The token budget is used up, or was too small for an answer.
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
 
+MODEL_NOT_ALLOWED: Final = "MODEL_NOT_ALLOWED"
+# The key that started a background or child run is no longer valid.
+KEY_GONE: Final = Problem(
+    reason="PERMISSION_DENIED",
+    message="The API key that started the run was revoked or has lost a role. Start it with another key.",
+    failure_class=FailureClass.LIMIT,
+    retryable=False,
+)
+
 _REASONS: Final = {
     FailureClass.AUTH: "PROVIDER_AUTH",
     FailureClass.RATE: "PROVIDER_RATE_LIMIT",
@@ -78,8 +87,14 @@ def falls_back(problem: Problem, *, fallbacks_left: int, left: float) -> bool:
     return is_server_fault and fallbacks_left > 0 and left > 0
 
 
+def model_not_allowed(model: str) -> Problem:
+    return Problem(
+        reason=MODEL_NOT_ALLOWED, retryable=False, message=f"The store may no longer use the model {model!r}."
+    )
+
+
 def failure_of(problem: Problem) -> RunFailure:
-    if problem.reason in {ROUND_TIMEOUT, BUDGET_EXHAUSTED}:
+    if problem.reason in {ROUND_TIMEOUT, BUDGET_EXHAUSTED, MODEL_NOT_ALLOWED, KEY_GONE.reason}:
         return RunFailure(failure_class=FailureClass.LIMIT, reason=problem.reason, message=problem.message)
     reason = "PROVIDER_REFUSED" if problem.refuses_content else _REASONS.get(problem.failure_class, "PROVIDER_ERROR")
     return RunFailure(failure_class=problem.failure_class, reason=reason, message=problem.message)

@@ -14,6 +14,7 @@ from pawl.event.v1 import message_pb2
 from pawl.job.v1.agents_pb2 import TokenBudget
 from pawl.job.v1.titles_pb2 import TitleTask
 from pawl.job_store.conversations.store.search_index import put_title
+from pawl.job_store.ledger.ports import LimitsOf
 from pawl.job_store.ledger.rules.conversations import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, title_in_reply
 from pawl.job_store.ledger.rules.usage import UsageKey, Used
 from pawl.job_store.ledger.store import usage
@@ -81,10 +82,14 @@ class PostgresTitles(DatabaseAdapter):
     """Stores model-generated titles. `budgets` returns the token budgets of a user's runs with an agent."""
 
     def __init__(
-        self, database: Database, budgets: Callable[[StoreId, UserId, str], Awaitable[Sequence[TokenBudget]]]
+        self,
+        database: Database,
+        budgets: Callable[[StoreId, UserId, str], Awaitable[Sequence[TokenBudget]]],
+        limits_of: LimitsOf,
     ) -> None:
         super().__init__(database)
         self._budgets = budgets
+        self._limits_of = limits_of
 
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
         """Claim conversations that need a title. Each claim lasts for two minutes.
@@ -101,6 +106,7 @@ class PostgresTitles(DatabaseAdapter):
                 attempt = record["store_id"], record["conversation_id"], record["attempt"]
                 await self._database.execute(_PUT_OFF, *attempt, max(used_up))
             else:
+                task.model_server = self._limits_of(StoreId(task.store_id)).model_server
                 tasks.append(task)
         return tasks
 

@@ -22,6 +22,8 @@ def start(request: ledger_pb2.StartJobRequest, limits_of: LimitsOf) -> StartJob:
         raise InvalidField("job is required", field="job")
     submitted = operations.submit(request.message, limits_of)
     changes = {
+        # A job calls no model.
+        "refused_model": "",
         "fingerprint": hashlib.sha256(submitted.fingerprint + request.asked_sha256).digest(),
         "store_slots": limits_of(submitted.store_id).slots.background_per_store,
         "new_conversation_id": ConversationId(

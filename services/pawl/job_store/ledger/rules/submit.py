@@ -13,6 +13,7 @@ from pawl.errors import (
     ConversationBusy,
     FeatureOff,
     InvalidField,
+    ModelNotAllowed,
     QueueFull,
     RunNotFound,
     RunOfAnotherUser,
@@ -69,7 +70,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     `undoes` is the run that the new run undoes. Writers may undo their own runs even after sharing has ended. With
     `only_repeat`, only a repeated request succeeds, for example because the agent no longer exists.
 
-    Features in `off` are switched off in the store. Undo is still possible.
+    Features in `off` are switched off in the store, and it may not use the `refused_model`. Undo is still possible.
     """
 
     conversation_id: ConversationId
@@ -96,6 +97,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     only_repeat: bool = False
     program: Program = Program.DEFAULT
     off: frozenset[Feature] = frozenset()
+    refused_model: str = ""
     is_reported: bool = False
 
     @property
@@ -125,6 +127,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             ConversationBusy: The policy is REJECT and a run is active.
             RunOfAnotherUser: The policy is STEER or INTERRUPT, and another user started the active run.
             FeatureOff: The request creates a run, and a feature that it needs is switched off.
+            ModelNotAllowed: The request creates a run, and the store may not use its model.
             QueueFull: Too many runs are waiting in the conversation or the store. Or the active run has too many
                 messages, or messages from too many people.
         """
@@ -301,10 +304,13 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
 
         Raises:
             FeatureOff: One of them is off.
+            ModelNotAllowed: The store may not use the run's model.
         """
         for feature in (*more, *self.needed):
             if feature in self.off:
                 raise FeatureOff(f"the feature '{feature}' is switched off for this store", feature=feature)
+        if self.refused_model and not self.undoes:
+            raise ModelNotAllowed(f"this store may not use the model {self.refused_model!r}", model=self.refused_model)
 
     def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
         """Refuse a run if too many runs are already waiting for one of the store's slots.

@@ -1,0 +1,231 @@
+/** Fields of a definition, each at a path such as options.model. What has no field is kept as it is. */
+
+import type { ComponentChildren, VNode } from "preact";
+import { useEffect, useId, useState } from "preact/hooks";
+
+import { Fault } from "./form";
+import { parse } from "./json";
+import { visible } from "./visible";
+
+export type Values = Record<string, any>;
+export type Option = readonly [value: string, label: string];
+
+export interface FieldSpec {
+  at: string;
+  label: string;
+  hint?: string;
+  /** A text line by default. `lines` is a list with one entry per line, `pairs` a map with one "name: value" per line. */
+  kind?: "area" | "number" | "check" | "lines" | "pairs" | "json" | "select" | "suggest" | "moment" | "own";
+  options?: readonly Option[];
+  /** Options that are read when the form opens. */
+  load?: () => Promise<Option[]>;
+  /** Draws a field of its own kind. */
+  view?: (props: { value: Values; onValue: (value: Values) => void; id: string }) => VNode;
+  when?: (value: Values) => boolean;
+  /** Takes half of the width. */
+  half?: true;
+  /** Is under "More options". */
+  more?: true;
+  placeholder?: string;
+}
+
+export function get(value: Values, at: string): any {
+  return at.split(".").reduce<any>((found, name) => (typeof found === "object" && found !== null ? found[name] : undefined), value);
+}
+
+/** Returns a copy with a value at a path. Without a value, the path is removed. */
+export function set(value: Values, at: string, to: unknown): Values {
+  const [name = "", ...rest] = at.split(".");
+  const next = { ...value };
+  const inner = rest.length ? set(typeof next[name] === "object" && next[name] !== null ? next[name] : {}, rest.join("."), to) : to;
+  if (inner === undefined) delete next[name];
+  else next[name] = inner;
+  return next;
+}
+
+/** Returns the field that an error names, such as definition.options.model. */
+export function meant(all: FieldSpec[], field: string, value: Values): FieldSpec | undefined {
+  const name = field.replace(/_(\w)/g, (_, letter: string) => letter.toUpperCase());
+  const shown = all.filter(({ when }) => when?.(value) ?? true);
+  return shown.find(({ at }) => name === at || name.endsWith(`.${at}`)) ?? shown.find(({ at }) => name && (at.endsWith(`.${name}`) || `.${name}.`.includes(`.${at.split(".").at(-1)}.`)));
+}
+
+interface Props {
+  all: FieldSpec[];
+  value: Values;
+  onValue: (value: Values) => void;
+  fault?: { at: string; message: string };
+}
+
+export function FieldView({ all, ...rest }: Props): VNode {
+  const shown = all.filter(({ when }) => when?.(rest.value) ?? true);
+  const more = shown.filter((field) => field.more);
+  const isUsed = more.some(({ at }) => rest.fault?.at === at);
+  return (
+    <div class="fields">
+      {shown.filter((field) => !field.more).map((field) => <Field key={field.at + field.label} field={field} {...rest} />)}
+      {!!more.length && (
+        <details open={isUsed || undefined}>
+          <summary>More options</summary>
+          <div class="fields">
+            {more.map((field) => (
+              <Field key={field.at + field.label} field={field} {...rest} />
+            ))}
+          </div>
+        </details>
+      )}
+    </div>
+  );
+}
+
+function Field({ field, value, onValue, fault }: { field: FieldSpec } & Omit<Props, "all">): VNode {
+  const id = useId();
+  const { at, label, hint, kind, view } = field;
+  const message = fault?.at === at ? fault.message : "";
+  const marks = { id, "aria-invalid": !!message, "aria-describedby": [hint && `${id}-hint`, message && `${id}-fault`].filter(Boolean).join(" ") || undefined };
+  const below = (
+    <>
+      {hint && (
+        <span id={`${id}-hint`} class="hint">
+          {hint}
+        </span>
+      )}
+      <Fault text={message} id={`${id}-fault`} />
+    </>
+  );
+  if (kind === "own")
+    return (
+      <div class="field" role="group" aria-labelledby={`${id}-label`}>
+        <span id={`${id}-label`} class="label">
+          {label}
+        </span>
+        {view?.({ value, onValue, id })}
+        {below}
+      </div>
+    );
+  const entry = <Entry field={field} value={get(value, at)} onValue={(to) => onValue(set(value, at, to))} marks={marks} />;
+  if (kind === "check")
+    return (
+      <div class={`field ${field.half ? "half" : ""}`}>
+        <label class="row">
+          {entry} <span>{label}</span>
+        </label>
+        {below}
+      </div>
+    );
+  return (
+    <div class={`field ${field.half ? "half" : ""}`}>
+      <label for={id}>{label}</label>
+      {entry}
+      {below}
+    </div>
+  );
+}
+
+interface EntryProps {
+  field: FieldSpec;
+  value: any;
+  onValue: (value: unknown) => void;
+  marks: Record<string, unknown> & { id: string };
+}
+
+function Entry({ field: { kind, options, load, placeholder = "" }, value, onValue, marks }: EntryProps): VNode {
+  const [loaded, setLoaded] = useState<readonly Option[]>(options ?? []);
+  useEffect(() => void load?.().then(setLoaded, () => {}), []);
+  const text = value === undefined || value === null ? "" : String(value);
+  const write = (to: string): void => onValue(to === "" ? undefined : to);
+  switch (kind) {
+    case "check":
+      return <input {...marks} type="checkbox" checked={value === true} onChange={(event) => onValue(event.currentTarget.checked || undefined)} />;
+    case "number":
+      return <input {...marks} type="number" min={0} step="any" placeholder={placeholder} value={text} onInput={({ currentTarget: { value: to, valueAsNumber } }) => onValue(to === "" ? undefined : valueAsNumber)} />;
+    case "select": {
+      const all = text && !loaded.some(([each]) => each === text) ? [...loaded, [text, text] as const] : loaded;
+      return (
+        <select {...marks} value={text} onChange={(event) => write(event.currentTarget.value)}>
+          {all.map(([each, label]) => (
+            <option key={each} value={each}>
+              {visible(label)}
+            </option>
+          ))}
+        </select>
+      );
+    }
+    case "area":
+      return <textarea {...marks} rows={Math.min(14, Math.max(4, text.split("\n").length + 1))} placeholder={placeholder} value={text} onInput={(event) => write(event.currentTarget.value)} />;
+    case "lines": {
+      const lines: unknown[] = Array.isArray(value) ? value : [];
+      return <textarea {...marks} rows={Math.min(8, lines.length + 2)} placeholder={placeholder || "One per line"} value={lines.join("\n")} onInput={({ currentTarget: { value: to } }) => onValue(to === "" ? undefined : to.split("\n"))} />;
+    }
+    case "moment":
+      return <input {...marks} type="datetime-local" value={value ? local(value) : ""} onInput={({ currentTarget: { value: to } }) => onValue(to ? new Date(to).toISOString() : undefined)} />;
+    case "pairs":
+      return <Draft marks={marks} placeholder={placeholder} first={Object.entries(value ?? {}).map(([name, to]) => `${name}: ${to}`).join("\n")} onText={(to) => onValue(pairs(to))} />;
+    case "json":
+      return <Draft marks={marks} placeholder="{}" first={value === undefined ? "" : JSON.stringify(value, null, 2)} onText={(to) => onValue(to.trim() ? parse(to) : undefined)} />;
+    default:
+      return (
+        <>
+          <input {...marks} list={kind === "suggest" ? `${marks.id}-list` : undefined} autocomplete="off" placeholder={placeholder} value={text} onInput={(event) => write(event.currentTarget.value)} />
+          {kind === "suggest" && (
+            <datalist id={`${marks.id}-list`}>
+              {loaded.map(([each, label]) => (
+                <option key={each} value={each}>
+                  {visible(label)}
+                </option>
+              ))}
+            </datalist>
+          )}
+        </>
+      );
+  }
+}
+
+/** A time as a field for local times takes it. */
+function local(at: string): string {
+  return new Date(Date.parse(at) - new Date(at).getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
+}
+
+function pairs(text: string): Record<string, string> | undefined {
+  const lines = text.split("\n").filter((line) => line.trim());
+  const all = lines.map((line) => {
+    const at = line.indexOf(":");
+    if (at < 1) throw new Error(`"${line}" has no colon.`);
+    return [line.slice(0, at).trim(), line.slice(at + 1).trim()];
+  });
+  return all.length ? Object.fromEntries(all) : undefined;
+}
+
+/** A text that has a value only while it can be read. */
+function Draft({ first, onText, marks, placeholder }: { first: string; onText: (text: string) => void; marks: EntryProps["marks"]; placeholder: string }): VNode {
+  const [text, setText] = useState(first);
+  const [fault, setFault] = useState("");
+  const write = (to: string): void => {
+    setText(to);
+    try {
+      onText(to);
+      setFault("");
+    } catch (error) {
+      setFault(error instanceof Error ? error.message : String(error));
+    }
+  };
+  return (
+    <>
+      <textarea {...marks} data-unreadable={fault ? "" : undefined} class="code" rows={Math.min(12, text.split("\n").length + 1)} placeholder={placeholder} aria-invalid={!!fault || marks["aria-invalid"] === true} value={text} onInput={(event) => write(event.currentTarget.value)} />
+      <Fault text={fault} />
+    </>
+  );
+}
+
+/** A group of choices, of which one is taken. */
+export function Choice({ name, all, value, onValue }: { name: string; all: readonly (readonly [string, ComponentChildren])[]; value: string; onValue: (value: string) => void }): VNode {
+  return (
+    <div class="choice" role="radiogroup" aria-label={name}>
+      {all.map(([each, label]) => (
+        <label key={each} class="row">
+          <input type="radio" name={name} checked={each === value} onChange={() => onValue(each)} /> <span>{label}</span>
+        </label>
+      ))}
+    </div>
+  );
+}

@@ -1,0 +1,20 @@
+/** Values of the contract as text. */
+
+import type { VNode } from "preact";
+
+import { ago, moment, word } from "./state";
+import { visible } from "./visible";
+
+/** The name of an enum value in words. */
+export const short = (name: string | undefined, prefix: string): string => word((name ?? "").replace(prefix, ""));
+export const sentence = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1);
+export const time = (at: string | undefined): VNode | undefined => (at ? <time title={moment(at)}>{ago(at)}</time> : undefined);
+export const cut = (text: string | undefined): string => visible(text ?? "").slice(0, 300);
+export const runLink = (id: string | undefined, name?: string): VNode | undefined => (id ? <a href={`/runs/${id}`}>{name ?? id.slice(-8)}</a> : undefined);
+
+/** A time span such as "every 5 minutes". */
+export function span(seconds: number): string {
+  const [size, unit] = ([[86_400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]] as const).find(([each]) => seconds % each === 0) ?? [1, "second"];
+  const count = seconds / size;
+  return count === 1 ? unit : `${count} ${unit}s`;
+}

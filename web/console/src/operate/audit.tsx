@@ -1,0 +1,126 @@
+/** The audit log as sentences, with filters, and the check of its chain. */
+
+import type { AuditEntryJson, AuditKindJson, VerifyAuditResponseJson } from "@pawl/client";
+import type { VNode } from "preact";
+import { useState } from "preact/hooks";
+
+import { Badge, type Tone } from "../design/parts";
+import { runLink, time } from "../format";
+import type { Resource } from "../resource";
+import { lasted, pawl, word } from "../state";
+import { visible } from "../visible";
+
+const KINDS = ["PROPOSED", "DECIDED", "EXECUTED", "RETURNED", "RULE"] as const;
+const LABELS: Record<string, string> = { PROPOSED: "Call checked", DECIDED: "Decision", EXECUTED: "Call started", RETURNED: "Call ended", RULE: "Rule changed" };
+const TONES: Record<string, Tone> = { APPROVE: "ok", EDIT: "ok", SUCCEEDED: "ok", REJECT: "bad", FAILED: "bad", REFUSED: "bad", GATED: "warn", OUTCOME_UNKNOWN: "bad" };
+const DECISIONS: Record<string, string> = { APPROVE: "approved", EDIT: "edited and approved", REJECT: "rejected", ANSWER: "answered" };
+
+/** What an entry records, as a sentence. */
+export function sentenceOf({ kind, verdict = "", reason = "", userId = "", byUserId = "", toolName = "", agentName = "", durationSeconds }: AuditEntryJson): string {
+  const whose = userId ? ` for ${userId}` : "";
+  const agent = agentName && agentName !== "default" ? agentName : "An agent";
+  const why = reason ? ` (${word(reason)})` : "";
+  switch ((kind ?? "").replace("AUDIT_KIND_", "")) {
+    case "PROPOSED":
+      return `${agent} asked to call ${toolName}${whose}: ${word(verdict) || "checked"}${why}`;
+    case "DECIDED":
+      return `${byUserId || "Someone"} ${DECISIONS[verdict] ?? word(verdict)} a call of ${toolName}${whose}${why}`;
+    case "EXECUTED":
+      return `${toolName} started${whose}${verdict === "APPROVED" ? ", as approved" : verdict === "RULE" ? `, as a rule allows${why}` : ""}`;
+    case "RETURNED":
+      return `${toolName} ${word(verdict)}${durationSeconds ? ` after ${lasted(Number(durationSeconds))}` : ""}${byUserId ? `, result by ${byUserId}` : ""}${why}`;
+    case "RULE":
+      return `${byUserId || userId} ${verdict === "REVOKED" ? "revoked" : "made"} a rule for ${toolName}`;
+    default:
+      return `${word(kind)} ${toolName}`;
+  }
+}
+
+export const audit: Resource<AuditEntryJson> = {
+  path: "audit",
+  lead: "What agents asked to do, who allowed it, and what happened. Entries cannot be changed unnoticed.",
+  empty: "No matching entries.",
+  list: async (pageToken, { run = "", call = "", tool = "", user = "", agent = "", kind = "", since = "", before = "" }) => {
+    const only = {
+      runId: run,
+      callId: call,
+      toolName: tool,
+      userId: user,
+      agentName: agent,
+      ...(kind ? { kind: `AUDIT_KIND_${kind}` as AuditKindJson } : {}),
+      ...(since ? { sinceTime: new Date(`${since}T00:00`).toISOString() } : {}),
+      ...(before ? { beforeTime: new Date(`${before}T00:00`).toISOString() } : {}),
+    };
+    const page = await pawl.audit.listAudit({ pageSize: 100, pageToken, ...only });
+    return { items: page.entries ?? [], next: page.nextPageToken };
+  },
+  filters: [
+    { name: "kind", label: "Kind", options: KINDS, labels: LABELS },
+    { name: "tool", label: "Tool" },
+    { name: "user", label: "User" },
+    { name: "agent", label: "Agent" },
+    { name: "run", label: "Run" },
+    { name: "since", label: "From", date: true },
+    { name: "before", label: "Before", date: true },
+  ],
+  id: ({ seq }) => String(seq ?? ""),
+  title: (entry) => sentenceOf(entry),
+  columns: [
+    { name: "Number", of: ({ seq }) => seq },
+    { name: "Kind", of: ({ kind }) => LABELS[(kind ?? "").replace("AUDIT_KIND_", "")] },
+    { name: "When", of: (each) => time(each.time) },
+    { name: "Tool", of: ({ toolName }) => toolName },
+    { name: "Verdict", of: ({ verdict, reason }) => [word(verdict), word(reason)].filter(Boolean).join(": ") },
+    { name: "User", of: ({ userId }) => userId },
+    { name: "By", of: ({ byUserId }) => byUserId },
+    { name: "Agent", of: ({ agentName }) => agentName },
+    { name: "Run", of: ({ runId }) => runLink(runId) },
+  ],
+  entry: (each) => (
+    <>
+      <span class={`dot ${TONES[each.verdict ?? ""] ?? ""}`} />
+      <span class="what">
+        <a href={`/audit/${each.seq}`} data-item>
+          {visible(sentenceOf(each))}
+        </a>
+        <span class="quiet">
+          {LABELS[(each.kind ?? "").replace("AUDIT_KIND_", "")]}
+          {each.runId && <> in run {runLink(each.runId)}</>}
+        </span>
+      </span>
+      <span class="quiet">{time(each.time)}</span>
+    </>
+  ),
+  above: () => <Verify />,
+};
+
+/** Verifies the audit chain, and shows where it is broken. */
+function Verify(): VNode {
+  const [state, setState] = useState<VerifyAuditResponseJson>();
+  const [fault, setFault] = useState("");
+  const start = (): void => {
+    setState({});
+    setFault("");
+    const leave = pawl.streams.subscribe<VerifyAuditResponseJson>({
+      method: "pawl.tool.v1.AuditService/VerifyAudit",
+      request: () => ({}),
+      message: (message) => {
+        setState(message);
+        if (message.done || message.problem) leave();
+      },
+      end: (error) => error && setFault(error.message),
+    });
+  };
+  return (
+    <p class="buttons">
+      <button class="second" onClick={start}>
+        Verify the chain
+      </button>
+      <span role="status">
+        {fault && <span class="fault">{fault}</span>}
+        {state?.problem && <span class="fault">{`The first invalid entry is ${state.problem.seq}: ${state.problem.explanation}`}</span>}
+        {state && !fault && !state.problem && (state.done ? <Badge tone="ok">{`All ${state.verifiedSeq ?? 0} entries are intact.`}</Badge> : `${state.verifiedSeq ?? 0} verified ...`)}
+      </span>
+    </p>
+  );
+}

@@ -1,0 +1,304 @@
+/** The page of a run: why it waits, its timeline, messages, calls and events. */
+
+import { type CallJson, decode, emptyView, isEnded, requestId, type RunEventJson, type RunJson, type RunView } from "@pawl/client";
+import type { VNode } from "preact";
+import { useEffect, useState } from "preact/hooks";
+
+import { Json } from "./cards";
+import { Icon } from "./design/icons";
+import { Badge, Empty, Head, Skeleton, Tabs, toneOf } from "./design/parts";
+import { Rows } from "./design/rows";
+import { time } from "./format";
+import { parse } from "./json";
+import { Fact, kindOf, State, tokens } from "./runs";
+import { ago, attempt, clock, lasted, may, moment, pawl, word } from "./state";
+import { type Bar, lay, NO_BARS, type Part, type Timeline } from "./timeline";
+import { Undo, UndoReport } from "./undo";
+import { RunLog } from "./view";
+import { visible } from "./visible";
+
+type Tab = "messages" | "calls" | "events";
+
+/** A run, on its own page or `beside` the chat, which shows its messages. */
+export function RunPage({ runId, beside }: { runId: string; beside?: true }): VNode {
+  const [view, setView] = useState<RunView>(emptyView({ runId }));
+  const [events, setEvents] = useState<RunEventJson[]>([]);
+  const [timeline, setTimeline] = useState(NO_BARS);
+  const [fault, setFault] = useState("");
+  const [tab, setTab] = useState<Tab>(beside ? "calls" : "messages");
+  useEffect(
+    () =>
+      pawl.watchRun(
+        runId,
+        (now, fresh) => {
+          setView(now);
+          setEvents((all) => [...all, ...fresh]);
+          setTimeline((before) => lay(before, fresh));
+        },
+        (error) => setFault(error.message),
+      ),
+    [runId],
+  );
+  const { run } = view;
+  if (fault)
+    return (
+      <Empty icon="runs" title="This run cannot be shown" level={1}>
+        <p class="fault">{fault}</p>
+        <p>
+          <a href="/runs">Go to runs</a>
+        </p>
+      </Empty>
+    );
+  const calls = Object.values(view.calls);
+  const tabs: [Tab, string][] = [["calls", `Calls ${calls.length || ""}`], ["events", `Events: ${events.length}`]];
+  return (
+    <section class="page run">
+      <Head
+        title={<>Run {runId.slice(-8)} <State run={run} /></>}
+        {...(beside ? {} : { crumbs: [["/runs", "Runs"]] })}
+      >
+        {run.workflow && (
+          <a class="button" href={`/workflows/runs/${runId}`}>
+            <Icon name="workflows" /> Show the graph
+          </a>
+        )}
+        {run.goal && <a class="button" href={`/goals/${runId}`}>Show the goal</a>}
+        {!isEnded(run) && run.state && may("agent.v1.AgentService/CancelRun") && (
+          <button class="second bad" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId }))}>
+            Stop
+          </button>
+        )}
+        <button class="second" onClick={() => save(view, events)}>
+          <Icon name="download" /> Save as JSON
+        </button>
+        {view.ended && !run.undo && <Undo runId={runId} />}
+      </Head>
+      {!run.state && <Skeleton />}
+      <Facts run={run} hasChildren={calls.some(({ childRunId }) => childRunId)} />
+      <Why run={run} />
+      {run.undo && <UndoReport key={run.state} runId={runId} of={run.undo.runId ?? ""} />}
+      <Bars timeline={timeline} onCall={() => setTab("calls")} />
+      <Tabs name="Parts of the run" all={beside ? tabs : [["messages", "Messages"], ...tabs]} open={tab} onOpen={setTab} />
+      {tab === "messages" && <RunLog view={view} />}
+      {tab === "calls" && <Calls calls={calls} />}
+      {tab === "events" && <Rows name="Events" items={events} size={28} height={448} row={eventRow} />}
+    </section>
+  );
+}
+
+function Facts({ run, hasChildren }: { run: RunJson; hasChildren: boolean }): VNode {
+  const end = run.endTime ? Date.parse(run.endTime) : clock.value;
+  return (
+    <dl class="facts">
+      <Fact name="Agent" value={run.state && !run.workflow && visible(kindOf(run))} />
+      <Fact name="Workflow" value={run.workflow && <a href={`/workflows/runs/${run.runId}`}>{run.workflow.name}</a>} />
+      <Fact name="Model" value={run.options?.model} />
+      <Fact name="Started" value={time(run.createTime)} />
+      <Fact name="Duration" value={run.createTime && lasted(Math.max(0, end - Date.parse(run.createTime)) / 1000)} />
+      <Fact name="Rounds" value={run.round} />
+      <Fact name="Tokens" value={tokens(run)} />
+      <Fact name="User" value={run.userId} />
+      <Fact name="Conversation" value={run.conversationId && <a href={`/c/${run.conversationId}`}>{run.conversationId.slice(-8)}</a>} />
+      <Fact name="Parent run" value={run.parentRunId && <a href={`/runs/${run.parentRunId}`}>{run.parentRunId.slice(-8)}</a>} />
+      <Fact name="Child runs" value={hasChildren && <a href={`/runs?parent=${run.runId}`}>Show child runs</a>} />
+    </dl>
+  );
+}
+
+/** Why the run waits, with what resumes it; or why it failed. */
+function Why({ run }: { run: RunJson }): VNode | null {
+  const [waiting, setWaiting] = useState<RunJson["waiting"]>();
+  const { failure, runId = "" } = run;
+  // Events of a run do not have the sentence.
+  useEffect(() => {
+    if (run.state !== "RUN_STATE_WAITING" && run.state !== "RUN_STATE_QUEUED") return setWaiting(undefined);
+    void attempt(async () => setWaiting((await pawl.agent.getRun({ runId })).run?.waiting), true);
+  }, [runId, run.state, run.lastSeq]);
+  if (run.state === "RUN_STATE_FAILED" || run.state === "RUN_STATE_EXPIRED")
+    return (
+      <div class="why bad">
+        <strong>Why it failed</strong>
+        <p>{visible(failure?.message ?? "It took too long.")}</p>
+        {failure?.reason && <code>{failure.reason}</code>}
+      </div>
+    );
+  if (isEnded(run) || !waiting?.sentence) return null;
+  return (
+    <div class="why">
+      <strong>Why it waits</strong>
+      <p>
+        {visible(waiting.sentence)} {waiting.remedy && visible(waiting.remedy)}
+      </p>
+      <p class="quiet">
+        {waiting.sinceTime && <>Since {ago(waiting.sinceTime)}. </>}
+        {waiting.deadlineTime && <span title={moment(waiting.deadlineTime)}>Expires {ago(waiting.deadlineTime)}.</span>}
+      </p>
+    </div>
+  );
+}
+
+const ROW = 32;
+const TIMELINE_HEIGHT = 13 * ROW;
+const ZOOM = 2;
+
+/** The timeline, with one row per round, call or wait. */
+function Bars({ timeline: { bars }, onCall }: { timeline: Timeline; onCall: () => void }): VNode | null {
+  const [zoom, setZoom] = useState(1);
+  const [shift, setShift] = useState(0);
+  if (!bars.length) return null;
+  const isOpen = bars.some(({ end }) => end === undefined);
+  const start = bars.reduce((least, bar) => Math.min(least, bar.start), Infinity);
+  const end = bars.reduce((most, bar) => Math.max(most, bar.end ?? bar.start), isOpen ? clock.value : 0);
+  const whole = Math.max(1, end - start);
+  const shown = whole / zoom;
+  const from = start + Math.min(shift, 1 - 1 / zoom) * whole;
+  const place = ({ start: first, end: last = end }: { start: number; end?: number }): { left: string; width: string } => {
+    const left = Math.min(100, Math.max(0, (100 * (first - from)) / shown));
+    const right = Math.min(100, Math.max(0, (100 * (last - from)) / shown));
+    return { left: `${left.toFixed(2)}%`, width: `${(right - left).toFixed(2)}%` };
+  };
+  const isVisible = (part: Part | Bar): boolean => part.start <= from + shown && (part.end ?? end) >= from;
+  const row = (bar: Bar): VNode => {
+    const parts: Part[] = bar.parts?.length ? bar.parts : [{ kind: bar.kind === "wait" ? "wait" : bar.bad ? "bad" : "run", start: bar.start, ...(bar.end === undefined ? {} : { end: bar.end }) }];
+    return (
+      <div key={bar.id} role="row" class={`depth${bar.depth}`} data-bar={bar.kind} title={[visible(bar.name), visible(bar.note)].filter(Boolean).join(": ")}>
+        <span role="rowheader" class="cut">
+          {bar.kind === "call" ? (
+            <button class="plain small" onClick={onCall}>
+              {visible(bar.name)}
+            </button>
+          ) : (
+            visible(bar.name)
+          )}
+        </span>
+        <span role="cell" class="lane">
+          {parts.filter(isVisible).map((part, key) => (
+            <i key={key} class={`${bar.kind} ${part.kind}`} style={place(part)} />
+          ))}
+        </span>
+        <span role="cell" class={`cut quiet ${bar.bad ? "fault" : ""}`}>
+          {visible(bar.note)}
+        </span>
+        <span role="cell" class="took num">
+          {lasted(Math.max(0, (bar.end ?? end) - bar.start) / 1000)}
+        </span>
+      </div>
+    );
+  };
+  return (
+    <section class="timeline" aria-label="Timeline of the run">
+      <div class="row">
+        <h2>Timeline: {lasted(whole / 1000)}</h2>
+        <span class="space" />
+        {zoom > 1 && <input type="range" class="slide" aria-label="Position" min={0} max={1 - 1 / zoom} step={0.01} value={Math.min(shift, 1 - 1 / zoom)} onInput={(event) => setShift(event.currentTarget.valueAsNumber)} />}
+        <button class="second small" aria-label="Zoom out" disabled={zoom === 1} onClick={() => setZoom(zoom / ZOOM)}>
+          −
+        </button>
+        <button class="second small" aria-label="Zoom in" onClick={() => setZoom(zoom * ZOOM)}>
+          +
+        </button>
+      </div>
+      <Rows name="Timeline" role="table" items={bars} size={ROW} height={TIMELINE_HEIGHT} row={row} />
+    </section>
+  );
+}
+
+const CALLS_SHOWN = 50;
+
+function Calls({ calls }: { calls: CallJson[] }): VNode {
+  const [most, setMost] = useState(CALLS_SHOWN);
+  if (!calls.length) return <p class="quiet">This run has called no tool.</p>;
+  return (
+    <>
+      {calls.slice(0, most).map((call) => (
+        <Call key={call.callId} call={call} />
+      ))}
+      {calls.length > most && (
+        <button class="second" onClick={() => setMost(most + CALLS_SHOWN)}>
+          Show more of {calls.length}
+        </button>
+      )}
+    </>
+  );
+}
+
+const DECIDED: Record<string, string> = { DECISION_KIND_APPROVE: "approved", DECISION_KIND_EDIT: "edited and approved", DECISION_KIND_REJECT: "rejected", DECISION_KIND_ANSWER: "answered" };
+
+function read(bytes: string | undefined): unknown {
+  try {
+    return bytes ? decode(bytes, parse) : undefined;
+  } catch {
+    return "(not JSON)";
+  }
+}
+
+/** A call with its input and output. */
+function Call({ call }: { call: CallJson }): VNode {
+  const { toolName = "", state, startTime = "", endTime = "", approval, attempt: tries = 1, result, childRunId, ruleId } = call;
+  const seconds = (Date.parse(endTime) - Date.parse(startTime)) / 1000;
+  const decision = approval?.decision;
+  const output = read(result?.contentJson);
+  return (
+    <article class="panel call" aria-label={`Call ${visible(toolName)}`}>
+      <header class="row">
+        <strong>{visible(toolName)}</strong>
+        <Badge tone={toneOf(state)}>{word(state)}</Badge>
+        {tries > 1 && <Badge tone="warn">attempt {tries}</Badge>}
+        <span class="space" />
+        <span class="quiet">{seconds >= 0 && lasted(seconds)}</span>
+      </header>
+      <p class="quiet">
+        Round {call.round ?? 0}
+        {decision && `, ${DECIDED[decision.kind ?? ""] ?? "decided"} by ${visible(decision.userId ?? "")}`}
+        {ruleId && <>, allowed by <a href={`/rules/${ruleId}`}>a rule</a></>}
+        {childRunId && <>, in <a href={`/runs/${childRunId}`}>run {childRunId.slice(-8)}</a></>}
+      </p>
+      <div class="sides">
+        <div>
+          <h3>Input</h3>
+          <Value value={call.argumentsJson ? read(call.argumentsJson) : call.proposedArguments} />
+        </div>
+        <div>
+          <h3>Output</h3>
+          {output === undefined ? <p class="quiet">{endTime ? "None." : "Not yet."}</p> : <Value value={output} />}
+          {result?.note && <p class="quiet">{visible(result.note)}</p>}
+        </div>
+      </div>
+    </article>
+  );
+}
+
+const LINE = 200;
+
+/** A flat object as names and values, anything else as JSON. */
+function Value({ value }: { value: unknown }): VNode {
+  const all = typeof value === "object" && value !== null && !Array.isArray(value) ? Object.entries(value) : [];
+  const isSimple = all.length && all.length <= 12 && all.every(([, each]) => typeof each !== "object" && String(each).length < LINE);
+  if (!isSimple) return <Json value={value} />;
+  return (
+    <dl class="pairs">
+      {all.map(([name, each]) => (
+        <div key={name}>
+          <dt>{visible(name)}</dt>
+          <dd>{visible(String(each))}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+function eventRow({ seq, type, time: _t, storeId: _s, conversationId: _c, runId: _r, eventId: _e, attempt: _a, ...rest }: RunEventJson): VNode {
+  return (
+    <div key={seq} class="event">
+      <span class="quiet">{seq}</span> <strong>{type}</strong> <span class="quiet">{visible(JSON.stringify(rest).slice(0, 400))}</span>
+    </div>
+  );
+}
+
+function save(view: RunView, events: RunEventJson[]): void {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([JSON.stringify({ ...view, events }, null, 2)], { type: "application/json" }));
+  link.download = `${view.run.runId}.json`;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}

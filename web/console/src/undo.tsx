@@ -1,0 +1,66 @@
+/** Undoing the effects of a run: preview and report. */
+
+import { type CallUndoJson, requestId } from "@pawl/client";
+import type { VNode } from "preact";
+import { useState } from "preact/hooks";
+
+import { type Column, Table } from "./design/table";
+import { Below } from "./resource";
+import { attempt, go, may, pawl, word } from "./state";
+import { visible } from "./visible";
+
+const UNDO: Column<CallUndoJson>[] = [
+  { name: "Call", of: ({ toolName }) => visible(toolName || "earlier calls of the series") },
+  { name: "Undo", size: 130, of: ({ state }) => word(state?.replace("UNDO_STATE_", "")) },
+  { name: "Effect", of: ({ summary, reason }) => visible([summary, reason].filter(Boolean).join(": ")) },
+  { name: "Undo run", size: 110, priority: 2, of: ({ undoRunId: id }) => id && <a href={`/runs/${id}`}>{id.slice(-8)}</a> },
+];
+
+export function Undo({ runId }: { runId: string }): VNode | null {
+  const [calls, setCalls] = useState<CallUndoJson[]>();
+  if (!may("agent.v1.AgentService/UndoRun")) return null;
+  const does = calls?.some(({ state }) => state === "UNDO_STATE_TO_UNDO");
+  if (!calls)
+    return (
+        <button class="second" onClick={() => void attempt(async () => setCalls((await pawl.agent.previewUndo({ runId })).calls ?? []))}>
+          Preview undo
+        </button>
+    );
+  return (
+    <div class="panel">
+      <h2>Undo</h2>
+      {!!calls.length && <Table name="Undo preview" columns={UNDO} items={calls} />}
+      {!does && <p class="quiet">There is nothing to undo.</p>}
+      <p class="buttons">
+        {does && (
+          <button
+            class="bad"
+            onClick={() =>
+              void attempt(async () => {
+                const { run } = await pawl.agent.undoRun({ requestId: requestId(), runId });
+                if (run?.runId) go(`/runs/${run.runId}`);
+              })
+            }
+          >
+            Undo now
+          </button>
+        )}
+        <button class="second" onClick={() => setCalls(undefined)}>
+          Cancel
+        </button>
+      </p>
+    </div>
+  );
+}
+
+/** The outcome of an undo. */
+export function UndoReport({ runId, of }: { runId: string; of: string }): VNode {
+  return (
+    <div class="panel">
+      <p>
+        This run undoes <a href={`/runs/${of}`}>another run</a>.
+      </p>
+      <Below name="Undo report" method="agent.v1.AgentService/GetUndoReport" load={async () => (await pawl.agent.getUndoReport({ runId })).calls} columns={UNDO} />
+    </div>
+  );
+}
