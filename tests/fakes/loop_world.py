@@ -19,7 +19,7 @@ from pawl.agent_loop.agents.agents import AgentLedger
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient
-from pawl.agent_loop.loop.ports import Claim, Timing
+from pawl.agent_loop.loop.ports import Claim, ModelTiming
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.fact import CommandKind, Decide, ToolResult
 from pawl.agent_loop.loop.rules.message import Message
@@ -174,7 +174,7 @@ class CountingMeter:
     executed: list[str] = field(default_factory=list)
     held: int = 0
 
-    def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: Timing) -> None: ...
+    def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: ModelTiming) -> None: ...
 
     def call_executed(self, outcome: str) -> None:
         self.executed.append(outcome)
