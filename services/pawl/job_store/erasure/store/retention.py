@@ -42,6 +42,11 @@ WITH gone AS (
 SELECT count(*) FROM gone
 """
 _OLD_TOKENS: Final = _OLD_USAGE.replace("usage_hours", "token_days")
+_OLD_RATES: Final = """
+DELETE FROM job_store.model_rates WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM job_store.model_rates WHERE unused_time < now() - interval '1 hour' LIMIT $1
+))
+"""
 _OLD_UNSENT: Final = """
 DELETE FROM job_store.outbox WHERE id IN (
     SELECT id FROM job_store.outbox WHERE "time" < now() - make_interval(secs => $1) ORDER BY id LIMIT $2
@@ -250,10 +255,14 @@ class PostgresRetention(DatabaseAdapter):
         return count
 
     async def remove_usage(self, *, rows_max: int) -> int:
-        """Remove usage older than 400 days, and merge the hours of days older than 35 days; return how many rows."""
+        """Remove usage older than 400 days, and unused rates. Merge the hours of days older than 35 days.
+
+        Return how many rows were merged or removed.
+        """
         merged: int = await self._database.fetchval(_OLD_HOURS, HOURS_DAYS_MAX, rows_max)
         removed = await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
-        return merged + removed + await deleted(self._database, _OLD_TOKENS, DAYS_MAX, rows_max)
+        removed += await deleted(self._database, _OLD_TOKENS, DAYS_MAX, rows_max)
+        return merged + removed + await deleted(self._database, _OLD_RATES, rows_max)
 
     async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Remove old trigger events and unused lanes; return the number of rows removed."""

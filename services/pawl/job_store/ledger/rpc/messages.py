@@ -497,5 +497,4 @@ def checked_usage(message: run_pb2.Usage) -> Usage:
 def own_usage(data: bytes) -> Usage:
     """Return the usage of a run's own model calls."""
     run = run_pb2.Run.FromString(data)
-    usage = _USAGE.read(run.usage)
-    return usage - _USAGE.read(run.delegated_usage) if run.HasField("delegated_usage") else usage
+    return _USAGE.read(run.usage) - _USAGE.read(run.delegated_usage)
