@@ -9,7 +9,7 @@ import { Choice, type FieldSpec, get, type Option, set, type Values } from "../f
 import { cut, time } from "../format";
 import { GONE } from "../actions";
 import { Below, type Resource } from "../resource";
-import { go, may, pawl, who } from "../state";
+import { go, pawl, who } from "../state";
 import { visible } from "../visible";
 
 const EFFORTS: Option[] = [["", "As the model decides"], ...["none", "minimal", "low", "medium", "high", "xhigh"].map((each): Option => [`REASONING_EFFORT_${each.toUpperCase()}`, each])];
