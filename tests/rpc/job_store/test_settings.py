@@ -133,8 +133,8 @@ async def test_tokens_of_all_runs_count_once_toward_the_budgets_of_their_store_a
     stub, agents = SettingsServiceStub(replica.channel), AgentLedgerServiceStub(replica.channel)
     ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
     owners = [await user.start() for user in (ann, ann, bob)]
-    usage = run_pb2.Usage(input_tokens=90, output_tokens=20, delegated_tokens=10)
-    await asyncio.gather(*(owner.commit(usage=usage) for owner in owners))
+    usage, delegated = run_pb2.Usage(input_tokens=90, output_tokens=20), run_pb2.Usage(input_tokens=10)
+    await asyncio.gather(*(owner.commit(usage=usage, delegated_usage=delegated) for owner in owners))
     await replica.database.execute(
         "UPDATE job_store.token_days SET day = date_trunc('month', day) WHERE user_id = 'bob'"
     )

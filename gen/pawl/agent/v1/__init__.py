@@ -1,1 +1,0 @@
-"""Generated from proto/pawl/agent/v1 by `make proto`. Do not edit."""

@@ -1,1 +1,0 @@
-"""Generated from proto/pawl/batch by `make proto`. Do not edit."""

@@ -1,1 +1,0 @@
-"""Generated from proto/pawl/comments by `make proto`. Do not edit."""

@@ -1,1 +1,0 @@
-"""Generated from proto/pawl/error by `make proto`. Do not edit."""

@@ -1,1 +1,0 @@
-"""Generated from proto/pawl/event by `make proto`. Do not edit."""

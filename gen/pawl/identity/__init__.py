@@ -1,1 +1,0 @@
-"""Generated from proto/pawl/identity by `make proto`. Do not edit."""

@@ -1,1 +1,0 @@
-"""Generated from proto/pawl/job by `make proto`. Do not edit."""

@@ -1,1 +1,0 @@
-"""Generated from proto/pawl/notify by `make proto`. Do not edit."""

@@ -1,1 +1,0 @@
-"""Generated from proto/pawl/settings by `make proto`. Do not edit."""

@@ -1,1 +1,0 @@
-"""Generated from proto/pawl/tool by `make proto`. Do not edit."""
