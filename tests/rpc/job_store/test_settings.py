@@ -162,6 +162,7 @@ async def test_tokens_of_all_runs_count_once_toward_the_budgets_of_their_store_a
     midnight = f"{day_end(datetime.now(UTC)):%Y-%m-%d} 00:00 UTC."
     assert texts["daily_tokens"][1].endswith(f"The store has used it up. It is renewed at {midnight}")
     assert "The store has used 300 tokens. A new period" in texts["monthly_tokens"][1]
+    assert texts["monthly_tokens_per_user"] == ("100", "Set for all stores."), "the caller is no user of the store"
 
     parked = owners[0]
     await parked.park(daily, wake_time=datetime.now(UTC) + timedelta(days=1))

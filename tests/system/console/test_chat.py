@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 import pytest_asyncio
-from playwright.async_api import Request, expect
+from playwright.async_api import FilePayload, Request, expect
 
 from pawl.event.v1 import call_pb2
 from pawl.launcher.suite import Suite
@@ -68,7 +68,7 @@ async def test_large_integers_are_shown_and_sent_exactly(open_page: NewPage, sui
         run = (await agent.post("StartRun", json={"text": text, "frontEndTools": [pay]})).json()["run"]
         page = await open_page(f"/c/{run['conversationId']}", user="payer")
         card = page.locator(".card.wait")
-        await expect(card).to_contain_text('"account": 9007199254740993', timeout=90_000)
+        await expect(card).to_contain_text("9007199254740993", timeout=90_000)
         await card.get_by_role("button", name="Edit").click()
         await expect(card.get_by_label("account")).to_have_value("9007199254740993")
         await card.get_by_label("note").fill("dinner")
@@ -143,10 +143,10 @@ async def test_turn_of_a_job_appears_on_open_pages_without_polling(open_page: Ne
     await page.reload()
     await say(page, background(effects))
     await done(page)
-    strip = page.get_by_role("status").filter(has_text="hold_once")
+    strip = page.get_by_role("status").filter(has_text="Hold once")
     await expect(strip).to_be_visible()
     phone = await open_page(page.url.removeprefix(at(page, "")), user="waiter", viewport={"width": 390, "height": 700})
-    await expect(phone.get_by_role("status").filter(has_text="hold_once")).to_be_visible()
+    await expect(phone.get_by_role("status").filter(has_text="Hold once")).to_be_visible()
     await page.get_by_label("Your message").fill("half a sent")
     calls: list[str] = []
     page.on("request", lambda asked: calls.append(asked.url.rpartition("/")[2]))
@@ -156,7 +156,7 @@ async def test_turn_of_a_job_appears_on_open_pages_without_polling(open_page: Ne
         await done(each, 2)
         await expect(each.locator(".turn")).to_have_count(2)
         await expect(each.locator(".turn").last).to_contain_text("has ended, completed: finished.")
-        await expect(each.get_by_role("status").filter(has_text="hold_once")).to_have_count(0)
+        await expect(each.get_by_role("status").filter(has_text="Hold once")).to_have_count(0)
     assert {*calls} <= {"stream", "GetRun"}, "GetRun marks a run as seen"
     await expect(page.get_by_label("Your message")).to_have_value("half a sent")
 
@@ -180,7 +180,7 @@ async def test_steering_message_appears_where_it_was_received(open_page: NewPage
     await say(page, "what is 6 * 8")
     await done(page)
     said = await page.locator(".turn .mine, .turn .card").all_inner_texts()
-    assert [each.partition("\n")[0] for each in said] == [prompt, "what is 6 * 8", "get_current_time", "calculate"]
+    assert [each.partition("\n")[0] for each in said] == [prompt, "what is 6 * 8", "Look up the time", "Calculate"]
     await expect(page.locator(".turn")).to_contain_text("48")
 
 
@@ -198,18 +198,22 @@ async def test_conversation_is_restarted_renamed_found_and_archived(open_page: N
     await done(page, 2)
     await page.goto(origin)
     await done(page, 2)
-    await page.locator(".turn").last.get_by_role("button", name="Edit and resend").click()
+    await page.locator(".turn").last.get_by_role("button", name="Edit message").click()
+    await page.get_by_label("Edited message").fill("what is 2 * 6")
+    await page.get_by_role("button", name="Send again").click()
     await page.wait_for_url(lambda url: url != origin)
-    await expect(page.get_by_label("Your message")).to_have_value("what is 2 * 4")
-    await say(page, "what is 2 * 6")
     await done(page, 2)
     await expect(page.locator(".turn").last).to_contain_text("12")
+    await page.get_by_role("link", name="Earlier version").click()
+    await page.get_by_role("link", name="Newer version").click()
+    await page.get_by_label("Conversation actions").click()
     await page.get_by_role("button", name="Rename").click()
     await page.get_by_label("Title").fill("Doubles of mine")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="Doubles of mine")).to_be_visible()
     listed = page.get_by_role("complementary", name="Conversations").get_by_role("listitem")
-    await expect(listed).to_have_count(3)
+    # The earlier version is not listed.
+    await expect(listed).to_have_count(2)
     words = itertools.cycle(("doubles", "doubles "))
 
     async def found() -> bool:
@@ -219,12 +223,36 @@ async def test_conversation_is_restarted_renamed_found_and_archived(open_page: N
         return await listed.count() == 1
 
     await until(found)
+    await page.get_by_label("Conversation actions").click()
     await page.get_by_role("button", name="Archive").click()
     await expect(listed).to_have_count(0)
     await page.get_by_label("Show archived").check()
     await expect(listed).to_contain_text("Doubles of mine")
+    await page.get_by_label("Conversation actions").click()
     await page.get_by_role("button", name="Unarchive").click()
     await expect(listed).to_have_count(0)
+
+
+async def test_message_with_a_file_is_sent_exported_and_deleted(open_page: NewPage) -> None:
+    page = await open_page(user="filer")
+    note = FilePayload(name="note.md", mimeType="text/markdown", buffer=b"Alba is cheap.")
+    await page.get_by_label("Files", exact=True).set_input_files([note])
+    await expect(page.get_by_role("button", name="Remove note.md")).to_be_visible()
+    await say(page, "what is 2 * 21")
+    await done(page)
+    await page.reload()
+    await expect(page.locator(".turn")).to_contain_text("note.md")
+    await page.get_by_label("Conversation actions").click()
+    async with page.expect_download() as download:
+        await page.get_by_role("button", name="Export as JSON").click()
+    saved = json.loads(Path(await (await download.value).path()).read_text())
+    assert saved[0] == {"role": "user", "content": "what is 2 * 21\n\n[an attachment]"}
+    assert saved[-1]["role"] == "assistant"
+    await page.get_by_label("Conversation actions").click()
+    await page.get_by_role("button", name="Delete").click()
+    await page.get_by_role("button", name="Yes, delete").click()
+    await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
+    await expect(page.get_by_role("complementary", name="Conversations").get_by_role("listitem")).to_have_count(0)
 
 
 async def test_a_run_is_shown_as_a_timeline_over_a_single_stream(open_page: NewPage) -> None:
@@ -247,7 +275,7 @@ async def test_a_run_is_shown_as_a_timeline_over_a_single_stream(open_page: NewP
     await page.locator(".card.wait").get_by_role("button", name="Approve").click()
     await expect(bars.filter(has_text="Round 2")).to_have_count(1, timeout=90_000)
     await expect(bars.filter(has_text="send_email")).to_contain_text("succeeded")
-    took = page.locator(".card.good header, [data-bar=call] .took")
+    took = page.locator(".card.good .took, [data-bar=call] .took")
     # Short durations are not shown as zero.
     assert all(re.search(r"(^|\s)(< 1 ms|[1-9]\d* ms|[1-9][\d.]* s)$", text) for text in await took.all_inner_texts())
     assert await took.count() == 2

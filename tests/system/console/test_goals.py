@@ -80,7 +80,7 @@ async def test_judged_goal_is_started_raised_and_met(open_page: NewPage, suite: 
     await expect(page.get_by_role("button", name="Raise limits")).to_have_count(0)
     await barrier_free(page, "a goal")
     await card.get_by_role("link").press("Enter")
-    await expect(page.locator(".card", has_text="send_email")).to_be_visible()
+    await expect(page.locator(".card", has_text="Send an e-mail")).to_be_visible()
 
     await page.goto(at(page, "/goals"))
     await expect(page.get_by_text("No goals.")).to_be_visible()

@@ -49,8 +49,8 @@ async def test_hostile_stream_has_no_effect(open_page: NewPage, suite: Suite) ->
             assert await main.locator("article article").count() == 0
             assert "\u202e" not in await page.locator("body").inner_text()
             assert "owned" not in await page.title()
-        await cards.filter(has_text="ask_user").get_by_role("button").first.click()
-        await cards.filter(has_text="send_email").get_by_role("button", name="Reject").click()
+        await cards.filter(has_text="asks").get_by_role("button").first.click()
+        await cards.filter(has_text="wants to send").get_by_role("button", name="Reject").click()
         await expect(page.get_by_role("heading", name="completed")).to_be_visible(timeout=90_000)
 
 

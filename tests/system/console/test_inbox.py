@@ -39,8 +39,9 @@ async def test_several_approvals_can_be_decided_on_together(open_page: NewPage) 
     await page.keyboard.press("x")
     await several.get_by_label("Reason for all").fill("not today")
     await several.get_by_role("button", name="Reject 2").click()
+    await expect(page.get_by_role("status").filter(has_text="rejected by several: not today").first).to_be_visible()
     await expect(mine).to_have_count(1, timeout=90_000)
-    await mine.get_by_role("link", name=re.compile("in a run")).click()
+    await mine.get_by_role("link", name="run", exact=True).click()
     await expect(page.get_by_role("heading", name=re.compile("Run .*"))).to_be_visible()
 
 

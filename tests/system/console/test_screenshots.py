@@ -40,14 +40,14 @@ async def test_chat_inbox_and_run_match_the_screenshots(open_page: NewPage, tmp_
     await page.get_by_role("region", name="Timeline").scroll_into_view_if_needed()
     await page.screenshot(path=folder / "console-run.png")
     await page.get_by_role("button", name="Toggle dark mode").click()
-    await page.set_viewport_size({"width": 1280, "height": 800})
+    await page.set_viewport_size({"width": 1200, "height": 740})
     await page.goto(at(page, f"/c/{conversation}?run={run_id}"))
     await expect(page.get_by_role("complementary", name="Run").locator("[data-bar]").first).to_be_visible()
-    await expect(page.locator(".card.good", has_text="send_email")).to_be_visible()
+    await expect(page.locator(".card.good", has_text="Send an e-mail")).to_be_visible()
     await page.screenshot(path=folder / "console-beside-dark.png")
     await page.set_viewport_size({"width": 390, "height": 780})
     await page.goto(at(page, f"/c/{conversation}"))
-    await expect(page.locator(".card.good", has_text="send_email")).to_be_visible()
+    await expect(page.locator(".card.good", has_text="Send an e-mail")).to_be_visible()
     await page.screenshot(path=folder / "console-phone-dark.png")
     taken = {path.name: path.stat().st_size for path in folder.glob("console-*.png")}
     assert set(taken) == {path.name for path in IMAGES.iterdir()}

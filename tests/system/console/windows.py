@@ -82,7 +82,7 @@ class ConsoleWindow(Window):
         await self.open(path, **device)
 
     async def stop(self) -> None:
-        stop = self._page.locator(".strip", has_text="crawl").get_by_role("button", name="Stop crawl")
+        stop = self._page.locator(".job", has_text="crawl").get_by_role("button", name="Stop crawl")
         await until_uncovered(stop)
         await stop.click()
         await expect(stop).to_have_count(0)

@@ -1,4 +1,4 @@
-import type { BackgroundJobJson, CallJson, ConversationJson, MessageJson, RunJson, WatchConversationResponseJson } from "../gen/index.js";
+import type { BackgroundJobJson, CallJson, ConversationJson, MessageJson, PartJson, RunJson, WatchConversationResponseJson } from "../gen/index.js";
 import { emptyView, fold, foldGap, isEnded, type RunView } from "./fold.js";
 
 /** A conversation as the caller can see it, folded from `WatchConversation`. */
@@ -27,6 +27,8 @@ export interface Turn {
   /** False if only messages are known. */
   known: boolean;
   asked: string;
+  /** Images and documents of the message. */
+  parts: PartJson[];
   /** Answers of the model, for a run without a log. */
   answers: string[];
   /** True if a background job started the run, not a message. */
@@ -72,6 +74,7 @@ export function pendingCalls({ runs, jobs }: ConversationView): CallJson[] {
 export interface Sent {
   run: RunJson;
   text: string;
+  parts?: PartJson[];
 }
 
 /** Returns the turns of a conversation, oldest first, without those of notices that the model did not answer. */
@@ -82,7 +85,7 @@ export function turnsOf(view: ConversationView, sent: Sent[] = []): Turn[] {
   const turnOf = (runId: string): Turn => {
     const run = runs[runId] ?? logs[runId]?.run ?? { runId, state: "RUN_STATE_COMPLETED" as const };
     const log = logs[runId] ?? emptyView(run);
-    const fresh = { run: logs[runId] && !isEnded(run) ? log.run : run, log, known: !!(runs[runId] ?? logs[runId]), asked: "", answers: [], notice: (run.generation ?? 0) > 0, last: 0 };
+    const fresh = { run: logs[runId] && !isEnded(run) ? log.run : run, log, known: !!(runs[runId] ?? logs[runId]), asked: "", parts: [], answers: [], notice: (run.generation ?? 0) > 0, last: 0 };
     const turn = turns.get(runId) ?? fresh;
     turns.set(runId, turn);
     return turn;
@@ -97,10 +100,15 @@ export function turnsOf(view: ConversationView, sent: Sent[] = []): Turn[] {
     if (role === "ROLE_USER" || role === "ROLE_NOTICE") {
       turn.notice ||= role === "ROLE_NOTICE" && !turn.asked;
       turn.asked ||= text;
+      if (!turn.parts.length && message.parts) turn.parts = message.parts;
     } else if (role === "ROLE_ASSISTANT" && text) turn.answers.push(text);
   }
   const own = Object.values(runs).filter(({ parentRunId, reportsToConversationId: job }) => !parentRunId && !job);
   for (const { runId = "" } of own.sort((one, other) => Date.parse(one.createTime ?? "") - Date.parse(other.createTime ?? ""))) turnOf(runId);
-  for (const { run, text } of sent) turnOf(run.runId ?? "").asked ||= text;
+  for (const { run, text, parts = [] } of sent) {
+    const turn = turnOf(run.runId ?? "");
+    turn.asked ||= text;
+    if (!turn.parts.length) turn.parts = parts;
+  }
   return [...turns.values()].filter(({ run, notice, answers }) => !(notice && run.state === "RUN_STATE_COMPLETED" && !answers.length && !run.outputText));
 }

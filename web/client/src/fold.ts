@@ -11,6 +11,9 @@ export interface RoundView {
   drafts: { toolName: string; arguments: string }[];
   callIds: string[];
   done: boolean;
+  startTime?: string;
+  /** How long the model reasoned, once its text or its calls begin. */
+  reasoningSeconds?: number;
 }
 
 /** Other things that happened, in order: warnings, retried model calls, and messages received during the run. */
@@ -61,7 +64,8 @@ export function fold(view: RunView, event: RunEventJson): RunView {
     next.ended = isEnded(next.run);
   } else if (event.roundStarted) {
     const { round = 0, modelAttempt = 0, model = "" } = event.roundStarted;
-    next.rounds = [...view.rounds.filter((each) => each.round !== round), emptyRound(round, modelAttempt, model)];
+    const started = { ...emptyRound(round, modelAttempt, model), ...(event.time ? { startTime: event.time } : {}) };
+    next.rounds = [...view.rounds.filter((each) => each.round !== round), started];
   } else if (event.roundRetrying) {
     const { round = 0, reason = "", message } = event.roundRetrying;
     // Notes about the failed attempt precede the text of the next one.
@@ -77,10 +81,11 @@ export function fold(view: RunView, event: RunEventJson): RunView {
         const draft = drafts[index] ?? { toolName: "", arguments: "" };
         drafts[index] = { toolName: draft.toolName + toolName, arguments: draft.arguments + argumentsText };
       }
-      return { ...each, text: each.text + text + refusal, reasoning: each.reasoning + reasoning, drafts };
+      const grown = { ...each, text: each.text + text + refusal, reasoning: each.reasoning + reasoning, drafts };
+      return text || refusal || calls.length ? withReasoningEnd(grown, event.time) : grown;
     });
   } else if (event.roundEnded) {
-    next.rounds = withRound(view.rounds, event.roundEnded.round ?? 0, (each) => ({ ...each, done: true }));
+    next.rounds = withRound(view.rounds, event.roundEnded.round ?? 0, (each) => withReasoningEnd({ ...each, done: true }, event.time));
   } else if (event.callChanged?.call) {
     const call = event.callChanged.call;
     const id = call.callId ?? "";
@@ -115,6 +120,11 @@ function withNote({ rounds, notes }: RunView, kind: NoteView["kind"], text = "")
 
 function emptyRound(round: number, attempt = 1, model = ""): RoundView {
   return { round, attempt, model, text: "", reasoning: "", drafts: [], callIds: [], done: false };
+}
+
+function withReasoningEnd(round: RoundView, time: string | undefined): RoundView {
+  if (!round.reasoning || !round.startTime || !time || round.reasoningSeconds !== undefined) return round;
+  return { ...round, reasoningSeconds: (Date.parse(time) - Date.parse(round.startTime)) / 1000 };
 }
 
 function withRound(rounds: RoundView[], round: number, change: (each: RoundView) => RoundView): RoundView[] {

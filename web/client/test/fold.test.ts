@@ -24,6 +24,13 @@ describe("fold", () => {
     expect(view.notes).toMatchObject([{ kind: "retry", text: "cut", round: 1, position: -1 }]);
   });
 
+  it("knows how long the model reasoned", () => {
+    const at = (second: number, event: RunEventJson): RunEventJson => ({ ...event, time: new Date(second * 1000).toISOString() });
+    const thinks: RunEventJson = { outputDelta: { round: 1, reasoning: "Hm" } };
+    const view = told(at(1, began(1)), at(2, thinks), at(5, text(1, "So")), at(9, { roundEnded: { round: 1 } }));
+    expect(view.rounds[0]?.reasoningSeconds).toBe(4);
+  });
+
   it("gives warnings and messages a position in the run", () => {
     const warning: RunEventJson = { warning: { reason: "W" } };
     const message: RunEventJson = { messageAdded: { message: { role: "ROLE_USER", text: "more" } } };

@@ -1,7 +1,8 @@
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-import { Chat, listAhead } from "./chat";
+import { Chat } from "./chat";
+import { listAhead } from "./conversations";
 import { Dialog, Empty, Toast } from "./design/parts";
 import { Inbox } from "./inbox";
 import { Design, Later, Search } from "./later";

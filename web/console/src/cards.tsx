@@ -1,28 +1,22 @@
-/** A call: its arguments, its state and the possible decisions. */
+/** A call: what it does, its state and result, and the possible decisions. */
 
-import {
-  type BackgroundJobJson,
-  type CallDecisionJson,
-  type CallJson,
-  type DecisionKindJson,
-  decode,
-  encode,
-  type Progress,
-  requestId,
-  type RunJson,
-  type SeriesJson,
-} from "@pawl/client";
+import { type BackgroundJobJson, type CallJson, type Progress, requestId, type RunJson } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 
+import { Approval, Fields } from "./approval";
 import { Chart, chartOf } from "./chart";
+import { decideCall } from "./decide";
+import { Icon } from "./design/icons";
 import { blank, Fault, Form, type Schema } from "./form";
-import { parse } from "./json";
+import { Json } from "./json-view";
 import { bounded, Markdown } from "./markdown";
-import { ago, attempt, jobs, keep, kept, lasted, may, moment, notice, pawl, who, word } from "./state";
+import { argumentsOf, entriesOf, iconOf, isPlain, objectOf, read, resultLine, title, wish } from "./sentence";
+import { ago, attempt, jobs, keep, kept, lasted, may, moment, pawl, titleOf, who, word } from "./state";
 import { visible } from "./visible";
 
-const DECISIONS_MAX = 64;
+export { Json };
+
 const CLASSES: Record<string, string> = {
   CALL_STATE_SUCCEEDED: "good",
   CALL_STATE_DETACHED: "good",
@@ -40,7 +34,7 @@ const WORDS: Record<string, string> = {
   CALL_STATE_OUTCOME_UNKNOWN: "outcome unknown: it may have happened",
 };
 
-const DECIDED: Record<string, string> = {
+export const DECIDED: Record<string, string> = {
   DECISION_KIND_APPROVE: "approved",
   DECISION_KIND_EDIT: "edited and approved",
   DECISION_KIND_REJECT: "rejected",
@@ -48,58 +42,142 @@ const DECIDED: Record<string, string> = {
 };
 
 export const CallCard = bounded(Card, ({ call }) =>
-  [`${call.toolName}: ${word(call.state)}`, call.question?.question ?? call.approval?.preview, JSON.stringify(shownArguments(call), null, 2)].filter(Boolean).join("\n\n"),
+  [`${call.toolName}: ${word(call.state)}`, call.question?.question ?? call.approval?.preview, JSON.stringify(argumentsOf(call), null, 2)].filter(Boolean).join("\n\n"),
 );
 export const TopUp = bounded(Tokens, ({ run }) => `${run.runId} is waiting for tokens.`);
 
-function Card({ call, progress, where, children }: { call: CallJson; progress?: Progress | undefined; where?: boolean; children?: ComponentChildren }): VNode {
+interface CardProps {
+  call: CallJson;
+  progress?: Progress | undefined;
+  /** Says where the call is from. */
+  where?: boolean;
+  children?: ComponentChildren;
+}
+
+function Card({ call, progress, where, children }: CardProps): VNode {
   const state = call.state ?? "";
-  const open = state === "CALL_STATE_AWAITING_APPROVAL" || state === "CALL_STATE_ASKED";
-  const decision = call.approval?.decision;
-  const asked = call.askedUserId === who.value?.caller?.userId ? "" : call.askedUserId;
+  const isApproval = state === "CALL_STATE_AWAITING_APPROVAL";
+  const open = isApproval || state === "CALL_STATE_ASKED";
   const job = jobs.value[call.callId ?? ""];
+  const kind = job ? jobClass(job) : (CLASSES[state] ?? "");
+  const mark = { role: "group" as const, "data-item": true, tabIndex: open ? 0 : -1, "data-call": call.callId, "data-state": word(state) };
+  const name = `${visible(call.toolName ?? "")}: ${word(state)}, ${[visible((call.question?.question || call.approval?.preview || "").replace(/\s+/g, " ").slice(0, 100)), objectOf(call)].filter(Boolean).join(", ")}`;
+  const asked = call.askedUserId === who.value?.caller?.userId ? "" : call.askedUserId;
+  if (!open)
+    return (
+      <div {...mark} class={`card call ${kind}`} aria-label={name}>
+        {children}
+        <Summary call={call} job={job} where={where} />
+        {progress && !call.endTime && <Done {...progress} />}
+        {job && <Background job={job} />}
+        <Decided call={call} />
+        {call.toolName === "show_chart" && <Drawn args={read(call.argumentsJson)} />}
+      </div>
+    );
   return (
-    <div
-      role="group"
-      class={`card ${job ? jobClass(job) : (CLASSES[state] ?? "")}`}
-      data-item
-      tabIndex={open ? 0 : -1}
-      data-call={call.callId}
-      data-state={word(state)}
-      aria-label={`${visible(call.toolName ?? "")}: ${word(state)}, ${subject(call)}`}
-    >
+    <div {...mark} class={`card ${kind}`} aria-label={name}>
       {children}
-      <header>
-        <strong>{visible(call.toolName ?? "")}</strong>
-        <span class="state">{job && job.state !== "RUN_STATE_RUNNING" ? `background job ${jobState(job)}` : (WORDS[state] ?? word(state))}</span>
-        {call.startTime && call.endTime && <span class="quiet">{took(call)}</span>}
-        {where && (
-          <a href={`/runs/${call.runId}`} class="quiet">
-            {ago(call.createTime)}, in a run{call.agentName ? ` of ${visible(call.agentName)}` : ""}
-          </a>
-        )}
-      </header>
-      {progress && !call.endTime && <Done {...progress} />}
-      {job && <Background job={job} />}
-      {open && asked && <p class="quiet">Only {visible(asked)} can decide on this.</p>}
-      {state === "CALL_STATE_AWAITING_APPROVAL" && !asked && <Approval key={call.approval?.digest} call={call} />}
-      {state === "CALL_STATE_ASKED" && !asked && <Question call={call} />}
+      {isApproval && !asked ? (
+        <Approval key={call.approval?.digest} call={call} about={<About call={call} where={where} />} />
+      ) : (
+        <>
+          <header class="ask">
+            <Icon name={isApproval ? iconOf(call.toolName) : "help"} />
+            <div>
+              <h2>{wish(call)}</h2>
+              <About call={call} where={where} />
+            </div>
+          </header>
+          {asked ? <p class="quiet">Only {visible(asked)} can decide on this.</p> : <Question call={call} />}
+        </>
+      )}
+    </div>
+  );
+}
+
+/** For whom a call is, from which conversation and run, and since when. */
+function About({ call, where }: { call: CallJson; where: boolean | undefined }): VNode | null {
+  if (!where) return null;
+  const own = !call.userId || call.userId === who.value?.caller?.userId;
+  const { conversationId = "" } = call;
+  return (
+    <p class="quiet">
+      for {own ? "you" : visible(call.userId ?? "")}
+      {conversationId && own && (
+        <>
+          {" · "}
+          <a href={`/c/${conversationId}`}>{visible(titleOf(conversationId))}</a>
+        </>
+      )}
+      {" · "}
+      <a href={`/runs/${call.runId}`}>run</a> · <time title={moment(call.createTime)}>{ago(call.createTime)}</time>
+    </p>
+  );
+}
+
+/** One line: what the call does, with what, its result and duration. It unfolds. */
+function Summary({ call, job, where }: { call: CallJson; job: BackgroundJobJson | undefined; where: boolean | undefined }): VNode {
+  const [shown, setShown] = useState(false);
+  const { state = "", result } = call;
+  const args = argumentsOf(call);
+  const isBusy = !call.endTime && state !== "CALL_STATE_DETACHED";
+  const status = job && job.state !== "RUN_STATE_RUNNING" ? `background job ${jobState(job)}` : state === "CALL_STATE_SUCCEEDED" ? "" : (WORDS[state] ?? word(state));
+  return (
+    <details onToggle={(event) => setShown(event.currentTarget.open)}>
+      <summary>
+        <Icon name={iconOf(call.toolName)} />
+        <strong title={visible(call.toolName ?? "")}>{title(call.toolName)}</strong>
+        <span class="object">{objectOf(call)}</span>
+        <span class={`state ${isBusy ? "dots" : ""}`}>{status}</span>
+        <span class="result">{!status && resultLine(call)}</span>
+        {took(call) && <span class="took">{took(call)}</span>}
+      </summary>
+      {shown && (
+        <div class="inside">
+          {entriesOf(args).length > 0 ? <Fields all={entriesOf(args)} /> : typeof args === "string" && <Json value={args} />}
+          {result && (
+            <>
+              <p class="label">Result</p>
+              <Json value={read(result.contentJson)} />
+              {result.note && <p class="quiet">{visible(result.note)}</p>}
+            </>
+          )}
+          <p class="quiet">
+            {call.childRunId && (
+              <>
+                <a href={`/runs/${call.childRunId}`}>Child run</a>
+                {" · "}
+              </>
+            )}
+            {where && call.agentName ? `agent ${visible(call.agentName)} · ` : ""}
+            {visible(call.toolName ?? "")}, version {call.toolVersion ?? 0} · attempt {call.attempt ?? 1} · {call.callId}
+          </p>
+        </div>
+      )}
+    </details>
+  );
+}
+
+/** Who decided, and by which rule. */
+export function Decided({ call: { approval, ruleId } }: { call: CallJson }): VNode | null {
+  const decision = approval?.decision;
+  if (!decision && !ruleId) return null;
+  return (
+    <p class="quiet">
       {decision && (
-        <p class="quiet">
+        <>
           {DECIDED[decision.kind ?? ""] ?? "decided"} by {visible(decision.userId ?? "")}
           {decision.reason ? `: ${visible(decision.reason)}` : ""} <time title={moment(decision.time)}>{ago(decision.time)}</time>
-        </p>
-      )}
-      {call.ruleId && <p class="quiet">by rule {call.ruleId}</p>}
-      {call.toolName === "show_chart" && !open && <Drawn args={value(call.argumentsJson)} />}
-      {!open && <Details call={call} />}
-    </div>
+        </>
+      )}{" "}
+      {ruleId && <>by rule {ruleId}</>}
+    </p>
   );
 }
 
 function Done({ fraction, message }: { fraction?: number | undefined; message: string }): VNode {
   return (
-    <p class="quiet">
+    <p class="quiet progress">
       {fraction !== undefined && <progress value={fraction} max={1} aria-label="Progress" />} {visible(message)}
     </p>
   );
@@ -122,11 +200,10 @@ function Background({ job }: { job: BackgroundJobJson }): VNode {
   return (
     <>
       <JobProgress job={job} />
-      {expectedEndTime && <p class="quiet">expected to end {ago(expectedEndTime)}</p>}
       {notStopped && <p class="fault">{visible(notStopped)}</p>}
-      {mayStop(job) && (
-        <p class="buttons">
-          <StopJob job={job} />
+      {(expectedEndTime || mayStop(job)) && (
+        <p class="row quiet">
+          {expectedEndTime && `expected to end ${ago(expectedEndTime)}`} {mayStop(job) && <StopJob job={job} />}
         </p>
       )}
     </>
@@ -149,30 +226,36 @@ function StopJob({ job: { jobId = "", definition } }: { job: BackgroundJobJson }
     setBusy(false);
   };
   return (
-    <button type="button" class="second bad" disabled={busy} aria-label={`Stop ${visible(definition?.toolName ?? "")}`} onClick={() => void stop()}>
+    <button type="button" class="second bad small" disabled={busy} aria-label={`Stop ${visible(definition?.toolName ?? "")}`} onClick={() => void stop()}>
       Stop
     </button>
   );
 }
 
-const STRIP_JOBS_MAX = 3;
+const PINNED_MAX = 3;
 
 /** Open background jobs with their progress and Stop buttons, for the foot of the chat. */
 export function JobStrip({ open }: { open: BackgroundJobJson[] }): VNode | null {
   if (!open.length) return null;
   return (
-    <div class="strip">
-      {open.slice(0, STRIP_JOBS_MAX).map((job) => (
+    <div class="jobs">
+      {open.slice(0, PINNED_MAX).map((job) => (
         <div key={job.jobId} class="job">
           <span role="status">
-            In the background: {visible(job.definition?.toolName ?? "")}
-            {job.state !== "RUN_STATE_RUNNING" && `, ${jobState(job)}`}
+            <Icon name="background" />
+            <strong>
+              <span class="unseen">In the background: </span>
+              <span title={visible(job.definition?.toolName ?? "")}>{title(job.definition?.toolName)}</span>
+            </strong>
+            {job.state !== "RUN_STATE_RUNNING" && <span class="quiet">{job.nextTime ? `next ${ago(job.nextTime)}` : jobState(job)}</span>}
           </span>
           <JobProgress job={job} />
           {mayStop(job) && <StopJob job={job} />}
         </div>
       ))}
-      <a href="/background">{open.length > STRIP_JOBS_MAX ? `Manage all ${open.length}` : "Manage"}</a>
+      <a class="quiet" href="/background">
+        {open.length > PINNED_MAX ? `Manage all ${open.length}` : "Manage"}
+      </a>
     </div>
   );
 }
@@ -182,190 +265,9 @@ function Drawn({ args }: { args: unknown }): VNode | null {
   return typeof chart === "string" ? null : <Chart {...chart} />;
 }
 
-function Details({ call }: { call: CallJson }): VNode {
-  const result = call.result;
-  const [shown, setShown] = useState(false);
-  return (
-    <details onToggle={(event) => setShown(event.currentTarget.open)}>
-      <summary>{summary(call)}</summary>
-      {shown && (
-        <>
-          <h4>Arguments</h4>
-          <Json value={shownArguments(call)} />
-          {result && (
-            <>
-              <h4>Result</h4>
-              <Json value={value(result.contentJson, parse)} />
-              {result.note && <p class="quiet">{visible(result.note)}</p>}
-            </>
-          )}
-          {call.childRunId && (
-            <p>
-              <a href={`/runs/${call.childRunId}`}>Child run</a>
-            </p>
-          )}
-          <p class="quiet">
-            {call.callId} · attempt {call.attempt ?? 1} · version {call.toolVersion ?? 0}
-          </p>
-        </>
-      )}
-    </details>
-  );
-}
-
-function Approval({ call }: { call: CallJson }): VNode {
-  const first = (value(call.argumentsJson, parse) ?? {}) as Record<string, unknown>;
-  const [args, setArgs] = useState<Record<string, unknown> | undefined>(first);
-  const [editing, setEditing] = useState(false);
-  const [schema, setSchema] = useState<Schema>();
-  const [reason, setReason] = useState("");
-  const [busy, setBusy] = useState(false);
-  const [scope, setScope] = useState<Scope | "">("");
-  const [series, setSeries] = useState(false);
-  const [limits, setLimits] = useState<SeriesJson>({});
-  const [answer, setAnswer] = useState<string>();
-  const [fault, setFault] = useState("");
-  const approval = call.approval ?? {};
-  const offered = approval.series;
-  useEffect(() => {
-    if (!editing || schema) return;
-    pawl.tools
-      .getTool({ name: call.toolName ?? "", version: call.toolVersion ?? 0 })
-      .then(({ tool }) => setSchema((value(tool?.definition?.argumentsSchemaJson) as Schema) ?? {}))
-      .catch(() => setSchema({}));
-  }, [editing]);
-  const decide = async (kind: DecisionKindJson): Promise<void> => {
-    setBusy(true);
-    setFault("");
-    const digest = approval.digest ?? "";
-    const submit = (decision: Decision): Promise<boolean> => decideCall(call, decision, setFault);
-    if (kind === "DECISION_KIND_REJECT") await submit({ kind, digest, reason });
-    else if (kind === "DECISION_KIND_ANSWER") await submit({ kind, digest, answer: answer ?? "" });
-    else {
-      const granted = series && offered ? { forSeries: true, digest: offered.digest ?? "" } : { digest };
-      const bounded = series && offered && fewer(offered, limits) ? { editedSeries: { ...offered, ...limits } } : {};
-      const edits = kind === "DECISION_KIND_EDIT" || "editedSeries" in bounded;
-      const edited = edits ? { kind: "DECISION_KIND_EDIT" as const, argumentsJson: encode(args) } : { kind };
-      await approveWithRule(call, scope, () => submit({ ...edited, reason, ...granted, ...bounded }));
-    }
-    setBusy(false);
-  };
-  const changed = JSON.stringify(args) !== JSON.stringify(first);
-  if (!may("agent.v1.AgentService/DecideCalls")) return <p>{visible(approval.preview ?? "")}</p>;
-  return (
-    <div class="decision">
-      {approval.preview && !changed && <pre class="preview">{visible(approval.preview)}</pre>}
-      {(approval.approvalsRequired ?? 1) > 1 && (
-        <p class="quiet">
-          {approval.approvals?.length ?? 0} of {approval.approvalsRequired} people have approved
-          {(approval.approvals ?? []).map((each) => `, ${each.userId}`).join("")}.
-        </p>
-      )}
-      {editing ? (
-        schema && <Form schema={schema} value={args ?? first} onValue={setArgs} fault={fault} />
-      ) : (
-        <Json value={first} />
-      )}
-      {!editing && <Fault text={fault} />}
-      {changed && args && <Diff before={first} after={args} />}
-      <label class="row">
-        <span class="quiet">Reason</span>
-        <input value={reason} onInput={(event) => setReason(event.currentTarget.value)} placeholder="optional" />
-      </label>
-      {offered && (
-        <label class="row">
-          <input type="checkbox" checked={series} onChange={(event) => setSeries(event.currentTarget.checked)} /> Approve the whole series:
-          {offered.iterationsMax ? ` ${offered.iterationsMax} times` : ""} every {offered.intervalSeconds ?? 0} s
-        </label>
-      )}
-      {offered && series && (
-        <label class="row">
-          <span class="quiet">Maximum calls</span>
-          <input
-            type="number"
-            min={1}
-            max={offered.iterationsMax}
-            value={limits.iterationsMax ?? offered.iterationsMax ?? ""}
-            onInput={(event) => setLimits({ iterationsMax: event.currentTarget.valueAsNumber || (offered.iterationsMax ?? 1) })}
-          />
-        </label>
-      )}
-      {canRemember(call) && !series && (
-        <label class="row">
-          <span class="quiet">Remember as a rule</span>
-          <select value={scope} onChange={(event) => setScope(event.currentTarget.value as Scope | "")}>
-            <option value="">No, only this call</option>
-            <option value="RULE_SCOPE_RUN">For this run</option>
-            <option value="RULE_SCOPE_CONVERSATION">For this conversation</option>
-            <option value="RULE_SCOPE_USER">For all my runs</option>
-          </select>
-        </label>
-      )}
-      <p class="buttons">
-        <button
-          disabled={busy || !args}
-          data-key="a"
-          onClick={() => void decide(changed ? "DECISION_KIND_EDIT" : "DECISION_KIND_APPROVE")}
-        >
-          {changed ? "Approve with edits" : "Approve"}
-        </button>
-        <button class="second" disabled={busy} data-key="e" onClick={() => (setArgs(first), setEditing(!editing))}>
-          {editing ? "Discard edits" : "Edit"}
-        </button>
-        <button class="second bad" disabled={busy} data-key="r" onClick={() => void decide("DECISION_KIND_REJECT")}>
-          Reject
-        </button>
-        <button class="second" disabled={busy} aria-expanded={answer !== undefined} onClick={() => setAnswer(answer === undefined ? "" : undefined)}>
-          Answer instead
-        </button>
-        <span class="quiet">{call.deadlineTime && `expires ${ago(call.deadlineTime)}; then it is escalated, or the call does not run`}</span>
-      </p>
-      {answer !== undefined && (
-        <form
-          class="row"
-          onSubmit={(event) => {
-            event.preventDefault();
-            void decide("DECISION_KIND_ANSWER");
-          }}
-        >
-          <input aria-label="Result to return instead of running the call" placeholder="Result to return instead of running the call" required value={answer} onInput={(event) => setAnswer(event.currentTarget.value)} />
-          <button disabled={busy}>Answer</button>
-        </form>
-      )}
-      <p class="quiet digest" title={changed ? "" : "The decision applies to exactly this version"}>
-        {visible(approval.cause ?? "")} {!changed && `· ${(approval.digest ?? "").slice(0, 16)}`}
-      </p>
-    </div>
-  );
-}
-
-function fewer(offered: SeriesJson, chosen: SeriesJson): boolean {
-  return chosen.iterationsMax !== undefined && chosen.iterationsMax !== offered.iterationsMax;
-}
-
-type Scope = "RULE_SCOPE_RUN" | "RULE_SCOPE_CONVERSATION" | "RULE_SCOPE_USER";
-
-/** Rules apply to your own runs, and not to calls that need several approvers. */
-function canRemember({ userId, approval }: CallJson): boolean {
-  const own = !userId || userId === who.value?.caller?.userId;
-  return own && (approval?.approvalsRequired ?? 1) <= 1 && may("tool.v1.RuleService/CreateRule");
-}
-
-/** Creates a rule that allows the tool, then approves the call; if that fails, revokes the rule. */
-async function approveWithRule({ toolName = "", callId = "", runId = "", conversationId = "" }: CallJson, scope: Scope | "", approve: () => Promise<boolean>): Promise<void> {
-  if (!scope) return void (await approve());
-  const scopeId = { RULE_SCOPE_RUN: runId, RULE_SCOPE_CONVERSATION: conversationId, RULE_SCOPE_USER: "" }[scope];
-  const rule = { effect: "RULE_EFFECT_ALLOW" as const, scope, scopeId, toolName, callId };
-  const made = await attempt(() => pawl.rules.createRule({ requestId: requestId(), rule }));
-  if (!made || (await approve())) return;
-  const error = notice.value;
-  await attempt(() => pawl.rules.revokeRule({ ruleId: made.rule?.ruleId ?? "" }));
-  notice.value ||= error;
-}
-
 function Question({ call }: { call: CallJson }): VNode {
   const question = call.question ?? {};
-  const schema = question.answerSchemaJson ? (value(question.answerSchemaJson) as Schema) : undefined;
+  const schema = question.answerSchemaJson ? (read(question.answerSchemaJson) as Schema) : undefined;
   const names = Object.keys(schema?.properties ?? {});
   const [answer, setAnswer] = useState(() => kept(call.callId ?? ""));
   const [filled, setFilled] = useState<Record<string, unknown> | undefined>(() => blank(schema));
@@ -384,7 +286,7 @@ function Question({ call }: { call: CallJson }): VNode {
   const options = question.options?.length || !schema || names.length ? (question.options ?? []) : ["yes", "no"];
   return (
     <div class="decision">
-      <Markdown text={question.question ?? ""} />
+      {!isPlain(question.question ?? "") && <Markdown text={question.question ?? ""} />}
       {question.why && <p class="quiet">{visible(question.why)}</p>}
       <p class="buttons">
         {options.map((option) => (
@@ -447,95 +349,7 @@ function Tokens({ run, children }: { run: RunJson; children?: ComponentChildren 
   );
 }
 
-type Decision = Omit<CallDecisionJson, "runId" | "callId">;
-
-/**
- * Decides about a call; true if the decision was accepted. Correctable faults go to `onFault`. If another tab or user decided
- * first, a notice says so, because the card disappears.
- */
-function decideCall(call: CallJson, decision: Decision, onFault: (message: string) => void): Promise<boolean> {
-  return decideAll([call], () => decision, onFault);
-}
-
-/** Decides about several calls, at most 64 per request; true if all decisions were accepted. */
-export async function decideAll(calls: CallJson[], decision: (call: CallJson) => Decision, onFault?: (message: string) => void): Promise<boolean> {
-  const done = await attempt(async () => {
-    const refused = [];
-    for (let start = 0; start < calls.length; start += DECISIONS_MAX) {
-      const decisions = calls.slice(start, start + DECISIONS_MAX).map((call) => ({ runId: call.runId ?? "", callId: call.callId ?? "", ...decision(call) }));
-      const { receipts = [] } = await pawl.agent.decideCalls({ requestId: requestId(), decisions });
-      refused.push(...receipts.filter(({ status }) => status !== "RECEIPT_STATUS_ACCEPTED" && status !== "RECEIPT_STATUS_DUPLICATE"));
-    }
-    const [first] = refused;
-    if (!first) return true;
-    if (onFault && first.status === "RECEIPT_STATUS_REFUSED" && CORRECTABLE.has(first.reason ?? "")) return void onFault(first.message ?? "");
-    throw new Error(`${calls.length > 1 ? `${refused.length} of ${calls.length} decisions were not accepted. ` : ""}${first.message || "This call has already been decided."}`);
-  });
-  return done ?? false;
-}
-
-const CORRECTABLE = new Set(["INVALID_ARGUMENTS", "INVALID_FIELD", "INVALID_JSON", "TOO_LARGE"]);
-
-function Diff({ before, after }: { before: Record<string, unknown>; after: Record<string, unknown> }): VNode {
-  const names = [...new Set([...Object.keys(before), ...Object.keys(after)])];
-  return (
-    <table class="diff" aria-label="Changes">
-      <tbody>
-        {names
-          .filter((name) => JSON.stringify(before[name]) !== JSON.stringify(after[name]))
-          .map((name) => (
-            <tr key={name}>
-              <th scope="row">{visible(name)}</th>
-              <td>
-                <del>{visible(JSON.stringify(before[name]) ?? "–")}</del>
-              </td>
-              <td>
-                <ins>{visible(JSON.stringify(after[name]) ?? "–")}</ins>
-              </td>
-            </tr>
-          ))}
-      </tbody>
-    </table>
-  );
-}
-
-export function Json({ value }: { value: unknown }): VNode {
-  const text = typeof value === "string" ? value : (JSON.stringify(value, null, 2) ?? "");
-  return (
-    <pre class="json" tabIndex={0}>
-      {visible(text.length > 20_000 ? `${text.slice(0, 20_000)}\n... (${text.length} characters)` : text)}
-    </pre>
-  );
-}
-
-function value(bytes: string | undefined, read?: (text: string) => unknown): unknown {
-  try {
-    return decode(bytes, read);
-  } catch {
-    return "(not JSON)";
-  }
-}
-
-/** The arguments of a call; invalid ones as the model wrote them. */
-function shownArguments({ argumentsJson, proposedArguments }: CallJson): unknown {
-  return argumentsJson ? value(argumentsJson, parse) : proposedArguments;
-}
-
-function summary(call: CallJson): string {
-  const all = shownArguments(call);
-  return short(typeof all === "string" ? all : (JSON.stringify(all) ?? "")) || "no arguments";
-}
-
-/** Distinguishes a call from others of the same tool, for screen readers. */
-function subject(call: CallJson): string {
-  return short((call.question?.question || call.approval?.preview || "").replace(/\s+/g, " ")) || summary(call);
-}
-
-function short(text: string): string {
-  return visible(text.length > 100 ? `${text.slice(0, 100)} ...` : text);
-}
-
-function took(call: CallJson): string {
-  const seconds = (Date.parse(call.endTime ?? "") - Date.parse(call.startTime ?? "")) / 1000;
+function took({ startTime, endTime }: CallJson): string {
+  const seconds = (Date.parse(endTime ?? "") - Date.parse(startTime ?? "")) / 1000;
   return seconds >= 0 ? lasted(seconds) : "";
 }

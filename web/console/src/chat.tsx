@@ -1,93 +1,47 @@
-import { signal } from "@preact/signals";
-import { type ConversationJson, type ConversationView, emptyConversation, isEnded, type MessageJson, pendingCalls, requestId, type RunView, type Sent, type Turn, turnsOf } from "@pawl/client";
-import { Component, type ComponentChildren, type VNode } from "preact";
+import {
+  type ConversationJson,
+  type ConversationView,
+  emptyConversation,
+  isEnded,
+  type MessageJson,
+  type PartJson,
+  pendingCalls,
+  requestId,
+  type Sent,
+  turnsOf,
+} from "@pawl/client";
+import type { VNode } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
-import { type Action, Actions } from "./actions";
+import { Actions } from "./actions";
 import { CallCard, JobStrip } from "./cards";
+import { Composer, type Policy } from "./composer";
+import { ACTIONS, Conversations, listed, newer, older, reload, resend } from "./conversations";
+import { Icon, type IconName } from "./design/icons";
 import { Later } from "./later";
-import { Boundary, Markdown } from "./markdown";
-import { ago, attempt, draft, go, isAbsent, jobs, keep, kept, may, pawl, query, who, word } from "./state";
+import { Boundary, loadRich } from "./markdown";
+import { attempt, draft, go, isAbsent, jobs, may, pawl, query, who } from "./state";
 import { TOOLS, runTool } from "./tools";
-import { RunLog } from "./view";
+import { TurnView } from "./turn";
 import { visible } from "./visible";
-
-type Policy = "MESSAGE_POLICY_QUEUE" | "MESSAGE_POLICY_STEER";
-
-/** The listed conversations. They stay listed while another conversation opens. */
-const listed = signal<ConversationJson[] | undefined>(undefined);
-const hasMore = signal(false);
-const PAGE = 50;
-let reads = 0;
-let ahead: Promise<void> | undefined;
-
-async function list(words = "", archived = false, most = PAGE): Promise<void> {
-  const read = ++reads;
-  const found: ConversationJson[] = [];
-  let pageToken = "";
-  do {
-    const page = await pawl.conversations.listConversations({ pageSize: PAGE, pageToken, query: words, archived });
-    found.push(...(page.conversations ?? []));
-    pageToken = page.nextPageToken ?? "";
-  } while (pageToken && found.length < most);
-  if (read !== reads) return;
-  listed.value = found;
-  hasMore.value = !!pageToken;
-}
-
-/** Loads conversations before the user is known, which saves a round trip at the start. */
-export function listAhead(): void {
-  ahead = list().catch(() => (ahead = undefined));
-}
 
 export function Chat({ conversationId }: { conversationId: string }): VNode {
   const [open, setOpen] = useState(false);
-  const [words, setWords] = useState("");
-  const [archived, setArchived] = useState(false);
-  const [most, setMost] = useState(PAGE);
-  const reload = (): void => void attempt(() => list(words.trim(), archived, most), true);
-  useEffect(() => {
-    if (ahead) return void (ahead = undefined);
-    const timer = setTimeout(reload, words ? 200 : 0);
-    return () => clearTimeout(timer);
-  }, [conversationId, words, archived, most]);
   const run = query.value.get("run");
+  useEffect(loadRich, []);
   return (
     <div class={`chat ${open ? "listing" : ""} ${run ? "beside" : ""}`}>
-      <aside aria-label="Conversations">
-        <a class="button" href="/">
-          New conversation
-        </a>
-        <input type="search" aria-label="Search conversations" placeholder="Search" value={words} onInput={(event) => setWords(event.currentTarget.value)} />
-        <ul onClick={() => setOpen(false)}>
-          {listed.value?.map((each) => (
-            <li key={each.conversationId}>
-              <a href={`/c/${each.conversationId}`} aria-current={each.conversationId === conversationId ? "page" : undefined}>
-                {visible(each.title || "Untitled")}
-                <small class="quiet">
-                  <Ago time={each.updateTime} />
-                </small>
-              </a>
-            </li>
-          ))}
-        </ul>
-        {hasMore.value && (
-          <button class="plain" onClick={() => setMost(most + PAGE)}>
-            More
-          </button>
-        )}
-        {listed.value?.length === 0 && <p class="quiet">{words ? "No matches." : archived ? "No archived conversations." : "No conversations yet."}</p>}
-        <label class="row quiet">
-          <input type="checkbox" checked={archived} onChange={(event) => setArchived(event.currentTarget.checked)} /> Show archived
-        </label>
-      </aside>
+      <Conversations conversationId={conversationId} onChoose={() => setOpen(false)} />
       <button class="plain lister" onClick={() => setOpen(!open)} aria-expanded={open}>
-        Conversations
+        <Icon name="menu" />
+        <span>Conversations</span>
       </button>
-      <Conversation key={conversationId} conversationId={conversationId} onRun={reload} />
+      <Conversation key={conversationId} conversationId={conversationId} />
       {run && (
         <aside class="detail" aria-label="Run">
-          <a href={`/c/${conversationId}`}>Close</a>
+          <a class="button second small" href={`/c/${conversationId}`}>
+            Close
+          </a>
           <Boundary key={run}>
             <Later show={({ RunPage }) => <RunPage runId={run} beside />} />
           </Boundary>
@@ -97,23 +51,7 @@ export function Chat({ conversationId }: { conversationId: string }): VNode {
   );
 }
 
-const UPDATE = "agent.v1.ConversationService/UpdateConversation";
-const ACTIONS: Action<ConversationJson>[] = [
-  {
-    name: "Rename",
-    method: UPDATE,
-    ask: "Title",
-    run: ({ conversationId = "" }, title) => pawl.conversations.updateConversation({ requestId: requestId(), conversationId, title }),
-  },
-  ...[true, false].map((archived) => ({
-    name: archived ? "Archive" : "Unarchive",
-    method: UPDATE,
-    when: (each: ConversationJson) => !!each.archived !== archived,
-    run: ({ conversationId = "" }: ConversationJson) => pawl.conversations.updateConversation({ requestId: requestId(), conversationId, archived }),
-  })),
-];
-
-function Conversation({ conversationId, onRun }: { conversationId: string; onRun: () => void }): VNode {
+function Conversation({ conversationId }: { conversationId: string }): VNode {
   const [view, setView] = useState(() => emptyConversation(conversationId));
   const [missing, setMissing] = useState(false);
   const [chosen, setChosen] = useState(query.value.get("agent") ?? undefined);
@@ -139,17 +77,6 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
     listed.value = listed.value?.map((each) => (each.conversationId === conversation.conversationId && conversation.updateTime ? conversation : each));
   }, [conversation]);
   const [earlier, setEarlier] = useState<MessageJson[]>([]);
-  const showEarlier = (): Promise<void | undefined> =>
-    attempt(async () => {
-      const found: MessageJson[] = [];
-      let pageToken = "";
-      do {
-        const page = await pawl.agent.listMessages({ conversationId, pageSize: 200, pageToken });
-        found.push(...(page.messages ?? []).filter(({ number }) => Number(number) < view.firstNumber));
-        pageToken = Number(page.messages?.at(-1)?.number ?? 0) < view.firstNumber - 1 ? (page.nextPageToken ?? "") : "";
-      } while (pageToken);
-      setEarlier(found);
-    });
   const turns = turnsOf({ ...view, messages: [...earlier, ...view.messages] }, sent);
   const open = Object.values(view.jobs).filter((job) => !job.endTime);
   // Calls of runs below and of jobs. A run's own calls are in its log.
@@ -157,36 +84,44 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
   const length = view.messages.length + elsewhere.length + Object.values(view.logs).reduce((sum, { seq }) => sum + seq, sent.length);
   const near = useRef(true);
   const top = useRef(0);
+  const [isFar, setFar] = useState(false);
+  const toEnd = (): void => talk.current?.scrollTo({ top: talk.current.scrollHeight });
   // In the frame of the new text, so that it costs one frame.
   useLayoutEffect(() => {
-    if (near.current) talk.current?.scrollTo({ top: talk.current.scrollHeight });
+    if (near.current) toEnd();
   }, [length, open.length]);
 
   const active = turns.find(({ run }) => !isEnded(run))?.log;
   const agents = who.value?.deployment?.agentNames ?? [];
-  const model = who.value?.deployment?.model;
   // A message arrives before its run, which has a create time.
   const before = turns.findLast(({ run }) => run.createTime)?.run.agent?.name ?? "";
   const agent = chosen ?? (agents.includes(before) ? before : DEFAULT);
-  const send = async (text: string, policy: Policy): Promise<boolean> => {
+  const start = async (to: string, text: string, parts: PartJson[], policy: Policy = "MESSAGE_POLICY_QUEUE") => {
+    const request = { requestId: requestId(), text, agent, frontEndTools: TOOLS, ...(parts.length ? { parts } : {}) };
+    const { run = {} } = await pawl.agent.startRun(to ? { ...request, conversationId: to, policy } : request);
+    return run;
+  };
+  const send = async (text: string, policy: Policy, parts: PartJson[]): Promise<boolean> => {
+    near.current = true;
     const done = await attempt(async () => {
       if (!conversationId) {
-        const { run = {} } = await pawl.agent.startRun({ requestId: requestId(), text, agent, frontEndTools: TOOLS });
-        go(`/c/${run.conversationId}`);
+        go(`/c/${(await start("", text, parts)).conversationId}`);
         return true;
       }
       const steered = policy === "MESSAGE_POLICY_STEER";
-      const { run = {} } = steered
-        ? await pawl.agent.sendMessage({ requestId: requestId(), conversationId, text, policy })
-        : await pawl.agent.startRun({ requestId: requestId(), conversationId, text, policy, agent, frontEndTools: TOOLS });
-      if (!steered) setSent((all) => [...all, { run, text }]);
+      if (steered) await pawl.agent.sendMessage({ requestId: requestId(), conversationId, text, policy });
+      else {
+        const run = await start(conversationId, text, parts, policy);
+        setSent((all) => [...all, { run, text, parts }]);
+      }
       setPending(steered ? text : undefined);
-      onRun();
+      reload();
       return true;
     });
-    near.current = true;
     return done ?? false;
   };
+  const onResend = (number: number, text: string, parts: PartJson[]): Promise<boolean> =>
+    resend(conversation, number, async (to) => (await start(to, text, parts.filter((part) => part.text === undefined))).conversationId ?? "");
   const mayFork = may("agent.v1.ConversationService/ForkConversation");
   if (missing) return <section class="page"><h1>Conversation not found</h1><p><a href="/">Start a new one</a></p></section>;
   return (
@@ -196,38 +131,26 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
       aria-label="Conversation"
       onScroll={(event) => {
         const { scrollHeight, scrollTop, clientHeight } = event.currentTarget;
+        const rest = scrollHeight - scrollTop - clientHeight;
         // New content keeps the view at the end, unless the user scrolls up.
-        near.current = scrollHeight - scrollTop - clientHeight < 120 || (near.current && scrollTop >= top.current);
+        near.current = rest < 120 || (near.current && scrollTop >= top.current);
         top.current = scrollTop;
+        setFar(rest > 400);
       }}
     >
+      {turns.length > 0 && (
+        <header class="talk-bar">
+          <h1>{visible(conversation.title || "Conversation")}</h1>
+          {agent !== DEFAULT && <span class="badge">{visible(agent)}</span>}
+          {older(conversation) && <a href={`/c/${older(conversation)}`}>Earlier version</a>}
+          {newer(conversation) && <a href={`/c/${newer(conversation)}`}>Newer version</a>}
+          {conversation.updateTime && <Menu conversation={conversation} />}
+        </header>
+      )}
       <div class="turns">
-        {turns.length > 0 && (
-          <header>
-            <h1>{visible(conversation.title || "Conversation")}</h1>
-            {conversation.updateTime && <Actions all={ACTIONS} item={conversation} onDone={onRun} />}
-          </header>
-        )}
-        {!turns.length && (
-          <div class="empty">
-            <h1>What can I do for you?</h1>
-            <p class="quiet">
-              Agent {agent}{agent === DEFAULT && `, model ${model}`}. You can close this page; runs continue.
-            </p>
-            {model === SCRIPTED && (
-              <p class="buttons">
-                <span class="quiet">This is a scripted demo model. Try</span>
-                {EXAMPLES.map((text) => (
-                  <button key={text} class="second" onClick={() => (draft.value = text)}>
-                    {text}
-                  </button>
-                ))}
-              </p>
-            )}
-          </div>
-        )}
+        {!turns.length && (!conversationId || view.caughtUp) && <Welcome agent={agent} />}
         {view.firstNumber > 1 && !earlier.length && (
-          <button class="second" onClick={() => void showEarlier()}>
+          <button class="second" onClick={() => void attempt(async () => setEarlier(await messagesBefore(conversationId, view.firstNumber)))}>
             Show earlier messages
           </button>
         )}
@@ -235,10 +158,11 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
           <TurnView
             key={turn.run.runId}
             {...turn}
-            conversationId={conversationId}
+            conversation={conversation}
             before={turns[index - 1]?.last ?? 0}
             pending={turn.log === active && !turn.log.notes.some(({ text }) => text === pending) ? pending : undefined}
             mayFork={mayFork}
+            onResend={onResend}
           />
         ))}
         {elsewhere.map((call) => (
@@ -246,17 +170,19 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
         ))}
       </div>
       <div class="foot">
+        {isFar && (
+          <button class="second jump" onClick={() => ((near.current = true), toEnd())}>
+            <Icon name="down" /> Latest
+          </button>
+        )}
         <JobStrip open={open} />
-        <Composer conversationId={conversationId} active={active} onSend={send}>
+        <Composer conversationId={conversationId} agent={agent === DEFAULT ? "the agent" : agent} active={active} onSend={send}>
           {agents.some((name) => name !== DEFAULT) && (
-            <label class="row quiet">
-              Agent
-              <select value={agent} onChange={(event) => setChosen(event.currentTarget.value)}>
-                {[...new Set([DEFAULT, ...agents])].map((name) => (
-                  <option key={name}>{name}</option>
-                ))}
-              </select>
-            </label>
+            <select aria-label="Agent" value={agent} onChange={(event) => setChosen(event.currentTarget.value)}>
+              {[...new Set([DEFAULT, ...agents])].map((name) => (
+                <option key={name}>{name}</option>
+              ))}
+            </select>
           )}
         </Composer>
       </div>
@@ -264,44 +190,71 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
   );
 }
 
-type TurnProps = Turn & { conversationId: string; before: number; pending: string | undefined; mayFork: boolean };
-
-/** A message and what followed. Only turns that have changed are drawn again. */
-class TurnView extends Component<TurnProps> {
-  override shouldComponentUpdate(next: TurnProps): boolean {
-    const isSame = (one: unknown, other: unknown): boolean =>
-      Array.isArray(one) && Array.isArray(other) ? one.length === other.length && one.every((each, index) => each === other[index]) : one === other;
-    return !Object.entries(next).every(([name, value]) => isSame(value, this.props[name as keyof TurnProps]));
-  }
-
-  override render({ run, log, known, asked, answers, notice, last, conversationId, before, pending, mayFork }: TurnProps): VNode {
-    return (
-      <div class="turn" data-run={run.runId} data-state={word(run.state)}>
-        {asked && !notice && <div class="mine">{visible(asked)}</div>}
-        {notice && <p class="quiet">↩ {visible(asked.replace(/ \(run_\w+\)$/gm, "") || "background update")}</p>}
-        {known ? <RunLog view={log} answers={answers} /> : answers.map((text, key) => <Markdown key={key} text={text} />)}
-        {pending && <div class="mine">{visible(pending)} <small class="quiet">(sending)</small></div>}
-        <p class="quiet tools">
-          {known && <a href={`/c/${conversationId}?run=${run.runId}`}>Details</a>}
-          {isEnded(run) && asked && !notice && mayFork && (
-            <button class="plain" onClick={() => void fork(conversationId, before, asked)}>
-              Edit and resend
-            </button>
-          )}
-          {isEnded(run) && last > 0 && mayFork && (
-            <button class="plain" onClick={() => void fork(conversationId, last)}>
-              Fork from here
-            </button>
-          )}
-        </p>
+/** What can be done with the conversation. It closes after each action. */
+function Menu({ conversation }: { conversation: ConversationJson }): VNode {
+  const menu = useRef<HTMLDetailsElement>(null);
+  const close = (): void => {
+    if (menu.current) menu.current.open = false;
+  };
+  return (
+    <details
+      ref={menu}
+      class="menu"
+      onFocusOut={({ currentTarget, relatedTarget }) => relatedTarget && !currentTarget.contains(relatedTarget as Node) && close()}
+      onKeyDown={({ key }) => key === "Escape" && close()}
+    >
+      <summary class="button icon" aria-label="Conversation actions">
+        <Icon name="more" />
+      </summary>
+      <div>
+        <Actions all={ACTIONS} item={conversation} onDone={() => (close(), reload())} gone={() => (go("/"), reload())} />
       </div>
-    );
-  }
+    </details>
+  );
 }
 
-/** A time such as "2 min ago", which alone is drawn again each second. */
-function Ago({ time }: { time: string | undefined }): VNode {
-  return <>{ago(time)}</>;
+/** The agent used by default. */
+const DEFAULT = "default";
+/** The model of a suite without a model server, which understands only some sentences. */
+const SCRIPTED = "pawl-scripted";
+const TRIES: [IconName, string, string, string][] = [
+  ["chat", "Ask something", "What can you help me with?", "what is 17 * 23"],
+  ["mail", "Approve an action", "Send bob@example.com an e-mail about lunch tomorrow", "email bob@example.com about lunch"],
+  ["background", "Work in the background", "In the background, check the time every 10 seconds, 5 times", "in the background, every 5 seconds, 3 times: what is 6 * 7"],
+];
+
+/** The start of a conversation: three things to try. */
+function Welcome({ agent }: { agent: string }): VNode {
+  const model = who.value?.deployment?.model;
+  const isScripted = model === SCRIPTED;
+  return (
+    <div class="welcome">
+      <h1>What can I do for you?</h1>
+      <p class="quiet">
+        Agent {visible(agent)}{agent === DEFAULT && `, model ${model}`}. {isScripted ? "This is a scripted demo model. " : ""}You can close this page; runs continue.
+      </p>
+      <div class="tries">
+        {TRIES.map(([icon, title, text, scripted]) => (
+          <button key={title} class="second" onClick={() => (draft.value = isScripted ? scripted : text)}>
+            <Icon name={icon} />
+            <strong>{title}</strong>
+            <span>{isScripted ? scripted : text}</span>
+          </button>
+        ))}
+      </div>
+    </div>
+  );
+}
+
+async function messagesBefore(conversationId: string, firstNumber: number): Promise<MessageJson[]> {
+  const found: MessageJson[] = [];
+  let pageToken = "";
+  do {
+    const page = await pawl.agent.listMessages({ conversationId, pageSize: 200, pageToken });
+    found.push(...(page.messages ?? []).filter(({ number }) => Number(number) < firstNumber));
+    pageToken = Number(page.messages?.at(-1)?.number ?? 0) < firstNumber - 1 ? (page.nextPageToken ?? "") : "";
+  } while (pageToken);
+  return found;
 }
 
 const LONG = 8000;
@@ -327,96 +280,4 @@ function paced(draw: (view: ConversationView) => void): (view: ConversationView)
       flush();
     } else timer ??= setTimeout(flush, wait);
   };
-}
-
-/** The agent used by default. */
-const DEFAULT = "default";
-/** The model of a suite without a model server, and examples that it understands. */
-const SCRIPTED = "pawl-scripted";
-const EXAMPLES = ["what is 17 * 23", "email bob@example.com about lunch", "ask me whether to continue"];
-
-function Composer({
-  conversationId,
-  active,
-  onSend,
-  children,
-}: {
-  conversationId: string;
-  active: RunView | undefined;
-  children: ComponentChildren;
-  onSend: (text: string, policy: Policy) => Promise<boolean>;
-}): VNode {
-  const field = useRef<HTMLTextAreaElement>(null);
-  const [busy, setBusy] = useState(false);
-  const [steer, setSteer] = useState(false);
-  useEffect(() => {
-    if (!field.current) return;
-    if (draft.value) keep(conversationId, draft.value);
-    draft.value = "";
-    field.current.value = kept(conversationId);
-    field.current.focus();
-  }, [draft.value]);
-  const send = async (): Promise<void> => {
-    const text = field.current?.value.trim();
-    if (!text || busy || !field.current) return;
-    setBusy(true);
-    const sent = await onSend(text, active && steer ? "MESSAGE_POLICY_STEER" : "MESSAGE_POLICY_QUEUE");
-    setBusy(false);
-    if (sent) keep(conversationId, "");
-    if (!field.current) return; // The new conversation has opened its own page.
-    if (sent) field.current.value = "";
-    field.current.focus();
-  };
-  if (!may("agent.v1.AgentService/StartRun")) return <p class="strip">You have read-only access.</p>;
-  return (
-    <form
-      class="composer"
-      onSubmit={(event) => {
-        event.preventDefault();
-        void send();
-      }}
-    >
-      <textarea
-        ref={field}
-        data-first
-        rows={2}
-        aria-label="Your message"
-        placeholder="Write a message"
-        onInput={(event) => keep(conversationId, event.currentTarget.value)}
-        onKeyDown={(event) => {
-          if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-            event.preventDefault();
-            void send();
-          }
-        }}
-      />
-      <div class="buttons">
-        {children}
-        {active && (
-          <>
-            <label class="row quiet">
-              <input type="checkbox" checked={steer} onChange={(event) => setSteer(event.currentTarget.checked)} /> Steer the current run
-            </label>
-            <button
-              type="button"
-              class="second bad"
-              onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId: active.run.runId ?? "" }))}
-            >
-              Stop
-            </button>
-          </>
-        )}
-        <button disabled={busy}>Send</button>
-      </div>
-    </form>
-  );
-}
-
-/** Opens a copy of a conversation up to a message, with a draft; without a message number, a new conversation. */
-async function fork(conversationId: string, number: number, text = ""): Promise<void> {
-  const request = { requestId: requestId(), conversationId, number: String(number) };
-  const made = number ? await attempt(() => pawl.conversations.forkConversation(request)) : {};
-  if (!made) return;
-  draft.value = text;
-  go(made.conversation?.conversationId ? `/c/${made.conversation.conversationId}` : "/");
 }

@@ -2,12 +2,20 @@ import type { CallJson, DecisionKindJson } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { CallCard, decideAll, TopUp } from "./cards";
-import { ago, forPeople, may, pendingRuns, query } from "./state";
+import { CallCard, Decided, TopUp } from "./cards";
+import { decideAll } from "./decide";
+import { Icon } from "./design/icons";
+import { Empty } from "./design/parts";
+import { objectOf, title } from "./sentence";
+import { ago, forPeople, may, pawl, pendingRuns, query } from "./state";
+
+/** How long a decided call stays, so that the user sees who decided what. */
+const LEAVES_MS = 6000;
 
 export function Inbox(): VNode {
   const calls = forPeople.value;
   const runs = pendingRuns.value;
+  const decided = useDecided(calls);
   const approvals = calls.filter(({ state }) => state === "CALL_STATE_AWAITING_APPROVAL");
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
   const choose = (call: CallJson, on: boolean): void => {
@@ -33,18 +41,24 @@ export function Inbox(): VNode {
     const left = items();
     (left[Math.min(index.current, left.length - 1)] ?? document.getElementById("main"))?.focus();
   }, [calls.length]);
+  const maySelect = approvals.length > 1 && may("agent.v1.AgentService/DecideCalls");
   return (
-    <section class="page" onFocusCapture={({ target }) => (index.current = items().findIndex((item) => item.contains(target as Node)))}>
-      <h1>Inbox</h1>
-      {!calls.length && !runs.length && (
-        <p class="empty">Nothing waits for you. Approvals and questions appear here automatically.</p>
+    <section class="page narrow inbox" onFocusCapture={({ target }) => (index.current = items().findIndex((item) => item.contains(target as Node)))}>
+      <div class="head">
+        <h1>Inbox</h1>
+        {calls.length + runs.length > 0 && <span class="badge warn">{calls.length + runs.length} waiting</span>}
+        {calls.length > 0 && (
+          <span class="quiet keys">
+            <kbd>j</kbd> <kbd>k</kbd> move · <kbd>a</kbd> approve · <kbd>e</kbd> edit · <kbd>r</kbd> reject{maySelect && <> · <kbd>x</kbd> select</>}
+          </span>
+        )}
+      </div>
+      {!calls.length && !runs.length && !decided.length && (
+        <Empty icon="inbox" title="Nothing waits for you">
+          <p>Approvals and questions of your agents appear here automatically.</p>
+        </Empty>
       )}
-      {calls.length > 0 && (
-        <p class="quiet keys">
-          <kbd>j</kbd> <kbd>k</kbd> to move, <kbd>a</kbd> approve, <kbd>e</kbd> edit, <kbd>r</kbd> reject, <kbd>x</kbd> select
-        </p>
-      )}
-      {approvals.length > 1 && may("agent.v1.AgentService/DecideCalls") && (
+      {maySelect && (
         <Several
           selected={approvals.filter(({ callId }) => selected.has(callId ?? ""))}
           all={approvals.length}
@@ -52,24 +66,56 @@ export function Inbox(): VNode {
           onDone={() => setSelected(new Set())}
         />
       )}
-      <div>
-        {calls.map((call) => (
-          <CallCard key={call.callId} call={call} where>
-            {approvals.length > 1 && call.state === "CALL_STATE_AWAITING_APPROVAL" && may("agent.v1.AgentService/DecideCalls") && (
-              <label class="row quiet">
-                <input type="checkbox" data-key="x" checked={selected.has(call.callId ?? "")} onChange={(event) => choose(call, event.currentTarget.checked)} />
-                Select
-              </label>
-            )}
-          </CallCard>
-        ))}
-        {runs.map((run) => (
-          <TopUp key={run.runId} run={run}>
-            <a href={`/runs/${run.runId}`}>A run</a> ({ago(run.updateTime)})
-          </TopUp>
-        ))}
-      </div>
+      {decided.map((call) => (
+        <Gone key={call.callId} call={call} />
+      ))}
+      {calls.map((call) => (
+        <CallCard key={call.callId} call={call} where>
+          {maySelect && call.state === "CALL_STATE_AWAITING_APPROVAL" && (
+            <label class="select">
+              <input type="checkbox" data-key="x" aria-label="Select" checked={selected.has(call.callId ?? "")} onChange={(event) => choose(call, event.currentTarget.checked)} />
+            </label>
+          )}
+        </CallCard>
+      ))}
+      {runs.map((run) => (
+        <TopUp key={run.runId} run={run}>
+          <a href={`/runs/${run.runId}`}>A run</a> ({ago(run.updateTime)})
+        </TopUp>
+      ))}
     </section>
+  );
+}
+
+/** Calls that have left the inbox, with their decisions, for a moment. */
+function useDecided(calls: CallJson[]): CallJson[] {
+  const [decided, setDecided] = useState<CallJson[]>([]);
+  const before = useRef<CallJson[]>([]);
+  useEffect(() => {
+    const left = before.current.filter(({ callId }) => !calls.some((call) => call.callId === callId));
+    before.current = calls;
+    for (const { runId = "", callId } of left) {
+      const leave = (): void => setDecided((all) => all.filter((each) => each.callId !== callId));
+      pawl.agent.listCalls({ runId, pageSize: 200 }).then(({ calls: all = [] }) => {
+        const call = all.find((each) => each.callId === callId);
+        if (!call?.approval?.decision) return;
+        setDecided((others) => [...others.filter((each) => each.callId !== callId), call]);
+        setTimeout(leave, LEAVES_MS);
+      }, () => {});
+    }
+  }, [calls]);
+  return decided;
+}
+
+function Gone({ call }: { call: CallJson }): VNode {
+  const isDone = call.approval?.decision?.kind !== "DECISION_KIND_REJECT";
+  return (
+    <div class={`card gone ${isDone ? "good" : ""}`} role="status">
+      <Icon name={isDone ? "check" : "close"} />
+      <strong>{title(call.toolName)}</strong>
+      <span class="object">{objectOf(call)}</span>
+      <Decided call={call} />
+    </div>
   );
 }
 
@@ -85,22 +131,17 @@ function Several({ selected, all, onAll, onDone }: { selected: CallJson[]; all: 
     onDone();
   };
   return (
-    <div class="card" role="group" aria-label="Bulk decision">
-      <p class="buttons">
-        <label class="row">
-          <input type="checkbox" checked={selected.length === all} onChange={(event) => onAll(event.currentTarget.checked)} /> Select all {all}
-        </label>
-        <button disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_APPROVE")}>
-          Approve {selected.length}
-        </button>
-        <button class="second bad" disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_REJECT")}>
-          Reject {selected.length}
-        </button>
-      </p>
+    <div class="several" role="group" aria-label="Bulk decision">
       <label class="row">
-        <span class="quiet">Reason for all</span>
-        <input value={reason} onInput={(event) => setReason(event.currentTarget.value)} placeholder="optional" />
+        <input type="checkbox" checked={selected.length === all} onChange={(event) => onAll(event.currentTarget.checked)} /> {selected.length ? `${selected.length} of ${all} selected` : `Select all ${all}`}
       </label>
+      <input aria-label="Reason for all" value={reason} onInput={(event) => setReason(event.currentTarget.value)} placeholder="Reason for all (optional)" />
+      <button disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_APPROVE")}>
+        Approve {selected.length}
+      </button>
+      <button class="second bad" disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_REJECT")}>
+        Reject {selected.length}
+      </button>
     </div>
   );
 }

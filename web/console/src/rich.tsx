@@ -43,12 +43,12 @@ const GROUP = 40;
 const GROUPS = new WeakMap<Nodes, VNode>();
 
 /** Draws blocks, items or rows in groups. A full group is cached, so that a long text costs no more than its end. */
-function inGroups(nodes: readonly Nodes[], wrap: (group: VNode[]) => ComponentChildren): VNode[] {
+function inGroups(nodes: readonly Nodes[], wrap: (group: VNode[]) => ComponentChildren, draw = drawn): VNode[] {
   const groups: VNode[] = [];
   for (let at = 0; at < nodes.length; at += GROUP) {
     const first = nodes[at]!;
     const isFull = at + GROUP < nodes.length;
-    const group = (isFull && GROUPS.get(first)) || <Fragment key={at}>{wrap(nodes.slice(at, at + GROUP).map(drawn))}</Fragment>;
+    const group = (isFull && GROUPS.get(first)) || <Fragment key={at}>{wrap(nodes.slice(at, at + GROUP).map(draw))}</Fragment>;
     if (isFull) GROUPS.set(first, group);
     groups.push(group);
   }
@@ -71,7 +71,7 @@ function Node({ node }: { node: Nodes }): VNode | null {
       return <p>{children(node)}</p>;
     case "heading": {
       // Start below the heading levels of the page.
-      const Tag = `h${Math.min(node.depth + 2, 6)}` as "h3";
+      const Tag = `h${Math.min(node.depth + 1, 6)}` as "h2";
       return <Tag>{children(node)}</Tag>;
     }
     case "strong":
@@ -157,6 +157,12 @@ function Rows({ node }: { node: Table }): VNode {
         </thead>
         {inGroups(rows, (group) => (
           <tbody>{group}</tbody>
+        ), (row, key) => (
+          <tr key={key}>
+            {(row as Parents).children.map((cell, column) => (
+              <td key={column} class={cells(column)}>{children(cell as Parents)}</td>
+            ))}
+          </tr>
         ))}
       </table>
     </div>

@@ -32,6 +32,21 @@ export function keep(where: string, text: string): void {
   else sessionStorage.removeItem(draftKey(where));
 }
 
+const titles = signal<ReadonlyMap<string, string>>(new Map());
+
+/** The title of one of the user's conversations, once it is loaded. */
+export function titleOf(conversationId: string): string {
+  const found = titles.value.get(conversationId);
+  if (found !== undefined) return found || "a conversation";
+  const know = (title: string): void => void (titles.value = new Map(titles.value).set(conversationId, title));
+  queueMicrotask(() => {
+    if (titles.value.has(conversationId)) return;
+    know("");
+    pawl.conversations.getConversation({ conversationId }).then(({ conversation }) => know(conversation?.title ?? ""), () => {});
+  });
+  return "a conversation";
+}
+
 export const clock = signal(Date.now());
 
 /** Calls waiting for a decision or an answer. */

@@ -4,8 +4,10 @@ import type { NoteView, RunView, RoundView } from "@pawl/client";
 import { Fragment, type VNode } from "preact";
 
 import { CallCard, TopUp } from "./cards";
+import { Icon } from "./design/icons";
 import { Markdown } from "./markdown";
-import { word } from "./state";
+import { iconOf, title } from "./sentence";
+import { lasted, word } from "./state";
 import { visible } from "./visible";
 
 export function RunLog({ view, answers = [] }: { view: RunView; answers?: string[] }): VNode {
@@ -45,17 +47,18 @@ function Round({ round, view, busy }: { round: RoundView; view: RunView; busy: b
       {at(-1)}
       {round.reasoning && (
         <details class="reasoning">
-          <summary>Reasoning{busy && !round.text ? " ..." : ""}</summary>
+          <summary class={busy && !round.text ? "dots" : ""}>{thought(round, busy)}</summary>
           <Markdown text={round.reasoning} busy={busy} />
         </details>
       )}
       {round.text && <Markdown text={round.text} busy={busy} />}
       {at(0)}
       {round.drafts.map((draft, key) => (
-        <article key={key} class="card">
-          <header>
-            <strong>{visible(draft.toolName || "...")}</strong> <span class="state">preparing</span>
-          </header>
+        <article key={key} class="card call">
+          <p class="row">
+            <Icon name={iconOf(draft.toolName)} />
+            <strong>{draft.toolName ? title(draft.toolName) : "..."}</strong> <span class="state dots">preparing</span>
+          </p>
         </article>
       ))}
       {round.callIds.map((id, key) => (
@@ -67,6 +70,11 @@ function Round({ round, view, busy }: { round: RoundView; view: RunView; busy: b
       {busy && !round.text && !round.reasoning && !round.drafts.length && <p class="quiet dots">...</p>}
     </>
   );
+}
+
+function thought({ text, reasoningSeconds, done }: RoundView, busy: boolean): string {
+  if (reasoningSeconds !== undefined) return `Thought for ${reasoningSeconds < 1 ? "a moment" : lasted(reasoningSeconds)}`;
+  return busy && !text && !done ? "Thinking" : "Thought";
 }
 
 /** A warning, retry or message, at its position in the log. */

@@ -132,7 +132,7 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     WAIT_KIND_USER_MONTHLY_TOKENS: _WaitKind.ValueType  # 17
     """Its user has used up monthly_tokens_per_user. Transient."""
     WAIT_KIND_RATE: _WaitKind.ValueType  # 18
-    """Its store or model server has reached its limit of model calls or tokens per minute. Transient. No calls are
+    """The run's store or model server has reached its limit of model calls or tokens per minute. Transient. No calls are
     waiting at the same time.
     """
 
@@ -187,7 +187,7 @@ WAIT_KIND_USER_DAILY_TOKENS: WaitKind.ValueType  # 16
 WAIT_KIND_USER_MONTHLY_TOKENS: WaitKind.ValueType  # 17
 """Its user has used up monthly_tokens_per_user. Transient."""
 WAIT_KIND_RATE: WaitKind.ValueType  # 18
-"""Its store or model server has reached its limit of model calls or tokens per minute. Transient. No calls are
+"""The run's store or model server has reached its limit of model calls or tokens per minute. Transient. No calls are
 waiting at the same time.
 """
 Global___WaitKind: _TypeAlias = WaitKind  # noqa: Y015
@@ -1713,8 +1713,8 @@ class Run(_message.Message):
     a schedule or trigger started, a turn started by a job report, and items of a workflow's map.
     """
     trace: _builtins.str
-    """W3C `traceparent` for work that the run causes, with the sampling decision: the run's first span or, if Pawl records
-    no traces, `traceparent`.
+    """W3C `traceparent` for the work that the run causes, with the sampling decision. It names the run's first span. If
+    Pawl records no traces, it is the same as `traceparent`.
     """
     @_builtins.property
     def waits(self) -> _containers.RepeatedScalarFieldContainer[Global___WaitKind.ValueType]:

@@ -287,10 +287,13 @@ class AllSettings:
         return switch.set_time + _SPREAD
 
 
-def with_usage(decided: Decided, used: Mapping[WaitKind, tuple[int, datetime]]) -> Decided:
-    """Add to the explanation of a token budget how much of it is used, and when its day or month ends."""
+def with_usage(decided: Decided, used: Mapping[WaitKind, tuple[int, datetime]], *, of_user: bool) -> Decided:
+    """Add to the explanation of a token budget how much of it is used, and when its day or month ends.
+
+    Budgets of users are explained only with `of_user`, if `used` has the caller's tokens in the store.
+    """
     kind = next((each for name, each in TOKEN_LIMITS.items() if name == decided.name), None)
-    if kind is None or not decided.is_set:
+    if kind is None or not decided.is_set or ("user" in decided.name and not of_user):
         return decided
     tokens, end_time = used[kind]
     whose = "You have" if "user" in decided.name else "The store has"

@@ -33,6 +33,13 @@ const PATHS = {
   copy: "M6 6h8v8H6zM4 10H2V2h8v2",
   download: "M8 2v8M5 7l3 3 3-3M2 13h12",
   stop: "M4 4h8v8H4z",
+  mail: "M2 4h12v9H2zM2 4.5l6 4.5 6-4.5",
+  edit: "M11 2.5l2.5 2.5-8 8H3v-2.5z",
+  attach: "M13 7.5l-5 5a3 3 0 0 1-4.2-4.2l5.5-5.5a2 2 0 0 1 2.8 2.8L6.8 10.9a1 1 0 0 1-1.4-1.4L10 5",
+  more: "M3.5 8h.01M8 8h.01M12.5 8h.01",
+  down: "M8 3v10M4 9l4 4 4-4",
+  again: "M13 8a5 5 0 1 1-1.5-3.6M13 2v3h-3",
+  web: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2zM2 8h12M8 2c2 2 2 10 0 12M8 2c-2 2-2 10 0 12",
 } as const;
 
 export type IconName = keyof typeof PATHS;
@@ -43,8 +50,4 @@ export function Icon({ name }: { name: IconName }): VNode {
       <path d={PATHS[name]} />
     </svg>
   );
-}
-
-export function isIcon(name: string): name is IconName {
-  return name in PATHS;
 }

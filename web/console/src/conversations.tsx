@@ -1,0 +1,188 @@
+/** The list of conversations, and what can be done with one. */
+
+import { signal } from "@preact/signals";
+import { type ConversationJson, requestId } from "@pawl/client";
+import type { VNode } from "preact";
+import { useEffect, useState } from "preact/hooks";
+
+import { type Action, GONE } from "./actions";
+import { Icon } from "./design/icons";
+import { Skeleton } from "./design/parts";
+import { ago, attempt, draft, forPeople, go, pawl } from "./state";
+import { visible } from "./visible";
+
+/** The listed conversations. They stay listed while another conversation opens. */
+export const listed = signal<ConversationJson[] | undefined>(undefined);
+const hasMore = signal(false);
+const search = signal({ words: "", archived: false, most: 50 });
+const PAGE = 50;
+let reads = 0;
+let ahead: Promise<void> | undefined;
+
+async function list({ words, archived, most } = search.value): Promise<void> {
+  const read = ++reads;
+  const found: ConversationJson[] = [];
+  let pageToken = "";
+  do {
+    const page = await pawl.conversations.listConversations({ pageSize: PAGE, pageToken, query: words.trim(), archived });
+    found.push(...(page.conversations ?? []));
+    pageToken = page.nextPageToken ?? "";
+  } while (pageToken && found.length < most);
+  if (read !== reads) return;
+  listed.value = found;
+  hasMore.value = !!pageToken;
+}
+
+export const reload = (): void => void attempt(() => list(), true);
+
+/** Loads conversations before the user is known, which saves a round trip at the start. */
+export function listAhead(): void {
+  ahead = list().catch(() => (ahead = undefined));
+}
+
+/** Labels that link the versions of a conversation whose message was edited. Only the newest one is listed. */
+const NEWER = "newer_version";
+const OLDER = "older_version";
+export const newer = ({ labels }: ConversationJson): string | undefined => labels?.[NEWER];
+export const older = ({ labels }: ConversationJson): string | undefined => labels?.[OLDER];
+
+function relabel({ conversationId = "", labels = {} }: ConversationJson, name: string, to: string): Promise<unknown> {
+  const { [name]: _, ...others } = labels;
+  return pawl.conversations.updateConversation({ requestId: requestId(), conversationId, labels: { labels: to ? { ...others, [name]: to } : others } });
+}
+
+/** Opens a copy of a conversation up to a message; without a message number, a new conversation. */
+export async function fork(conversationId: string, number: number, text = ""): Promise<void> {
+  const made = number ? await attempt(() => pawl.conversations.forkConversation({ requestId: requestId(), conversationId, number: String(number) })) : {};
+  if (!made) return;
+  draft.value = text;
+  go(made.conversation?.conversationId ? `/c/${made.conversation.conversationId}` : "/");
+}
+
+/** Sends a message again, or another one in its place, in a new version of the conversation, which replaces this one in the list. */
+export async function resend(conversation: ConversationJson, number: number, start: (conversationId: string) => Promise<string>): Promise<boolean> {
+  const { conversationId = "" } = conversation;
+  const done = await attempt(async () => {
+    const made = number ? await pawl.conversations.forkConversation({ requestId: requestId(), conversationId, number: String(number) }) : {};
+    const id = await start(made.conversation?.conversationId ?? "");
+    await Promise.all([relabel(conversation, NEWER, id), relabel({ conversationId: id }, OLDER, conversationId)]);
+    go(`/c/${id}`);
+    reload();
+    return true;
+  });
+  return done ?? false;
+}
+
+const UPDATE = "agent.v1.ConversationService/UpdateConversation";
+
+export const ACTIONS: Action<ConversationJson>[] = [
+  {
+    name: "Rename",
+    method: UPDATE,
+    ask: "Title",
+    run: ({ conversationId = "" }, title) => pawl.conversations.updateConversation({ requestId: requestId(), conversationId, title }),
+  },
+  ...[true, false].map((archived) => ({
+    name: archived ? "Archive" : "Unarchive",
+    method: UPDATE,
+    when: (each: ConversationJson) => !!each.archived !== archived,
+    run: ({ conversationId = "" }: ConversationJson) => pawl.conversations.updateConversation({ requestId: requestId(), conversationId, archived }),
+  })),
+  {
+    name: "Export as JSON",
+    method: "agent.v1.AgentService/ListMessages",
+    run: async (conversation) => (await import("./export")).save(conversation),
+  },
+  {
+    name: "Delete",
+    method: "agent.v1.ConversationService/EraseConversation",
+    bad: true,
+    run: async (conversation) => {
+      await pawl.conversations.eraseConversation({ conversationId: conversation.conversationId ?? "", pageSize: 1 });
+      const before = older(conversation);
+      if (before) await pawl.conversations.getConversation({ conversationId: before }).then((found) => relabel(found.conversation ?? {}, NEWER, ""), () => {});
+      return GONE;
+    },
+  },
+];
+
+const DAY_MS = 86_400_000;
+
+/** Returns the conversations by day, newest first. */
+function byDay(all: ConversationJson[]): [string, ConversationJson[]][] {
+  const today = new Date().setHours(0, 0, 0, 0);
+  const days = new Map<string, ConversationJson[]>();
+  for (const each of all) {
+    const time = Date.parse(each.updateTime ?? "");
+    const day = time >= today ? "Today" : time >= today - DAY_MS ? "Yesterday" : time >= today - 7 * DAY_MS ? "Last week" : "Earlier";
+    days.set(day, [...(days.get(day) ?? []), each]);
+  }
+  return [...days];
+}
+
+export function Conversations({ conversationId, onChoose }: { conversationId: string; onChoose: () => void }): VNode {
+  const { words, archived, most } = search.value;
+  useEffect(() => {
+    if (ahead) return void (ahead = undefined);
+    const timer = setTimeout(reload, words ? 200 : 0);
+    return () => clearTimeout(timer);
+  }, [conversationId, words, archived, most]);
+  const shown = listed.value?.filter((each) => !newer(each) || each.conversationId === conversationId);
+  return (
+    <aside class="conversations" aria-label="Conversations">
+      <a class="button second" href="/">
+        <Icon name="plus" /> New conversation
+      </a>
+      <input type="search" aria-label="Search conversations" placeholder="Search conversations" value={words} onInput={(event) => (search.value = { ...search.value, words: event.currentTarget.value })} />
+      {!shown && <Skeleton lines={5} />}
+      {byDay(shown ?? []).map(([day, all]) => (
+        <div key={day}>
+          <small class="quiet">{day}</small>
+          <ul onClick={onChoose}>
+            {all.map((each) => (
+              <Item key={each.conversationId} conversation={each} isOpen={each.conversationId === conversationId} />
+            ))}
+          </ul>
+        </div>
+      ))}
+      {hasMore.value && (
+        <button class="plain" onClick={() => (search.value = { ...search.value, most: most + PAGE })}>
+          More
+        </button>
+      )}
+      {shown?.length === 0 && <p class="quiet">{words ? "No matches." : archived ? "No archived conversations." : "No conversations yet."}</p>}
+      <label class="row quiet">
+        <input type="checkbox" checked={archived} onChange={(event) => (search.value = { ...search.value, archived: event.currentTarget.checked })} /> Show archived
+      </label>
+    </aside>
+  );
+}
+
+function Item({ conversation: { conversationId, title, updateTime, activeRunId }, isOpen }: { conversation: ConversationJson; isOpen: boolean }): VNode {
+  const isWaiting = forPeople.value.some((call) => call.conversationId === conversationId);
+  return (
+    <li>
+      <a href={`/c/${conversationId}`} aria-current={isOpen ? "page" : undefined} title={visible(title ?? "")}>
+        <span class="cut">{visible(title || "Untitled")}</span>
+        <small class="quiet">
+          {isWaiting ? (
+            <>
+              <i class="dot warn" /> waits for you
+            </>
+          ) : activeRunId ? (
+            <>
+              <i class="dot info" /> running
+            </>
+          ) : (
+            <Ago time={updateTime} />
+          )}
+        </small>
+      </a>
+    </li>
+  );
+}
+
+/** A time such as "2 min ago", which alone is drawn again each second. */
+function Ago({ time }: { time: string | undefined }): VNode {
+  return <>{ago(time)}</>;
+}

@@ -1,0 +1,126 @@
+/** Calls in words: what a tool does, with what, and its icon. */
+
+import { type CallJson, decode } from "@pawl/client";
+
+import type { IconName } from "./design/icons";
+import { isBig, parse } from "./json";
+import { visible } from "./visible";
+
+const VERBS: Record<string, string> = {
+  send_email: "send an e-mail",
+  web_scrape: "read a web page",
+  search_documents: "search the documents",
+  get_current_time: "look up the time",
+  ask_user: "ask a question",
+  run_agent: "start an agent",
+  show_chart: "draw a chart",
+  open_page: "open a page",
+  stop_job: "stop a background job",
+};
+const ICONS: [RegExp, IconName][] = [
+  [/mail|message|notify/, "mail"],
+  [/web|http|url|scrape|browse|crawl/, "web"],
+  [/search|find|look|list|get_/, "search"],
+  [/ask/, "help"],
+  [/agent/, "agents"],
+  [/doc|file|read|folder|memory|note/, "documents"],
+  [/time|date|schedule|calendar/, "schedules"],
+  [/job|background/, "background"],
+  [/task|project|check/, "check"],
+];
+/** Arguments that say what a call is about, most telling first. */
+const TELLING = ["to", "recipients", "subject", "title", "name", "query", "question", "url", "path", "expression", "text", "task", "page"];
+const LENGTH_MAX = 90;
+const RESULT_MAX = 60;
+
+/** Returns what a tool does, as in "wants to ...". */
+export function verb(toolName = ""): string {
+  return VERBS[toolName] ?? visible(toolName.split(/__|[./]/).at(-1)!.replaceAll("_", " ").trim() || "call a tool");
+}
+
+export function title(toolName = ""): string {
+  const words = verb(toolName);
+  return words.slice(0, 1).toUpperCase() + words.slice(1);
+}
+
+export function iconOf(toolName = ""): IconName {
+  return ICONS.find(([name]) => name.test(toolName))?.[1] ?? "tools";
+}
+
+/** Returns a JSON value; a text for what is not JSON. */
+export function read(bytes: string | undefined): unknown {
+  try {
+    return decode(bytes, parse);
+  } catch {
+    return "(not JSON)";
+  }
+}
+
+/** The arguments of a call; invalid ones as the model wrote them. */
+export function argumentsOf({ argumentsJson, proposedArguments }: CallJson): unknown {
+  return argumentsJson ? read(argumentsJson) : proposedArguments;
+}
+
+export function entriesOf(value: unknown): [string, unknown][] {
+  return typeof value === "object" && value !== null && !Array.isArray(value) && !isBig(value) ? Object.entries(value) : [];
+}
+
+/** Shows a value in words: lists with commas, other objects as JSON. */
+export function inWords(value: unknown): string {
+  if (typeof value === "string") return visible(value);
+  if (Array.isArray(value) && value.every((each) => typeof each === "string")) return visible(value.join(", ")) || "none";
+  return visible(JSON.stringify(value) ?? "");
+}
+
+function short(text: string, most = LENGTH_MAX): string {
+  const line = text.replace(/\s+/g, " ").trim();
+  return line.length > most ? `${line.slice(0, most)} ...` : line;
+}
+
+/** What the call is about, in one short line: its most telling arguments. */
+export function objectOf(call: CallJson): string {
+  const all = argumentsOf(call);
+  const entries = entriesOf(all).filter(([, value]) => value !== "" && value !== null);
+  if (!entries.length) return typeof all === "string" ? short(visible(all)) : "";
+  const rank = (name: string): number => (TELLING.includes(name) ? TELLING.indexOf(name) : TELLING.length);
+  const telling = entries.sort(([one], [other]) => rank(one) - rank(other)).slice(0, 3);
+  return short(telling.map(([, value]) => inWords(value)).join(" · "));
+}
+
+/** True for a question that fits into a heading. */
+export function isPlain(question: string): boolean {
+  return question.length < 140 && !/[\n*_`[\]|<>#]/.test(question);
+}
+
+/** What the agent wants, as the title of a request: "helpdesk wants to send an e-mail to 5 people". */
+export function wish(call: CallJson): string {
+  const who = visible(call.agentName || "The agent");
+  if (call.question) return call.question.question && isPlain(call.question.question) ? `${who} asks: ${visible(call.question.question)}` : `${who} asks`;
+  return `${who} wants to ${verb(call.toolName)}${target(entriesOf(argumentsOf(call)))}`;
+}
+
+function target(entries: [string, unknown][]): string {
+  const receivers = entries.find(([name]) => name === "to" || name === "recipients")?.[1];
+  const many = Array.isArray(receivers) ? receivers : [];
+  if (many.length > 1) return ` to ${many.length} people`;
+  const one = many[0] ?? receivers;
+  if (typeof one === "string" && one) return ` to ${short(visible(one))}`;
+  const [name = "", list] = entries.find(([, value]) => Array.isArray(value) && value.length > 1) ?? [];
+  return Array.isArray(list) ? ` (${list.length} ${visible(name.replace(/_?ids?$/, "s").replaceAll("_", " "))})` : "";
+}
+
+/** A result in one short line. */
+export function resultLine(call: CallJson): string {
+  const { result } = call;
+  if (!result) return "";
+  const value = read(result.contentJson);
+  if (Array.isArray(value)) return value.length === 1 ? "1 result" : `${value.length} results`;
+  // What repeats an argument tells nothing.
+  const known = new Set(entriesOf(argumentsOf(call)).map(([, each]) => JSON.stringify(each)));
+  const entries = entriesOf(value).filter(([, each]) => !known.has(JSON.stringify(each)));
+  const main = entries.find(([name]) => ["error", "result", "summary", "message", "text"].includes(name)) ?? (entries.length === 1 ? entries[0] : undefined);
+  if (main && !Array.isArray(main[1])) return short(inWords(main[1]), RESULT_MAX);
+  const list = entries.find(([, each]) => Array.isArray(each));
+  if (list) return `${(list[1] as unknown[]).length} ${visible(list[0].replaceAll("_", " "))}`;
+  return entries.length ? short(entries.map(([, each]) => inWords(each)).join(" · "), RESULT_MAX) : short(inWords(value), RESULT_MAX);
+}
