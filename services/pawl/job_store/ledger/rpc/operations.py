@@ -48,7 +48,7 @@ from pawl.job_store.ledger.rules.events import OwnerEvent
 from pawl.job_store.ledger.rules.inbox import EVENT, NoteCompletion
 from pawl.job_store.ledger.rules.jobs import Entered
 from pawl.job_store.ledger.rules.offers import LeaseOffer
-from pawl.job_store.ledger.rules.states import Program
+from pawl.job_store.ledger.rules.states import RunProgram
 from pawl.job_store.ledger.rules.submit import Submit
 from pawl.values import (
     CallState,
@@ -193,10 +193,10 @@ def key_hash_of(
     )
 
 
-def _program(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> Program:
+def _program(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> RunProgram:
     if request.HasField("workflow"):
-        return Program.WORKFLOW
-    return Program.GOAL if request.HasField("goal") else Program.DEFAULT
+        return RunProgram.WORKFLOW
+    return RunProgram.GOAL if request.HasField("goal") else RunProgram.DEFAULT
 
 
 def commit(request: ledger_pb2.CommitRunRequest, limits_of: LimitsOf) -> Commit:

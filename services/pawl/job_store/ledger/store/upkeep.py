@@ -28,7 +28,7 @@ ORDER BY offer_expire_time LIMIT $1
 
 # Background runs are `queued` if they could start, `waiting` if they continue at a certain time (for the next iteration
 # or a deadline), and `late` if no worker has claimed them within 5 s, for lack of a worker or a slot.
-_OPEN_RUNS: Final = """
+_RUNS_BY_STATE: Final = """
 SELECT state, waits, count(*) AS runs,
     count(*) FILTER (WHERE in_background AND active) AS working,
     count(*) FILTER (WHERE is_job AND (state = 1 OR (round = 0 AND claim_at <= now()))) AS queued,
@@ -103,16 +103,16 @@ class PostgresLedgerStats:
         the due runs that could be claimed now. The other due runs wait for a slot: `over_user_limit` because of the
         user's limit, and `over_store_limit` because of the store's limit.
         """
-        usual = self._slots.usual
+        default = self._slots.default
         own = msgspec.json.encode(
-            {store: (limits.per_store, limits.per_user) for store, limits in self._slots.unusual.items()}
+            {store: (limits.per_store, limits.per_user) for store, limits in self._slots.overrides.items()}
         ).decode()
         async with self._database.transaction() as connection:
-            runs = await connection.fetch(_OPEN_RUNS)
+            runs = await connection.fetch(_RUNS_BY_STATE)
             notices = await connection.fetchrow(_NOTICES)
             # Two of the joined parts have no index: with nested loops, the time would grow with their product.
             await connection.execute("SET LOCAL enable_hashjoin = on")
-            backlog = await connection.fetchrow(_BACKLOG, usual.per_store, usual.per_user, own)
+            backlog = await connection.fetchrow(_BACKLOG, default.per_store, default.per_user, own)
         states = dict.fromkeys((state.name for state in RunState if not state.is_terminal), 0)
         waits = dict.fromkeys((kind.name for kind in WaitKind), 0)
         for record in runs:
