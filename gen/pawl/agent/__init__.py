@@ -1,0 +1,1 @@
+"""Generated from proto/pawl/agent by `make proto`. Do not edit."""

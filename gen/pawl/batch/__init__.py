@@ -1,0 +1,1 @@
+"""Generated from proto/pawl/batch by `make proto`. Do not edit."""

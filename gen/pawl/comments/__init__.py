@@ -1,0 +1,1 @@
+"""Generated from proto/pawl/comments by `make proto`. Do not edit."""

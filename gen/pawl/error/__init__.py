@@ -1,0 +1,1 @@
+"""Generated from proto/pawl/error by `make proto`. Do not edit."""

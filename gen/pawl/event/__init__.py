@@ -1,0 +1,1 @@
+"""Generated from proto/pawl/event by `make proto`. Do not edit."""

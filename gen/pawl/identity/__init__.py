@@ -1,0 +1,1 @@
+"""Generated from proto/pawl/identity by `make proto`. Do not edit."""

@@ -1,0 +1,1 @@
+"""Generated from proto/pawl/job by `make proto`. Do not edit."""

@@ -1,0 +1,1 @@
+"""Generated from proto/pawl/notify by `make proto`. Do not edit."""

@@ -1,0 +1,1 @@
+"""Generated from proto/pawl/settings by `make proto`. Do not edit."""

@@ -1,0 +1,1 @@
+"""Generated from proto/pawl/tool by `make proto`. Do not edit."""
