@@ -69,6 +69,13 @@ function Card({ call, progress, where, children }: CardProps): VNode {
         {children}
         <Summary call={call} job={job} where={where} />
         {progress && !call.endTime && <Done {...progress} />}
+        {state === "CALL_STATE_DELEGATED" && call.childRunId && may("agent.v1.AgentService/CancelRun") && (
+          <p>
+            <button class="second bad small" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId: call.childRunId ?? "" }))}>
+              Stop
+            </button>
+          </p>
+        )}
         {job && <Background job={job} />}
         <Decided call={call} />
         {call.toolName === "show_chart" && <Drawn args={read(call.argumentsJson)} />}

@@ -257,7 +257,7 @@ async function messagesBefore(conversationId: string, firstNumber: number): Prom
   return found;
 }
 
-const LONG = 8000;
+const LONG = 4000;
 const PACE_MAX_MS = 400;
 
 /** Passes each view on; while a long text grows, less often: its last view, up to 0.4 s later. */
@@ -274,7 +274,7 @@ function paced(draw: (view: ConversationView) => void): (view: ConversationView)
     latest = view;
     const open = Object.values(view.logs).filter(({ ended }) => !ended);
     const length = open.reduce((sum, { rounds }) => Math.max(sum, rounds.at(-1)?.text.length ?? 0), 0);
-    const wait = length > LONG ? drawn + Math.min(PACE_MAX_MS, length / 200) - performance.now() : 0;
+    const wait = length > LONG ? drawn + Math.min(PACE_MAX_MS, length / 100) - performance.now() : 0;
     if (wait <= 0) {
       clearTimeout(timer);
       flush();

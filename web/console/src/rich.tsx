@@ -21,6 +21,7 @@ export function Rich({ text, busy = false }: { text: string; busy?: boolean }): 
   useEffect(() => {
     if (!isDone) setTimeout(next, 0);
   });
+  level(parts);
   const isShown = busy || !isDone || !parts.every(isBlank);
   return (
     <div class="markdown">
@@ -28,6 +29,14 @@ export function Rich({ text, busy = false }: { text: string; busy?: boolean }): 
       {(isShown ? rest : text).trim() && <pre class="preview">{visible(isShown ? rest : text)}</pre>}
     </div>
   );
+}
+
+const LEVELS = new WeakMap<Nodes, number>();
+
+/** Gives headings levels below those of the page, without gaps, whatever levels the model chose. */
+function level(parts: RootContent[]): void {
+  let before = 1;
+  for (const part of parts) if (part.type === "heading") LEVELS.set(part, (before = Math.min(part.depth + 1, before + 1, 6)));
 }
 
 const DRAWN = new WeakMap<Nodes, VNode>();
@@ -70,8 +79,7 @@ function Node({ node }: { node: Nodes }): VNode | null {
     case "paragraph":
       return <p>{children(node)}</p>;
     case "heading": {
-      // Start below the heading levels of the page.
-      const Tag = `h${Math.min(node.depth + 1, 6)}` as "h2";
+      const Tag = LEVELS.has(node) ? (`h${LEVELS.get(node)}` as "h2") : "p";
       return <Tag>{children(node)}</Tag>;
     }
     case "strong":
