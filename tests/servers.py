@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -108,10 +109,10 @@ class NatsServer:
                 pytest.fail(f"nats-server does not start:\n{log.read_text() if log.exists() else ''}", pytrace=False)
             time.sleep(0.01)
 
-    def stop(self) -> None:
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.terminate()
+            process.send_signal(number)
             process.wait(_START_SECONDS_MAX)
 
 

@@ -28,6 +28,7 @@ _ELSEWHERE: Final = {
     "tests/faults/README.md": "design/faults.md",
     "bench/results/README.md": "design/targets.md",
     ".env.example": "reference/settings.md",
+    "deploy/alerts.yml": "reference/alerts.md",
 }
 
 

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import typer.main
+import yaml
 
 from docs.site.contract import Contract, anchor, escaped, linked_pages
 from pawl.cli.__main__ import app
 
 _ROOT: Final = Path(__file__).parents[2]
 _SERVICES: Final = _ROOT / "services/pawl"
+_ALERTS: Final = _ROOT / "deploy/alerts.yml"
 _SETTING: Final = re.compile(r"((?:^# .*\n)+)#([A-Z][A-Z0-9_]*)=(.*)$", re.MULTILINE)
 _COLUMNS: Final = 100
 
@@ -30,6 +32,7 @@ def pages(contract: Contract) -> dict[str, str]:
         "reference/cli.md": "\n".join(_commands()),
         "reference/events.md": "\n".join(_events(contract)),
         "reference/metrics.md": "\n".join(_metrics()),
+        "reference/alerts.md": "\n".join(_alerts()),
     }
 
 
@@ -148,6 +151,17 @@ def _metrics() -> Iterator[str]:
         title = "Every service" if service == "server" else service.replace("_", "-")
         yield f"## {title}\n\n| metric | type | labels | description |\n|---|---|---|---|"
         yield "\n".join(sorted(rows[service])) + "\n"
+
+
+def _alerts() -> Iterator[str]:
+    yield "# Alerts\n"
+    yield "Rules of `deploy/alerts.yml`, and how to respond: to `page` now, to `warn` on the same day.\n"
+    yield "| alert | severity | meaning | response |\n|---|---|---|---|"
+    for group in yaml.safe_load(_ALERTS.read_text(encoding="utf-8"))["groups"]:
+        for rule in group["rules"]:
+            severity, about = rule["labels"]["severity"], rule["annotations"]
+            meaning = re.sub(r"{{ \$(?:labels\.)?(\w+) }}", lambda match: match[1].upper(), about["summary"])
+            yield f"| `{rule['alert']}` | {severity} | {_cell(meaning)} | {_cell(about['runbook'])} |"
 
 
 def _modules() -> Iterator[tuple[Path, str]]:

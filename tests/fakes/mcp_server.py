@@ -193,7 +193,9 @@ def call(message: dict[str, Any]) -> None:
         if name == "garbage":
             result: dict[str, Any] | None = garbage()
         else:
-            result = DONE[name](arguments, (params.get("_meta") or {}).get("progressToken"))
+            meta = params.get("_meta") or {}
+            log(f"traceparent {meta.get('traceparent')}")
+            result = DONE[name](arguments, meta.get("progressToken"))
     except OSError as error:
         result = text(f"{error.strerror}", isError=True)
     if result is not None:

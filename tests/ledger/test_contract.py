@@ -64,7 +64,7 @@ async def test_concurrent_writes_from_two_replicas_are_serializable(
             await played.check_logs()
 
 
-async def test_repeated_request_for_the_last_queue_slot_gets_the_same_run(databases: Sequence[Database]) -> None:
+async def test_a_repeated_request_for_the_last_queue_slot_gets_the_same_run(databases: Sequence[Database]) -> None:
     """I2: the first request does not fill the queue for its own repetition."""
     limits = LIMITS[0] | {"store_queue": 1}
     one, two = (PostgresStore(database, limits) for database in databases)
@@ -147,7 +147,7 @@ async def waits_for_lock(connection: Any, task: asyncio.Task[Any]) -> None:
 
 
 @pytest.mark.parametrize("changed", _CHANGES)
-async def test_step_that_waited_and_lost_writes_nothing(
+async def test_a_step_that_waited_and_lost_does_not_write_anything(
     store: PostgresStore, databases: tuple[Database, Database], changed: str
 ) -> None:
     """I4, I7: rows that the step had read may have changed. The other step of the statement is written."""
@@ -171,7 +171,7 @@ async def test_step_that_waited_and_lost_writes_nothing(
     assert after.runs[other].last_commit == written.outcomes[1]
 
 
-async def test_step_that_waited_for_a_second_is_left_to_the_transaction(store: PostgresStore) -> None:
+async def test_a_step_that_waited_for_a_second_is_left_to_the_transaction(store: PostgresStore) -> None:
     """I14: the times of this step and of later ones would be early."""
     (run, epoch), _ = await claimed(store)
     await store.pass_time(5.0)

@@ -43,7 +43,7 @@ async def test_the_database_says_that_it_is_sharded(frozen_url: str) -> None:
 
 
 @pytest.mark.parametrize("one_store", [True, False])
-async def test_each_transaction_changes_one_store(databases: Sequence[Database], one_store: bool) -> None:
+async def test_each_transaction_changes_only_one_store(databases: Sequence[Database], one_store: bool) -> None:
     store = PostgresStore(databases[0], LIMITS[0], one_store=one_store)
     await store.wipe()
     async with databases[0].acquire() as connection:

@@ -182,7 +182,7 @@ def new_database_url(postgres_url: str, service: Service) -> Iterator[str]:
 
 @pytest.mark.parametrize("rows", [0, 20_000], ids=["a new database", "many rows"])
 @pytest.mark.parametrize("service", [JOB_STORE, TOOL_REGISTRY, NOTIFIER], ids=lambda service: service.schema)
-async def test_no_query_scans_all_of_a_stores_rows(new_database_url: str, service: Service, rows: int) -> None:
+async def test_queries_never_scan_all_rows_of_a_store(new_database_url: str, service: Service, rows: int) -> None:
     """Without statistics, PostgreSQL may prefer an index that only selects the store."""
     whole: list[str] = []
     async with Database(new_database_url, application_name="test") as database, database.acquire() as connection:

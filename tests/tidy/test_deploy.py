@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import tomllib
 from typing import Any
@@ -19,9 +20,10 @@ from tests.tidy import tree
 COMPOSE = (tree.ROOT / "docker-compose.yml").read_text()
 PARTS: dict[str, Any] = yaml.safe_load(COMPOSE)["services"]
 NETWORKS: dict[str, Any] = yaml.safe_load(COMPOSE)["networks"]
+PROMETHEUS: dict[str, Any] = yaml.safe_load((tree.ROOT / "deploy/prometheus.yml").read_text())
 SERVICES = frozenset({"agent-loop", "job-store", "tool-registry", "notifier"})
 CALLERS_ONLY = frozenset({"gateway", "mailbox"})
-OPEN_PORTS = frozenset({"gateway", "agent-loop", "tool-registry", "job-store", "notifier", "prometheus"})
+OPEN_PORTS = frozenset({"gateway", "agent-loop", "tool-registry", "job-store", "notifier", "prometheus", "grafana"})
 
 
 def test_compose_file_matches_the_compose_specification() -> None:
@@ -49,7 +51,8 @@ def test_prometheus_scrapes_every_service_at_its_address() -> None:
     metrics = re.findall(
         r"^  ([a-z-]+):\n(?:    .*\n)*?      PAWL_METRICS_LISTEN: 0\.0\.0\.0:(\d+)", COMPOSE, re.MULTILINE
     )
-    targets = re.findall(r'targets: \["([a-z-]+):(\d+)"\]', (tree.ROOT / "deploy/prometheus.yml").read_text())
+    jobs = {job["job_name"]: job["static_configs"] for job in PROMETHEUS["scrape_configs"]}
+    targets = [tuple(target.split(":")) for config in jobs["pawl"] for target in config["targets"]]
     assert sorted(targets) == sorted(metrics)
     assert len(targets) == len({name for name, _ in targets}) == 6
 
@@ -72,14 +75,15 @@ def test_containers_share_networks_only_as_needed() -> None:
         "database": {"postgres", "job-store", "tool-registry", "notifier"},
         "bus": {"nats", "job-store", "agent-loop", "notifier"},
         "services": CALLERS_ONLY | SERVICES,
-        "metrics": {"prometheus"} | CALLERS_ONLY | SERVICES,
+        "metrics": {"prometheus", "node-exporter"} | CALLERS_ONLY | SERVICES,
+        "queries": {"prometheus", "grafana"},
     }
     outer = [members(network) for network in NETWORKS if network not in inner]
     assert sorted(map(sorted, outer)) == sorted([name] for name in OPEN_PORTS | CALLERS_ONLY)
     assert {name for name, part in PARTS.items() if part.get("ports")} == OPEN_PORTS
 
 
-def test_each_container_has_limits_and_gains_no_privileges() -> None:
+def test_each_container_has_limits_and_cannot_gain_privileges() -> None:
     for name, part in PARTS.items():
         assert {"cpus", "memory", "pids"} <= set(part["deploy"]["resources"]["limits"]), name
         assert "no-new-privileges:true" in part["security_opt"], name
@@ -126,21 +130,33 @@ def test_metrics_in_alert_rules_exist() -> None:
         for name in names:
             service = next(each for each in ("agent_loop", "job_store", "notifier") if name.startswith(f"pawl_{each}_"))
             assert name.removeprefix(f"pawl_{service}_") in metrics_of(service) | metrics_of("server"), rule["alert"]
-        assert names or rule["expr"].startswith("up{")
+        assert names or "up{" in rule["expr"] or rule["expr"].startswith("node_")
 
 
 def test_each_alert_has_severity_and_runbook() -> None:
-    operations = (tree.ROOT / "docs/guides/operations.md").read_text()
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert rule["labels"]["severity"] in {"page", "warn"}
-        assert rule["annotations"]["summary"]
-        assert f"`{rule['alert']}`" in operations
+        assert set(rule["annotations"]) == {"summary", "runbook"}
 
 
 def test_prometheus_reads_the_rules() -> None:
-    assert yaml.safe_load((tree.ROOT / "deploy/prometheus.yml").read_text())["rule_files"] == ["alerts.yml"]
+    assert PROMETHEUS["rule_files"] == ["alerts.yml"]
     assert "./deploy/alerts.yml:/etc/prometheus/alerts.yml:ro" in (tree.ROOT / "docker-compose.yml").read_text()
+
+
+def test_dashboards_match_their_description_and_grafana_reads_them() -> None:
+    folder = tree.ROOT / "deploy/grafana/dashboards"
+    assert {path.name: path.read_text() for path in folder.iterdir()} == runpy.run_path(
+        str(tree.ROOT / "deploy/grafana/build.py")
+    )["files"](), "run `python deploy/grafana/build.py`"
+    source = yaml.safe_load((tree.ROOT / "deploy/grafana/datasource.yml").read_text())["datasources"][0]
+    assert {
+        panel["datasource"]["uid"] for path in folder.iterdir() for panel in json.loads(path.read_text())["panels"]
+    } == {source["uid"]}
+    mounts = dict(volume.split(":")[:2] for volume in PARTS["grafana"]["volumes"])
+    provider = yaml.safe_load((tree.ROOT / "deploy/grafana/provider.yml").read_text())["providers"][0]
+    assert mounts["./deploy/grafana/dashboards"] == provider["options"]["path"]
 
 
 MAKEFILE = (tree.ROOT / "Makefile").read_text()

@@ -7,6 +7,7 @@ and in schema.sql (docs/design/decisions).
 from __future__ import annotations
 
 import ast
+import gzip
 import json
 import re
 import subprocess
@@ -215,6 +216,8 @@ def test_every_dependency_has_a_reason() -> None:
 
 
 EXAMPLE_LINES_MAX = 150
+WEB_LINES_MAX = 9000
+FIRST_LOAD_BYTES_MAX = 75_000
 SUFFIXES = {".ts", ".tsx"}
 
 
@@ -224,6 +227,15 @@ def typescript(folder: Path) -> list[Path]:
 
 def lines(folder: Path) -> int:
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in typescript(folder))
+
+
+def test_console_and_client_stay_small() -> None:
+    assert lines(tree.ROOT / "web/console/src") + lines(tree.ROOT / "web/client/src") <= WEB_LINES_MAX
+    # What every page loads first: it is compressed as the gateway does it.
+    static = tree.ROOT / "services/pawl/gateway/static"
+    index = (static / "index.html").read_text(encoding="utf-8")
+    first = ["index.html", *re.findall(r'(?:src|href)="/([\w.-]+)"', index)]
+    assert sum(len(gzip.compress((static / name).read_bytes(), mtime=0)) for name in first) <= FIRST_LOAD_BYTES_MAX
 
 
 def test_console_imports_the_client_as_a_package() -> None:

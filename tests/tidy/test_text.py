@@ -70,12 +70,12 @@ MODULE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 
 
-def test_no_module_is_longer_than_500_lines() -> None:
+def test_modules_are_at_most_500_lines_long() -> None:
     lengths = {tree.name(path): len(path.read_text().splitlines()) for path in tree.python("services", "tests")}
     assert {module: lines for module, lines in lengths.items() if lines > MODULE_LINES_MAX} == {}
 
 
-def test_no_function_is_longer_than_70_lines() -> None:
+def test_functions_are_at_most_70_lines_long() -> None:
     too_long = {
         f"{tree.name(path)}:{node.lineno} {node.name}": length
         for path in tree.python("services", "tests", "bench")

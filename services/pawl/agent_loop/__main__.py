@@ -19,14 +19,15 @@ from pawl.agent_loop.loop.ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerCl
 from pawl.agent_loop.loop.metrics import PrometheusMeter
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.run_tasks import WorkerDependencies
-from pawl.agent_loop.loop.spans import tracing_of
+from pawl.agent_loop.loop.spans import Tracing, tracing_of
 from pawl.agent_loop.loop.worker import Worker, WorkerLimits
 from pawl.agent_loop.model.breaker import Breaker
 from pawl.agent_loop.model.client import OpenAiModel
 from pawl.agent_loop.model.servers import ModelServers
+from pawl.agent_loop.model.shared import PerMinute, SharedModels
 from pawl.agent_loop.schedules.rpc import ScheduleServicer
 from pawl.agent_loop.schedules.starting import Starting
-from pawl.agent_loop.settings import AgentLoopSettings
+from pawl.agent_loop.settings import DEFAULT_SERVER, AgentLoopSettings
 from pawl.agent_loop.titles.titles import TitleMaker
 from pawl.agent_loop.triggers.rpc import TriggerServicer
 from pawl.agent_loop.wiring import ClientSide
@@ -55,10 +56,14 @@ async def main(stop: asyncio.Event) -> None:
         registry = RegistryClient(
             await service.open_channel("tool_registry", settings.tool_registry_address, optional=True)
         )
+        tracer = await service.open_tracer()
         is_gone = gone(settings, service.clock, lambda: service.key_rows)
         worker = None
         if settings.drives_runs:
-            worker = await _worker(service, settings, bus, job_store, registry, credential_is_gone=is_gone)
+            tracing = tracing_of(tracer, settings.openai_base_url)
+            worker = await _worker(
+                service, settings, bus, job_store, registry, tracing=tracing, credential_is_gone=is_gone
+            )
         server = service.rpc_server(KeySyncClient(job_store))
         if settings.serves_clients:
             live = BusEvents(bus)
@@ -77,7 +82,7 @@ async def main(stop: asyncio.Event) -> None:
             service.background.start("pending", partial(clients.pending.follow, live))
             service.background.start("conversations", partial(clients.conversations.follow, live))
             clients.add_to(server)
-            starting = Starting(clients.messages, clients.workflow_starting, is_gone)
+            starting = Starting(clients.messages, clients.workflow_starting, is_gone, traces=tracer is not None)
             stub = ScheduleLedgerServiceStub(job_store)
             schedules = ScheduleServicer(stub, starting, service.clock, clients.forward)
             server.add_forwarding(add_ScheduleServiceServicer_to_server, schedules, clients.forward)
@@ -97,20 +102,24 @@ async def _worker(
     job_store: grpc.aio.Channel,
     registry: RegistryClient,
     *,
+    tracing: Tracing | None,
     credential_is_gone: Callable[[Principal], bool],
 ) -> Worker:
-    model = ModelServers(
+    shared = SharedModels(
+        job_store,
         {
-            name: Breaker(await _model(service, settings, base_url, api_key), service.clock.monotonic)
-            for name, (base_url, api_key) in settings.model_servers.items()
-        }
+            "" if name == DEFAULT_SERVER else name: PerMinute(each.requests_per_minute, each.tokens_per_minute)
+            for name, each in settings.limits.model_servers.items()
+        },
     )
+    model = await _models(service, settings, shared)
     dependencies = WorkerDependencies(
         ledger=WorkerLedgerClient(job_store, service.clock.monotonic),
         agents=AgentLedger(job_store),
         graphs=Graphs(WorkflowLedger(job_store)),
         registry=registry,
         model=model,
+        shared=shared,
         clock=service.clock,
         ids=service.ids,
         random=random.random,
@@ -120,7 +129,7 @@ async def _worker(
         background_as_tool=settings.limits.background == "tool",
         takes_images=settings.takes_images,
         makes_titles=settings.titles == "model",
-        tracing=tracing_of(await service.open_tracer(), settings.openai_base_url),
+        tracing=tracing,
         approvals_required=settings.limits.approvals_required,
         credential_is_gone=credential_is_gone,
     )
@@ -151,15 +160,17 @@ async def _worker(
     return worker
 
 
-async def _model(service: Service, settings: AgentLoopSettings, base_url: str, api_key: str) -> OpenAiModel:
-    return await service.enter(
-        OpenAiModel(
+async def _models(service: Service, settings: AgentLoopSettings, shared: SharedModels) -> ModelServers:
+    found = {}
+    for name, (base_url, api_key) in settings.model_servers.items():
+        client = OpenAiModel(
             base_url=base_url,
             api_key=api_key,
             output_tokens_field=settings.output_tokens_field,
             format_with_tools=settings.format_with_tools,
         )
-    )
+        found[name] = Breaker(await service.enter(client), service.clock.monotonic, partial(shared.report, name))
+    return ModelServers(found)
 
 
 async def _beside(serving: Awaitable[None], stop: asyncio.Event, hand_over: Callable[[], Awaitable[None]]) -> None:

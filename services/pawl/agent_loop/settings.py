@@ -18,6 +18,8 @@ from pawl.chassis.process.start import StartError
 from pawl.errors import PawlError
 from pawl.server.process.settings import Constant, ListenAddress, PeerAddresses, ServiceSettings
 
+# Its address and key are OPENAI_BASE_URL and OPENAI_API_KEY.
+DEFAULT_SERVER: Final = "default"
 _LIMITS_BYTES_MAX: Final = 64 * 1024
 
 
@@ -38,7 +40,10 @@ def _read_limits_file(path: str) -> DeploymentLimits:
         limits = read_limits(strict_json.loads(Path(path).read_bytes(), bytes_max=_LIMITS_BYTES_MAX))
         for name, server in limits.model_servers.items():
             try:
-                _check_base_url(server.base_url)
+                if name != DEFAULT_SERVER:
+                    _check_base_url(server.base_url)
+                elif server.base_url or server.api_key_file:
+                    raise ValueError("must be empty: OPENAI_BASE_URL and OPENAI_API_KEY apply")
             except ValueError as error:
                 raise ValueError(f"model_servers.{name}.base_url {error}") from None
     except OSError as error:
@@ -108,10 +113,11 @@ class AgentLoopSettings(ServiceSettings):
     def model_servers(self) -> Mapping[str, tuple[str, str]]:
         """The address and key of each model server by name; the default one has no name."""
         key = self.openai_api_key.get_secret_value() if self.openai_api_key else ""
-        named = {
-            name: (each.base_url, _read_key(each.api_key_file)) for name, each in self.limits.model_servers.items()
-        }
-        return {"": (self.openai_base_url, key), **named}
+        found = {"": (self.openai_base_url, key)}
+        for name, server in self.limits.model_servers.items():
+            if name != DEFAULT_SERVER:
+                found[name] = (server.base_url, _read_key(server.api_key_file))
+        return found
 
     @property
     def run_defaults(self) -> RunDefaults:

@@ -34,6 +34,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_STORE_MONTHLY_TOKENS: "the next month, because its store has no tokens left this month",
     run_pb2.WAIT_KIND_USER_DAILY_TOKENS: "the next day, because its user has no tokens left today",
     run_pb2.WAIT_KIND_USER_MONTHLY_TOKENS: "the next month, because its user has no tokens left this month",
+    run_pb2.WAIT_KIND_RATE: "a model call, because its store or model server is at its limit per minute",
     run_pb2.WAIT_KIND_PROVIDER: "the model server, which is not responding",
     run_pb2.WAIT_KIND_TIME: "the time of its next step",
     run_pb2.WAIT_KIND_EVENT: "an event",

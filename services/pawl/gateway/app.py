@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process import logs
 from pawl.chassis.process.address import join_address
+from pawl.chassis.rpc.trace_context import TRACEPARENT_KEY, set_traceparent, valid
 from pawl.errors import ForeignHost, Internal, InvalidField, MethodNotFound, PawlError
 from pawl.gateway.agui import http as agui
 from pawl.gateway.hooks import webhooks
@@ -124,7 +125,7 @@ def _with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
         app,
         allow_origins=origins,
         allow_methods=["POST"],
-        allow_headers=["Authorization", "pawl-store", "pawl-user"],
+        allow_headers=["Authorization", "pawl-store", "pawl-user", TRACEPARENT_KEY],
         allow_private_network=True,
     )
 
@@ -158,6 +159,9 @@ class _Guard:
 
         request = Request(scope)
         CLIENT.set(_peer(request))
+        if header := request.headers.get(TRACEPARENT_KEY, ""):
+            set_traceparent(traceparent := valid(header))
+            self._counters.trace_contexts_ignored.inc(not traceparent)
         try:
             host_rules.check_host(request.headers.get("host", ""), self._hosts)
             host_rules.check_frame(request.headers)

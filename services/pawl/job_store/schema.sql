@@ -147,6 +147,7 @@ CREATE TABLE runs (
     -- The placeholder run of an imported history. It never ran here and no list shows it.
     imported boolean NOT NULL DEFAULT false,
     own_tools bytea,  -- tools that came with this run only; null for none
+    trace text COLLATE "C" NOT NULL DEFAULT '',  -- the trace context for work that the run causes
     -- Labels are lines, each prefixed with its owner's mark, and indexed only where set: most updates touch neither
     -- column.
     agent_name text COLLATE "C" NOT NULL DEFAULT 'default',
@@ -561,6 +562,24 @@ CREATE TABLE token_days (
     PRIMARY KEY (store_id, user_id, day, slot)
 ) WITH (fillfactor = 50);
 CREATE INDEX token_days_old ON token_days (day);
+
+-- When a rate of model calls is unused again. Lost in a crash of the database, after which a minute's worth is free.
+-- The store is empty for the rates of model servers.
+CREATE UNLOGGED TABLE model_rates (
+    store_id text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    unused_time timestamptz NOT NULL,
+    PRIMARY KEY (store_id, name)
+) WITH (fillfactor = 50);
+
+-- Model servers that are unavailable. The store is always empty.
+CREATE UNLOGGED TABLE model_outages (
+    store_id text COLLATE "C" NOT NULL,
+    model_server text COLLATE "C" NOT NULL,
+    outages integer NOT NULL,
+    closed_until timestamptz NOT NULL,
+    PRIMARY KEY (store_id, model_server)
+);
 
 -- Which set of files owns a resource. `user_id` is empty for resources of the store.
 CREATE TABLE declarations (

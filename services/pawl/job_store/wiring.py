@@ -22,6 +22,7 @@ from pawl.identity.v1.key_sync_pb2_grpc import add_KeySyncServiceServicer_to_ser
 from pawl.job.v1.agents_pb2_grpc import add_AgentLedgerServiceServicer_to_server
 from pawl.job.v1.erasure_pb2_grpc import add_ErasureServiceServicer_to_server
 from pawl.job.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
+from pawl.job.v1.models_pb2_grpc import add_ModelServiceServicer_to_server
 from pawl.job.v1.schedules_pb2_grpc import add_ScheduleLedgerServiceServicer_to_server
 from pawl.job.v1.titles_pb2_grpc import add_TitleServiceServicer_to_server
 from pawl.job.v1.triggers_pb2_grpc import add_TriggerLedgerServiceServicer_to_server
@@ -57,6 +58,8 @@ from pawl.job_store.ledger.store.situations import PostgresAttentionRepository
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats, PostgresOfferRepository, PostgresUsage
 from pawl.job_store.lifecycle.store import PostgresOutbox
 from pawl.job_store.lifecycle.stream import JetStreamLifecycle
+from pawl.job_store.models.rpc import ModelServicer
+from pawl.job_store.models.store import PostgresModels
 from pawl.job_store.schedules.rpc import ScheduleLedgerServicer, ScheduleServicer
 from pawl.job_store.schedules.schedules import Schedules
 from pawl.job_store.schedules.store import PostgresSchedules
@@ -219,6 +222,7 @@ def _add_resources(server: RpcServer, database: Database, settings: SettingsSnap
     workflows = PostgresVersions(database, WORKFLOW)
     internal(add_WorkflowLedgerServiceServicer_to_server, WorkflowLedgerServicer(workflows))
     server.add_forwarded(add_WorkflowServiceServicer_to_server, WorkflowServicer(workflows))
+    internal(add_ModelServiceServicer_to_server, ModelServicer(PostgresModels(database), settings.limits_of))
     declarations = PostgresDeclarations(database)
     server.add_forwarded(add_DeclarationServiceServicer_to_server, DeclarationServicer(declarations))
 

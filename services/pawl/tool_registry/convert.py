@@ -152,7 +152,7 @@ def tool_message(entry: ToolVersion) -> tool_pb2.Tool:
 
 
 def _context_of(request: execution_pb2.ExecuteToolRequest) -> CallContext:
-    return call_context_from(request.context, request.call_id)
+    return call_context_from(request.context, request.call_id, request.traceparent)
 
 
 # Reads an execution request. Raises the same errors as `call_context_from` and `series_from`.
@@ -176,7 +176,7 @@ def caller_from(context: execution_pb2.CallContext) -> Principal:
     )
 
 
-def call_context_from(context: execution_pb2.CallContext, call_id: str) -> CallContext:
+def call_context_from(context: execution_pb2.CallContext, call_id: str, traceparent: str = "") -> CallContext:
     """Read the context of a call.
 
     Raises:
@@ -196,6 +196,7 @@ def call_context_from(context: execution_pb2.CallContext, call_id: str) -> CallC
         credential_id=check_id(context.credential_id, "credential_id", optional=True),
         delegate_user_id=check_id(context.delegate_user_id, "delegate_user_id", optional=True),
         in_background=context.in_background,
+        traceparent=traceparent,
     )
 
 

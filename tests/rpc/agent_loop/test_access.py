@@ -73,7 +73,7 @@ def of_operators(run_id: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("other_user", [*OTHER_USERS, BOSS])
-async def test_other_users_resources_look_exactly_like_missing_ones(
+async def test_resources_of_other_users_look_exactly_like_missing_ones(
     api: Api, ledger: PlayedLedger, other_user: Any
 ) -> None:
     """I8, I13: the error is NOT_FOUND with the same message as for an absent id, even for operators."""
@@ -114,7 +114,7 @@ async def test_only_store_operators_act_on_other_users_runs(api: Api, ledger: Pl
     assert not ledger.commands
 
 
-async def test_request_id_identifies_one_request(api: Api, ledger: PlayedLedger) -> None:
+async def test_a_request_id_identifies_one_request(api: Api, ledger: PlayedLedger) -> None:
     """I2: a repeated request gets the same response, and a different request with the id is rejected."""
     await ledger.add_run("run_0", conversation_id="conv_0")
     await ledger.finish("run_0")

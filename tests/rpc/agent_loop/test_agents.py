@@ -79,7 +79,7 @@ def draft(name: str = "clerk", **fields: Any) -> pb.UpdateDraftRequest:
     return pb.UpdateDraftRequest(definition=clerk(name, **fields).definition)
 
 
-async def test_draft_is_visible_to_its_owner_only(
+async def test_a_draft_is_visible_only_to_its_owner(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
 ) -> None:
     await agents.UpdateAgent(clerk(tools=tools("l*")), metadata=ADMIN)
@@ -132,7 +132,7 @@ async def test_admins_see_the_usage_of_an_agent(
     assert not (await agents.GetAgentUsage(pb.GetAgentUsageRequest(name="default"), metadata=ADMIN)).days
 
 
-async def test_agents_job_cannot_call_tools_that_the_agent_cannot(
+async def test_an_agents_job_cannot_call_tools_that_the_agent_cannot_call(
     agents: AgentRegistryServiceAsyncStub, jobs: JobServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """Only jobs of the agent `default` may call every tool that their user may call."""

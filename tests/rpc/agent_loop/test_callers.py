@@ -44,7 +44,7 @@ async def test_whoami_returns_the_caller(stub: AgentServiceAsyncStub) -> None:
         (DELEGATE, pb.DECISION_RIGHT_UNSPECIFIED),
     ],
 )
-async def test_whoami_returns_what_the_caller_may_decide(
+async def test_whoami_returns_what_the_caller_may_decide_on(
     stub: AgentServiceAsyncStub, metadata: Any, right: int
 ) -> None:
     """HITL-4: what a caller may decide depends on its roles."""

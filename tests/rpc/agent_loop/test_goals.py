@@ -37,7 +37,7 @@ def judged_by(**fields: Any) -> goal_pb2.GoalCriterion:
     return goal_pb2.GoalCriterion(judge=goal_pb2.GoalJudge(**{"rubric": "It is blue."} | fields))
 
 
-async def test_a_goal_is_a_run_in_a_conversation_of_its_own(
+async def test_a_goal_is_a_run_in_its_own_conversation(
     goals: GoalServiceAsyncStub, ledger: PlayedLedger, checker: FakeChecker
 ) -> None:
     request = start("s1", wait_seconds=60, attempts_by=goal_pb2.GoalAgent(tool_names=["mail"]))

@@ -191,7 +191,7 @@ async def test_continued_history_equals_the_history_loaded_whole(worker: Worker,
     assert game.kept > 50
 
 
-async def test_results_left_out_of_a_whole_history_are_left_out_of_a_continued_one(worker: Worker) -> None:
+async def test_results_left_out_of_a_whole_history_are_also_left_out_of_a_continued_one(worker: Worker) -> None:
     for number in range(18):
         owner, claim = await worker.begin(conversation_id="c")
         assert (worker.kept > 0) is (1 < number < 17)
@@ -200,7 +200,7 @@ async def test_results_left_out_of_a_whole_history_are_left_out_of_a_continued_o
         await end(owner)
 
 
-async def test_history_of_a_restored_database_is_loaded_again(worker: Worker) -> None:
+async def test_the_history_of_a_restored_database_is_loaded_again(worker: Worker) -> None:
     """The new messages have numbers that other messages had before the restore."""
     for _ in range(3):
         await worker.converse(conversation_id="c")

@@ -109,7 +109,7 @@ async def test_job_shows_its_task_progress_and_next_run(
     assert same == job
 
 
-async def test_job_shows_its_progress_and_expected_end_and_why_it_was_not_stopped(
+async def test_job_shows_its_progress_its_expected_end_and_why_it_was_not_stopped(
     jobs: JobServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     once = run_pb2.Job(tool_name="probe", arguments_json=b"{}", estimated_minutes=10)
@@ -159,7 +159,7 @@ async def test_job_shows_its_progress_and_expected_end_and_why_it_was_not_stoppe
         ({"report_percents": [25], "interval_seconds": 5, "iterations_max": 2}, "INVALID_FIELD"),
     ],
 )
-async def test_user_starts_a_call_made_once_that_reports_its_progress(
+async def test_user_starts_a_single_call_that_reports_its_progress(
     jobs: JobServiceAsyncStub, fields: dict[str, Any], reads: Any
 ) -> None:
     request = pb.StartJobRequest(

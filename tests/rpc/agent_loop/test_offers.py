@@ -40,7 +40,9 @@ def expiry(ledger: PlayedLedger, call_id: str) -> int:
 pytestmark = pytest.mark.usefixtures("run")
 
 
-async def test_disconnect_offers_the_call_to_the_next_client(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+async def test_a_disconnect_offers_the_call_to_the_next_client(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
     first = await attached(stub, "cli_a")
     await ledger.offer("call_1")
     old = await first.offer()
@@ -53,7 +55,9 @@ async def test_disconnect_offers_the_call_to_the_next_client(stub: AgentServiceA
     assert (await second.answer(offer)).status == ACCEPTED
 
 
-async def test_client_gets_no_more_calls_than_it_can_run(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+async def test_client_does_not_get_more_calls_than_it_can_run(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
     client = await attached(stub, calls_max=2)
     for number in range(1, 5):
         await ledger.offer(f"call_{number}")
@@ -65,7 +69,7 @@ async def test_client_gets_no_more_calls_than_it_can_run(stub: AgentServiceAsync
     assert not holder(ledger, "call_4")
 
 
-async def test_only_the_clients_tools_and_versions_are_offered(
+async def test_only_tools_and_versions_of_the_client_are_offered(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     client = await attached(stub, "cli_a", "show", calls_max=9, versions=[2, 3])
@@ -101,7 +105,7 @@ async def test_call_settled_elsewhere_is_revoked(
     assert (await client.offer()).call.call_id == "call_2"
 
 
-async def test_lost_lease_is_revoked_and_the_call_offered_again(
+async def test_a_lost_lease_is_revoked_and_its_call_is_offered_again(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     client = await attached(stub)
@@ -118,7 +122,7 @@ async def test_lost_lease_is_revoked_and_the_call_offered_again(
     assert (await client.offer()).call.call_id == "call_2"
 
 
-async def test_heartbeats_renew_the_lease_and_silence_does_not(
+async def test_heartbeats_renew_the_lease_but_silence_does_not(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
     first = await attached(stub, "cli_a")
@@ -159,7 +163,7 @@ async def brought(stub: AgentServiceAsyncStub, client_id: str, epoch: int) -> ty
     return (await stub.SubmitToolResults(request, metadata=ME)).receipts[0].status
 
 
-async def test_client_without_a_stream_leases_a_call_and_returns_its_result(
+async def test_a_client_without_a_stream_can_lease_a_call_and_return_its_result(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
     await ledger.offer("call_1")
@@ -177,7 +181,7 @@ async def test_client_without_a_stream_leases_a_call_and_returns_its_result(
     assert await leased(stub, "tab_a") == (False, 2)
 
 
-async def test_another_clients_call_is_not_leased_and_a_lost_one_is_revoked(
+async def test_another_clients_call_is_not_leased_and_a_lost_call_is_revoked(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     client = await attached(stub)
@@ -321,7 +325,7 @@ async def test_repeated_start_succeeds_after_the_tool_name_was_taken(
 
 
 @pytest.mark.parametrize("fields", [{"options": NO_TOOLS}, {"agent": "bare"}])
-async def test_run_without_tools_gets_none_from_the_session(
+async def test_a_run_without_tools_does_not_get_any_from_the_session(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, agents: AgentRegistryServiceAsyncStub, fields: Any
 ) -> None:
     await save_without_tools(agents)

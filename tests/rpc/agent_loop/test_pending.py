@@ -240,7 +240,7 @@ async def test_polling_stops_only_when_the_last_watcher_leaves() -> None:
         assert len(asyncio.all_tasks()) == 1
 
 
-async def test_idle_user_is_polled_rarely_and_changes_appear_after_a_pause() -> None:
+async def test_an_idle_user_is_polled_rarely_and_changes_appear_after_a_pause() -> None:
     async with _world() as world:
         await world.follow()
         mine, yours, of_store = world.open(CALLER), world.open(OTHER), world.open(ADMIN_CALLER, STORE_WIDE)

@@ -7,6 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 from pawl.agent.v1 import agent_pb2
 from pawl.chassis.ids import IdSource
@@ -64,6 +65,22 @@ async def test_request_with_a_lost_response_takes_effect_once(endpoint: Endpoint
     assert list(ledger.runs) == [started.run.run_id]
 
 
+async def test_a_run_continues_the_trace_of_its_caller(endpoint: Endpoint) -> None:
+    """Repeated requests need not be in the same trace."""
+    first, second = SpanContext(1, 2, is_remote=True, trace_flags=TraceFlags(1)), SpanContext(3, 4, is_remote=True)
+    async with endpoint.open(), endpoint.client() as pawl:
+        runs = []
+        for context in (first, second):
+            with use_span(NonRecordingSpan(context)):
+                request = agent_pb2.StartRunRequest(request_id="r", text="hello")
+                runs.append((await pawl.agents.StartRun(request)).run)
+        garbage = (("traceparent", "garbage"),)
+        other = (await pawl.agents.StartRun(agent_pb2.StartRunRequest(text="hello"), metadata=garbage)).run
+    expected = f"00-{1:032x}-{2:016x}-01"
+    assert {(run.run_id, run.traceparent, run.trace) for run in runs} == {(runs[0].run_id, expected, expected)}
+    assert (other.traceparent, other.trace) == ("", "")
+
+
 # The synchronous client.
 
 
@@ -91,7 +108,7 @@ async def test_synchronous_client_behaves_like_the_async_one(endpoint: Endpoint,
     assert len(runs) == 2
 
 
-async def test_closed_client_leaves_no_thread_and_raises(endpoint: Endpoint) -> None:
+async def test_a_closed_client_raises_and_leaves_no_thread(endpoint: Endpoint) -> None:
     pawl = Client(endpoint.address, api_key=KEY, environment={})
     assert "pawl-client" in [thread.name for thread in threading.enumerate()]
     await asyncio.to_thread(pawl.close)

@@ -172,7 +172,9 @@ async def test_get_run_waits_no_longer_than_requested_or_allowed_by_proxies(
 
 
 @pytest.mark.parametrize(("pending", "left"), [(0, (0, 4)), (1, (1, 3)), (4, (4, 0)), (7, (4, 0))])
-def test_pending_calls_take_precedence_over_running_ones_in_a_full_message(pending: int, left: tuple[int, int]) -> None:
+def test_pending_calls_take_precedence_over_running_calls_in_a_full_message(
+    pending: int, left: tuple[int, int]
+) -> None:
     calls = [call_pb2.Call(call_id=f"call_{number}", arguments_json=b"x" * 500_000) for number in range(8)]
     run = run_pb2.Run(run_id="run_1", pending_calls=calls[:pending], active_calls=calls[pending:])
     shown = convert.run_message(run)
@@ -209,7 +211,7 @@ async def test_repeated_request_matches_after_its_document_has_changed(
 
 
 @pytest.mark.parametrize("asked", [run_pb2.RunOptions(), run_pb2.RunOptions(limits=run_pb2.RunLimits())])
-def test_request_without_limits_has_the_same_bytes_in_every_version(asked: run_pb2.RunOptions) -> None:
+def test_a_request_without_limits_has_the_same_bytes_in_every_version(asked: run_pb2.RunOptions) -> None:
     """I2: job-store compares requests by their bytes, and older versions wrote no empty limits."""
     assert not wire.ASKED.write(wire.asked_options(asked)).HasField("limits")
 

@@ -131,7 +131,9 @@ async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, l
     assert await client.events(1) == [6]
 
 
-async def test_detached_run_sends_no_more_events(client: Client, ledger: PlayedLedger, watches: Watches) -> None:
+async def test_a_detached_run_does_not_send_any_more_events(
+    client: Client, ledger: PlayedLedger, watches: Watches
+) -> None:
     await client.attach()
     assert await client.events(1) == [1]
     assert (await client.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
@@ -196,7 +198,7 @@ async def test_decisions_messages_and_cancels_are_applied(stub: AgentServiceAsyn
     assert [command.WhichOneof("kind") for command in ledger.commands] == ["decision", "cancel"]
 
 
-async def test_unavailable_ledger_ends_the_stream_without_a_receipt(client: Client, ledger: PlayedLedger) -> None:
+async def test_an_unavailable_ledger_ends_the_stream_without_a_receipt(client: Client, ledger: PlayedLedger) -> None:
     """Receipts are final; if the outcome is unknown, the client sends the frame again."""
     ledger.down = True
     await client.send(cancel=session_pb2.Cancel(run_id="run_1"))

@@ -66,7 +66,7 @@ async def test_undo_is_a_run_in_the_same_conversation(stub: AgentServiceAsyncStu
     assert undoing.options.limits.run_timeout_seconds == 300.0
 
 
-async def test_admin_undo_runs_for_the_user_and_is_recorded(stub: AgentServiceAsyncStub) -> None:
+async def test_an_undo_by_an_admin_runs_for_the_user_and_is_recorded(stub: AgentServiceAsyncStub) -> None:
     undoing = (await stub.UndoRun(RUN, metadata=ADMIN)).run
 
     assert (undoing.user_id, undoing.undo.user_id) == ("me", "root")
@@ -76,7 +76,9 @@ async def test_admin_undo_runs_for_the_user_and_is_recorded(stub: AgentServiceAs
     assert len(report.calls) == 3
 
 
-async def test_admin_undo_through_a_delegate_records_both(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+async def test_an_undo_by_an_admin_through_a_delegate_records_both(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
     """HITL-4: the run names the admin and the credential of the delegate, and the delegate cannot approve its calls."""
     undoing = (await stub.UndoRun(RUN, metadata=OFFICE)).run
     assert (undoing.user_id, undoing.undo.user_id, undoing.delegate_user_id) == ("me", "root", "root")

@@ -294,7 +294,7 @@ async def test_trimmed_log_is_shown_as_a_gap_and_the_remaining_events(
 
 
 @pytest.mark.parametrize("pauses", range(4))
-async def test_client_that_leaves_at_the_last_moment_stops_its_feed(
+async def test_a_client_that_leaves_at_the_last_moment_stops_its_feed(
     ledger: PlayedLedger, watches: Watches, live: FakeLive, pauses: int
 ) -> None:
     """I19: the client's stream is cancelled while the feed is being stopped."""

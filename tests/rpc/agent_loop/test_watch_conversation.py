@@ -159,7 +159,7 @@ async def test_stream_starts_with_the_current_state_and_continues_with_changes(
         await stream.until(lambda seen: seen.heartbeats)
 
 
-async def test_run_that_ends_before_it_is_noticed_is_streamed_too(
+async def test_a_run_that_ends_before_it_is_noticed_is_streamed_too(
     follow: Any, ledger: PlayedLedger, stub: AgentServiceAsyncStub, clock: ManualClock
 ) -> None:
     async with follow() as stream:
@@ -194,7 +194,7 @@ async def test_reconnected_stream_continues_after_its_cursor(
         assert again.seen.numbers == [1]
 
 
-async def test_client_that_loses_its_connection_again_gets_the_events_of_all_runs_in_between(
+async def test_a_client_that_loses_its_connection_again_gets_the_events_of_all_runs_in_between(
     follow: Any, ledger: PlayedLedger, stub: AgentServiceAsyncStub, clock: ManualClock
 ) -> None:
     async with follow() as stream:
@@ -249,7 +249,7 @@ async def test_events_of_a_run_continue_long_after_its_end(
         assert stream.seen.events == [("run_1", seq) for seq in range(3, last_seq + 1)]
 
 
-async def test_run_that_rests_is_followed_again_when_it_continues(follow: Any, ledger: PlayedLedger) -> None:
+async def test_a_resting_run_is_followed_again_when_it_continues(follow: Any, ledger: PlayedLedger) -> None:
     async with follow() as stream:
         await ledger.change("run_1", RunState.WAITING)
         await stream.until(lambda seen: seen.events[-1:] == [("run_1", 2)])
@@ -261,7 +261,7 @@ async def test_run_that_rests_is_followed_again_when_it_continues(follow: Any, l
 
 
 @pytest.mark.parametrize("reported", [True, False])
-async def test_lost_report_of_a_change_is_made_up_for(
+async def test_a_lost_change_report_is_made_up_for(
     follow: Any, ledger: PlayedLedger, clients: ClientSide, live: FakeLive, *, reported: bool
 ) -> None:
     """By comparing versions, or, if NATS is unavailable, by reading all watched conversations."""
@@ -273,7 +273,7 @@ async def test_lost_report_of_a_change_is_made_up_for(
         await stream.until(lambda seen: seen.states.get("run_1") == run_pb2.RUN_STATE_COMPLETED)
 
 
-async def test_job_that_only_makes_progress_is_sent_at_most_once_a_second(
+async def test_a_job_that_only_makes_progress_is_sent_at_most_once_a_second(
     follow: Any, ledger: PlayedLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "PROGRESS_SECONDS", 3600.0)
@@ -345,7 +345,7 @@ async def test_slow_reader_is_disconnected_and_can_continue(
         assert again.seen.events == [("run_1", seq) for seq in range(1, ledger.last_seq() + 1)]
 
 
-async def test_gap_names_the_first_message_and_replaces_deleted_events(
+async def test_a_gap_names_the_first_message_and_replaces_deleted_events(
     follow: Any, ledger: PlayedLedger, stub: AgentServiceAsyncStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await ledger.append(count=3)

@@ -177,7 +177,7 @@ async def test_next_worker_reads_exactly_what_the_last_one_wrote(replica: Replic
     assert states["show"] is CallState.OFFERED
 
 
-async def test_call_is_read_by_id_and_only_for_its_user(replica: Replica, client: WorkerLedgerClient) -> None:
+async def test_a_call_is_read_by_its_id_and_only_for_its_user(replica: Replica, client: WorkerLedgerClient) -> None:
     """A program may name calls that were not loaded with the claim."""
     await submit(replica)
     drive = Drive(await claim(client), dataclasses.replace(world().dependencies, ledger=client))
@@ -192,7 +192,7 @@ async def test_call_is_read_by_id_and_only_for_its_user(replica: Replica, client
             await client.call(StoreId(STORE), UserId(user_id), CallId(call_id))
 
 
-async def test_renewal_returns_held_runs_and_marks_those_with_commands(
+async def test_a_renewal_returns_the_held_runs_and_marks_those_with_commands(
     replica: Replica, client: WorkerLedgerClient
 ) -> None:
     key = await submit(replica)
@@ -239,7 +239,7 @@ def message(
     )
 
 
-async def test_run_and_decisions_record_separate_credentials(
+async def test_a_run_and_its_decisions_record_separate_credentials(
     clients: tuple[PublicLedger, WorkerLedgerClient],
 ) -> None:
     """HITL-4: the ledger stores both and sends them to the loop.
@@ -260,7 +260,7 @@ async def test_run_and_decisions_record_separate_credentials(
     assert (steer.user_id, steer.credential_id, steer.delegate_user_id) == ("ann", "key_2", "")
 
 
-async def test_repeated_or_joining_messages_never_widen_a_runs_roles(
+async def test_repeated_or_joining_messages_never_widen_the_roles_of_a_run(
     clients: tuple[PublicLedger, WorkerLedgerClient],
 ) -> None:
     """I2: if the roles of a key change between two attempts, the second attempt starts no run."""

@@ -72,7 +72,7 @@ async def test_saving_a_workflow_creates_a_version_only_if_it_has_changed(workfl
     assert [(each.version, each.definition_json) for each in listed.workflows] == [(2, b""), (1, b"")]
 
 
-async def test_deleted_workflow_starts_no_runs_but_keeps_its_versions(
+async def test_a_deleted_workflow_cannot_start_runs_but_keeps_its_versions(
     workflows: WorkflowServiceAsyncStub, saved: None
 ) -> None:
     await workflows.StartWorkflow(begin(request_id="r1"), metadata=ME)
@@ -87,7 +87,7 @@ async def test_deleted_workflow_starts_no_runs_but_keeps_its_versions(
     assert await reason(workflows.DeleteWorkflow(deleted, metadata=ADMIN)) == "WORKFLOW_NOT_FOUND"
 
 
-async def test_workflow_is_a_tool_while_its_newest_version_has_as_tool(
+async def test_a_workflow_is_a_tool_as_long_as_its_newest_version_has_as_tool(
     workflows: WorkflowServiceAsyncStub, checker: FakeChecker
 ) -> None:
     tool = save(as_tool=True, description="Sort it.")

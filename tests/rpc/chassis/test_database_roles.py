@@ -259,12 +259,12 @@ async def test_excess_privileges_are_revoked(roles: str) -> None:
     await connection.close()
 
 
-async def test_services_work_with_one_role_and_warn_about_its_privileges(url: str) -> None:
+async def test_services_work_with_a_single_role_and_warn_about_its_privileges(url: str) -> None:
     for owner_url in (None, url):
         assert await start("tool_registry", url, owner_url) == ["database.append_only_unprotected"]
 
 
-async def test_role_that_owns_nothing_starts_on_an_existing_schema(roles: str) -> None:
+async def test_a_role_that_owns_nothing_can_start_on_an_existing_schema(roles: str) -> None:
     service, owner = url_as(roles, "notifier"), url_as(roles, "notifier_owner")
     with pytest.raises(StartError, match=r"schema notifier: permission denied .*PAWL_DATABASE_OWNER_URL"):
         await start("notifier", service, None)

@@ -71,7 +71,7 @@ async def backend(tmp_path: Path, ids: IdSource) -> AsyncIterator[grpc.aio.Chann
         yield channel
 
 
-async def test_forwarded_call_acts_for_the_user_and_users_cannot_name_a_caller(
+async def test_a_forwarded_call_acts_for_the_user_but_users_cannot_name_a_caller(
     backend: grpc.aio.Channel, tmp_path: Path, ids: IdSource
 ) -> None:
     async def forward(method: str, request: bytes) -> bytes:

@@ -86,7 +86,7 @@ async def test_call_with_two_credentials_is_rejected(serve: Serve) -> None:
                 await EchoStub(channel).call("unary", "who", metadata=(*once, pair))
 
 
-async def test_calls_above_the_limit_are_rejected_and_streams_count_separately(
+async def test_calls_above_the_limit_are_rejected_and_streams_are_counted_separately(
     serve: Serve, servicer: EchoServicer
 ) -> None:
     async with echoing(serve(unary_calls_max=1, streams_max=1)) as stub:
@@ -130,7 +130,7 @@ BYTES = {"message_bytes_max": 8000, "request_stream_bytes_max": 6 * 9000, "store
     ],
     ids=["calls", "bytes of streaming requests"],
 )
-async def test_no_caller_exceeds_its_quota(  # noqa: PLR0917
+async def test_callers_never_exceed_their_quotas(  # noqa: PLR0917
     serve: Serve,
     servicer: EchoServicer,
     limits: dict[str, Any],
@@ -285,7 +285,7 @@ async def test_delegate_calls_end_when_their_key_changes_identity(serve: Serve, 
         assert await same == ["wait"]
 
 
-async def test_revoking_a_service_key_ends_its_batched_stream(serve: Serve, servicer: EchoServicer) -> None:
+async def test_revoking_a_service_key_ends_the_services_batched_stream(serve: Serve, servicer: EchoServicer) -> None:
     """The running call fails, and calls with the revoked key are rejected."""
     known = Known()
     async with (
@@ -302,7 +302,7 @@ async def test_revoking_a_service_key_ends_its_batched_stream(serve: Serve, serv
             await EchoStub(channel).unary(StringValue(value="hello"))
 
 
-async def test_no_call_fails_while_a_service_key_rotates(serve: Serve, servicer: EchoServicer) -> None:
+async def test_calls_do_not_fail_while_a_service_key_rotates(serve: Serve, servicer: EchoServicer) -> None:
     """New calls use the current key, both in batches and alone; running calls finish with the old key."""
     known, shown = Known(), SERVICE_OF_CALLERS
     async with (
@@ -357,7 +357,7 @@ async def test_only_the_gateway_reports_the_client_address_of_a_failed_login(
     assert looks[-1] is has_own_rate
 
 
-async def test_key_lookups_are_bounded_and_known_callers_are_admitted(
+async def test_key_lookups_are_bounded_while_known_callers_are_admitted(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(login_failures, "LOOKUPS_MAX", 3)

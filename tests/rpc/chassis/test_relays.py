@@ -34,7 +34,7 @@ async def relaying(
         yield EchoStub(channel), server
 
 
-async def test_relayed_calls_share_a_stream_and_each_has_its_own_caller(serve: Serve) -> None:
+async def test_relayed_calls_share_a_stream_but_each_has_its_own_caller(serve: Serve) -> None:
     async with relaying(serve(authenticator=Known())) as (stub, server):
         for key, name in ((ANN, "ann"), (BOB, "bob")):
             for kind in ("generate", "write"):
@@ -95,7 +95,7 @@ async def test_unread_relayed_call_pauses_without_delaying_others(serve: Serve, 
         await servicer.generator_closed.wait()
 
 
-async def test_relayed_calls_end_with_shutting_down(serve: Serve, servicer: EchoServicer) -> None:
+async def test_relayed_calls_end_with_shutting_down_when_the_server_stops(serve: Serve, servicer: EchoServicer) -> None:
     async with relaying(serve(authenticator=Known(), drain_seconds=60.0)) as (stub, server):
         call = asyncio.ensure_future(stub.call("generate", "wait", metadata=bearer(ANN)))
         await servicer.entered.wait()

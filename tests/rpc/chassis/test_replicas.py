@@ -109,7 +109,7 @@ async def test_calls_survive_a_replica_restart_and_traffic_returns_to_it(serve: 
         await until(is_back)
 
 
-async def test_silent_replica_gets_no_further_calls(
+async def test_a_silent_replica_does_not_get_any_further_calls(
     serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", 0.05)
@@ -127,7 +127,7 @@ async def test_silent_replica_gets_no_further_calls(
         assert await call == ["wait"]
 
 
-async def test_replica_with_recently_cancelled_calls_is_not_chosen_next(
+async def test_a_replica_with_recently_cancelled_calls_is_not_chosen_next(
     serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a client with sequential calls would wait for a hanging replica each time."""
@@ -141,7 +141,7 @@ async def test_replica_with_recently_cancelled_calls_is_not_chosen_next(
         assert await replicas.used() - {preferred}
 
 
-async def test_overloaded_replica_gets_no_calls_for_a_while(
+async def test_an_overloaded_replica_does_not_get_calls_for_a_while(
     serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc_batch_client, "_BUSY_SECONDS", 600.0)
@@ -176,7 +176,7 @@ def generate(channel: grpc.aio.Channel) -> Any:
     )
 
 
-async def test_waiting_stream_does_not_keep_a_response_in_memory(servicer: EchoServicer, serve: Serve) -> None:
+async def test_a_waiting_stream_does_not_keep_a_response_in_memory(servicer: EchoServicer, serve: Serve) -> None:
     """Thousands of streams may wait for hours after reading a page of a log."""
     there: weakref.WeakSet[Response] = weakref.WeakSet()
     seen: list[str] = []
@@ -233,7 +233,7 @@ async def test_client_gets_the_error_that_the_handler_raised(served: EchoStub) -
         await served.missing(StringValue(value="hello"))
 
 
-async def test_undecodable_request_does_not_affect_others(serve: Serve) -> None:
+async def test_an_undecodable_request_does_not_affect_other_requests(serve: Serve) -> None:
     async with serve(service_only=True) as server, open_channel(server.address) as channel:
         stub: Any = BatchServiceStub(channel)
         calls = [
@@ -277,7 +277,7 @@ async def test_cancelled_call_ends_at_the_server(served: EchoStub, servicer: Ech
         assert await served.call("unary", "hello") == ["hello"]
 
 
-async def test_cancelled_flood_ends_at_the_server_and_other_calls_continue(
+async def test_a_flood_of_cancelled_calls_ends_at_the_server_while_other_calls_continue(
     served: EchoStub, servicer: EchoServicer
 ) -> None:
     responses = served.generate(StringValue(value="flood"))
@@ -312,7 +312,9 @@ async def test_oversized_response_does_not_affect_other_calls(serve: Serve, serv
         assert await waiting == ["wait"]
 
 
-async def test_stopping_server_finishes_its_calls_and_gets_no_new_ones(serve: Serve, servicer: EchoServicer) -> None:
+async def test_a_stopping_server_finishes_its_calls_and_does_not_get_new_ones(
+    serve: Serve, servicer: EchoServicer
+) -> None:
     """OPS-5: another replica gets the new calls."""
     async with serve(service_only=True, listen="127.0.0.1:0") as stays, AsyncExitStack() as stack:
         # On a port that stays free afterwards.
@@ -331,7 +333,7 @@ async def test_stopping_server_finishes_its_calls_and_gets_no_new_ones(serve: Se
         await stop
 
 
-async def test_closed_channel_sends_nothing_and_fails_waiting_calls(serve: Serve, servicer: EchoServicer) -> None:
+async def test_a_closed_channel_sends_nothing_and_fails_waiting_calls(serve: Serve, servicer: EchoServicer) -> None:
     async with serve(service_only=True) as server:
         tasks_before = len(asyncio.all_tasks())
         channel = open_channel(server.address, batches=True)

@@ -60,7 +60,7 @@ async def test_reflection_describes_the_services_and_error_details(serve: Serve)
             assert any(b"ServerReflection" in file for file in files), version
 
 
-async def test_health_depends_only_on_required_dependencies_and_reports_the_rest(serve: Serve) -> None:
+async def test_health_depends_only_on_required_dependencies_but_reports_all(serve: Serve) -> None:
     """A replica without its database is not usable, but one without NATS is."""
     broken = {"database": False, "nats": False}
 
@@ -91,7 +91,7 @@ async def test_health_depends_only_on_required_dependencies_and_reports_the_rest
         await until(is_healthy)
 
 
-async def test_health_is_not_serving_before_the_server_stops(serve: Serve, servicer: EchoServicer) -> None:
+async def test_health_changes_to_not_serving_before_the_server_stops(serve: Serve, servicer: EchoServicer) -> None:
     async with serve(drain_seconds=20) as server:
         channel = grpc.aio.insecure_channel(server.address)
         stub: Any = health_pb2_grpc.HealthStub(channel)
@@ -189,7 +189,7 @@ async def test_service_starts_serves_and_stops(database_url: str, nats_url: str,
     assert len({json.loads(line)["instance"] for line in log.splitlines()}) == 1
 
 
-def test_service_rejects_a_database_that_may_lose_acknowledged_writes(database_url: str) -> None:
+def test_a_service_rejects_a_database_that_may_lose_acknowledged_writes(database_url: str) -> None:
     """I1: the service logs one sentence and exits with the code for errors that a restart cannot fix."""
     process = start(PAWL_DATABASE_URL=database_url)
     _, log = process.communicate(timeout=60)

@@ -178,7 +178,7 @@ async def _shown_by(address: str) -> str:
     return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
 
 
-async def test_no_call_fails_while_certificates_and_authority_rotate(
+async def test_calls_do_not_fail_while_certificates_and_authority_rotate(
     serving: Any, servicer: EchoServicer, tmp_path: Path, clock: ManualClock
 ) -> None:
     """Both sides rotate during single calls, batches and an open stream."""

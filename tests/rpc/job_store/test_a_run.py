@@ -16,7 +16,7 @@ def image(size_bytes: int) -> message_pb2.Part:
     return message_pb2.Part(image=message_pb2.ImagePart(data=data, media_type="image/png", size_bytes=size_bytes))
 
 
-async def test_multipart_message_is_complete_for_workers_and_abridged_for_clients(user: User) -> None:
+async def test_a_multipart_message_is_complete_for_workers_but_abridged_for_clients(user: User) -> None:
     file = message_pb2.Part(file=message_pb2.FilePart(document_name="a.txt", text="Hello", size_bytes=5))
     parts = [message_pb2.Part(text="Look\nhere"), image(9), file, message_pb2.Part(text="and there")]
     owner = await user.start("", parts=parts)
@@ -61,7 +61,7 @@ async def test_images_of_a_refused_run_are_not_sent_again(user: User, reason: st
     assert shown[1].size_bytes == 4
 
 
-async def test_run_is_loaded_with_the_newest_images_only(user: User) -> None:
+async def test_a_run_is_loaded_with_only_the_newest_images(user: User) -> None:
     owner = await user.start("", parts=[image(900_000)], conversation_id="c")
     for _ in range(9):
         await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)

@@ -114,7 +114,7 @@ def draft(name: str = "clerk", *tools: str, user: str = "ann", **fields: Any) ->
     )
 
 
-async def test_draft_is_kept_beside_the_agent_with_the_same_name(
+async def test_a_draft_does_not_replace_the_agent_with_the_same_name(
     replica: Replica, agents: AgentLedgerServiceAsyncStub
 ) -> None:
     published = (await agents.PutAgent(put("clerk", "look"))).agent

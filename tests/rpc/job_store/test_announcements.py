@@ -117,7 +117,8 @@ async def test_lifecycle_events_reach_jetstream_and_are_resent_if_deleted(
 ) -> None:
     """NOTE-2: resent events keep their order and ids, even if no consumer ever read the deleted messages."""
     user = User((await start(nats_url=nats.url)).stub)
-    owner = await user.start()
+    trace = f"00-{'a' * 32}-{'b' * 16}-01"
+    owner = await user.start(traceparent=trace)
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="done")
     await until(lambda: outbox_is_empty(database))
     before = await lifecycle(listener, 3)
@@ -127,11 +128,15 @@ async def test_lifecycle_events_reach_jetstream_and_are_resent_if_deleted(
     assert event == (await user.events(owner.run_id))[-1]
     assert headers["Nats-Msg-Id"] == headers["ce-id"] == event.event_id
     assert (headers["ce-type"], headers["ce-specversion"]) == ("pawl.run.completed", "1.0")
+    assert (headers["traceparent"], event.run_changed.run.trace) == (trace, trace)
     await listener.jetstream().delete_stream(STREAM)
     await user.submit(conversation_id="c2")
     await until(lambda: outbox_is_empty(database))
     assert (await listener.jetstream().stream_info(STREAM)).state.messages == 4
     assert (await lifecycle(listener, 4))[:3] == before
+    later = await user.take()
+    await later.commit(trace=trace)
+    assert (await user.run(later.run_id)).trace == trace
 
 
 async def test_events_that_nats_missed_or_lost_are_resent(
@@ -240,7 +245,7 @@ async def test_each_scheduled_run_publishes_its_outcome_once(
     assert "ce-subject" not in told[1].headers
 
 
-async def test_inbox_watchers_are_notified_only_of_each_change(
+async def test_inbox_watchers_are_notified_only_when_something_changes(
     start: StartReplica, nats: servers.NatsServer, listener: Bus
 ) -> None:
     replica = await start(nats_url=nats.url)

@@ -134,7 +134,7 @@ async def test_queue_of_user_started_jobs_is_bounded(start: StartReplica) -> Non
     await ask(refused[0])
 
 
-async def test_stores_running_jobs_are_listed_for_all_users(user: User) -> None:
+async def test_running_jobs_of_a_store_are_listed_for_all_its_users(user: User) -> None:
     bob = User(user.stub, user_id="bob")
     for who, name in ((user, "a"), (bob, "b"), (user, "c"), (user, "d")):
         await start_jobs(who, name)
@@ -156,7 +156,7 @@ async def test_stores_running_jobs_are_listed_for_all_users(user: User) -> None:
         await user.stub.ListJobs(request)
 
 
-async def test_erasing_a_conversation_removes_its_jobs_without_notices(replica: Replica, user: User) -> None:
+async def test_erasing_a_conversation_removes_its_jobs_without_sending_notices(replica: Replica, user: User) -> None:
     owner = await user.start("parent")
     conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DETACHED, child_run_id="run_job")
@@ -213,7 +213,7 @@ async def test_unread_notices_are_counted_until_a_model_has_answered(replica: Re
     assert await counted() == (0, 0)
 
 
-async def test_jobs_do_not_use_slots_for_interactive_runs(start: StartReplica) -> None:
+async def test_jobs_do_not_use_slots_of_interactive_runs(start: StartReplica) -> None:
     """LOOP-14: a user with two slots can use both in addition to jobs.
 
     Stores and workers have separate limits for jobs.
@@ -253,7 +253,9 @@ async def conversation_of(user: User, owner: Owner) -> str:
     return (await user.run(owner.run_id)).conversation_id
 
 
-async def test_model_stops_only_its_conversations_jobs_and_gets_no_notice(user: User, owner: Owner) -> None:
+async def test_a_model_stops_only_jobs_of_its_conversation_and_is_not_notified_of_their_end(
+    user: User, owner: Owner
+) -> None:
     await begin(user, owner, "a")
     conversation_id = await conversation_of(user, owner)
     bob, beta = User(user.stub, user_id="bob"), User(user.stub, store_id="beta")

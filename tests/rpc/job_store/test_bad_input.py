@@ -110,7 +110,7 @@ async def refused(user: User, method: str, error: type[PawlError], **fields: Any
         await user.ask(method, **fields)
 
 
-async def test_contract_violation_returns_its_reason_and_has_no_effect(user: User, owner: Owner) -> None:
+async def test_a_contract_violation_returns_its_reason_and_has_no_effect(user: User, owner: Owner) -> None:
     before = await user.run(owner.run_id)
     for fields, error in MESSAGES:
         await refused(user, "SubmitMessage", error, **SUBMIT | fields)

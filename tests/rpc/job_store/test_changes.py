@@ -43,7 +43,7 @@ async def test_only_runs_that_changed_since_a_time_are_listed(user: User) -> Non
     assert len(third.run_ids) >= 1
 
 
-async def test_run_is_listed_again_while_its_child_may_wait_for_the_user(user: User) -> None:
+async def test_a_run_is_listed_again_as_long_as_its_child_may_wait_for_the_user(user: User) -> None:
     owner = await user.start()
     conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child", index=0)
@@ -58,7 +58,7 @@ async def test_run_is_listed_again_while_its_child_may_wait_for_the_user(user: U
     assert (await user.run("run_child")).conversation_id in second.conversation_ids
 
 
-async def test_version_of_a_run_differs_after_its_changes_and_those_of_its_child(user: User) -> None:
+async def test_the_version_of_a_run_differs_after_changes_to_it_or_to_its_child(user: User) -> None:
     owner = await user.start()
     conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child", index=0)
@@ -83,7 +83,7 @@ async def test_version_of_a_run_differs_after_its_changes_and_those_of_its_child
     assert (third["run_child"], third[owner.run_id] != second[owner.run_id]) == (second["run_child"], True)
 
 
-async def test_other_users_read_neither_runs_nor_unshared_or_erased_conversations(replica: Replica) -> None:
+async def test_other_users_cannot_read_runs_or_unshared_or_erased_conversations(replica: Replica) -> None:
     ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
     conversation_id = await start_jobs(ann, "mine")
     with pytest.raises(ConversationNotFound):
@@ -104,7 +104,7 @@ async def test_other_users_read_neither_runs_nor_unshared_or_erased_conversation
         await changes(bob, conversation_id)
 
 
-async def test_version_differs_after_each_change_but_not_after_output(user: User) -> None:
+async def test_a_version_differs_after_each_change_but_not_after_output(user: User) -> None:
     conversation_id = await start_jobs(user, "one")
     seen: list[str] = []
 

@@ -189,7 +189,7 @@ async def shared(user: User) -> Shared:
     return found
 
 
-async def test_writers_message_starts_a_run_that_only_the_writer_sees(shared: Shared) -> None:
+async def test_a_writers_message_starts_a_run_that_only_the_writer_sees(shared: Shared) -> None:
     theirs = await shared.begin(shared.bob, "theirs")
     run = await shared.bob.run(theirs.run_id)
     assert (run.user_id, run.conversation_id) == ("bob", shared.conversation_id)
@@ -210,7 +210,7 @@ async def test_writers_message_starts_a_run_that_only_the_writer_sees(shared: Sh
     assert (await shared.ann.cancel(theirs.run_id)).outcome == pb.COMMAND_OUTCOME_UNKNOWN
 
 
-async def test_messages_name_their_author_and_show_other_users_only_the_text(shared: Shared) -> None:
+async def test_messages_name_their_author_but_show_other_users_only_the_text(shared: Shared) -> None:
     await ends(await shared.begin(shared.bob, "theirs"), "Theirs.")
     for user in (shared.ann, shared.bob):
         shown_messages = await shared.shown_messages(user)
@@ -226,7 +226,7 @@ async def test_messages_name_their_author_and_show_other_users_only_the_text(sha
     }
 
 
-async def test_run_sees_only_the_text_of_other_users_messages(shared: Shared) -> None:
+async def test_a_run_sees_only_the_text_of_other_users_messages(shared: Shared) -> None:
     await shared.share(conversation_pb2.SHARING_WRITE, shows_arguments=True)
     text = message_pb2.Part(text="look")
     image = message_pb2.Part(image=message_pb2.ImagePart(data=b"pixels", media_type="image/png"))
@@ -250,7 +250,7 @@ async def test_run_sees_only_the_text_of_other_users_messages(shared: Shared) ->
     assert [bool(each.reasoning or each.parts) for each in loaded.messages] == [False, True, True] + [False] * 4
 
 
-async def test_summary_replaces_messages_only_for_its_users_runs(shared: Shared) -> None:
+async def test_a_summary_replaces_messages_only_for_runs_of_its_user(shared: Shared) -> None:
     theirs = await shared.begin(shared.bob, "theirs")
     await theirs.commit(messages=[message_pb2.Message(role=SUMMARY, text="bob's secret", summarised_to_number=4)])
     await ends(theirs, "Theirs.")
@@ -265,7 +265,7 @@ async def test_summary_replaces_messages_only_for_its_users_runs(shared: Shared)
 
 
 @pytest.mark.parametrize("is_fork", [False, True])
-async def test_run_sees_as_many_recent_complete_runs_of_other_users_as_fit(
+async def test_a_run_sees_as_many_recent_complete_runs_of_other_users_as_fit(
     shared: Shared, database: Database, *, is_fork: bool
 ) -> None:
     image = message_pb2.Part(image=message_pb2.ImagePart(data=bytes(1_000_000), media_type="image/png"))

@@ -93,7 +93,7 @@ async def test_invalid_declarations_are_refused(
         await put(replica, **fields)
 
 
-async def test_declarations_of_a_user_do_not_use_up_the_limit_of_others(
+async def test_declarations_of_one_user_do_not_use_up_the_limit_of_others(
     replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "DECLARATIONS_MAX", 1)

@@ -40,7 +40,7 @@ async def delegating(user: User, owner: Owner, name: str, **fields: Any) -> Owne
     return child
 
 
-async def test_run_shows_what_its_descendants_wait_for(user: User, owner: Owner) -> None:
+async def test_a_run_shows_what_its_descendants_are_waiting_for(user: User, owner: Owner) -> None:
     middle = await delegating(user, owner, "a")
     lowest = await delegating(user, middle, "b", depth=2)
     waiting = lowest.call("c", call_pb2.CALL_STATE_AWAITING_APPROVAL, approval={"digest": DIGEST})
@@ -57,7 +57,7 @@ async def test_run_shows_what_its_descendants_wait_for(user: User, owner: Owner)
         await User(user.stub, store_id="beta").run(middle.run_id)
 
 
-async def test_ending_and_cancelling_runs_on_two_replicas_does_not_deadlock(start: StartReplica) -> None:
+async def test_ending_and_cancelling_runs_on_two_replicas_does_not_cause_a_deadlock(start: StartReplica) -> None:
     """Transactions lock calling runs and their child runs in the same order."""
     one, two = await start(), await start()
     users = (User(one.stub), User(two.stub))
@@ -88,7 +88,7 @@ async def both(user: User, run_id: str) -> list[run_pb2.Run]:
     return [await user.run(run_id), (await listed(user))[run_id]]
 
 
-async def test_waiting_run_shows_the_reason_the_start_time_and_who_may_decide(user: User, owner: Owner) -> None:
+async def test_a_waiting_run_shows_the_reason_the_start_time_and_who_may_decide(user: User, owner: Owner) -> None:
     for run in await both(user, owner.run_id):
         assert not run.HasField("waiting"), "it is RUNNING"
         assert run.HasField("update_time")
@@ -170,7 +170,7 @@ async def test_message_of_a_delegated_run_reports_waiting_notices(user: User, ow
     assert committed.commands_pending
 
 
-async def test_ends_of_jobs_and_their_delegated_runs_on_two_replicas_are_reported_once(start: StartReplica) -> None:
+async def test_ends_of_jobs_and_of_their_delegated_runs_on_two_replicas_are_reported_once(start: StartReplica) -> None:
     """ASYNC-5: their transactions do not deadlock, and each end reaches the root run exactly once."""
     one, two = await start(), await start()
     users = (User(one.stub), User(two.stub))

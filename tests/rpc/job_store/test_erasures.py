@@ -152,7 +152,9 @@ async def test_erasure_leaves_only_ids_and_already_published_data(replica: Repli
     assert (await get(user, conversation_id=other)).active_run_id == kept.run_id
 
 
-async def test_conversation_being_erased_accepts_no_messages_and_is_hidden(replica: Replica, user: User) -> None:
+async def test_a_conversation_that_is_being_erased_is_hidden_and_does_not_accept_messages(
+    replica: Replica, user: User
+) -> None:
     """I13: for other users, the conversation does not exist before the erasure either."""
     conversation_id, run_id = await full_run(user)
     with pytest.raises(ConversationNotFound):
@@ -181,7 +183,7 @@ async def test_conversation_being_erased_accepts_no_messages_and_is_hidden(repli
         await user.submit(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key")
 
 
-async def test_writers_runs_and_sub_agent_runs_are_erased_with_the_conversation(replica: Replica, user: User) -> None:
+async def test_runs_of_writers_and_sub_agents_are_erased_with_the_conversation(replica: Replica, user: User) -> None:
     conversation_id, _ = await full_run(user)
     await update(user, conversation_id, sharing=conversation_pb2.SHARING_WRITE)
     bob = User(user.stub, user_id="bob")
@@ -213,7 +215,7 @@ async def test_writers_runs_and_sub_agent_runs_are_erased_with_the_conversation(
             await erase(replica, each, "bob")
 
 
-async def test_restored_conversation_is_erased_again_and_a_lost_log_is_rebuilt(
+async def test_a_restored_conversation_is_erased_again_and_a_lost_log_is_rebuilt(
     start: StartReplica, database: Database
 ) -> None:
     replica = await start()

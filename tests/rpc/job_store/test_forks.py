@@ -221,7 +221,7 @@ async def test_imported_conversation_can_be_continued(user: User, database: Data
     assert len(await texts(user, (await fork(user, made.conversation_id, 2)).conversation_id)) == 2
 
 
-async def test_imported_runs_are_not_listed_pending_or_announced(user: User, database: Database) -> None:
+async def test_imported_runs_are_not_listed_as_pending_or_announced(user: User, database: Database) -> None:
     made = await imported(user, past_of(user))
     (run_id,) = {
         message.run_id for message in (await user.ask("ListMessages", conversation_id=made.conversation_id)).messages

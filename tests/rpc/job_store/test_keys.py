@@ -127,7 +127,7 @@ async def test_a_key_works_until_it_is_revoked_and_its_secret_is_returned_only_o
         assert made.secret[5:48] not in place
 
 
-async def test_repeated_request_creates_one_key_without_returning_the_secret_again(
+async def test_a_repeated_request_creates_one_key_and_does_not_return_the_secret_again(
     world: World, owner: KeyServiceAsyncStub
 ) -> None:
     made, again = [await create(owner, "req_1", name="laptop") for _ in range(2)]
@@ -137,7 +137,7 @@ async def test_repeated_request_creates_one_key_without_returning_the_secret_aga
     assert len(await listed(owner)) == 1
 
 
-async def test_keys_are_listed_newest_first_and_ended_ones_only_on_request(
+async def test_keys_are_listed_newest_first_and_ended_keys_only_on_request(
     world: World, owner: KeyServiceAsyncStub
 ) -> None:
     made = [await create(owner, name=f"k{number}") for number in range(5)]
@@ -155,7 +155,7 @@ async def test_keys_are_listed_newest_first_and_ended_ones_only_on_request(
             await listed(owner, page_token=token)
 
 
-async def test_deployment_manages_all_stores_and_an_operator_only_its_own(
+async def test_the_deployment_manages_all_stores_while_an_operator_manages_only_its_own(
     world: World, deployment: KeyServiceAsyncStub
 ) -> None:
     """OPS-1: an operator of one store does not control the deployment."""
@@ -299,7 +299,7 @@ async def events(stub: KeyServiceAsyncStub, **fields: Any) -> list[pb.KeyEvent]:
     return list((await stub.ListKeyEvents(pb.ListKeyEventsRequest(**fields))).events)
 
 
-async def test_creating_and_revoking_a_key_records_an_event_with_its_actor(
+async def test_creating_or_revoking_a_key_records_an_event_that_names_the_actor(
     world: World, deployment: KeyServiceAsyncStub
 ) -> None:
     """OPS-1: each event is recorded once, even if the request is repeated."""
@@ -344,7 +344,7 @@ async def test_event_is_stored_only_with_its_change(
     assert await world.database.fetchval("SELECT count(*) FROM job_store.api_keys") == 0
 
 
-async def test_operator_sees_events_of_its_store_and_the_deployment_sees_all(
+async def test_an_operator_sees_only_its_stores_events_while_the_deployment_sees_all(
     world: World, deployment: KeyServiceAsyncStub
 ) -> None:
     """OPS-1: members and services see no events."""

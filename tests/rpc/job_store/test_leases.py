@@ -49,7 +49,7 @@ async def test_small_claim_includes_its_runs_data(user: User) -> None:
     assert [each.HasField("loaded") for each in many] == [False] * 5
 
 
-async def test_idle_worker_learns_when_the_first_run_or_lease_is_due(user: User) -> None:
+async def test_an_idle_worker_learns_when_the_first_run_or_lease_is_due(user: User) -> None:
     async def wait_seconds(*, idle: bool = True) -> float | None:
         asked = {"worker_id": "w2", "runs_max": 1, "lease_seconds": 10, "background_runs_max": 1, "idle": idle}
         response = await user.ask("ClaimRuns", **asked)
@@ -71,7 +71,7 @@ async def test_single_claims_rotate_through_the_stores(user: User) -> None:
     assert [(await user.claim())[0].store_id for _ in range(6)] == ["a", "b", "c", "a", "b", "c"]
 
 
-async def test_stopping_worker_hands_its_runs_over_immediately(user: User, owner: Owner) -> None:
+async def test_a_stopping_worker_hands_over_its_runs_immediately(user: User, owner: Owner) -> None:
     """OPS-5: no other worker waits for the leases to expire."""
     assert (await user.ask("ReleaseWorker", worker_id="w1")).released_count == 1
     with pytest.raises(LeaseLost):
@@ -80,7 +80,7 @@ async def test_stopping_worker_hands_its_runs_over_immediately(user: User, owner
     assert (await user.ask("ReleaseWorker", worker_id="w1")).released_count == 0
 
 
-async def test_loading_needs_the_run_and_its_lease(user: User, owner: Owner) -> None:
+async def test_loading_requires_the_run_and_its_lease(user: User, owner: Owner) -> None:
     with pytest.raises(LeaseLost):
         await Owner(user, owner.run_id, 2).load()
     with pytest.raises(RunNotFound):
@@ -147,7 +147,7 @@ def owners(user: User, claimed: Any) -> list[Owner]:
     return [Owner(user, run.run_id, run.epoch) for run in claimed]
 
 
-async def test_users_queued_behind_a_user_at_its_limit_get_their_turn(limited: Replica) -> None:
+async def test_users_queued_behind_a_user_at_the_limit_get_their_turn(limited: Replica) -> None:
     """There are more such users than one scan of the store covers."""
     hog = User(limited.stub, user_id="hog")
     await submit_many(hog, 12)
@@ -165,7 +165,7 @@ async def test_users_queued_behind_a_user_at_its_limit_get_their_turn(limited: R
     assert len(held) == LIMITS.per_user
 
 
-async def test_stores_whose_runs_wait_do_not_delay_other_stores(
+async def test_stores_with_waiting_runs_do_not_delay_other_stores(
     limited: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim of one run also moves on to a store with a free slot, however many others it reads before."""
@@ -179,7 +179,7 @@ async def test_stores_whose_runs_wait_do_not_delay_other_stores(
     assert [ids(await other.claim()) for _ in range(3)] == [[runs[0]], [runs[1]], []]
 
 
-async def test_queue_limit_of_a_store_holds_across_replicas(start: StartReplica) -> None:
+async def test_the_queue_limit_of_a_store_applies_across_replicas(start: StartReplica) -> None:
     """Two job stores that create runs concurrently reject exactly the runs over the limit."""
     users = [User((await start(slots=LIMITS, store_queue_max=10)).stub, user_id=f"user{number}") for number in range(2)]
     outcomes = await asyncio.gather(*(users[number % 2].submit() for number in range(30)), return_exceptions=True)

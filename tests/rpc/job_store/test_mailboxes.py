@@ -130,7 +130,7 @@ async def test_each_process_leases_at_most_its_limit_of_mailboxes(box: Box, monk
             assert again == first, "also if leases are not renewed"
 
 
-async def test_each_email_fires_once_even_if_delivered_repeatedly(box: Box) -> None:
+async def test_each_email_fires_once_even_if_it_is_delivered_repeatedly(box: Box) -> None:
     """The firing and the position are stored in one transaction, so a repeated delivery has no effect."""
     mailbox = await box.made()
     first = await box.deliver_mail(mailbox, 11)
@@ -168,7 +168,7 @@ async def test_email_that_pauses_the_trigger_is_delivered_after_the_pause(box: B
     assert (await box.deliver_mail(mailbox, 50)).fire.outcome == STARTED
 
 
-async def test_trigger_whose_mailbox_is_unreachable_for_12_hours_pauses_itself(box: Box) -> None:
+async def test_a_trigger_whose_mailbox_is_unreachable_for_12_hours_pauses_itself(box: Box) -> None:
     mailbox = await box.made()
     await box.report(mailbox, "no answer")
     shown = await box.get()
@@ -200,7 +200,7 @@ async def test_a_gap_in_reports_restarts_the_12_hours_before_a_pause(box: Box) -
         assert (await box.get()).self_paused is is_paused, hours
 
 
-async def test_new_folder_resets_the_position_and_the_same_folder_keeps_it(box: Box) -> None:
+async def test_a_new_folder_resets_the_position_but_the_same_folder_keeps_it(box: Box) -> None:
     old = await box.made()
     await box.deliver_mail(old, 11)
     for same in ({"folder": "inbox", "port": 993, "poll_seconds": 15}, {"host": "MX.example"}):

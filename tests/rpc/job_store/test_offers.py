@@ -40,7 +40,7 @@ async def end_leases(database: Database) -> None:
     await database.execute("UPDATE job_store.calls SET offer_expire_time = now()")
 
 
-async def test_call_taken_by_a_client_starts_executing(user: User) -> None:
+async def test_a_call_that_a_client_takes_starts_executing(user: User) -> None:
     """Each lease reports one start. The call's duration counts from the lease that returns the result."""
     owner = await offered(user)
     names = {"store_id": "acme", "user_id": "ann", "client_id": "tab", "session_id": "ses_1"}
@@ -73,7 +73,7 @@ async def test_call_taken_by_a_client_starts_executing(user: User) -> None:
     assert ended.call.start_time == lease.call.start_time
 
 
-async def test_lost_session_keeps_calls_that_its_client_resumed_elsewhere(user: User) -> None:
+async def test_a_lost_session_does_not_release_calls_that_its_client_resumed_elsewhere(user: User) -> None:
     """FE-2: a client may reconnect to another replica before the first replica notices the disconnect."""
     owner = await offered(user, "call_1", "call_2")
     for call_id in ("call_1", "call_2"):
@@ -121,7 +121,7 @@ async def begin(user: User, *tools: tool_pb2.OwnTool, request_id: str = "", **fi
     return (await user.ask("SubmitMessage", text="hello", request_id=request_id, tools=tools, **values)).run
 
 
-async def test_run_lists_client_supplied_tools_and_only_services_get_definitions(user: User) -> None:
+async def test_a_run_lists_client_supplied_tools_but_only_services_get_their_definitions(user: User) -> None:
     run = await begin(user, tool())
     assert (await user.run(run.run_id)).own_tools.names == ["show"]
     answer = await user.ask("GetRun", run_id=run.run_id)
@@ -130,7 +130,7 @@ async def test_run_lists_client_supplied_tools_and_only_services_get_definitions
     assert list(answer.own_tools) == [tool()]
 
 
-async def test_invalid_tools_leave_nothing_behind(user: User) -> None:
+async def test_invalid_tools_are_refused_and_leave_nothing_behind(user: User) -> None:
     for tools in ((tool(), tool()), tuple(tool(f"t{number}") for number in range(65))):
         with pytest.raises(InvalidField):
             await begin(user, *tools)

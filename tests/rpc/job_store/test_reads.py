@@ -61,7 +61,7 @@ async def test_pending_calls_are_listed_oldest_first_in_pages(user: User) -> Non
     assert [[call.call_id for call in page] for page in found] == [["call_0", "call_1"], ["call_2"]]
 
 
-async def test_pending_calls_are_listed_for_those_whom_they_ask(user: User) -> None:
+async def test_pending_calls_are_listed_for_the_users_whom_they_ask(user: User) -> None:
     asked: dict[str, str | None] = {"usual": None, "of_approvers": "", "of_ann": "ann", "of_kim": "kim"}
     owner = await user.start()
     for index, (call_id, who) in enumerate(asked.items()):
@@ -185,7 +185,7 @@ async def test_calls_are_read_together_without_large_fields(user: User, owner: O
             await user.ask("GetCalls", call_ids=wrong)
 
 
-async def test_other_users_resources_look_exactly_like_missing_ones(user: User) -> None:
+async def test_resources_of_other_users_look_exactly_like_missing_ones(user: User) -> None:
     """I13: the errors have equal reasons, messages and metadata."""
     owner = await with_calls(await conversation(user), 1)
     strangers = (User(user.stub, user_id="eve"), User(user.stub, store_id="globex"))
@@ -283,7 +283,7 @@ async def test_runs_are_filtered_by_all_conditions(user: User) -> None:
         assert found == [run.run_id for run in everything if meets(run, wanted)], wanted
 
 
-async def test_child_run_is_found_by_its_parent_and_its_own_agent(user: User) -> None:
+async def test_a_child_run_is_found_by_its_parent_and_by_its_own_agent(user: User) -> None:
     owner = await user.start(labels={"env": "prod"})
     child = await delegating(user, owner, "child", agent=CLERK)
     assert [run.run_id for run in await runs(user, parent_run_id=owner.run_id)] == [child.run_id]

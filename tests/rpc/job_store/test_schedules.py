@@ -249,7 +249,7 @@ async def test_scheduled_times_missed_during_a_pause_are_skipped(timer: Timer) -
     assert await timer.fires() == []
 
 
-async def test_trigger_fires_immediately_and_once(timer: Timer) -> None:
+async def test_a_triggered_schedule_fires_immediately_and_only_once(timer: Timer) -> None:
     before = await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_ALLOW)
     await timer.pause()
     first = await timer.trigger(request_id="r1")
@@ -310,7 +310,7 @@ async def test_claim_expires_after_the_clock_goes_back(timer: Timer) -> None:
     assert await timer.claim() == [due]
 
 
-async def test_claim_returns_the_next_poll_time(timer: Timer) -> None:
+async def test_a_claim_returns_the_time_of_the_next_poll(timer: Timer) -> None:
     asked = pb.ClaimSchedulesRequest(schedules_max=1)
     assert (await timer.stub.ClaimSchedules(asked)).wait_seconds == 5.0
     await timer.put()

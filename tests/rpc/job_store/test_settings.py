@@ -95,7 +95,7 @@ async def test_firings_while_their_feature_is_off_are_skipped_and_do_not_count_a
     assert [(await timer.get()).failures, (await hook.get()).failures] == [0, 0]
 
 
-async def test_open_runs_are_cancelled_where_runs_are_off_if_the_switch_asks_for_it(replica: Replica) -> None:
+async def test_open_runs_are_cancelled_where_runs_are_off_if_the_switch_requests_it(replica: Replica) -> None:
     ann, beta = User(replica.stub), User(replica.stub, store_id="beta")
     runs = [(ann, (await ann.submit()).run.run_id), (beta, (await beta.submit()).run.run_id)]
     await switch(replica, Feature.RUNS, SwitchState.LISTED, store_ids=frozenset({"beta"}), cancel_open_runs=True)
@@ -110,7 +110,7 @@ async def test_open_runs_are_cancelled_where_runs_are_off_if_the_switch_asks_for
     assert (await beta.run(runs[1][1])).state == run_pb2.RUN_STATE_QUEUED
 
 
-async def test_a_stores_own_limits_decide_how_many_of_its_runs_are_claimed(start: StartReplica) -> None:
+async def test_a_stores_own_limits_decide_how_many_of_its_runs_can_be_claimed(start: StartReplica) -> None:
     replica = await start(slots=SlotLimits(per_store=3, per_user=3))
     users = {store_id: User(replica.stub, store_id=store_id) for store_id in ("acme", "beta", "gamma")}
     for layer, store_id, number in ((Layer.CEILING, "acme", 1), (Layer.CEILING, "beta", 5)):
@@ -199,7 +199,7 @@ async def test_models_that_a_store_may_not_use_are_refused_for_runs_and_agents(r
     assert [(each.name, each.value) for each in explained[-2:]] == [("models", "small, tiny"), ("model_server", "eu")]
 
 
-async def test_of_two_concurrent_changes_one_conflicts_and_the_other_is_recorded(replica: Replica) -> None:
+async def test_one_of_two_concurrent_changes_conflicts_and_the_other_is_recorded(replica: Replica) -> None:
     stub = SettingsServiceStub(replica.channel)
 
     async def change(percent: int) -> Any:
@@ -220,13 +220,11 @@ async def test_of_two_concurrent_changes_one_conflicts_and_the_other_is_recorded
     assert (row.user_id, row.layer) == ("me", pb.SETTINGS_LAYER_DEPLOYMENT)
     explained = (await stub.ExplainSettings(pb.ExplainSettingsRequest(store_id="acme"))).explanations
     assert explained[0].reason == f"The switch is on for {percent} % of stores."
-    assert [each.value for each in explained[1:]] == ["on"] * 4 + ["1000", "1000", "100"] + ["unlimited"] * 4 + [
-        "all",
-        "default",
-    ]
+    values = ["on"] * 4 + ["1000", "1000", "100"] + ["unlimited"] * 6 + ["all", "default"]
+    assert [each.value for each in explained[1:]] == values
 
 
-async def test_settings_that_cannot_be_read_stay_as_they_were(
+async def test_settings_that_cannot_be_read_stay_unchanged(
     replica: Replica, user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await switch(replica, Feature.RUNS, SwitchState.OFF)

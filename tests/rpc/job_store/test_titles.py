@@ -75,7 +75,9 @@ async def test_title_is_generated_once_by_one_of_several_workers(start: StartRep
     assert not await claim(one)
 
 
-async def test_later_message_does_not_name_an_answered_conversation(replica: Replica, user: User) -> None:
+async def test_a_later_message_does_not_provide_the_title_of_an_answered_conversation(
+    replica: Replica, user: User
+) -> None:
     began = await user.start("Plan the trip to Oslo")
     conversation_id = (await user.run(began.run_id)).conversation_id
     await began.commit(state=run_pb2.RUN_STATE_COMPLETED)
@@ -84,7 +86,7 @@ async def test_later_message_does_not_name_an_answered_conversation(replica: Rep
     assert await replica.database.fetchval("SELECT title_at FROM job_store.conversations") is None
 
 
-async def test_title_comes_from_the_next_run_if_the_first_run_failed(replica: Replica, user: User) -> None:
+async def test_the_title_comes_from_the_next_run_if_the_first_run_failed(replica: Replica, user: User) -> None:
     failed = await user.start("Plan the trip to Oslo")
     conversation_id = (await user.run(failed.run_id)).conversation_id
     await failed.commit(
@@ -159,7 +161,7 @@ async def test_title_generation_survives_a_dead_worker_and_stops_after_three_mod
     assert await replica.database.fetchval("SELECT title_at FROM job_store.conversations") is None
 
 
-async def test_erased_conversation_keeps_no_title(replica: Replica, user: User) -> None:
+async def test_an_erased_conversation_does_not_keep_its_title(replica: Replica, user: User) -> None:
     waiting, given = await answered(user), await answered(user)
     kept = await answered(user)
     tasks = {task.conversation_id: task for task in await claim(replica)}

@@ -143,7 +143,7 @@ def hook(replica: Replica) -> Hook:
     return Hook(replica)
 
 
-async def test_trigger_is_stored_once_and_returns_its_secret_once(hook: Hook, replica: Replica) -> None:
+async def test_a_trigger_is_stored_once_and_its_secret_is_returned_only_once(hook: Hook, replica: Replica) -> None:
     made = await hook.put(labels={"of": "it"}, conversation_pointer="/order/id")
     secret = hook.secret
     assert secret.startswith("whsec_")
@@ -238,7 +238,7 @@ async def test_up_to_five_replaced_secrets_stay_valid_for_a_day(hook: Hook) -> N
     assert hook.secret not in secrets
 
 
-async def test_event_delivered_twice_starts_one_run(start: StartReplica) -> None:
+async def test_an_event_that_is_delivered_twice_starts_only_one_run(start: StartReplica) -> None:
     hooks = [Hook(await start()) for _ in range(2)]
     await hooks[0].put()
     hooks[1].trigger_id, hooks[1].secret = hooks[0].trigger_id, hooks[0].secret
@@ -270,7 +270,7 @@ async def test_event_does_not_fire_after_a_secret_rotation_or_a_pause(hook: Hook
         await hook.fire(due, event)
 
 
-async def test_event_during_a_run_is_skipped_or_cancels_the_run(hook: Hook, user: User) -> None:
+async def test_an_event_during_a_run_is_skipped_or_cancels_the_run(hook: Hook, user: User) -> None:
     await hook.put(overlap=SKIP)
     first = await hook.deliver("msg_1", lane="")
     skipped = await hook.deliver("msg_2", lane="")
@@ -286,7 +286,7 @@ async def test_event_during_a_run_is_skipped_or_cancels_the_run(hook: Hook, user
     assert (await hook.fires())[:3] == [("msg_6", WAITING), ("msg_5", SKIPPED), ("msg_4", STARTED)]
 
 
-async def test_queued_lane_event_fires_once_after_the_previous_run(hook: Hook, user: User) -> None:
+async def test_a_queued_event_of_a_lane_fires_once_after_the_previous_run(hook: Hook, user: User) -> None:
     await hook.put(overlap=QUEUE)
     await hook.deliver("msg_1", lane="")
     waiting = await hook.deliver("msg_2", lane="")
@@ -330,7 +330,7 @@ async def test_debounce_fires_the_last_of_several_events(hook: Hook) -> None:
     assert (await hook.deliver("msg_0", lane="a")).duplicate
 
 
-async def test_event_with_a_refused_run_fires_again_when_redelivered(start: StartReplica) -> None:
+async def test_an_event_whose_run_was_refused_fires_again_when_it_is_redelivered(start: StartReplica) -> None:
     hook = Hook(await start(slots=SlotLimits(per_store=1, per_user=1), store_queue_max=1))
     user = User(hook.replica.stub)
     for _ in range(2):
@@ -387,7 +387,7 @@ async def test_automatic_pause_is_announced_once_each_time(hook: Hook, database:
     assert stream.notes == ["10 runs in a row were refused or failed"] * 2
 
 
-async def test_events_are_deleted_after_three_days_unless_they_wait(hook: Hook, user: User) -> None:
+async def test_events_are_deleted_after_three_days_unless_they_are_waiting(hook: Hook, user: User) -> None:
     await hook.put(overlap=QUEUE)
     await hook.deliver("msg_1", lane="")
     await hook.deliver("msg_2", lane="")

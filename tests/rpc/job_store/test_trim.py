@@ -171,7 +171,9 @@ async def series(user: User, database: Database, iterations: int, *, first: int 
     return job
 
 
-async def test_trimming_keeps_the_last_iterations_and_leaves_a_gap_for_the_rest(user: User, database: Database) -> None:
+async def test_trimming_keeps_the_last_iterations_and_leaves_a_gap_for_the_others(
+    user: User, database: Database
+) -> None:
     """The log is trimmed during the run; retained calls and events are complete."""
     kept = ITERATIONS_KEPT
     job = await series(user, database, 2 * kept)
@@ -269,7 +271,7 @@ class Stream(JetStreamLifecycle):
         return {event.outbox_id: seq for seq, event in enumerate(events, start=1)}
 
 
-async def test_lifecycle_stream_gets_single_events_of_rows(user: User, database: Database) -> None:
+async def test_the_lifecycle_stream_gets_the_single_events_of_rows(user: User, database: Database) -> None:
     """NOTE-2: a row may contain several events, and may be what a trim has left."""
     owner = await user.start()
     gate = {"state": call_pb2.CALL_STATE_AWAITING_APPROVAL, "approval": {"digest": DIGEST}}

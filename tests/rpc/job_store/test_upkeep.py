@@ -141,7 +141,7 @@ async def test_large_conversation_is_deleted_in_several_transactions(user: User,
     assert young["runs"] == 2
 
 
-async def test_deployment_without_nats_keeps_no_outbox(database: Database) -> None:
+async def test_a_deployment_without_nats_does_not_keep_an_outbox(database: Database) -> None:
     journal = PostgresJournal(database, IdSource(SystemClock()), RunCache(time.monotonic), keeps_lifecycle=False)
     await journal.write([submission(message=b"")])
     assert (await PostgresLedgerStats(database, SLOT_LIMITS).count())["outbox"] == 0
@@ -182,7 +182,7 @@ async def rows_of(database: Database, run_id: str) -> dict[str, int]:
     return {name: await database.fetchval(statement.format(name), run_id) for name in names}
 
 
-async def test_runs_summarised_long_ago_are_deleted_completely(user: User, database: Database) -> None:
+async def test_runs_that_were_summarised_long_ago_are_deleted_completely(user: User, database: Database) -> None:
     """All rows of the runs are deleted. The history for the model stays unchanged, with the results of its calls."""
     old = [await talk(user, "call_1"), await talk(user, "call_2")]
     cancelled = await user.start(conversation_id="thread")
@@ -208,7 +208,7 @@ async def test_runs_summarised_long_ago_are_deleted_completely(user: User, datab
     assert (await user.run(kept.run_id)).state == run_pb2.RUN_STATE_COMPLETED
 
 
-async def test_run_with_a_needed_message_is_kept_completely(user: User, database: Database) -> None:
+async def test_a_run_with_a_message_that_is_still_needed_is_kept_completely(user: User, database: Database) -> None:
     first, second = await talk(user, "call_1"), await talk(user, "call_2")
     # It replaces the question of the second run but not its answer.
     third = await talk(user, "call_3", summarised_to=3)

@@ -179,7 +179,7 @@ def preferences(channel: grpc.aio.Channel) -> PreferenceServiceAsyncStub:
 
 @pytest.fixture
 def draft() -> Callable[..., Draft]:
-    def make(event: str, *, user: str = "ann", store: str = "acme", body: str = "") -> Draft:
+    def make(event: str, *, user: str = "ann", store: str = "acme", body: str = "", traceparent: str = "") -> Draft:
         return Draft(
             inbox=Inbox(store_id=StoreId(store), user_id=UserId(user)),
             notification_id=notification_id(EventId(event)),
@@ -190,6 +190,7 @@ def draft() -> Callable[..., Draft]:
             title=f"About {event}",
             body=body,
             create_time=datetime(2026, 5, 1, tzinfo=UTC),
+            traceparent=traceparent,
         )
 
     return make

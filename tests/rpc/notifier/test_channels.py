@@ -42,7 +42,9 @@ async def test_channel_is_created_changed_and_deleted(channels: ChannelServiceAs
     assert not (await channels.ListChannels(pb.ListChannelsRequest(), metadata=ANN)).channels
 
 
-async def test_request_creates_one_channel_and_returns_its_secret_once(channels: ChannelServiceAsyncStub) -> None:
+async def test_a_request_creates_one_channel_and_its_secret_is_returned_only_once(
+    channels: ChannelServiceAsyncStub,
+) -> None:
     first = await created(channels, request_id="r1")
     again = await created(channels, request_id="r1")
     assert (again.channel, again.secret) == (first.channel, "")
@@ -241,7 +243,7 @@ async def test_mutes_end_at_their_time_or_when_deleted(preferences: PreferenceSe
     assert await reason_of(muting) == "INVALID_FIELD"
 
 
-async def test_user_mutes_at_most_a_thousand_conversations(
+async def test_a_user_can_mute_at_most_a_thousand_conversations(
     preferences: PreferenceServiceAsyncStub, database: Database
 ) -> None:
     await database.execute(

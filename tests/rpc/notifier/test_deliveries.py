@@ -44,7 +44,7 @@ async def test_notification_is_delivered_once_with_a_signature(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
 ) -> None:
     channel_id, secret = await desk.hook("/ann?x=1")
-    told = [draft("a", body="It is 391."), draft("b", user="bob"), draft("c", store="other")]
+    told = [draft("a", body="It is 391.", traceparent="t"), draft("b", user="bob"), draft("c", store="other")]
     assert [await store.add(told) for _ in range(2)] == [(3, 1), (0, 0)]
     delivery = await desk.delivery(channel_id, tries=1)
     (asked,) = receiver.asked
@@ -53,7 +53,7 @@ async def test_notification_is_delivered_once_with_a_signature(
     assert body["data"]["title"] == "About a"
     assert body["data"]["body"] == "It is 391."
     assert asked.headers["webhook-id"] == delivery.delivery_id
-    assert asked.target == "/ann?x=1"
+    assert (asked.target, asked.headers["traceparent"]) == ("/ann?x=1", "t")
     assert (delivery.state, delivery.status, delivery.number, delivery.last_error) == (DELIVERED, 200, 1, "")
     with pytest.raises(WebhookVerificationError):
         verified_body(asked, "whsec_" + "A" * 43 + "=")
@@ -222,7 +222,7 @@ async def test_test_delivery_is_sent_once_even_to_a_disabled_channel(desk: Desk,
     assert verified_body(receiver.asked[0], secret)["data"]["channel_id"] == channel_id
 
 
-async def test_delivery_of_a_dead_process_is_retried_and_its_late_result_ignored(
+async def test_a_delivery_of_a_dead_process_is_retried_and_its_late_result_is_ignored(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, database: Database
 ) -> None:
     receiver.answer = lambda _: Reply(waits=True)

@@ -80,7 +80,7 @@ def made_test(number: int = 0) -> OwnDelivery:
     return OwnDelivery(delivery_id=DeliveryId(f"dlv_test{number}"), channel_id=HOOK, create_time=NOW, secret=b"s")
 
 
-async def test_failing_channels_get_one_attempt_at_a_time_and_users_take_turns(
+async def test_failing_channels_get_one_attempt_at_a_time_while_users_take_turns(
     repository: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     await hook(repository, "hook_dead", host="dead.test")
@@ -98,7 +98,7 @@ async def test_failing_channels_get_one_attempt_at_a_time_and_users_take_turns(
     assert len(found) == 17, "at most the limit of attempts per webhook"
 
 
-async def test_failed_test_deliveries_do_not_affect_the_channel_and_are_limited(
+async def test_failed_test_deliveries_are_limited_and_do_not_affect_the_channel(
     repository: Repository, database: Database
 ) -> None:
     await hook(repository)
@@ -358,7 +358,7 @@ async def test_delivery_resent_during_an_attempt_stays_with_that_attempt(queue: 
     assert (again.tries, len(await queue.due([], limit=10))) == (0, 1)
 
 
-async def test_ended_deliveries_are_published_to_nats_and_skipped_ones_are_not(
+async def test_ended_deliveries_are_published_to_nats_but_skipped_ones_are_not(
     queue: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     await PostgresPreferences(database).mute(ANNS, Mute(conversation_id=ConversationId("conv_1")))
@@ -384,14 +384,14 @@ async def test_nothing_is_due_for_a_host_user_or_store_at_its_limit(queue: Repos
     assert await queue.due([in_progress] * TRIES_MAX_AT_ONCE[full], limit=10) == []
 
 
-async def test_only_recent_secrets_sign_deliveries_alongside_the_current_one(queue: Repository) -> None:
+async def test_only_recent_secrets_sign_deliveries_in_addition_to_the_current_secret(queue: Repository) -> None:
     secrets = [bytes([number]) for number in range(FORMER_SECRETS_MAX + 3)]
     for secret in secrets:
         await queue.rotate(ANNS, HOOK, secret)
     assert list((await claimed(queue)).secrets) == secrets[: -FORMER_SECRETS_MAX - 2 : -1]
 
 
-async def test_erased_conversations_viewers_and_mutes_are_deleted(
+async def test_conversations_viewers_and_mutes_are_deleted_by_an_erasure(
     queue: Repository, store: PostgresStore, database: Database
 ) -> None:
     """I13: no row remains."""

@@ -112,7 +112,7 @@ async def test_notification_is_sent_once_and_threaded_by_conversation(
     assert sum("It is 391." in text for text in box.texts()) == 1
 
 
-async def test_temporary_rejection_is_retried_and_a_permanent_one_is_final(
+async def test_a_temporary_rejection_is_retried_while_a_permanent_one_is_final(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
     channel_id = await confirmed(desk, box)
@@ -132,7 +132,7 @@ async def test_temporary_rejection_is_retried_and_a_permanent_one_is_final(
     assert (await desk.channel(channel_id)).enabled, "it has not failed for days"
 
 
-async def test_connection_lost_after_the_message_resends_it_with_the_same_id(
+async def test_a_connection_lost_after_the_message_causes_a_resend_with_the_same_id(
     desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
 ) -> None:
     """Delivery is at least once, because it is unknown whether the server accepted the first message."""

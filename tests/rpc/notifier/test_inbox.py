@@ -40,7 +40,7 @@ async def reason_of(call: Awaitable[object]) -> str:
     return error.reason
 
 
-async def test_sequence_numbers_have_no_gaps_and_duplicates_do_not_use_any(
+async def test_sequence_numbers_have_no_gaps_and_are_not_used_up_by_duplicates(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     """NOTE-1, I15: a redelivered event creates no second notification."""
@@ -50,7 +50,7 @@ async def test_sequence_numbers_have_no_gaps_and_duplicates_do_not_use_any(
     assert [(n.number, n.event_id) for n in response.notifications] == [(3, "c"), (2, "b"), (1, "a")]
 
 
-async def test_replicas_with_the_same_events_create_one_notification_each(
+async def test_replicas_with_the_same_events_create_only_one_notification_for_each(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     events = [f"e{number}" for number in range(20)]
@@ -67,7 +67,7 @@ async def test_unstorable_values_are_distinguished_from_a_failing_store(
         await store.add([replace(draft("a"), title="no\x00text")])
 
 
-async def test_other_users_and_stores_inboxes_are_invisible(
+async def test_inboxes_of_other_users_and_stores_are_invisible(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     """I13: a foreign notification is not found, exactly like an absent one."""
@@ -130,7 +130,7 @@ async def test_invalid_request_is_explained_and_has_no_effect(
     assert await listed(stub, only_unread=True) == [1]
 
 
-async def test_old_notifications_are_deleted_and_numbers_continue(
+async def test_old_notifications_are_deleted_but_their_numbers_are_not_reused(
     store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft("a"), draft("b")])
@@ -194,7 +194,7 @@ async def test_reader_with_an_approving_role_is_an_approver(store: PostgresStore
     assert {store_id: set(users) for store_id, users in found.items()} == {ACME: {"ann", "bob"}, "other": set()}
 
 
-async def test_approver_notifications_are_hidden_without_the_role(
+async def test_notifications_for_approvers_are_hidden_without_the_role(
     store: PostgresStore,
     stub: NotifyServiceAsyncStub,
     draft: Callable[..., Draft],
@@ -272,7 +272,7 @@ async def test_long_history_is_sent_completely_and_in_order(
     assert await read(subscribe(stub), count) == list(range(1, count + 1))
 
 
-async def test_subscription_for_new_notifications_omits_past_ones(
+async def test_a_subscription_for_new_notifications_omits_past_notifications(
     store: PostgresStore, stub: NotifyServiceAsyncStub, subscriptions: Subscriptions, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft("a")])

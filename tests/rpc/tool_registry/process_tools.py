@@ -47,6 +47,7 @@ def look_round(number: int, context: ToolContext) -> dict[str, Any]:
         "cores": resource.getrlimit(resource.RLIMIT_CORE),
         "key": context.idempotency_key,
         "user": context.user_id,
+        "traceparent": context.traceparent,
         "deadline_is_ahead": context.deadline.timestamp() > time.time(),
     }
 

@@ -106,7 +106,7 @@ async def test_gated_and_bulk_calls_show_their_reason_and_preview(registry: Regi
     assert b'checks_total{disposition="APPROVE"} 5.0' in registry.metrics.text()
 
 
-async def test_verdict_says_that_a_question_is_asked_or_a_task_is_delegated(registry: Registry) -> None:
+async def test_the_verdict_says_that_a_question_is_asked_or_that_a_task_is_delegated(registry: Registry) -> None:
     """HITL-1, TOOL-7: the verdict includes the question or the task."""
     asked: dict[str, Any] = {"question": "Which?", "why": "two fit", "options": ["a", "b", "c"]}
     verdict = await registry.check("ask_user", asked | {"kind": "permission"})
@@ -120,7 +120,7 @@ async def test_verdict_says_that_a_question_is_asked_or_a_task_is_delegated(regi
     assert (await registry.check("run_agent", {"task": ""})).error_reason == "INVALID_ARGUMENTS"
 
 
-async def test_front_end_call_is_offered_or_approved_first(registry: Registry) -> None:
+async def test_a_front_end_call_is_offered_immediately_or_after_an_approval(registry: Registry) -> None:
     """I13: a tool of another store is not found."""
     definition = front_end_tool(offer_fallback=call_pb2.OFFER_FALLBACK_BACKEND_TOOL, fallback_tool_name="write")
     await registry.ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=definition))

@@ -107,7 +107,7 @@ def ledger(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux only: elsewhere children that hide are not found")
-async def test_killed_registry_leaves_no_tool_processes(database_url: str, tmp_path: Path, ledger: Path) -> None:
+async def test_a_killed_registry_leaves_no_tool_processes(database_url: str, tmp_path: Path, ledger: Path) -> None:
     """TOOL-9: the process of the call, its guard and the children of the tool are gone."""
     async with process(database_url, tmp_path, "a") as (registry, address):
         asked = asyncio.ensure_future(execute(address, "linger", path=str(ledger)))
@@ -120,7 +120,7 @@ async def test_killed_registry_leaves_no_tool_processes(database_url: str, tmp_p
         await until(lambda: all(world.is_gone(pid) for pid in started))
 
 
-async def test_process_allows_each_store_the_hosts_in_its_egress_file(
+async def test_a_process_may_only_reach_the_hosts_that_the_egress_file_allows_its_store(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with web_server(pages({"/": Reply(b"hello", headers={"Content-Type": "text/plain"})})) as server:
@@ -243,7 +243,7 @@ async def test_invalid_checkpoint_is_rejected_and_secrets_are_not_stored(databas
         assert content(found) == {"key": "[secret]"}
 
 
-async def test_worker_resumes_from_a_lost_workers_checkpoint(database_url: str, tmp_path: Path) -> None:
+async def test_a_worker_resumes_from_the_checkpoint_of_a_lost_worker(database_url: str, tmp_path: Path) -> None:
     tool = definition(effect=WireEffect.EFFECT_CLASS_IDEMPOTENT)
     async with running(database_url, tmp_path, worker_options=OPTIONS) as registry, attached(registry, tool) as first:
         asked = asyncio.ensure_future(registry.run("charge"))

@@ -119,7 +119,7 @@ async def until_notified(registry: Registry, call: str = "call") -> None:
 
 
 @pytest.mark.parametrize("name", ["print", "print_in_thread"])
-async def test_call_waits_without_its_tool_until_completed(registry: Registry, press: Press, name: str) -> None:
+async def test_a_call_waits_without_its_tool_until_it_is_completed(registry: Registry, press: Press, name: str) -> None:
     waiting = await run(registry, name)
     assert outcome(waiting) == "AWAITING_COMPLETION"
     assert 50 < waiting.completion_seconds_left <= 60

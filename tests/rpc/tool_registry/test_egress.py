@@ -126,7 +126,7 @@ def to(location: str, status: int = 302) -> Reply:
     return Reply(b"elsewhere", status=status, headers={"Location": location})
 
 
-async def test_headers_are_not_sent_to_another_origin_or_back_afterwards() -> None:
+async def test_headers_are_not_sent_to_another_origin_or_after_returning_from_one() -> None:
     async with web_server(pages({"/back": Reply(b"hello")})) as first, web_server(pages({})) as second:
         second.answer = pages({"/": to(f"http://127.0.0.1:{first.port}/back")})
         first.answer = pages({"/": to("/same"), "/same": to(f"http://127.0.0.1:{second.port}/"), "/back": Reply(b"x")})

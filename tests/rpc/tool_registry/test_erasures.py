@@ -44,7 +44,7 @@ async def everything(database: Database) -> str:
     return "\n".join(repr(tuple(row)) for row in rows)
 
 
-async def test_erasure_deletes_executions_rules_and_secrets_and_keeps_the_chain(
+async def test_erasure_deletes_executions_rules_and_secrets_but_keeps_the_chain(
     database_url: str, tmp_path: Path
 ) -> None:
     """TOOL-6: no table still contains the arguments."""
@@ -158,7 +158,7 @@ async def test_calls_of_an_erased_run_never_start(database_url: str) -> None:
         assert MARKER in await everything(database)
 
 
-def test_file_tools_erase_their_history_and_keep_the_files(tmp_path: Path) -> None:
+def test_file_tools_erase_their_history_but_keep_the_files(tmp_path: Path) -> None:
     folders = FileFolders(tmp_path, FileLimits(file_bytes_max=1000, store_bytes_max=10_000), lambda: 0.0)
     planned = Planned(outcome=MARKER.encode(), change=FileChange(kind="put", path="note.txt", content=b"kept"))
     folders.change(StoreId("acme"), "c1", lambda _: planned, lambda _: False)

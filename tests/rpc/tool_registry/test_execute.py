@@ -210,7 +210,7 @@ async def test_blocking_async_tool_is_reported_and_delays_only_async_tools(
     assert content(await registry.run("add", {"a": 1})) == 2
 
 
-async def test_timed_out_thread_is_cancelled_and_keeps_its_slot_until_it_ends(
+async def test_a_timed_out_thread_is_cancelled_but_keeps_its_slot_until_it_ends(
     registry: Registry, events: Events
 ) -> None:
     await registry.run_out_of_time("block", call="a")
@@ -236,7 +236,7 @@ async def test_caller_disconnect_cancels_an_unjournaled_call(registry: Registry,
     await until(lambda: events.happened == ["began", "cancelled"] and registry.executor.running_count == 0)
 
 
-async def test_progress_is_sampled_and_newest_first(registry: Registry) -> None:
+async def test_progress_is_sampled_and_the_newest_report_comes_first(registry: Registry) -> None:
     """TOOL-8, C12: of 1000 reports, fewer than 500 are sent, each with at most 1024 bytes."""
     responses = [response async for response in registry.stream("report", {"times": 1000})]
     shown = [response.progress for response in responses[:-1]]
@@ -245,7 +245,7 @@ async def test_progress_is_sampled_and_newest_first(registry: Registry) -> None:
     assert responses[-1].WhichOneof("kind") == "result"
 
 
-async def test_returned_value_or_exception_becomes_the_result(
+async def test_a_returned_value_or_exception_becomes_the_result(
     registry: Registry, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """LOOP-7, LOOP-8, I22: of an unexpected exception, only the type reaches the model and the log."""

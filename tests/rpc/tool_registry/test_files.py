@@ -62,7 +62,7 @@ async def _requests(path: str, pieces: Iterable[bytes]) -> AsyncIterator[file_pb
         yield file_pb2.PutFileRequest(content=piece)
 
 
-async def test_file_is_put_listed_read_by_the_model_and_got_back(desk: Desk) -> None:
+async def test_a_file_can_be_put_listed_read_by_the_model_and_downloaded(desk: Desk) -> None:
     put = await desk.put("/data/a.txt", [b"one ", b"", b"two"])
     assert (put.size_bytes, len(put.sha256)) == (7, 64)
     assert content(await desk.registry.run("read_file", {"path": "data/a.txt"}))["sha256"] == put.sha256
@@ -89,7 +89,7 @@ async def test_files_belong_to_one_store_and_viewers_cannot_change_them(desk: De
     assert await refusal(desk.put("b", [b"y"], user="vic")) == "PERMISSION_DENIED"
 
 
-async def test_invalid_requests_are_refused_and_leave_nothing(desk: Desk) -> None:
+async def test_invalid_requests_are_refused_and_leave_nothing_behind(desk: Desk) -> None:
     await desk.put("folder/a", [b"a"])
     (desk.folder / "acme/link").symlink_to(desk.folder.parent / "secret")
     for path in ("", "/", "..", "../secret", "a/../b", "//a", "a\\b", "folder", "folder/a/b", "a/" * 20, "x\0y"):
@@ -117,7 +117,7 @@ async def _nothing() -> AsyncIterator[file_pb2.PutFileRequest]:
         yield request
 
 
-async def test_quota_reached_midway_refuses_the_file_and_keeps_the_old_one(desk: Desk) -> None:
+async def test_a_quota_reached_midway_refuses_the_new_file_and_keeps_the_old_one(desk: Desk) -> None:
     await desk.put("old", [b"o" * 50_000])
     assert await refusal(desk.put("new", [b"x" * 10_000] * 1000)) == "TOO_LARGE"
     assert await refusal(desk.put("old", [b"n" * 10_000] * 9)) == "TOO_LARGE"
@@ -158,7 +158,9 @@ def test_uploads_of_a_dead_process_are_deleted_at_the_next_start(tmp_path: Path)
     assert list(tmp_path.glob("*/staged-*")) == []
 
 
-async def test_a_replaced_file_is_still_got_whole(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_is_replaced_during_a_download_is_still_downloaded_whole(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rpc, "PIECE_BYTES", 10_000)
     await desk.put("a", [b"o" * 70_000])
     stream = aiter(desk.registry.files["acme", "ann"].GetFile(file_pb2.GetFileRequest(path="a")))

@@ -89,8 +89,11 @@ class World:
         return tool
 
     async def call(self, discovered: DiscoveredTool, arguments: Any = None, *, store: str = "acme", **more: Any) -> Any:
-        context = ToolContext(store_id=store, call_id="call", _find_secret=SECRETS.__getitem__)
+        context = ToolContext(store_id=store, call_id="call", traceparent=TRACEPARENT, _find_secret=SECRETS.__getitem__)
         return await self.tool(discovered, **more)(arguments=arguments or {"id": "1"}, context=context)
+
+
+TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
 def encoded(value: Any) -> str:
@@ -132,6 +135,7 @@ async def test_secrets_appear_in_headers_but_not_in_bindings(world: World) -> No
     assert SECRETS["token"].encode() not in tool.binding
     await world.call(tool)
     assert world.server.asked[0].headers["authorization"] == SECRETS["token"]
+    assert world.server.asked[0].headers["traceparent"] == TRACEPARENT
     broken = await world.endpoint("/json", secretHeaders={"Authorization": "broken"})
     with pytest.raises(
         ToolError, match="the secret 'broken' contains characters that are not allowed in a header"
@@ -297,7 +301,9 @@ async def test_success_response_is_the_result_and_any_other_is_an_error(world: W
     assert len(world.server.asked) == 1, "a POST does not follow redirects"
 
 
-async def test_interrupted_call_has_an_unknown_outcome_unless_repeatable_or_never_sent(world: World) -> None:
+async def test_an_interrupted_call_has_an_unknown_outcome_unless_it_is_repeatable_or_was_never_sent(
+    world: World,
+) -> None:
     tool = await world.endpoint("/breaks", "POST")
     with pytest.raises(OutcomeUnknown):
         await world.call(tool)

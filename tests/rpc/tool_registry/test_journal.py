@@ -82,7 +82,7 @@ async def test_process_that_lost_its_lease_stops_repeatable_calls(
     assert world.effects == ["asked about call", "ordered"]
 
 
-async def test_old_entries_are_deleted_and_recent_ones_kept(database_url: str, registry: Registry) -> None:
+async def test_old_entries_are_deleted_but_recent_entries_are_kept(database_url: str, registry: Registry) -> None:
     """I19: only entries that ended long enough ago are deleted."""
     await registry.run("pay", call="old")
     await registry.run("pay", call="young")
@@ -120,7 +120,7 @@ class FlakyJournal:
         return call
 
 
-async def test_concurrent_replicas_run_a_call_once_and_return_one_result(
+async def test_concurrent_replicas_run_a_call_once_and_return_the_same_result(
     database_url: str, tmp_path: Path, registry: Registry, world: World
 ) -> None:
     """I13: ids are per store. A different call with the same id in one store is rejected."""
@@ -254,7 +254,7 @@ async def test_unstoppable_thread_is_reported_as_still_running(
         assert (again.stopped, again.result) == (False, answer.result)
 
 
-async def test_call_without_a_journal_is_cancelled_in_any_replica(database_url: str, tmp_path: Path) -> None:
+async def test_a_call_without_a_journal_can_be_cancelled_on_any_replica(database_url: str, tmp_path: Path) -> None:
     """I12: the caller may hang, or lose its connection to the replica without ending its stream."""
     begun = asyncio.Event()
 
@@ -290,7 +290,7 @@ async def test_stop_gives_running_calls_a_grace_period(database_url: str, tmp_pa
         assert content(await registry.run("pay", {"wait": True})) == "paid 1"
 
 
-async def test_call_that_outlives_shutdown_is_recorded_in_its_actual_state(
+async def test_the_actual_state_of_a_call_that_outlives_shutdown_is_recorded(
     database_url: str, tmp_path: Path, world: World
 ) -> None:
     """If the effect may have happened, the outcome is unknown. A reconcilable tool can report whether it happened."""
@@ -309,7 +309,7 @@ async def test_call_that_outlives_shutdown_is_recorded_in_its_actual_state(
     assert world.effects == ["asked about order"]
 
 
-async def test_cancel_works_in_any_replica_and_is_permanent(
+async def test_a_cancellation_works_on_any_replica_and_is_permanent(
     database_url: str, tmp_path: Path, registry: Registry, world: World
 ) -> None:
     """C5: a completed result never overwrites a cancel. I12: a call that is cancelled before its start never starts."""

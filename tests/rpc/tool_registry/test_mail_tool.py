@@ -131,7 +131,7 @@ async def test_the_stores_documents_can_be_attached_but_other_users_documents_ca
     assert (await office.send(attachments=["secret"]))["error"].startswith("there is no document 'secret'")
 
 
-async def test_invalid_mail_is_refused_and_nothing_is_sent(office: Office) -> None:
+async def test_invalid_mail_is_refused_without_sending_anything(office: Office) -> None:
     many = [f"user{number}@example.com" for number in range(RECIPIENTS_MAX + 1)]
     whole = 1024 * 1024
     for number in range(ATTACHMENTS_BYTES_MAX // whole + 1):
@@ -158,7 +158,7 @@ async def test_invalid_mail_is_refused_and_nothing_is_sent(office: Office) -> No
     await office.sent(attachments=large[:-1])
 
 
-async def test_names_of_attachments_cannot_add_headers_or_hide_their_ending(office: Office) -> None:
+async def test_attachment_names_cannot_add_headers_or_hide_their_file_type(office: Office) -> None:
     for name, shown in [('a"; x="b.txt', 'a"; x="b.txt'), ("evil\u202etxt.exe", "evil_txt.exe"), ("dir/", "document")]:
         await office.put(name, "x")
         message = await office.sent(attachments=[name])
@@ -169,7 +169,7 @@ async def test_names_of_attachments_cannot_add_headers_or_hide_their_ending(offi
         ]
 
 
-async def test_answer_joins_the_thread_of_the_mail_that_started_the_run(office: Office) -> None:
+async def test_an_answer_joins_the_thread_of_the_mail_that_started_the_run(office: Office) -> None:
     """The run of a mailbox trigger has the ids in its labels. For other mails, the model copies the id."""
     raw = (
         b"From: Ann <ann@example.com>\r\nTo: pawl@example.org\r\nSubject: Order\r\nMessage-ID: <3?=a@x.example.com>\r\n"

@@ -29,6 +29,7 @@ from tests.rpc.tool_registry.mcp_world import (
 )
 from tests.rpc.tool_registry.registry import content, context, outcome, refusal
 
+TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 NAMES = (
     "echo note environment fail refuse hang die die_once flood say_nothing answer_others terminate huge brackets deep"
     " wrong progress kinds change garbage"
@@ -100,7 +101,7 @@ async def test_cancelled_or_timed_out_call_is_cancelled_at_the_server(mcp: McpRe
     assert server.starts == 2, "the calls had one connection"
 
 
-async def test_crashed_server_restarts_and_its_call_has_an_unknown_outcome(
+async def test_a_crashed_server_restarts_while_its_call_has_an_unknown_outcome(
     mcp: McpRegistry, server: FakeServer
 ) -> None:
     await mcp.add(server.config())
@@ -112,7 +113,7 @@ async def test_crashed_server_restarts_and_its_call_has_an_unknown_outcome(
     assert server.log().count("call terminate") == 1
 
 
-async def test_program_stderr_reaches_neither_logs_nor_results(mcp: McpRegistry, server: FakeServer) -> None:
+async def test_a_programs_stderr_does_not_reach_logs_or_results(mcp: McpRegistry, server: FakeServer) -> None:
     with structlog.testing.capture_logs() as logged_events:
         await mcp.add(server.config(policies=[READ_ONLY]))
         result = await mcp.run("fake.die")
@@ -121,7 +122,7 @@ async def test_program_stderr_reaches_neither_logs_nor_results(mcp: McpRegistry,
     assert {event["log_level"] for event in server_events} <= {"debug"}
 
 
-async def test_unreadable_answer_gives_a_bounded_and_typed_error(mcp: McpRegistry, server: FakeServer) -> None:
+async def test_an_unreadable_answer_becomes_a_bounded_and_typed_error(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config())
     for tool, expected in {
         "garbage": UNKNOWN,
@@ -154,7 +155,7 @@ async def test_endless_tool_list_is_cut_off(mcp: McpRegistry, server: FakeServer
         await mcp.add(server.config())
 
 
-async def test_tool_change_announced_by_the_server_stops_the_tool_immediately(
+async def test_a_tool_change_that_the_server_announces_stops_the_tool_immediately(
     mcp: McpRegistry, server: FakeServer
 ) -> None:
     await mcp.add(server.config())
@@ -165,7 +166,8 @@ async def test_tool_change_announced_by_the_server_stops_the_tool_immediately(
         return bool(result.result.is_error) and "NOT_ALLOWED" in failure(result)
 
     await until(is_refused)
-    assert content(await mcp.run("fake.note", call="two")) == "noted"
+    assert content(await mcp.run("fake.note", call="two", traceparent=TRACEPARENT)) == "noted"
+    assert f"traceparent {TRACEPARENT}" in (server.folder / "log").read_text()
 
 
 async def test_replaced_configuration_applies_to_all_replicas_immediately(database_url: str, tmp_path: Path) -> None:
@@ -199,7 +201,7 @@ def secret_question(user: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("policies", "times"), [([policy("*", category=SAFE)], 1), ([READ_ONLY], 2)])
-async def test_users_answer_is_returned_to_the_call_that_asked(
+async def test_the_users_answer_is_returned_to_the_call_that_asked(
     mcp: McpRegistry, asker: FakeServer, policies: list[Any], times: int
 ) -> None:
     await mcp.add(asker.config(policies=policies))

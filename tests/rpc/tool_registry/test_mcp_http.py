@@ -138,7 +138,7 @@ CALLS = {
 }
 
 
-async def test_unreadable_answer_gives_a_bounded_and_typed_error(mcp: McpRegistry) -> None:
+async def test_an_unreadable_answer_becomes_a_bounded_and_typed_error(mcp: McpRegistry) -> None:
     async with serving(lambda message: usual(message, lambda: CALLS[kind])) as url:
         await mcp.add(config(url), who="admin")
         for kind in CALLS:

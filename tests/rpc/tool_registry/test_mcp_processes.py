@@ -140,7 +140,7 @@ async def exit_reason(*command: str, **limits: int) -> str:
         return await program.end_reason()
 
 
-async def test_killed_registry_leaves_no_program_processes() -> None:
+async def test_a_killed_registry_leaves_no_program_processes() -> None:
     keeper = await asyncio.create_subprocess_exec(
         sys.executable, "-c", KEEPER, "sh", "-c", FAMILY, stdout=asyncio.subprocess.PIPE, cwd=ROOT
     )
@@ -215,7 +215,7 @@ async def shell_output(folders: Path, *words: str, **order: Any) -> str:
 
 
 @ON_LINUX
-async def test_program_changes_only_its_own_limits_and_priorities(folders: Path) -> None:
+async def test_a_program_can_only_change_its_own_limits_and_priorities(folders: Path) -> None:
     """With a CPU limit of one second or the lowest priority, the registry would stop or stall for all stores."""
     own = ["limit", "priority", "scheduler", "parameter", "processors", "input and output"]
     output = await shell_output(folders, sys.executable, "-I", "-c", OTHERS, "0", reads_all=True)
@@ -233,7 +233,7 @@ async def test_program_changes_only_its_own_limits_and_priorities(folders: Path)
 
 
 @ON_LINUX
-async def test_program_reads_granted_folders_but_never_private_ones(folders: Path) -> None:
+async def test_a_program_can_read_granted_folders_but_never_private_ones(folders: Path) -> None:
     """OPS-1: the private folders contain the keys of the suite."""
     private, mine = ("data/file", "mine/link", "door/file", "mine/../data/file"), str(folders / "mine")
     rows: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [

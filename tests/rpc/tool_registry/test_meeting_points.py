@@ -100,7 +100,7 @@ async def test_duplicate_call_does_not_count_as_a_rule_use(registry: Registry) -
     assert later.disposition == RUN
 
 
-async def test_rule_does_not_replace_a_second_approver_or_an_unauthorized_author(registry: Registry) -> None:
+async def test_a_rule_does_not_replace_a_second_approver_or_an_unauthorized_author(registry: Registry) -> None:
     """A rule decides with the permissions of its author, who can never bypass approvals_required in their own runs."""
     rows: list[tuple[execution_pb2.CallContext, Any]] = [
         (context(roles=roles), disposition)

@@ -50,8 +50,8 @@ async def pids(path: Path) -> list[int]:
     return [int(pid) for pid in path.read_text().split()]
 
 
-async def test_tool_process_inherits_nothing_from_the_registry(registry: Registry) -> None:
-    responses = [response async for response in registry.stream("look_round", {"number": "7"})]
+async def test_a_tool_process_does_not_inherit_anything_from_the_registry(registry: Registry) -> None:
+    responses = [response async for response in registry.stream("look_round", {"number": "7"}, traceparent="t")]
     assert responses[0].progress.message == "looking"
     found = content(responses[-1].result)
     pid = found.pop("pid")
@@ -64,6 +64,7 @@ async def test_tool_process_inherits_nothing_from_the_registry(registry: Registr
         "cores": [0, 0],
         "key": "call",
         "user": "ann",
+        "traceparent": "t",
         "deadline_is_ahead": True,
     }
     assert content(await registry.run("look_round", {"number": 8}, call="next"))["pid"] != pid
@@ -136,7 +137,7 @@ async def test_process_crash_becomes_the_result_of_the_call(registry: Registry) 
     assert content(failed) == {"error": "no secret named 'other_key' is configured"}
 
 
-async def test_undo_is_returned_and_idle_processes_end_with_their_runner() -> None:
+async def test_an_undo_is_returned_and_idle_processes_end_with_their_runner() -> None:
     before = set(psutil.Process().children(recursive=True))
     async with ProcessRunner(PythonRunner(threads_max=1), processes_max=1) as runner:
         value: Any = await runner.start(process_tools.undo, {}, ToolContext()).result()
@@ -158,7 +159,7 @@ async def helpers() -> AsyncIterator[Helpers]:
         yield helpers
 
 
-async def test_helper_over_its_limit_is_killed_and_another_continues(helpers: Helpers) -> None:
+async def test_a_helper_over_its_limit_is_killed_and_another_one_continues(helpers: Helpers) -> None:
     with pytest.raises(TooCostly):
         await helpers.run(ACME, math.factorial, ENDLESS, cpu_seconds=0.2)
     with pytest.raises(TooCostly):

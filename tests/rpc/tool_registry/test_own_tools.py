@@ -60,7 +60,7 @@ async def judge(
     return verdict
 
 
-async def test_run_tools_are_not_stored_and_have_stable_digests(registry: Registry) -> None:
+async def test_run_tools_are_not_stored_but_have_stable_digests(registry: Registry) -> None:
     first, second = await checked(registry, front_end_tool("a"), front_end_tool("b", context=0))
     assert first.definition.context == second.definition.context == call_pb2.EXECUTION_CONTEXT_FRONTEND
     assert len({first.definition_sha256, second.definition_sha256}) == 2
@@ -85,7 +85,7 @@ async def test_run_tools_are_checked_like_registered_ones(registry: Registry) ->
         assert (found, said in sentence) == (why, True), changes
 
 
-async def test_registered_tool_keeps_its_name_unless_identical(registry: Registry) -> None:
+async def test_a_registered_tool_keeps_its_name_unless_the_definitions_are_identical(registry: Registry) -> None:
     root = registry.users["acme", "root"]
     await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool()))
     why, said = await refused(registry, front_end_tool(description="Another."))

@@ -131,7 +131,7 @@ async def test_read_result_is_returned_with_its_check_and_recorded(registry: Reg
     assert outcome((await until_read(registry, "f", "fail")).result) == "FAILED TOOL_ERROR"
 
 
-async def test_calls_with_effects_questions_or_quotas_do_not_run_early(registry: Registry, tools: Tools) -> None:
+async def test_calls_with_effects_questions_or_quotas_are_not_run_early(registry: Registry, tools: Tools) -> None:
     """No other call of their batch runs early either, because the run decides the order.
 
     Calls allowed by a rule also wait.
@@ -185,7 +185,7 @@ async def test_read_that_asks_a_question_is_requested_again(registry: Registry) 
     assert content(await registry.run("asking", call="b", answers=[answer])) == "this"
 
 
-async def test_read_that_is_checked_but_never_executed_ends(
+async def test_a_read_that_is_checked_but_never_executed_ends(
     registry: Registry, tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checked read is never executed if its run was cancelled or its caller has disconnected."""

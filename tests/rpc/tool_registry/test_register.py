@@ -121,7 +121,7 @@ async def test_registered_tool_is_available_only_to_its_stores_runs(registry: Re
         assert await refusal(foreign) == "TOOL_NOT_FOUND"
 
 
-async def test_changed_definition_gets_a_new_version_and_runs_keep_theirs(registry: Registry) -> None:
+async def test_a_changed_definition_gets_a_new_version_while_runs_keep_theirs(registry: Registry) -> None:
     """TOOL-1: concurrent registrations create each version once."""
     entries = await asyncio.gather(*(register(registry) for _ in range(8)))
     assert {entry.version for entry in entries} == {1}, "the same definition is one version"

@@ -188,7 +188,7 @@ async def test_calls_with_common_keys_never_overlap_or_deadlock(
     await none_held(database_url)
 
 
-async def test_held_key_blocks_only_calls_that_need_it_within_their_timeout(
+async def test_a_held_key_blocks_only_calls_that_need_it_and_only_within_their_timeout(
     replicas: list[Registry], files: Files, database_url: str
 ) -> None:
     """LOOP-6: a call that waits too long times out, and a call that is cancelled while it waits never runs."""

@@ -76,7 +76,7 @@ async def test_deny_overrides_everything_including_approved_calls(registry: Regi
     assert (await registry.check("pay", store="other")).disposition == APPROVE
 
 
-async def test_each_call_counts_as_one_use_and_used_up_rules_require_approval(registry: Registry) -> None:
+async def test_each_call_counts_as_one_use_and_a_used_up_rule_requires_approval(registry: Registry) -> None:
     await make(registry, ALLOW, uses_max=2)
     for call in ("one", "one", "two", "one"):
         assert (await registry.check("pay", call=call)).disposition == RUN
@@ -227,7 +227,7 @@ async def test_rules_are_listed_in_pages_to_affected_users(registry: Registry) -
     assert not (await registry.rules["other", "ann"].ListRules(rule_pb2.ListRulesRequest())).rules
 
 
-async def test_rules_and_their_decisions_are_in_the_audit_chain_once(registry: Registry) -> None:
+async def test_rules_and_their_decisions_are_recorded_once_in_the_audit_chain(registry: Registry) -> None:
     rule = rule_pb2.Rule(effect=ALLOW, scope=USER, tool_name="pay")
     request = rule_pb2.CreateRuleRequest(request_id="r1", rule=rule)
     ann = registry.rules["acme", "ann"]
@@ -297,7 +297,7 @@ async def figures(registry: Registry, **fields: Any) -> list[tuple[str, str, int
     return [(each.agent_name, each.tool_name, each.execution_count) for each in found]
 
 
-async def test_analytics_separate_agents_and_the_chain_names_them(registry: Registry) -> None:
+async def test_analytics_separate_agents_and_the_audit_chain_names_them(registry: Registry) -> None:
     for number, agent in enumerate(("clerk", "clerk", "counter", "default")):
         await registry.run("look", call=f"c{number}", who=context(agent=agent))
     assert await figures(registry) == [("", "look", 4)]

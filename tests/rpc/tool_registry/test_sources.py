@@ -110,7 +110,7 @@ async def test_missing_tool_does_not_run_and_approving_the_change_removes_it(
     assert names(await mcp.approve("fake", checked.found_hash)) == ["fake.note"]
 
 
-async def test_adding_changing_and_reading_sources_needs_a_role(mcp: McpRegistry, server: FakeServer) -> None:
+async def test_adding_changing_and_reading_sources_requires_a_role(mcp: McpRegistry, server: FakeServer) -> None:
     """Policies can approve every call of a tool, so a delegate without decisions may not add or approve sources."""
     denied = "PERMISSION_DENIED"
     for who in ("ann", "admin"):

@@ -68,19 +68,16 @@ async def test_functions_become_tools_described_by_their_types(registry: Registr
         return len(words)
 
     async with working(worker, registry, "count"):
-        assert content(await registry.run("charge", {"amount": "3"})) == {"charged": [3, "EUR"]}
+        assert content(await registry.run("charge", {"amount": "3"}, traceparent="t")) == {"charged": [3, "EUR"]}
         assert content(await registry.run("count", {"words": ["a", "b"]}, call="second")) == 2
         responses = [response async for response in registry.stream("charge", {"amount": 1}, call="third")]
         assert responses[-1].HasField("result")
         verdict = await registry.check("charge", {"amount": "many", "colour": "red"})
     assert "amount" in verdict.error_message
     assert "colour" in verdict.error_message
-    assert (contexts[0].store_id, contexts[0].user_id, contexts[0].call_id, contexts[0].attempt) == (
-        "acme",
-        "ann",
-        "call",
-        1,
-    )
+    first = contexts[0]
+    found = (first.store_id, first.user_id, first.call_id, first.attempt, first.traceparent)
+    assert found == ("acme", "ann", "call", 1, "t")
 
 
 async def test_cancelled_call_stops_its_function(registry: Registry) -> None:
@@ -156,7 +153,7 @@ async def test_sigterm_drains_all_workers_of_a_process(registry: Registry) -> No
         await asyncio.gather(*tasks)
 
 
-async def test_exception_or_return_value_never_ends_the_worker(registry: Registry) -> None:
+async def test_an_exception_or_return_value_never_ends_the_worker(registry: Registry) -> None:
     """Checkpoints, errors and progress may contain untrusted data, and other calls run in parallel."""
     too_deep: Any = 1
     for _ in range(40):

@@ -258,7 +258,7 @@ async def test_call_of_a_live_worker_survives_a_broken_database(
                     assert len(faults) < 2
 
 
-async def test_finished_call_leaves_no_records(database_url: str, registry: Registry) -> None:
+async def test_a_finished_call_does_not_leave_any_records(database_url: str, registry: Registry) -> None:
     async with attached(registry) as worker:
         asked = asyncio.ensure_future(registry.run("charge", {"amount": 7}))
         await worker.answer(await worker.invocation())

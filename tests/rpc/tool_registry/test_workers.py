@@ -32,7 +32,7 @@ async def registry(database_url: str, tmp_path: Path) -> Any:
         yield registry
 
 
-async def test_worker_gets_no_more_concurrent_calls_than_it_requests(registry: Registry) -> None:
+async def test_worker_does_not_get_more_concurrent_calls_than_it_requests(registry: Registry) -> None:
     async with attached(registry, calls_max=2) as worker:
         asked = [asyncio.ensure_future(registry.run("charge", call=call)) for call in ("a", "b", "c")]
         first, second = await worker.invocation(), await worker.invocation()
@@ -75,7 +75,7 @@ async def test_call_without_a_worker_is_an_error(registry: Registry) -> None:
         assert outcome(await asked) == "SUCCEEDED", "it waits for a worker"
 
 
-async def test_draining_worker_finishes_its_calls_and_gets_no_new_ones(registry: Registry) -> None:
+async def test_a_draining_worker_finishes_its_calls_and_does_not_get_new_ones(registry: Registry) -> None:
     async with attached(registry, calls_max=2) as worker:
         asked = asyncio.ensure_future(registry.run("charge", call="first"))
         call = await worker.invocation()
@@ -107,7 +107,7 @@ async def test_stopping_registry_lets_its_workers_finish_their_calls(database_ur
         assert outcome(await asked) == "SUCCEEDED"
 
 
-async def test_worker_gets_the_context_of_a_call_and_its_result_counts_once(registry: Registry) -> None:
+async def test_a_worker_gets_the_context_of_a_call_and_its_result_counts_only_once(registry: Registry) -> None:
     async with attached(registry) as worker:
         assert await worker.answer(worker_pb2.Invocation(call_id="x", lease_epoch=1)) == Status.RESULT_STATUS_UNKNOWN
         responses = aiter(registry.stream("charge", {"amount": 3}))
@@ -168,7 +168,7 @@ async def test_invalid_worker_result_becomes_an_error_result(registry: Registry)
             assert outcome(await asked) == expected, number
 
 
-async def test_cancel_reaches_the_worker_which_may_still_finish_the_call(registry: Registry) -> None:
+async def test_a_cancellation_reaches_the_worker_which_may_still_finish_the_call(registry: Registry) -> None:
     async with attached(registry) as worker:
         for call, listens in (("one", True), ("two", False)):
             asked = asyncio.ensure_future(registry.run("charge", call=call))
@@ -213,7 +213,7 @@ async def test_invalid_hello_is_rejected(registry: Registry) -> None:
     assert "also" not in names
 
 
-async def test_group_belongs_to_its_first_user_and_only_an_admin_relaxes_its_tools(registry: Registry) -> None:
+async def test_a_group_belongs_to_its_first_user_and_only_an_admin_can_relax_its_tools(registry: Registry) -> None:
     """Other workers of the store must not get a group's calls or remove the approval of its tools."""
     gated = definition(category=call_pb2.TOOL_CATEGORY_DESTRUCTIVE)
     denied, robot = "PERMISSION_DENIED", "key-of-robot-of-acme"

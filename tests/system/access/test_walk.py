@@ -57,7 +57,7 @@ async def test_role_may_call_only_permitted_methods(walked: Walked) -> None:
         assert wrong(await walked.answers(key(caller)), callers, "PERMISSION_DENIED") == {}, caller
 
 
-async def test_service_may_call_only_permitted_methods_and_none_without_its_certificate(walked: Walked) -> None:
+async def test_a_service_may_call_only_permitted_methods_and_only_with_its_certificate(walked: Walked) -> None:
     for service in SERVICES:
         shown = walked.of_service(service)
         answers = await walked.answers(shown, walked.services[service])

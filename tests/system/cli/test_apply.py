@@ -33,7 +33,7 @@ def _listed(pawl: CommandLine, folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.glob("*/*.yaml")}
 
 
-def test_a_set_of_all_kinds_is_applied_exported_adopted_and_pruned(pawl: CommandLine, tmp_path: Path) -> None:
+def test_a_set_with_all_kinds_can_be_applied_exported_adopted_and_pruned(pawl: CommandLine, tmp_path: Path) -> None:
     shop = tmp_path / "shop"
     _write(shop, SHOP)
     pawl.until(lambda agents: "greeter" in agents, "agents", "list")  # PAWL_APPLY is done.

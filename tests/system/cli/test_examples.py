@@ -105,7 +105,7 @@ def test_a_nightly_digest_is_mailed_by_a_schedule(examples: CommandLine) -> None
     assert "Write the workflow page" in digests[0]
 
 
-def test_a_batch_moves_all_files_or_none(examples: CommandLine) -> None:
+def test_a_batch_moves_either_all_files_or_none(examples: CommandLine) -> None:
     inbox = folder(examples) / "inbox"
     inbox.mkdir(parents=True, exist_ok=True)
     wanted = {f"{number}.txt" for number in range(FILES)}

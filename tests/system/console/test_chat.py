@@ -122,7 +122,7 @@ async def test_model_opens_a_page_and_draws_a_chart(open_page: NewPage) -> None:
     await expect(page.get_by_role("heading", name="Tools")).to_be_visible(timeout=90_000)
 
 
-async def test_queued_message_waits_and_stop_button_cancels(open_page: NewPage) -> None:
+async def test_a_queued_message_waits_and_the_stop_button_cancels(open_page: NewPage) -> None:
     page = await open_page(user="hasty")
     await say(page, "tell me a long story slowly")
     story = page.locator(".turn").first
@@ -255,7 +255,7 @@ async def test_message_with_a_file_is_sent_exported_and_deleted(open_page: NewPa
     await expect(page.get_by_role("complementary", name="Conversations").get_by_role("listitem")).to_have_count(0)
 
 
-async def test_run_is_shown_as_a_timeline_over_a_single_stream(open_page: NewPage) -> None:
+async def test_a_run_is_shown_as_a_timeline_over_a_single_stream(open_page: NewPage) -> None:
     page = await open_page(user="bars")
     watched: list[int] = []
 

@@ -20,6 +20,7 @@ BAD_REQUEST = 400
 LISTS = (
     *(
         "background",
+        "workflows",
         "goals",
         "attention",
         "agents",
@@ -32,7 +33,7 @@ LISTS = (
     ),
     *("channels", "sources", "documents", "settings"),
 )
-PAGES = ("/", "/inbox", "/runs", "/nothing", "/tools/calculate", *(f"/{name}" for name in LISTS))
+PAGES = ("/", "/inbox", "/runs", "/nothing", "/design", "/tools/calculate", *(f"/{name}" for name in LISTS))
 
 
 async def test_inbox_approval_works_by_keyboard_alone(open_page: NewPage) -> None:
@@ -68,7 +69,7 @@ async def test_user_logs_in_with_a_known_key_and_out_again(open_page: NewPage, s
     await expect(page.get_by_label("Your key")).to_be_visible()
 
 
-async def test_draft_survives_expired_session_and_reload(open_page: NewPage, suite: Suite) -> None:
+async def test_a_draft_survives_an_expired_session_and_a_reload(open_page: NewPage, suite: Suite) -> None:
     """A login link that is opened in the tab of the login page also logs in."""
     page = await open_page(user="me")
     message = page.get_by_label("Your message")
@@ -141,6 +142,10 @@ async def test_every_page_is_accessible_in_light_and_dark(open_page: NewPage) ->
     await expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
     await barrier_free(page, "the keys")
     await page.keyboard.press("Escape")
+    await page.keyboard.press("Control+k")
+    await expect(page.get_by_role("dialog").get_by_role("option").first).to_be_visible()
+    await barrier_free(page, "the palette")
+    await page.keyboard.press("Escape")
     await page.get_by_role("link", name="Close").click()
     await say(page, "what is 2 * 2")
     for path in (*PAGES, f"/runs/{run_id}", "/c/" + conversation.rpartition("/")[2], "/runs/nope"):
@@ -174,11 +179,15 @@ async def test_pages_fit_on_a_phone(open_page: NewPage) -> None:
         await page.wait_for_timeout(200)
         wide = await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, path
-    await page.goto(at(page, "/audit"))
-    await expect(page.locator(".filters label")).to_have_count(5)
+    await page.goto(at(page, "/agents"))
+    await page.get_by_role("button", name="Menu").click()
+    await barrier_free(page, "the menu")
+    await page.get_by_role("dialog", name="Menu").get_by_role("link", name="Audit").click()
+    await page.get_by_text("Filters").click()
+    await expect(page.locator(".filters label")).to_have_count(7)
     # Filters are side by side; otherwise each would fill the screen.
     tops = await page.locator(".filters label").evaluate_all("all => all.map(one => one.getBoundingClientRect().top)")
-    assert len(set(tops)) == 3
+    assert len(set(tops)) == 4
     await page.goto(at(page, "/runs"))
     await expect(page.get_by_role("row")).to_have_count(4)
     for width, parts in ((360, ".frame, main"), (1100, ".frame, main, .scroll")):
@@ -196,7 +205,7 @@ async def inside_out(page: Page, selector: str) -> list[str]:
     return list(await page.locator(selector).evaluate_all(wider))
 
 
-async def test_login_page_requests_nothing_that_needs_a_login(open_page: NewPage) -> None:
+async def test_the_login_page_does_not_request_anything_that_requires_a_login(open_page: NewPage) -> None:
     """Browsers list each refused request as an error."""
     page = await open_page("/unknown", user="")
     refused: list[str] = []

@@ -193,7 +193,7 @@ async def test_copilotkit_shows_and_stops_background_work(copilot: Chat, suite: 
     assert pages.read_text() == scraped, "the tool still runs"
 
 
-async def test_copilotkit_page_tool_runs_in_the_page(copilot: Chat) -> None:
+async def test_a_copilotkit_page_tool_runs_in_the_page(copilot: Chat) -> None:
     await copilot.say('call paint with {"colour": "rgb(1, 2, 3)"}')
     await copilot.ends("The page is rgb(1, 2, 3).")
     await expect(copilot.page.locator("main")).to_have_css("background-color", "rgb(1, 2, 3)")

@@ -54,7 +54,7 @@ async def test_hostile_stream_has_no_effect(open_page: NewPage, suite: Suite) ->
         await expect(page.get_by_role("heading", name="completed")).to_be_visible(timeout=90_000)
 
 
-async def test_pathological_text_breaks_neither_page_nor_stream(open_page: NewPage, suite: Suite) -> None:
+async def test_pathological_text_does_not_break_the_page_or_the_stream(open_page: NewPage, suite: Suite) -> None:
     """The text has nested quotes, and characters that end a line in JavaScript but not in an event stream."""
     async with scripted(suite) as model:
         prompt = await model.play(
@@ -95,7 +95,7 @@ def examples() -> list[dict[str, str]]:
     return found
 
 
-async def test_no_commonmark_example_renders_blank(
+async def test_every_commonmark_example_renders_visibly(
     open_page: NewPage, suite: Suite, examples: list[dict[str, str]]
 ) -> None:
     """The last 500 are shown at first. `open_page` checks that the Content Security Policy blocked nothing."""

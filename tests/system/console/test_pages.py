@@ -13,7 +13,7 @@ from pawl.agent.v1.declaration_pb2 import Declaration, PutDeclarationRequest
 from pawl.client import AsyncClient
 from pawl.event.v1.agent_pb2 import AgentDefinition
 from pawl.launcher.suite import Suite
-from tests.system.console.conftest import NewPage, say
+from tests.system.console.conftest import NewPage, at, barrier_free, say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -56,6 +56,31 @@ async def test_agent_is_created_changed_and_deleted(open_page: NewPage) -> None:
     await sure(page, "Delete")
     await expect(page.get_by_role("heading", name="Agents")).to_be_visible()
     await expect(page.get_by_role("link", name="clerk")).to_have_count(0)
+
+
+async def test_agent_is_made_with_a_form_and_found_with_the_palette(open_page: NewPage) -> None:
+    page = await open_page("/agents", user="builder")
+    await page.get_by_role("button", name="New agent").click()
+    await page.get_by_label("Name", exact=True).fill("NOT A NAME")
+    await page.get_by_role("radio", name="Only the tools chosen here").check()
+    await page.get_by_role("checkbox", name=re.compile("^calculate")).check()
+    await page.get_by_label("Instructions").fill("Be short.")
+    await page.get_by_label("Instructions").press("Tab")
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_label("Name", exact=True)).to_be_focused()
+    await expect(page.get_by_role("alert")).to_contain_text("name")
+    await barrier_free(page, "the form of an agent")
+    await page.get_by_label("Name", exact=True).fill("formal")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("Saved version 1.")).to_be_visible()
+    await page.goto(at(page, "/inbox"))
+    await expect(page.get_by_role("heading", name="Inbox")).to_be_visible()
+    await page.keyboard.press("Control+k")
+    await page.get_by_role("combobox", name="Search").fill("formal agent")
+    await expect(page.get_by_role("option", name=re.compile("formal"))).to_be_visible()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name="formal", level=1)).to_be_visible()
+    await expect(page.locator(".facts")).to_contain_text("calculate")
 
 
 async def test_agent_of_a_set_is_read_only_and_names_the_set(open_page: NewPage, suite: Suite) -> None:

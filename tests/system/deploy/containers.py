@@ -122,7 +122,8 @@ class Containers:
         )
         local = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self._image_folder)}
         given = {
-            key: self._local(str(value), self._folder / name) for key, value in self.parts[name]["environment"].items()
+            key: self._local(str(value), self._folder / name)
+            for key, value in self.parts[name].get("environment", {}).items()
         }
         return image | local | given
 
@@ -131,6 +132,7 @@ class Containers:
             source, target, *_ = volume.split(":")
             here = root / target.removeprefix("/")
             if not source.startswith("./"):
+                # A named volume, or a folder of this machine, which a process sees anyway.
                 here.mkdir(parents=True, exist_ok=True)
                 continue
             given = self._folder / source

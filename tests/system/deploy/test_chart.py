@@ -16,7 +16,7 @@ import yaml
 
 from pawl.client import AsyncClient
 from pawl.launcher.services import STAGES
-from tests import certificates, wheels
+from tests import certificates, packages
 from tests.system.deploy.conftest import KEY
 from tests.system.deploy.containers import ROOT, Containers
 
@@ -43,7 +43,7 @@ def merged(first: Values, second: Values) -> Values:
 
 @pytest.fixture(scope="module")
 def render(tmp_path_factory: pytest.TempPathFactory) -> Render:
-    engine = wheels.unpacked(tmp_path_factory.mktemp("engine"), "py-go-template==1.0.0")
+    engine = packages.wheel(tmp_path_factory.mktemp("engine"), "py-go-template==1.0.0")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(engine))
         go_template = importlib.import_module("go_template")
@@ -63,7 +63,7 @@ def named(manifests: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 
 def test_manifests_match_the_schemas_of_the_oldest_and_newest_kubernetes(render: Render, tmp_path: Path) -> None:
-    schemas = wheels.unpacked(tmp_path, "kubernetes-validate==1.37.0") / "kubernetes_validate/kubernetes-json-schema"
+    schemas = packages.wheel(tmp_path, "kubernetes-validate==1.37.0") / "kubernetes_validate/kubernetes-json-schema"
     oldest = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"]
     for version in (oldest.removeprefix(">=").removesuffix(".0-0"), "1.37"):
         folder = schemas / f"v{version}.0-local-strict"

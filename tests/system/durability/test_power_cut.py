@@ -71,7 +71,7 @@ def processes(suite: Suite, names: list[tuple[str, int]]) -> list[psutil.Process
     return found
 
 
-async def test_power_cut_loses_no_acknowledged_data() -> None:
+async def test_acknowledged_data_survives_a_power_cut() -> None:
     """I1, I2, I5, I8: starts, answers, shown events and effects are kept, and each end is notified once."""
     with tempfile.TemporaryDirectory(prefix="pawl-power-") as name:
         folder = Path(name)

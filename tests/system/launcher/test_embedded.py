@@ -70,7 +70,7 @@ async def connect(suite: Suite, user: str, problems: list[Exception] | None = No
     return await nats.connect(suite.nats_url(user), error_cb=note, allow_reconnect=False)
 
 
-async def test_postgres_is_durable_and_local(suite: Suite) -> None:
+async def test_postgres_is_durable_and_only_reachable_locally(suite: Suite) -> None:
     expected = {
         "fsync": "on",
         "synchronous_commit": "on",
@@ -101,7 +101,7 @@ async def test_restarted_suite_keeps_data_secrets_and_model(suite: Suite) -> Non
     assert models["data"][0]["id"] == "pawl-scripted"
 
 
-async def test_cluster_with_other_version_or_secrets_is_refused_and_left_unchanged(
+async def test_a_cluster_with_another_version_or_other_secrets_is_refused_and_left_unchanged(
     suite: Suite, tmp_path: Path
 ) -> None:
     """I23: the error explains the difference."""
@@ -138,7 +138,7 @@ async def test_nats_requires_a_password(suite: Suite) -> None:
     writer.close()
 
 
-async def test_each_nats_user_publishes_only_its_services_subjects(suite: Suite) -> None:
+async def test_each_nats_user_can_publish_only_the_subjects_of_its_service(suite: Suite) -> None:
     """I13: all other subjects are refused."""
     allowed = {
         "job_store": {"pawl.v1.s.run.r.events", "pawl.v1.s.lifecycle.completed", "pawl.internal.v1.work"},

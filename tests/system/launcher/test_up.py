@@ -76,7 +76,7 @@ def wait_exit(pids: list[int]) -> None:
         time.sleep(0.02)
 
 
-def test_second_launcher_is_refused_and_ctrl_c_stops_everything_in_order(data: Path) -> None:
+def test_a_second_launcher_is_refused_and_ctrl_c_stops_everything_in_order(data: Path) -> None:
     """OPS-4: no record of a process remains."""
     with launched(data) as process:
         screen = wait_for_screen(process)

@@ -36,7 +36,7 @@ async def survive(disaster: Callable[[], Awaitable[None]], *played: Scene) -> No
                 raise AssertionError(f"{getattr(scene, '__name__', scene)}: {error}") from error
 
 
-async def test_another_agent_loop_finishes_a_killed_ones_runs(
+async def test_another_agent_loop_finishes_the_runs_of_a_killed_one(
     suite: Suite, agent: Agent, pawl: AsyncClient, tmp_path: Path
 ) -> None:
     """OPS-5: both replicas are killed while they drive runs."""
@@ -59,7 +59,7 @@ async def test_runs_continue_after_postgres_restart_and_killed_job_store(suite: 
     await suite.wait_ready("job-store", 1)
 
 
-async def test_killing_everything_loses_no_acknowledged_data(suite: Suite, agent: Agent) -> None:
+async def test_acknowledged_data_survives_killing_everything(suite: Suite, agent: Agent) -> None:
     """OPS-5, I1, I3: all replicas of all services are killed."""
     everything = ("job-store", "tool-registry", "notifier", "agent-loop", "gateway")
     await survive(

@@ -108,7 +108,7 @@ async def test_job_question_interrupts_the_thread_that_started_the_job(endpoint:
     assert notices(await thread.ask(resume=resolved(asked[0]))) == ["send_email was already decided by me: approve."]
 
 
-async def test_run_continues_after_disconnect_and_can_be_rejoined(endpoint: httpx2.AsyncClient) -> None:
+async def test_a_run_continues_after_a_disconnect_and_can_be_rejoined(endpoint: httpx2.AsyncClient) -> None:
     left = Thread(endpoint, "leaving")
     await left.leave(STORY)
     events = await left.ask()  # the same message, another run id: joins the open run
@@ -117,7 +117,7 @@ async def test_run_continues_after_disconnect_and_can_be_rejoined(endpoint: http
     assert len((await endpoint.post(f"{AGENT}/ListRuns", json=asked)).json()["runs"]) == 1
 
 
-async def test_run_is_stopped_by_disconnect_if_its_page_asks_for_that(endpoint: httpx2.AsyncClient) -> None:
+async def test_a_disconnect_stops_the_run_if_its_page_requested_that(endpoint: httpx2.AsyncClient) -> None:
     await Thread(endpoint, "stopping").leave(STORY, forwardedProps={"pawl": {"onDisconnect": "cancel"}})
     run = {"runId": run_of(await Thread(endpoint, "stopping").ask())["runId"]}
     assert (await endpoint.post(f"{AGENT}/GetRun", json=run)).json()["run"]["state"] == "RUN_STATE_CANCELLED"

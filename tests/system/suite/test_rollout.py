@@ -38,7 +38,7 @@ class FallingBack:
         return True
 
 
-async def test_rollout_goes_from_off_to_some_stores_to_all_and_back_without_a_lost_or_repeated_run(
+async def test_a_rollout_goes_from_off_to_some_stores_to_all_and_back_without_losing_or_repeating_a_run(
     suite: Suite,
 ) -> None:
     async with AsyncExitStack() as stack:

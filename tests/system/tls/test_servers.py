@@ -66,7 +66,7 @@ async def test_bus_trusts_only_the_configured_authority(
     assert await _is_refused(url, None)
 
 
-async def test_bus_with_tls_url_never_uses_plain_text(nats_url: str, tmp_path: Path, authority: trustme.CA) -> None:
+async def test_bus_with_a_tls_url_never_uses_plain_text(nats_url: str, tmp_path: Path, authority: trustme.CA) -> None:
     """A greeting without TLS may come from an attacker, who would get the password."""
     own = certificates.write(tmp_path, "job-store", authority)
     assert await _is_refused(nats_url.replace("nats://", "tls://user:secret@"), tls.of_bus(own.authority, None, None))

@@ -121,7 +121,7 @@ def test_an_agent_card_accepts_a_picture_url() -> None:
         assert check(definition(card=AgentCard(avatar_url=url)), DEFAULTS).card.avatar_url == url, url
 
 
-def test_a_run_inherits_unset_options_from_its_agent() -> None:
+def test_a_run_inherits_options_that_it_does_not_set_from_its_agent() -> None:
     found = agent("clerk", "look", "mail", instructions="Book it.", limits={"rounds_max": 3}, temperature=0.5)
     options = run_of(found)
     assert (options.instructions, options.model, options.temperature) == ("Book it.", "the-model", 0.5)
@@ -191,7 +191,7 @@ def test_model_fallbacks_are_inherited_only_with_their_model() -> None:
     assert delegated(agent(), own).model_fallbacks == ("y",)
 
 
-def test_an_agent_whose_patterns_match_nothing_has_no_tools() -> None:
+def test_an_agent_whose_patterns_do_not_match_anything_has_no_tools() -> None:
     """An empty list of names would mean all tools."""
     empty = AgentVersion(definition=definition(tools=ToolSelection(patterns=("x*",))), version=1)
     assert run_of(empty).without_tools

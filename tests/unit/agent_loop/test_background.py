@@ -157,7 +157,7 @@ def test_a_series_may_run_for_up_to_a_year() -> None:
     st.integers(-1, 2_000_000),
     st.one_of(st.none(), st.floats(0, 1_000_000), st.floats()),
 )
-def test_editing_a_series_moves_its_end_only_if_requested(
+def test_editing_a_series_moves_its_end_only_if_the_edit_requests_it(
     end: float | None, interval: float, count: int, edited_end: float | None
 ) -> None:
     """ASYNC-4: a monitor keeps its deadline unless the edit changes it."""
@@ -234,7 +234,7 @@ def test_a_tool_that_declares_a_background_parameter_keeps_it() -> None:
 # Background calls: switches, time limits, and what models see.
 
 
-async def test_a_background_call_runs_inline_with_a_note_if_disabled() -> None:
+async def test_a_background_call_runs_immediately_with_a_note_if_background_calls_are_disabled() -> None:
     story = Story(calls(async_call("work", n=1)), says("Done."), seconds=1.0)
     key = story.say("do it", RunOptions(without_background=True))
     await story.until(lambda: story.is_over)
@@ -244,7 +244,7 @@ async def test_a_background_call_runs_inline_with_a_note_if_disabled() -> None:
     assert [message for message in story.world.model.requests[0].messages if message["role"] == "system"] == []
 
 
-async def test_a_tool_without_background_support_runs_inline_with_a_note() -> None:
+async def test_a_tool_without_background_support_runs_immediately_with_a_note() -> None:
     story = Story(calls(async_call("here"), async_call("work")), says("Begun."), seconds=1.0)
     key = story.say("do it")
     await story.until(lambda: story.is_over)
@@ -341,7 +341,7 @@ def test_nonsensical_arguments_of_the_background_tool_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["shop.buy", "shop__buy"])
-def test_a_tool_with_the_exact_name_is_used_before_a_similar_one(name: str) -> None:
+def test_a_tool_with_the_exact_name_takes_precedence_over_a_similar_name(name: str) -> None:
     """In calls of source tools, two underscores replace the dot, unless a tool has the exact name."""
     tools = [Tool(name=each, version=1) for each in ("shop.buy", "shop__buy")]
     asked = Call(
@@ -449,7 +449,7 @@ def test_any_bytes_are_accepted_as_arguments_and_schema(arguments: bytes, schema
         replace(REFUSED, context=ExecutionContext.HUMAN),
     ],
 )
-def test_no_hint_if_the_call_could_not_run_in_the_background(verdict: Verdict) -> None:
+def test_there_is_no_hint_if_the_call_could_not_run_in_the_background(verdict: Verdict) -> None:
     assert hint({"async": True}, schema_of(), verdict) == ""
 
 

@@ -53,7 +53,7 @@ def waiting() -> Simulation:
 
 
 class TestExhaustion:
-    def test_a_failed_attempt_counts_and_is_not_retried_over_budget(self) -> None:
+    def test_a_failed_attempt_counts_and_is_not_retried_if_the_budget_is_used_up(self) -> None:
         run = with_budget(TOKENS_PER_ANSWER)
         run.model_fails()
         assert (run.model_calls, run.run.state) == (1, RunState.WAITING)
@@ -179,7 +179,7 @@ class TestCallInFlight:
         assert (run.under_way, run.base.loop.model_call and run.base.loop.model_call.attempt) == ({MODEL}, 1)
         assert run.run.tokens_needed == 0
 
-    def test_missing_tokens_are_the_required_minus_the_remaining_ones(self) -> None:
+    def test_the_number_of_missing_tokens_is_the_required_minus_the_remaining_number(self) -> None:
         rows: list[Any] = [(90, 50, 40), (90, 0, 1), (100, 0, 1), (100, 50, 50)]
         for used, needed, missing in rows:
             base = with_budget(100).base
@@ -254,7 +254,7 @@ async def test_a_run_with_an_exhausted_agent_quota_waits_for_the_next_day() -> N
     assert len(world.model.requests) == 1
 
 
-async def test_a_run_may_fail_on_an_exhausted_agent_quota_instead() -> None:
+async def test_a_run_may_fail_instead_if_its_agents_quota_is_exhausted() -> None:
     world = World(VERDICTS, [says("Done.")])
     await give(world, 100)
     use(world, 101)
@@ -309,3 +309,40 @@ async def test_a_model_call_uses_the_stores_server_and_only_its_models() -> None
     await world.finish(key)
     assert present(world.ledger.run(key).failure).reason == "MODEL_NOT_ALLOWED"
     assert len(world.model.requests) == 1
+
+
+class Refusing:
+    """Refuses the first calls, each for 10 s, and notes what is counted."""
+
+    def __init__(self, refused: int) -> None:
+        self.refused = refused
+        self.taken: list[int] = []
+        self.more = 0
+
+    def is_rated(self, _server: str) -> bool:
+        return True
+
+    async def take(self, _store_id: StoreId, _server: str, tokens: int) -> float:
+        self.refused -= 1
+        if self.refused >= 0:
+            return 10.0
+        self.taken.append(tokens)
+        return 0.0
+
+    def used(self, _store_id: StoreId, _server: str, tokens: int) -> None:
+        self.more += tokens
+
+
+@pytest.mark.parametrize("policy", TokenBudgetPolicy)
+async def test_a_run_waits_for_the_limits_per_minute_and_counts_all_tokens(policy: TokenBudgetPolicy) -> None:
+    world = World(VERDICTS, [says("Done.")])
+    shared: Any = Refusing(2)
+    world.dependencies = dataclasses.replace(world.dependencies, shared=shared)
+    key = world.ledger.submit("hello", RunOptions(token_budget_policy=policy))
+    assert await world.drive() is DriveEnd.PARKED
+    assert (world.ledger.run(key).waits, world.model.requests) == ((WaitKind.RATE,), [])
+    assert await world.drive() is DriveEnd.PARKED
+    assert await world.drive() is DriveEnd.ENDED
+    (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
+    assert (warned.reason, len(world.model.requests)) == ("RATE_LIMITED", 1)
+    assert shared.taken[0] + shared.more == world.ledger.run(key).usage.total_tokens

@@ -86,7 +86,7 @@ async def held(world: World, key: RunKey, tool_name: str = "show") -> Call:
     return call
 
 
-async def test_a_call_claimed_just_before_its_withdrawal_is_recorded() -> None:
+async def test_a_call_that_was_claimed_just_before_its_withdrawal_is_recorded() -> None:
     """The client leases the call after the worker has read the run and before the step that withdraws the call."""
     scripts = [calls('look {"n":1}', 'show {"n":1}'), says("Done.")]
     world = with_registry(World(VERDICTS, scripts), FakeRegistry(VERDICTS))
@@ -164,7 +164,7 @@ def test_the_highest_number_of_required_approvals_applies(tool: int, run: int, r
     assert present(judged.approval).approvals_required == required
 
 
-def test_a_run_may_raise_the_required_approvals_but_not_lower_them() -> None:
+def test_a_run_may_raise_the_number_of_required_approvals_but_not_lower_it() -> None:
     defaults = options.RunDefaults(model="m", approvals_required=2)
     for asked, required in ((0, 2), (1, 2), (3, 3)):
         assert options.complete(options.AskedOptions(approvals_required=asked), defaults).approvals_required == required

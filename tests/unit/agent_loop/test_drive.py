@@ -27,7 +27,7 @@ from tests.unit.agent_loop.test_jobs import Story, background
 
 
 @pytest.mark.parametrize(("commit_seconds", "least", "most"), [(0.0, 15, 21), (0.05, 3, 5), (0.3, 2, 4)])
-async def test_slow_commits_make_output_events_fewer(commit_seconds: float, least: int, most: int) -> None:
+async def test_slow_commits_reduce_the_number_of_output_events(commit_seconds: float, least: int, most: int) -> None:
     """EVT-2: otherwise output would slow down a busy machine even more."""
     *pieces, usage, end = says("x" * 100, chunks=100)
     world = World(VERDICTS, [[each for piece in pieces for each in (piece, 0.02)] + [usage, end]])
@@ -307,7 +307,7 @@ async def test_a_worker_that_stops_releases_background_runs_without_waiting_for_
         assert world.clock.monotonic() - began < 1
 
 
-async def test_checkpoints_do_not_repeat_progress() -> None:
+async def test_a_checkpoint_does_not_cause_progress_to_be_reported_again() -> None:
     reports = [Progress(message="half"), Progress(message="half", has_checkpoint=True), Progress(has_checkpoint=True)]
     world = World(VERDICTS, [calls("look {}"), says("Done.")])
     world.registry.progress = [(5.0, each) for each in [*reports, Progress(fraction=0.9, has_checkpoint=True)]]

@@ -40,7 +40,7 @@ from tests.unit.agent_loop.scenario import VERDICTS, at_each, check_whole, every
 
 
 @pytest.mark.parametrize(("error", "earlier"), [(DependencyUnavailable, 1), (Internal, 1), (Overloaded, 0)])
-async def test_a_lost_execution_counts_as_an_attempt_and_a_refused_one_does_not(
+async def test_a_lost_execution_counts_as_an_attempt_but_a_refused_one_does_not(
     error: type[PawlError], earlier: int
 ) -> None:
     """The registry remembers executions that it may have started."""
@@ -238,7 +238,7 @@ async def made(ledger: Ledger, model: FakeModel) -> TitleMaker:
     return maker
 
 
-async def test_the_answering_model_writes_the_title_from_what_it_saw() -> None:
+async def test_the_model_that_answered_writes_the_title_from_what_it_saw() -> None:
     ledger, model = Ledger([task(model="steady"), task()]), FakeModel([says("Warmth"), says("Warmth")])
     await made(ledger, model)
     asked, other = model.requests
@@ -341,7 +341,7 @@ async def test_a_run_survives_two_minutes_of_internal_ledger_errors(name: str) -
     check_whole(world, key)
 
 
-async def test_a_run_that_never_reached_the_registry_reports_it() -> None:
+async def test_a_run_that_never_reached_the_registry_says_so() -> None:
     world = everything()
     key = world.ledger.submit("hello", RunOptions(limits=Limits(run_timeout_seconds=20)))
     world.registry.unreachable = 10**6

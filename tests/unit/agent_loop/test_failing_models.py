@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 import pytest
 
@@ -27,6 +29,7 @@ from pawl.agent_loop.model.request import (
 )
 from pawl.chassis.ids import RunKey
 from pawl.errors import InvalidField
+from pawl.job.v1.models_pb2 import ReportModelServerResponse
 from pawl.values import CallState, RunState, WaitKind
 from tests.fakes.loop_world import World
 from tests.fakes.manual_clock import ManualClock, run_in_virtual_time
@@ -146,6 +149,14 @@ def test_a_run_that_has_waited_for_the_model_server_survives_broken_answers() ->
     run_in_virtual_time(main())
 
 
+async def asked(breaker: Breaker) -> str:
+    request = ModelRequest(model="m", messages=({"role": "user", "content": "hi"},))
+    try:
+        return "".join([piece.text async for piece in breaker.stream(request) if isinstance(piece, TextPiece)])
+    except ModelError as error:
+        return error.problem.reason
+
+
 async def test_an_unresponsive_model_server_gets_one_probe_at_a_time() -> None:
     """LOOP-7: after ten failures in a row, only one call at a time tries the server.
 
@@ -155,15 +166,7 @@ async def test_an_unresponsive_model_server_gets_one_probe_at_a_time() -> None:
     answers = [OUTAGE, rate, *[OUTAGE] * 11, None, *[OUTAGE] * 9, None]
     clock = ManualClock()
     model = FakeModel([says("Here.") if each is None else [ModelError(each)] for each in answers])
-    breaker = Breaker(model, clock.monotonic)
-    request = ModelRequest(model="m", messages=({"role": "user", "content": "hi"},))
-
-    async def ask() -> str:
-        try:
-            return "".join([piece.text async for piece in breaker.stream(request) if isinstance(piece, TextPiece)])
-        except ModelError as error:
-            return error.problem.reason
-
+    ask = partial(asked, Breaker(model, clock.monotonic))
     reasons = [await ask() for _ in range(14)]
     assert reasons == ["NETWORK", "HTTP_429", *["NETWORK"] * 10, *["PROVIDER_UNAVAILABLE"] * 2]
     for expected in ("NETWORK", "Here."):
@@ -172,13 +175,42 @@ async def test_an_unresponsive_model_server_gets_one_probe_at_a_time() -> None:
     assert [await ask() for _ in range(10)] == [*["NETWORK"] * 9, "Here."]
 
 
+async def test_processes_that_share_outages_stop_calling_together_and_one_of_them_tries_again() -> None:
+    """LOOP-7. A process that gets no report from the others has a circuit of its own."""
+    clock = ManualClock()
+    outages, may_attempt, is_lost = 0, False, False
+
+    async def report(*, answered: bool = False, **asked: float) -> ReportModelServerResponse | None:
+        nonlocal outages
+        outages = 0 if answered else outages + int(asked.get("outages", 0))
+        if is_lost:
+            return None
+        return ReportModelServerResponse(outages=outages, closed_seconds=10, may_attempt=may_attempt)
+
+    models = [FakeModel([[ModelError(OUTAGE)]] * 9 + [says("Here.")]), FakeModel([[ModelError(OUTAGE)]])]
+    first, second = (Breaker(model, clock.monotonic, report) for model in models)
+    assert [await asked(first) for _ in range(9)] == ["NETWORK"] * 9
+    assert [await asked(second) for _ in range(2)] == ["NETWORK", "PROVIDER_UNAVAILABLE"]
+    await clock.advance(10)
+    assert await asked(second) == "PROVIDER_UNAVAILABLE", "another process makes the attempt"
+    assert await asked(first) == "Here."
+    assert outages == 0
+    await clock.advance(10)
+    models[1].scripts.append(says("Here too."))
+    assert await asked(second) == "Here too."
+    is_lost = True
+    models[1].scripts.extend([[ModelError(OUTAGE)]] * 10)
+    assert [await asked(second) for _ in range(11)] == [*["NETWORK"] * 10, "PROVIDER_UNAVAILABLE"]
+    assert not may_attempt
+
+
 @pytest.mark.parametrize("name", ["functions.look", "look()", "look<|channel|>commentary", " look{}", "tool:look"])
 def test_a_decorated_tool_name_is_refused_with_a_suggestion(name: str) -> None:
-    asked: list[Piece] = [
+    script: list[Piece] = [
         CallPiece(index=0, call_id="a", name=name, arguments="{}"),
         Finished(reason="tool_calls"),
     ]
-    world, key = played(asked, says("Done."))
+    world, key = played(script, says("Done."))
     (call,) = world.ledger.calls(key)
     assert present(call.result).error_reason == "TOOL_NOT_FOUND"
     assert b"did you mean 'look'?" in present(call.result).content_json
@@ -253,7 +285,7 @@ async def test_a_run_stays_with_its_fallback_model_to_the_end() -> None:
     assert world.model.requests[4].model == "first", "another run starts with the first model"
 
 
-async def test_a_failed_models_opaque_fields_are_not_sent_to_another_model() -> None:
+async def test_opaque_fields_of_a_failed_model_are_not_sent_to_another_model() -> None:
     """The switch happens during a run, and the second model accepts a history with calls of the first."""
 
     world, key = await finished(

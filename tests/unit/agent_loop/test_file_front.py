@@ -55,7 +55,7 @@ def proposed(name: str, arguments: Any) -> Call:
 @example('{"action": "read", "action": "delete"}', {"read_file", "delete_file"})
 @example('{"action": ["read"]}', {"read_file"})
 @example('{"action": {}}', {"read_file"})
-def test_any_arguments_are_resolved_or_refused(arguments: str, names: set[str]) -> None:
+def test_any_arguments_are_either_resolved_or_refused(arguments: str, names: set[str]) -> None:
     found = resolve(arguments, names)
     if found.fault:
         assert (found.tool_name, found.arguments) == (TOOL, arguments)

@@ -148,7 +148,7 @@ async def test_an_aim_that_is_already_met_needs_no_attempt() -> None:
     assert world.ledger.run(key).output_text.startswith("The goal was met after 0 attempts")
 
 
-async def test_an_attempt_knows_what_was_tried_and_why_it_fell_short() -> None:
+async def test_an_attempt_knows_what_was_tried_and_why_it_failed() -> None:
     world = GoalWorld(checks=[{"met": False, "reason": f"Spot {n} is white.", "progress": n / 10} for n in range(5)])
     key = world.ledger.submit("aim", goal=goal(attempts_max=3))
 
@@ -230,7 +230,7 @@ async def test_a_goal_ends_when_its_token_budget_is_used_up() -> None:
     assert run.usage.total_tokens <= 75
 
 
-async def test_a_wait_between_attempts_checks_again_before_the_next_attempt() -> None:
+async def test_after_a_wait_the_goal_is_checked_again_before_the_next_attempt() -> None:
     world = GoalWorld(checks=[{"met": False, "n": 0}, {"met": False, "n": 1}, True])
     key = world.ledger.submit("aim", goal=goal(wait_seconds=300.0))
 
@@ -267,7 +267,7 @@ UNFOUNDED = {"met": True, "progress": 1, "reason": "It is blue.", "citations": [
 
 
 @pytest.mark.parametrize("bad", [INVENTED, UNFOUNDED])
-async def test_a_judgement_without_existing_citations_is_asked_again_once(bad: dict[str, Any]) -> None:
+async def test_a_judgement_without_existing_citations_is_requested_once_more(bad: dict[str, Any]) -> None:
     world = GoalWorld(judgements=[bad, judged(met=True), bad])
     key = world.ledger.submit("aim", goal=goal(BY_JUDGE))
     await world.settle(key)
@@ -286,7 +286,7 @@ async def test_a_judgement_without_existing_citations_is_asked_again_once(bad: d
 
 
 @pytest.mark.parametrize(("tool_name", "reason"), [("check", "NOT_ALLOWED"), ("missing", "TOOL_NOT_FOUND")])
-async def test_a_check_that_cannot_run_ends_the_goal_with_the_reason(tool_name: str, reason: str) -> None:
+async def test_a_check_that_cannot_run_ends_the_goal_and_gives_the_reason(tool_name: str, reason: str) -> None:
     world = GoalWorld(checks=[False])
     world.registry.verdicts["check"] = tool("REFUSE", error_reason="NOT_ALLOWED", error_message="A rule denies it.")
     key = world.ledger.submit("aim", goal=goal(GoalCriterion(tool_name=tool_name)))
@@ -308,7 +308,7 @@ async def test_a_rejected_check_ends_the_goal() -> None:
     assert present(world.ledger.run(key).failure).reason == "REJECTED"
 
 
-async def test_attempts_have_the_agents_tools_and_not_those_of_the_goal() -> None:
+async def test_attempts_have_the_tools_of_the_agent_but_not_those_of_the_goal() -> None:
     world = GoalWorld(checks=[False, {"met": False, "n": 1}, True])
     options = RunOptions(tool_names=("look", "mail"))
     key = world.ledger.submit("aim", options, goal=goal(attempts_by=GoalAgent(tool_names=("look",))))

@@ -211,7 +211,7 @@ def test_errors_and_notes_reach_the_model(result: CallResult, sent: dict[str, An
     assert json.loads(content) == sent
 
 
-def test_results_over_the_limit_are_truncated_with_a_hint_on_reading_the_rest() -> None:
+def test_results_over_the_limit_are_truncated_with_a_hint_on_how_to_read_the_rest() -> None:
     """LOOP-8: small results stay whole."""
     large = ("é" * 30_000).encode()
     history_sent = contents([call("a", b'"' + large + b'"'), call("b", b"1"), call("c", b'"' + large + b'"')], 50_000)
@@ -420,7 +420,7 @@ def test_a_truncated_structured_answer_is_invalid() -> None:
     assert world.ledger.run(key).output_text == GOOD
 
 
-def test_no_answer_is_accepted_while_the_registry_is_unavailable() -> None:
+def test_answers_are_not_accepted_while_the_registry_is_unavailable() -> None:
     world, key = played(says(GOOD), unavailable_checks=3)
     assert world.ledger.run(key).state is RunState.COMPLETED
     assert world.registry.outputs == [GOOD] * 4

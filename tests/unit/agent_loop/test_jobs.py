@@ -336,7 +336,7 @@ async def test_a_silent_turn_does_not_add_an_answer(answers: list[Script]) -> No
 
 @pytest.mark.parametrize("answer", ["[silent]", "All is well."])
 @pytest.mark.parametrize("is_met", [False, True])
-async def test_failures_and_met_conditions_reach_the_user_regardless_of_the_model(answer: str, *, is_met: bool) -> None:
+async def test_failures_and_met_conditions_reach_the_user_whatever_the_model_does(answer: str, *, is_met: bool) -> None:
     """Untrusted text could persuade the model to stay silent."""
     more: dict[str, Any] = {"_interval": 60, "_duration": 10, "_until": "value"} if is_met else {}
     story = Story(calls(background("work", **more)), says("Begun."), says(answer))
@@ -421,7 +421,7 @@ def told(story: Story) -> list[tuple[str, str, str]]:
     ]
 
 
-async def test_a_delegated_run_answers_without_waiting_for_its_job_and_names_it() -> None:
+async def test_a_delegated_run_names_its_job_in_its_answer_but_does_not_wait_for_it() -> None:
     """ASYNC-1: the root conversation reports the job, because the delegated run has ended."""
     story = story_of(start=[calls(HIRE), says("Asked.")], help=[calls(background("work")), says("Begun.")])
     key = story.say("start")

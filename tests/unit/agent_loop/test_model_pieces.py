@@ -448,7 +448,7 @@ def test_tools_history_and_choice_are_renamed_together() -> None:
     assert request.tools[0]["function"]["name"] == "a.b", "shared values are unchanged"
 
 
-def test_a_name_with_one_dot_is_kept_and_others_are_sanitised() -> None:
+def test_a_name_with_one_dot_is_kept_while_other_names_are_sanitised() -> None:
     assert text.tool_name(" time.now ") == "time.now"
     assert text.tool_name("a.b.c") == "a_b_c"
     assert text.tool_name("x" * 62 + ".y") == "x" * 62 + "_y"

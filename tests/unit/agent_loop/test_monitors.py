@@ -67,7 +67,7 @@ def after(what: Job, values: list[Any]) -> JobCursor:
 
 
 @given(_WRITTEN, st.lists(st.tuples(st.integers(0, 9), _SECONDS), max_size=30), _SECONDS, st.integers(1, 5))
-def test_a_monitor_fires_on_edges_subject_to_its_pause_and_count(
+def test_a_monitor_fires_when_its_condition_becomes_true_subject_to_its_pause_and_count(
     written: object, seen: list[tuple[int, float]], pause: float, times: int
 ) -> None:
     watch = watched(written, pause=pause, times=times)
@@ -88,7 +88,7 @@ def test_a_monitor_fires_on_edges_subject_to_its_pause_and_count(
 
 
 @given(st.lists(st.booleans(), max_size=30))
-def test_without_a_pause_each_edge_fires_once(seen: list[bool]) -> None:
+def test_without_a_pause_a_monitor_fires_each_time_its_condition_becomes_true(seen: list[bool]) -> None:
     watch, cursor = watched("value"), JobCursor()
     for number, value in enumerate(seen):
         cursor = monitor.fired(watch, cursor, value, float(number))
@@ -126,7 +126,7 @@ def test_another_notation_of_a_number_is_not_a_change() -> None:
         assert present(found).is_met(before, present(found).seen(after)) is differ, before
 
 
-def test_a_change_within_the_pause_fires_afterwards_unless_reverted() -> None:
+def test_a_change_during_the_pause_is_reported_afterwards_unless_it_was_reverted() -> None:
     watch, cursor, fired = watched({"changed": True}, pause=10), JobCursor(), []
     for now, value in [(0, 1), (1, 2), (3, 3), (12, 3), (13, 4), (14, 3), (30, 3), (31, 5)]:
         cursor = monitor.fired(watch, cursor, value, float(now))
@@ -166,7 +166,7 @@ def test_an_evaluation_error_counts_as_a_failure() -> None:
     assert not monitor.report_due(what, third, fourth, call, "{}")[1], "once"
 
 
-def test_failures_are_reported_after_the_requested_number_in_a_row() -> None:
+def test_failures_are_reported_after_the_requested_number_of_consecutive_failures() -> None:
     what, cursor, reported = (
         job(when=watched("value.price < 5"), reports=JobReports.END, failures_told=2),
         JobCursor(),

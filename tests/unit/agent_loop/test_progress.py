@@ -80,7 +80,7 @@ def test_each_percentage_is_reported_once_and_a_minute_apart(
 
 
 @given(PERCENTS, REPORTS)
-def test_each_percentage_passed_for_good_is_covered_within_a_minute(
+def test_each_percentage_that_stays_passed_is_reported_within_a_minute(
     percents: tuple[int, ...], reports: list[tuple[float, float]]
 ) -> None:
     """A percentage that is lost before its report, because a restart goes back, is reported when passed again."""
@@ -91,7 +91,7 @@ def test_each_percentage_passed_for_good_is_covered_within_a_minute(
 
 
 @given(st.integers(1, 30), REPORTS, st.floats(0, 7200))
-def test_minutes_are_reported_at_their_time_without_any_fraction(
+def test_minutes_are_reported_at_their_time_even_without_a_fraction(
     minutes: int, reports: list[tuple[float, float]], seconds: float
 ) -> None:
     found, end = told(job(report_seconds=minutes * 60.0), reports, seconds)
@@ -99,7 +99,7 @@ def test_minutes_are_reported_at_their_time_without_any_fraction(
     assert [each.time for each in found] == list(itertools.takewhile(lambda time: time <= end, due))
 
 
-def test_percentages_passed_together_are_one_report() -> None:
+def test_percentages_that_are_passed_together_are_reported_together() -> None:
     found, _ = told(job(report_percents=(25, 50, 75)), [(5, 0.8)], 3600)
     assert found == [Told(1005, 75)]
 
@@ -110,13 +110,13 @@ def test_percentages_are_not_reported_again_after_a_restart_that_goes_back() -> 
 
 
 @pytest.mark.parametrize("reports", [each for each in JobReports if each is not JobReports.PROGRESS])
-def test_other_policies_report_no_progress(reports: JobReports) -> None:
+def test_other_policies_do_not_report_progress(reports: JobReports) -> None:
     what = job(reports=reports, report_percents=(1,))
     assert progress.report_time(what, JobCursor(), at(1010, 0.9), 1000, 1010) is None
 
 
 @given(st.lists(st.tuples(st.none() | st.floats(0, 1), st.booleans()), max_size=30))
-def test_only_new_ground_counts_as_progress(reported: list[tuple[float | None, bool]]) -> None:
+def test_only_progress_beyond_the_furthest_point_counts_as_progress(reported: list[tuple[float | None, bool]]) -> None:
     cursor, furthest = JobCursor(), 0.0
     for fraction, has_checkpoint in reported:
         report = ToolProgress(call_id=CallId("c"), tool_name="t", fraction=fraction, has_checkpoint=has_checkpoint)
@@ -125,7 +125,7 @@ def test_only_new_ground_counts_as_progress(reported: list[tuple[float | None, b
         cursor, furthest = after, max(furthest, fraction or 0.0)
 
 
-def test_the_end_is_expected_from_the_progress_or_else_the_estimate() -> None:
+def test_the_expected_end_comes_from_the_progress_or_else_from_the_estimate() -> None:
     assert progress.expected_end(job(), None) is None
     assert progress.expected_end(job(estimated_minutes=10), at(1010, None)) == 1600
     assert progress.expected_end(job(estimated_minutes=10), at(1100, 0.25)) == 1400
@@ -185,7 +185,7 @@ def scraping(**more: object) -> Story:
     return story
 
 
-async def test_conversation_hears_of_progress_at_each_threshold_and_then_of_the_end() -> None:
+async def test_a_conversation_is_notified_at_each_progress_threshold_and_then_of_the_end() -> None:
     story = scraping(_reports={"progress": [25, 50, 75]})
     story.say("scrape it")
     await story.until(lambda: story.is_over, seconds_max=5000, poll_seconds=5)
@@ -225,7 +225,7 @@ async def test_minutes_are_reported_while_a_call_waits_for_its_completion() -> N
         ("quiet", {"_reports": {"progress": [20]}}, []),
     ],
 )
-async def test_tool_sets_the_thresholds_and_its_none_wins(
+async def test_a_tool_sets_the_thresholds_and_the_model_cannot_override_none(
     tool_name: str, asked: dict[str, Any], told: list[int | None]
 ) -> None:
     story = Story(calls(background(tool_name, **asked)), seconds=0.0)

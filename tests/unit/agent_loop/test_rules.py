@@ -27,13 +27,13 @@ def running(run: Simulation) -> list[int]:
 class TestOrder:
     """LOOP-9, D1: the order in which calls start."""
 
-    def test_parallel_calls_start_together_and_serial_ones_in_order(self) -> None:
+    def test_parallel_calls_start_together_while_serial_calls_start_in_order(self) -> None:
         run = started(("serial", "parallel", "serial", "parallel"))
         assert running(run) == [0, 1, 3]
         run.ends(run.calls[0].call_id)
         assert running(run) == [1, 2, 3]
 
-    def test_a_serial_call_waits_for_earlier_decisions_unless_configured(self) -> None:
+    def test_a_serial_call_waits_for_earlier_decisions_unless_configured_otherwise(self) -> None:
         run = started(("gated", "serial", "parallel"))
         assert running(run) == [2]
         run.decides(run.calls[0], DecisionKind.REJECT)

@@ -17,11 +17,14 @@ from pawl.chassis.process.start import StartError
 from pawl.server.process import tracing
 from pawl.server.process.metrics import Metrics
 from pawl.server.process.tracing import Tracer
+from pawl.values import ENDED
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, fails, says
-from tests.fakes.otlp_receiver import Receiver, over_grpc, over_http
+from tests.fakes.otlp_receiver import Received, Receiver, over_grpc, over_http
 from tests.tables import for_each
 from tests.unit.agent_loop.scenario import VERDICTS, everything
+from tests.unit.agent_loop.test_jobs import Story, background
+from tests.unit.agent_loop.workflows import test_running as workflows
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CONTENTS = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
@@ -141,7 +144,7 @@ async def test_the_sampling_decision_reaches_the_tools(
     assert len({each.traceparent[3:35] for each in world.registry.asked}) == 1
 
 
-async def test_a_receiver_that_hangs_costs_spans_and_nothing_else(
+async def test_a_receiver_that_hangs_costs_spans_but_nothing_else(
     trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
@@ -180,3 +183,44 @@ def test_unusable_settings_are_reported_at_start(name: str, value: str, monkeypa
 
 def _counted(metrics: Metrics, outcome: str) -> float:
     return metrics.registry.get_sample_value("pawl_agent_loop_trace_spans_total", {"outcome": outcome}) or 0.0
+
+
+async def test_sub_agents_continue_the_trace_and_chunks_of_maps_link_to_it(trace: Trace) -> None:
+    with over_http() as receiver:
+        world = workflows.world_of(says("Fine."))
+        trace(world, receiver)
+        nodes = {
+            "ask": {"kind": "agent", "task": "Look."},
+            "each": {"kind": "map", "items": "${input.items}", "do": {"kind": "tool", "tool": "look"}},
+        }
+        key = workflows.start(world, nodes, {"items": list(range(300))})
+        while world.ledger.run(key).state not in ENDED:
+            await world.drive()
+        spans = receiver.wait(lambda spans: any(_is_end(span, key.run_id) for span in spans))
+
+    flow = next(span for span in spans if span.attributes["pawl.run.id"] == key.run_id)
+    (agent,) = (span for span in spans if span.name == "invoke_agent default")
+    assert (flow.name, agent.context[:32], agent.parent) == ("invoke_workflow flow", flow.trace_id, flow.span_id)
+    drives = {span.context for span in spans if span.trace_id == flow.trace_id and span.name == flow.name}
+    chunks = [span for span in spans if span.trace_id != flow.trace_id and not span.parent]
+    assert len(chunks) > 1
+    assert {chunk.links[0] for chunk in chunks} <= drives
+
+
+async def test_turns_and_iterations_of_series_have_their_own_traces_with_links(trace: Trace) -> None:
+    with over_http() as receiver:
+        story = Story(calls(background("look", _interval=60, _stopAfter=2)), says("Begun."), says("Seen."))
+        trace(story.world, receiver)
+        story.say("watch it")
+        await story.until(lambda: story.is_over and bool(story.turns))
+        turn_id = story.turns[-1].run_id
+        spans = receiver.wait(lambda spans: any(_is_end(span, turn_id) for span in spans))
+
+    begun, *turns = (span for span in spans if span.name == "invoke_agent default" and not span.parent)
+    looks = [span for span in spans if span.name == "execute_tool look"]
+    assert len({span.trace_id for span in (begun, *turns, *looks)}) == 1 + len(turns) + 2
+    assert {(span.parent, span.links) for span in (*turns, *looks)} == {("", (begun.context,))}
+
+
+def _is_end(span: Received, run_id: str) -> bool:
+    return span.attributes["pawl.run.id"] == run_id and span.attributes.get("pawl.run.state") == "COMPLETED"

@@ -19,12 +19,14 @@ from pawl.agent.v1.trigger_pb2 import DeliverMailRequest
 from pawl.agent.v1.workflow_pb2 import StartWorkflowRequest
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.loop.rules import checks
+from pawl.agent_loop.loop.spans import first_span
 from pawl.agent_loop.schedules.rpc import ScheduleServicer, fire_note
 from pawl.agent_loop.schedules.starting import ClaimPause, Starting
 from pawl.agent_loop.triggers.rpc import BODY_BYTES_MAX, TriggerServicer
 from pawl.agent_loop.workflows.starting import WorkflowStarting
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import IdSource, RequestId, StoreId, UserId
+from pawl.chassis.ids import IdSource, RequestId, RunId, StoreId, UserId
+from pawl.chassis.rpc.trace_context import current_traceparent, set_traceparent
 from pawl.errors import (
     AgentNotFound,
     DependencyUnavailable,
@@ -143,7 +145,7 @@ async def played(ledger: ScheduleBook, clock: ManualClock, seconds: float, **ref
     await run_for(clock, firing_of(ledger, Checks(refusals), clock).fire_forever(), seconds)
 
 
-def test_the_pause_between_claims_ends_a_second_after_the_last_claim_if_anything_changes() -> None:
+def test_any_change_ends_the_pause_between_claims_a_second_after_the_last_claim() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         pause = ClaimPause(VirtualClock())
@@ -197,7 +199,7 @@ async def test_an_unavailable_ledger_is_retried(clock: ManualClock) -> None:
     assert ledger.fired == [("good", "")]
 
 
-async def test_many_due_schedules_fire_and_a_constantly_changing_one_fails(clock: ManualClock) -> None:
+async def test_many_due_schedules_fire_even_if_one_of_them_changes_constantly(clock: ManualClock) -> None:
     ledger = ScheduleBook([due(f"{number}") for number in range(64)], [due("one more")])
     await played(ledger, clock, 20)
     assert len({*ledger.fired}) == len(ledger.fired) == 65
@@ -232,6 +234,27 @@ async def test_each_past_scheduled_time_has_its_own_request_id(clock: ManualCloc
     assert ledger.requests[:2] == ledger.requests[2:4]
     assert len(set(ledger.requests)) == 6
     assert ledger.requests[6:] == [(time, "") for time in times]
+
+
+async def test_a_firing_has_its_own_trace_with_a_link(clock: ManualClock) -> None:
+    """It links to the request that fires the schedule, otherwise to the previous firing's run."""
+    caller = f"00-{'a' * 32}-{'b' * 16}-01"
+
+    class Calls(Checks):
+        async def checked(self, caller: Principal, request_id: RequestId, message: Any, *, must_exist: bool) -> Any:
+            return SubmitMessageRequest(text=message.text, traceparent=current_traceparent()), None
+
+    starting = Starting(
+        cast("Messages", Calls({})), cast("WorkflowStarting", Workflows()), lambda _: False, traces=True
+    )
+    links = []
+    for given in ("", caller):
+        set_traceparent(given)
+        message, _ = await starting.message(ANN, ScheduleDefinition(text="x"), {}, last_run_id=RunId("run_1"))
+        assert message is not None
+        assert not message.traceparent
+        links.append(message.trace_link)
+    assert links == [first_span(RunId("run_1")), caller]
 
 
 # Webhook deliveries and delayed events: one failing event never stops the others.
@@ -411,7 +434,7 @@ def report(time: datetime | None = TIME, time_zone: str = "Europe/Berlin") -> Du
     return due
 
 
-def test_a_scheduled_run_sees_its_delay_and_its_scheduled_time_with_zone() -> None:
+def test_a_scheduled_run_sees_its_delay_and_its_scheduled_time_with_the_time_zone() -> None:
     local, later = "2026-07-06T09:00:00+02:00 (Europe/Berlin)", TIME + timedelta(minutes=5)
     rows: list[tuple[DueSchedule, datetime, datetime | None, str]] = [
         (report(), TIME, None, f"due at {local}."),

@@ -85,7 +85,7 @@ def test_a_call_approved_just_before_the_stop_is_withdrawn() -> None:
     assert planned.work == (StopCalls(call_ids=(run.calls[0].call_id,)),)
 
 
-def test_a_call_to_be_run_again_just_before_the_stop_is_withdrawn() -> None:
+def test_a_call_that_should_run_again_is_withdrawn_if_the_run_is_stopped() -> None:
     """I3, I12: the step that moves a call must also consume the command."""
     run = started(("serial",), options=RunOptions(unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION))
     [call] = run.calls
@@ -163,7 +163,7 @@ def test_a_tool_timeout_applies_up_to_the_ceiling() -> None:
         assert Limits().seconds_of_tool(own) == held, own
 
 
-def test_only_a_runs_ceiling_limits_the_timeouts_that_tools_set() -> None:
+def test_timeouts_that_tools_set_are_limited_only_by_the_ceiling_of_the_run() -> None:
     asked = Limits().with_asked({"tool_timeout_seconds": 5}, CEILINGS)
     assert (asked.seconds_of_tool(0), asked.seconds_of_tool(99)) == (5, 99)
     narrow = Limits().with_asked({"tool_timeout_seconds_max": 5}, CEILINGS)
@@ -200,7 +200,7 @@ def test_a_deployment_sets_limits_and_ceilings() -> None:
             read_limits({"model_servers": wrong})
 
 
-def test_no_ceiling_is_below_its_default() -> None:
+def test_a_ceiling_is_never_below_its_default() -> None:
     found = read_limits({"defaults": {"tool_timeout_seconds": 300, "total_tokens_max": 500}}).ceilings
     assert (found.tool_timeout_seconds, found.tool_timeout_seconds_max) == (300, 300)
     assert found.total_tokens_max == 500, "a budget is a ceiling unless the file sets another one"

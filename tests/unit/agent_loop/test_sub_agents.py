@@ -206,7 +206,7 @@ def clerk(
     )
 
 
-async def test_a_call_may_name_one_of_its_agents_delegates() -> None:
+async def test_a_call_may_name_a_delegate_of_its_agent() -> None:
     """The delegate uses its own tools and the smaller of the limits."""
 
     world = world_of(

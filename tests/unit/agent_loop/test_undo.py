@@ -103,7 +103,7 @@ async def test_an_undo_runs_inverses_in_reverse_order_without_model_calls() -> N
     ]
 
 
-async def test_a_gated_inverse_waits_for_approval_and_a_rejected_one_is_retried() -> None:
+async def test_a_gated_inverse_waits_for_approval_and_a_rejected_inverse_is_retried() -> None:
     world = new_world()
     world.registry.verdicts["unwrite"] = tool("APPROVE", digest=DIGEST)
     key = await finished(world)
@@ -233,7 +233,7 @@ def any_source(draw: st.DrawFn) -> UndoSource:
 
 
 @given(any_call(call_id="last"), st.sampled_from(list(EffectClass)))
-def test_a_jobs_trimmed_calls_are_reported_as_not_undoable(call: Call, effect: EffectClass) -> None:
+def test_the_trimmed_calls_of_a_job_are_reported_as_not_undoable(call: Call, effect: EffectClass) -> None:
     """The report has one entry for all of them, which names no call."""
     call = replace(call, effect_class=effect)
     gone = UndoSource(call=replace(call, call_id=CallId(""), round=0, end_time=None), trimmed_rounds=4900)
@@ -248,7 +248,7 @@ def test_a_jobs_trimmed_calls_are_reported_as_not_undoable(call: Call, effect: E
 
 
 @given(st.lists(any_source(), unique_by=lambda source: source.call.call_id, max_size=12))
-def test_a_plan_undoes_calls_in_reverse_end_order_at_most_once_each(sources: list[UndoSource]) -> None:
+def test_a_plan_undoes_each_call_at_most_once_in_reverse_order_of_their_ends(sources: list[UndoSource]) -> None:
     run = Run(
         store_id=StoreId("s"),
         user_id=UserId("u"),

@@ -41,7 +41,7 @@ async def test_many_runs_are_driven_concurrently() -> None:
     assert world.meter.held == 0
 
 
-async def test_a_run_whose_lease_cannot_be_renewed_is_stopped_before_the_lease_ends() -> None:
+async def test_a_run_is_stopped_before_its_lease_ends_if_the_lease_cannot_be_renewed() -> None:
     """I4: another worker may drive it after that."""
 
     world = World(VERDICTS, [long()])
@@ -86,7 +86,7 @@ def test_runs_survive_an_outage_shorter_than_their_leases(error: type[Exception]
         run_in_virtual_time(main(1004.0 + tenth / 10))
 
 
-async def test_a_run_is_not_driven_twice_while_a_dropped_drive_winds_down() -> None:
+async def test_a_run_is_not_driven_twice_while_a_dropped_drive_ends() -> None:
     """Both drives would have the same epoch, so neither would be fenced."""
 
     world = World(VERDICTS, [long(seconds=30.0), long(seconds=30.0)])
@@ -163,7 +163,7 @@ async def test_a_run_claimed_during_a_renewal_is_not_dropped() -> None:
     assert "lost" not in world.meter.left
 
 
-async def test_a_claim_with_a_lost_response_is_driven_anyway() -> None:
+async def test_a_run_is_driven_even_if_the_response_to_its_claim_was_lost() -> None:
     world = World(VERDICTS, [])
     key = world.ledger.submit("hello")
     lost = iter([True])
@@ -224,7 +224,7 @@ async def test_one_claim_serves_both_the_end_of_a_run_and_the_next_message() -> 
         assert len(asked) == 6, "the last end has no other claim"
 
 
-async def test_an_idle_worker_asks_rarely_only_while_it_would_hear_of_work() -> None:
+async def test_an_idle_worker_polls_rarely_as_long_as_it_would_be_notified_of_work() -> None:
     world = World(VERDICTS, [])
     worker = world.worker()
     assert len(await asked_of(world, worker, 60.0)) >= 50, "without NATS, it polls every second"

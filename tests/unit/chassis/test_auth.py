@@ -97,7 +97,7 @@ def test_a_delegate_acts_for_a_user_with_the_roles_it_passes_on() -> None:
         principal_of(backend, {"pawl-user": "a.b"})
 
 
-def test_no_caller_gets_more_rights_than_its_key_allows() -> None:
+def test_callers_never_get_more_rights_than_their_keys_allow() -> None:
     """A request for fewer roles than the key has must not get all of them."""
     admin, approver, delegate = credential("admin"), credential("approver"), credential("delegate", "approver")
     assert principal_of(admin, {"pawl-user": "backend", "pawl-store": "acme"}).user_id == "backend"

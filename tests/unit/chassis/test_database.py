@@ -199,7 +199,7 @@ async def _listen(database: Database, started: asyncio.Event, thawed: asyncio.Ev
         await connection.execute("SELECT 1")
 
 
-async def test_no_caller_hangs_on_a_frozen_server(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_do_not_hang_on_a_frozen_server(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test covers running statements, callers that wait for a connection, and later callers."""
     running = asyncio.Event()
     running.set()

@@ -153,7 +153,7 @@ def test_public_addresses_are_public_in_python_too(address: IPv4Address | IPv6Ad
 
 
 @given(st.sampled_from(REFUSED_IPV4) | st.ip_addresses(v=4).filter(lambda a: reach_of(a) is not Reach.PUBLIC).map(str))
-def test_a_refused_address_is_refused_when_embedded_in_an_ipv6_address(text: str) -> None:
+def test_a_refused_address_is_also_refused_inside_an_ipv6_address(text: str) -> None:
     for form in inside_ipv6(IPv4Address(text)):
         assert reach_of(form) is not Reach.PUBLIC, form
         assert reach_of(plain_address(str(form))) is not Reach.PUBLIC, form
@@ -315,7 +315,7 @@ def test_secrets_are_sent_over_https_or_to_explicitly_allowed_hosts() -> None:
             rules.check_secrets(read_target(url))
 
 
-def test_no_rule_allows_metadata_addresses() -> None:
+def test_rules_cannot_allow_metadata_addresses() -> None:
     rules = read_rules(None, ["wiki:80", "100.64.0.0/10", "fc00::/7"])
     for address in ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "fe80::1", "224.0.0.1"):
         assert addresses_are_refused("http://wiki", [address], rules), address

@@ -168,7 +168,7 @@ async def test_a_caller_that_fails_too_often_does_not_cause_a_poll(
     assert len(source.syncs) == before
 
 
-async def test_no_key_is_accepted_if_polls_have_failed_for_a_minute(
+async def test_keys_are_not_accepted_if_polls_have_failed_for_a_minute(
     rows: KeyRows, source: Source, clock: ManualClock
 ) -> None:
     """Any key may have been revoked in the meantime."""

@@ -75,7 +75,7 @@ def test_counts_of_recent_sources_are_limited(monkeypatch: pytest.MonkeyPatch) -
     assert [failed.may_look_up(f"source {number}", "") for number in range(5)] == [True, True, False, False, False]
 
 
-async def test_a_source_over_its_limit_causes_no_lookups_and_few_log_lines() -> None:
+async def test_a_source_over_its_limit_does_not_cause_lookups_and_causes_few_log_lines() -> None:
     clock = ManualClock()
     failed, metrics = failures(clock)
     with capture_logs() as lines:
@@ -185,7 +185,7 @@ class Ended:
         self.reason = reason
 
 
-def test_the_source_with_the_most_calls_loses_calls_first_on_a_full_server() -> None:
+def test_on_a_full_server_the_source_with_the_most_calls_loses_calls_first() -> None:
     crowd, alone, many, late = AnonymousCalls(10), Ended(), [Ended() for _ in range(50)], Ended()
     crowd.enter(alone, "a")
     for call in many:

@@ -258,7 +258,7 @@ def test_a_program_other_than_a_service_logs_through_logging() -> None:
     assert done.stderr == "tool.failed tool='charge'\n"
 
 
-def test_a_traceback_shows_no_local_variables() -> None:
+def test_a_traceback_does_not_show_local_variables() -> None:
     """I22: local variables may contain keys."""
     body = """
 def sign(key):

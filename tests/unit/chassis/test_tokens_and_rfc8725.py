@@ -120,7 +120,7 @@ def test_distinct_claim_values_get_distinct_ids(values: list[str]) -> None:
     assert all(made == value or to_id(made) != made for made, value in zip(ids, values, strict=True))
 
 
-def test_roles_come_from_the_map_and_a_user_without_any_is_refused() -> None:
+def test_roles_come_from_the_map_and_a_user_without_roles_is_refused() -> None:
     rule = {"claim": "groups", "map": {"staff": ["member"], "leads": ["approver", "finance"]}}
     rows: list[tuple[Any, set[str] | None]] = [
         (["staff"], {"member"}),

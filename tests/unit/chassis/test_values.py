@@ -110,7 +110,7 @@ def test_there_are_at_most_sixteen_labels() -> None:
 
 
 @given(items=st.lists(st.binary(max_size=12)), size_max=st.integers(0, 20), items_max=st.integers(1, 5))
-def test_parts_keep_the_order_and_exceed_the_limit_only_for_a_single_item(
+def test_parts_keep_the_order_and_only_a_single_item_can_exceed_the_limit(
     items: list[bytes], size_max: int, items_max: int
 ) -> None:
     parts = list(in_parts(items, len, size_max=size_max, items_max=items_max))
@@ -263,7 +263,7 @@ def filled(items: list[tuple[str, int]]) -> FairQueue[str, tuple[str, int]]:
 
 
 @given(items=ITEMS)
-def test_each_item_is_returned_once_and_in_order_for_its_key(items: list[tuple[str, int]]) -> None:
+def test_each_item_is_returned_once_in_the_order_of_its_key(items: list[tuple[str, int]]) -> None:
     shares = filled(items)
     assert len(shares) == len(items)
     taken = [shares.take() for _ in items]
@@ -285,7 +285,7 @@ def test_waiting_keys_take_turns(items: list[tuple[str, int]]) -> None:
             assert sorted(between) == sorted(set(later) - {key})
 
 
-async def test_a_key_gets_half_of_the_slots_that_others_leave_free() -> None:
+async def test_a_key_gets_half_of_the_slots_that_other_keys_leave_free() -> None:
     places = FairSlots(8)
     works = {key: [asyncio.get_running_loop().create_future() for _ in range(9)] for key in "abcd"}
     entering = []

@@ -262,7 +262,7 @@ def newer() -> call_pb2.Question:
     return call_pb2.Question.FromString(b"\x18\x63")  # Field 3, the kind: 99.
 
 
-def test_unspecified_enums_default_and_unknown_ones_are_an_error() -> None:
+def test_unspecified_enums_have_a_default_but_unknown_values_are_an_error() -> None:
     defaults: dict[type[Enum], Enum] = {Kind: Kind.CONFIRMATION}
     careful = Translator(refuse, defaults=defaults).struct(Question, call_pb2.Question, field="call.question")
     assert careful.read(call_pb2.Question()).kind is Kind.CONFIRMATION

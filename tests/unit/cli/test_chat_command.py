@@ -367,7 +367,7 @@ def test_a_stopped_job_is_described(fields: dict[str, Any], text: str) -> None:
     assert stopped_text(job) == text
 
 
-async def test_following_starts_over_when_the_position_is_lost_and_ends_with_the_conversation(
+async def test_following_starts_over_if_the_position_is_lost_and_ends_with_the_conversation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cursors = list[str]()

@@ -56,7 +56,7 @@ CLERK = {
 
 
 @given(st.dictionaries(KEYS, st.sets(KEYS)))
-def test_a_resource_follows_those_that_it_refers_to(graph: dict[Key, set[Key]]) -> None:
+def test_a_resource_comes_after_the_resources_to_which_it_refers(graph: dict[Key, set[Key]]) -> None:
     try:
         order = rules.ordered(graph)
     except CycleError:
@@ -299,7 +299,7 @@ def test_faults_of_a_workflow_are_sorted_by_line(tmp_path: Path) -> None:
     assert found == [f"{file}:1: first", f"{file}:3: nodes.b.kind: early", f"{file}:4: nodes.a: late"]
 
 
-def test_values_of_secrets_are_refused(tmp_path: Path) -> None:
+def test_secret_values_are_refused(tmp_path: Path) -> None:
     _, problems = read(
         tmp_path,
         {
@@ -374,7 +374,7 @@ def test_secrets_are_exported_as_names() -> None:
     assert dict(source.mcp_http.secret_headers) == {"Authorization": "shop-authorization"}
 
 
-async def test_every_resource_is_exported_to_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_each_resource_is_exported_to_its_own_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(applying, "KINDS", {"agent": KINDS["agent"]})
     found: Any = Store()
     names = ("a b", "a/b", "a_b", "ü" * 200)
@@ -385,7 +385,7 @@ async def test_every_resource_is_exported_to_a_file_of_its_own(monkeypatch: pyte
     assert (sorted(each.key.name for each in read), problems) == (sorted(names), [])
 
 
-def test_a_set_is_one_folder_with_a_name(tmp_path: Path) -> None:
+def test_a_set_is_a_single_folder_with_a_name(tmp_path: Path) -> None:
     (tmp_path / "pawl.yaml").write_text("name: a b\n")
     with pytest.raises(CommandError, match="must be `name: NAME`"):
         applying.read([tmp_path])

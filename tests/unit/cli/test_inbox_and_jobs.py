@@ -192,7 +192,7 @@ async def test_always_approves_and_allows_the_tool_in_its_conversation() -> None
     assert not rules.revoked
 
 
-async def test_a_partially_failed_always_answer_reports_what_succeeded() -> None:
+async def test_an_always_answer_that_fails_partly_reports_what_succeeded() -> None:
     agents, rules = Agents(), Rules()
     rules.refuses_to.add("make")
     shown = await typed(agents, "always\n", call("a"), rules=rules)
@@ -267,7 +267,7 @@ def test_stopped_job_with_one_call_shows_only_the_calls_progress() -> None:
     assert progress_text(job).startswith("99% "), "100% means that the call has ended"
 
 
-def test_reports_are_given_as_a_word_or_json_or_refused() -> None:
+def test_reports_are_given_as_a_word_or_as_json_and_others_are_refused() -> None:
     for given in ("every=10", '{"every": 10}'):
         request = jobs_pb2.StartJobRequest()
         put_reports(request, given)
@@ -294,7 +294,7 @@ def test_a_step_is_shown_folded_or_in_full_without_control_codes() -> None:
     assert shown_of_undo_and_steps(step) == "  0 result read: 70000 bytes\n"
 
 
-def test_every_undo_state_has_a_description_and_an_inverse_names_its_call() -> None:
+def test_every_undo_state_has_a_description_and_every_inverse_names_its_call() -> None:
     for state in undo_pb2.UndoState.values()[1:]:
         undo = undo_pb2.CallUndo(call_id="call_1", tool_name="write", state=state, summary="Take it back", reason="why")
         line, _ = undo_line(undo)
@@ -405,7 +405,7 @@ def test_a_node_is_shown_with_labels_and_the_names_of_states() -> None:
     ]
 
 
-def test_what_a_workflow_asks_is_shown_without_json() -> None:
+def test_questions_of_a_workflow_are_shown_without_json() -> None:
     asked = call_pb2.Call(context=call_pb2.EXECUTION_CONTEXT_HUMAN, arguments_json=b'{"question":"Pay?"}')
     asked.approval.preview = "Pay?"
     shown = "\n".join(wording.call_lines(asked, NOW))

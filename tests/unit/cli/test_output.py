@@ -262,7 +262,7 @@ def test_a_user_who_may_not_decide_sees_who_may() -> None:
         assert text in hint(waiting, decides=decides(run_pb2.Run(user_roles=roles)))
 
 
-async def test_child_run_waits_are_shown_once_despite_a_failed_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waits_of_child_runs_are_shown_once_despite_a_failed_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     output, waiting = io.StringIO(), call(call_pb2.CALL_STATE_AWAITING_APPROVAL)
     waiting.run_id = "run_2"
     own = call(call_pb2.CALL_STATE_ASKED)

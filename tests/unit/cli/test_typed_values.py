@@ -271,7 +271,7 @@ def test_the_error_for_an_unknown_answer_lists_the_possible_ones() -> None:
     assert not_refused(CommandError, lambda line: answers.decision_of(line, GATED), lines) == []
 
 
-def test_only_a_bare_word_approves_or_rejects() -> None:
+def test_only_a_single_word_approves_or_rejects() -> None:
     """HITL-1: after any longer line, the command asks again and shows the possible answers."""
     call = call_pb2.Call()
     call.CopyFrom(GATED)

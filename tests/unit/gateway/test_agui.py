@@ -103,7 +103,7 @@ def test_a_complete_resume_is_converted_to_decisions() -> None:
     assert (answers_given.tokens, answers_given.stops, answers_given.late) == ({"run": 9}, [], [])
 
 
-def test_late_answers_are_reported_and_unknown_ones_refused() -> None:
+def test_late_answers_are_reported_and_unknown_answers_are_refused() -> None:
     assert agui_input.answers(resume(**{"call_9.d": None}), WAITING, [], {"call_9": {}}).late == ["call_9.d"]
     decision = {"userId": "bob", "kind": "DECISION_KIND_REJECT"}
     known = {"call_9": {"toolName": "pay", "state": "CALL_STATE_EXPIRED"}, "call_8": {"toolName": "pay"}}
@@ -116,7 +116,7 @@ def test_late_answers_are_reported_and_unknown_ones_refused() -> None:
         agui_input.answers(resume(**{"call_1.old": {"approved": True}}), WAITING, [], {})
 
 
-def test_an_incomplete_or_duplicate_or_invalid_resume_is_refused() -> None:
+def test_an_incomplete_duplicate_or_invalid_resume_is_refused() -> None:
     """Of two contradictory answers, neither counts."""
     for index, given_ in enumerate([resume()] * 3):
         half = [*given_[:index], *given_[index + 1 :]]
@@ -221,7 +221,7 @@ async def test_cancel_stops_only_a_job_of_its_thread(conversation_id: str) -> No
         assert (await thread.stop("run_7"))["job"]["state"] == "RUN_STATE_CANCELLING"
 
 
-async def test_activities_show_open_jobs_and_those_that_the_page_still_shows() -> None:
+async def test_activities_include_open_jobs_and_jobs_that_the_page_still_shows() -> None:
     services = MagicMock()
     found: list[Any] = [
         jobs_pb2.ListJobsResponse(jobs=[jobs_pb2.BackgroundJob(job_id="run_2", conversation_id="conv_1")]),
@@ -329,7 +329,7 @@ def run_of(run_id: str, state: str, **more: Any) -> run_pb2.Run:
     return run_pb2.Run(state=run_pb2.RunState.Value(f"RUN_STATE_{state}"), **fields)
 
 
-async def test_follow_streams_each_turn_of_a_job_once_as_a_run_of_its_own() -> None:
+async def test_follow_streams_each_turn_of_a_job_once_as_its_own_run() -> None:
     """Left out: turns that have not started, were stopped or said nothing, child runs, and runs of AG-UI requests."""
     mine = run_of("mine", "RUNNING", labels={"agui.run": "r1"})
     silent = run_of("silent", "COMPLETED")
@@ -357,7 +357,7 @@ async def test_follow_streams_each_turn_of_a_job_once_as_a_run_of_its_own() -> N
     assert services.cursors == ["", "2", "3"]
 
 
-async def test_follow_streams_a_turn_again_that_waited_and_continues() -> None:
+async def test_a_turn_that_waited_is_streamed_again_when_it_continues() -> None:
     services = FollowedThread(
         changed("1", run_of("a", "WAITING", last_seq=3), run_of("b", "WAITING", last_seq=3)),
         changed("2", run_of("a", "WAITING", last_seq=3)),
@@ -480,7 +480,7 @@ def test_ag_ui_matches_the_golden_log(legacy: bool) -> None:
         assert shown(page_of(events)) == json.loads(TOLD.read_text()), index
 
 
-def test_answers_have_the_same_ids_while_they_are_streamed_and_in_a_later_snapshot() -> None:
+def test_answers_have_the_same_ids_in_the_stream_and_in_a_later_snapshot() -> None:
     """A page that compares a snapshot with what it shows can tell which answers it has missed."""
     log = json.loads(LOG.read_text())
     fold = Fold(log[0]["runId"], legacy=False)

@@ -194,7 +194,7 @@ async def test_the_cookie_is_bound_to_the_host_and_hidden_from_scripts() -> None
         assert session["max-age"] == "60"
 
 
-async def test_a_code_logs_in_once_and_never_after_a_restart() -> None:
+async def test_a_code_logs_in_only_once_and_not_after_a_restart() -> None:
     browser = Browser()
     started = browser.clock.now()
     await browser.clock.advance(1.0)
@@ -382,7 +382,7 @@ def browser(tmp_path: Path, listener: Listener) -> Browser:
 
 
 @pytest.mark.parametrize("listener", ["http"], indirect=True)
-async def test_an_unsubscribe_link_asks_for_confirmation_but_one_click_does_not(browser: Browser) -> None:
+async def test_an_unsubscribe_link_asks_for_confirmation_but_one_click_unsubscribing_does_not(browser: Browser) -> None:
     """NOTE-1: otherwise mail scanners, which follow links, would unsubscribe users."""
     page = await browser.ask("GET", "/unsubscribe/acme/good", headers={"accept": "text/html"})
     assert (page.status_code, '<form method="post">' in page.text, browser.channel.timeouts) == (200, True, [])

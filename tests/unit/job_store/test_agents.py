@@ -153,7 +153,7 @@ def test_usage_counts_are_the_sum_of_the_changes(runs: list[tuple[str, str, Used
             assert reduce(Used.plus, found, NOTHING) == used
 
 
-def test_changes_without_usage_add_nothing() -> None:
+def test_changes_without_usage_do_not_add_anything() -> None:
     row = run(used=Used(input_tokens=7))
     assert usage.added([], [(row, replace(row, state=RunState.RUNNING))], read, NOW) == []
     assert usage.added([], [(row, replace(row, usage=packed(Used(input_tokens=7))))], read, NOW) == []

@@ -35,7 +35,7 @@ ASKED_A_QUESTION: dict[str | None, list[tuple[str, str]]] = {
         (CallState.ASKED, DecisionKind.ANSWER, "", ASKED_A_QUESTION),
     ],
 )
-def test_only_those_whom_a_call_asks_can_decide_on_it(
+def test_only_the_users_whom_a_call_asks_can_decide_on_it(
     state: CallState, kind: DecisionKind, digest: str, rows: dict[str | None, list[tuple[str, str]]]
 ) -> None:
     for asked, outcomes in rows.items():
@@ -48,7 +48,7 @@ def test_only_those_whom_a_call_asks_can_decide_on_it(
         assert found == outcomes, asked
 
 
-def test_whom_a_call_asks_does_not_change(world: World) -> None:
+def test_the_users_whom_a_call_asks_do_not_change(world: World) -> None:
     run_id = world.start_run()
     asks = change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, asked_user_id="kim")
     world.commit(run_id, calls=(asks,))

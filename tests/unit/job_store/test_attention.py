@@ -226,9 +226,13 @@ def test_a_renewed_lease_resets_the_silence() -> None:
 class Bus:
     connected = True
     connection_number = 1
+    is_clustered = False
 
     def jetstream(self) -> Any:
         return self
+
+    async def stream_info(self, _name: str) -> Any:
+        return SimpleNamespace(config=SimpleNamespace(num_replicas=1))
 
     async def update_stream(self, _config: object) -> Any:
         return SimpleNamespace(state=SimpleNamespace(messages=0))

@@ -94,7 +94,7 @@ def test_a_stopped_run_does_not_accept_decisions(world: World) -> None:
     assert world.steer(run_id).outcome is LATE
 
 
-def test_a_call_waits_since_its_state_changed_however_often_it_is_written(world: World, run_id: str) -> None:
+def test_a_rewritten_call_keeps_the_time_since_which_it_has_been_waiting(world: World, run_id: str) -> None:
     waits = CallState.AWAITING_APPROVAL
     begin, times = world.now, []
     for state, escalated in ((waits, False), (waits, True), (CallState.CANCELLED, False)):

@@ -83,7 +83,7 @@ def test_a_key_belongs_to_one_user_of_one_store() -> None:
     assert keyed(world, user_id=bob) != keyed(world)
 
 
-def test_a_refused_message_with_a_new_key_creates_no_conversation(world: World) -> None:
+def test_a_refused_message_with_a_new_key_does_not_create_a_conversation(world: World) -> None:
     with pytest.raises(PawlError):
         keyed(world, queue_max=0, store_queue_max=0, store_slots=0)
     assert not list(world.unit.conversations.items())
@@ -409,7 +409,7 @@ def test_adjacent_erased_segments_are_merged() -> None:
     assert path_to(row("c2", 6, past_number=4), erased, 6) == (segment(1, 4, ""), segment(5, 6, "c2"))
 
 
-def test_removed_messages_count_as_missing_but_erased_ones_do_not() -> None:
+def test_removed_messages_count_as_missing_while_erased_messages_do_not() -> None:
     path = (segment(1, 4, ""), segment(5, 10, "c1"))
     assert is_whole(path, end_number=0, kept=6)
     assert not is_whole(path, end_number=0, kept=5)

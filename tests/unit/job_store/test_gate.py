@@ -202,7 +202,7 @@ def test_calls_in_a_granted_series_start_once_each_up_to_the_limit(world: World)
         {"round": 1},
     ],
 )
-def test_no_other_call_starts_under_a_grant(world: World, other: dict[str, Any]) -> None:
+def test_other_calls_cannot_start_under_a_grant(world: World, other: dict[str, Any]) -> None:
     run_id = granted(world)
     with pytest.raises(IllegalTransition):
         world.commit(run_id, calls=(iteration_call("call_2", CallState.RUNNABLE, 2, **other),))
@@ -210,7 +210,7 @@ def test_no_other_call_starts_under_a_grant(world: World, other: dict[str, Any])
 
 
 @pytest.mark.parametrize(("given_by", "enough"), [(("cyd",), 1), (("cyd", "dan"), 2)])
-def test_a_grant_covers_calls_only_while_it_has_enough_approvals(given_by: tuple[str, ...], enough: int) -> None:
+def test_a_grant_covers_calls_only_as_long_as_it_has_enough_approvals(given_by: tuple[str, ...], enough: int) -> None:
     """I9: the current number of required approvals counts, not the number at the first call."""
     world = World()
     run_id = asked(world, approvals_required=len(given_by))
@@ -223,7 +223,7 @@ def test_a_grant_covers_calls_only_while_it_has_enough_approvals(given_by: tuple
     assert world.run(run_id).grant.uses == 2  # type: ignore[union-attr]
 
 
-def test_a_grant_covers_the_series_as_edited(world: World) -> None:
+def test_a_grant_covers_the_edited_series(world: World) -> None:
     """The edit changes the call, the count and the interval of the job from then on."""
     run_id = asked(world)
     edited = replace(OTHER, interval_seconds=5.0, iterations_max=2)
@@ -299,7 +299,7 @@ REFUSED = ("REFUSED", "PERMISSION_DENIED")
 AGAIN = ("LATE", "ALREADY_DECIDED")
 
 
-def test_two_approvals_are_needed_from_users_other_than_the_starter(world: World) -> None:
+def test_two_users_other_than_the_starter_must_approve(world: World) -> None:
     run_id = shared_gate(world, 2)
     for kind in DecisionKind:
         assert decided(world, run_id, "ann", kind) == REFUSED
@@ -445,7 +445,7 @@ def test_a_user_without_the_approver_right_can_only_answer_questions(world: Worl
     assert decided(world, run_id, "ann", DecisionKind.ANSWER, right=DecisionRight.QUESTIONS) == ACCEPTED
 
 
-def test_an_approval_is_escalated_once_and_otherwise_unchanged(world: World) -> None:
+def test_an_approval_can_be_escalated_once_and_otherwise_does_not_change(world: World) -> None:
     run_id = shared_gate(world, 2)
     decided(world, run_id, "cyd")
     for digest, refused in ((EDITED_DIGEST, True), (DIGEST, False), (DIGEST, True)):

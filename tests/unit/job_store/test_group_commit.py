@@ -173,7 +173,9 @@ async def test_without_a_database_all_callers_of_the_group_get_an_error(
         assert await run_all(commit, ["a", "b"]) == ["a", "b"]
 
 
-async def test_one_poison_operation_does_not_make_others_fail(journal: ScriptedJournal, recorder: Recorder) -> None:
+async def test_a_poison_operation_does_not_make_other_operations_fail(
+    journal: ScriptedJournal, recorder: Recorder
+) -> None:
     """I20: only the failing operation gets an error."""
     journal.poison = "poison"
     async with running(journal, recorder) as commit:
@@ -276,13 +278,13 @@ def test_operations_are_written_once_and_in_order_in_bounded_groups(
         assert not one_store or len({each[1] for each in group}) <= 1
 
 
-def test_groups_of_one_store_serve_a_store_that_has_only_work() -> None:
+def test_groups_of_one_store_serve_a_store_that_has_only_the_runs_own_work() -> None:
     lanes = filled([(Lane.PEOPLE, store, 1) for store in "abcdef"] + [(Lane.WORK, "w", 1)])
     first_two = [lanes.next_group(lambda each: each[3], operations_max=9, bytes_max=9, one_store=True) for _ in "12"]
     assert "w" in {each[1] for group in first_two for each in group}
 
 
-async def test_groups_of_one_store_are_written_side_by_side(journal: ScriptedJournal, recorder: Recorder) -> None:
+async def test_groups_of_one_store_are_written_in_parallel(journal: ScriptedJournal, recorder: Recorder) -> None:
     names = [f"store-{number}" for number in range(group_commit.STORE_QUEUES * 4)]
     async with running(journal, recorder, one_store=True) as commit:
         journal.open.clear()
@@ -294,7 +296,7 @@ async def test_groups_of_one_store_are_written_side_by_side(journal: ScriptedJou
 
 
 @given(people=st.integers(0, 300), work=st.integers(0, 300))
-def test_user_requests_come_first_but_work_keeps_its_quota(people: int, work: int) -> None:
+def test_user_requests_come_first_but_the_runs_own_work_keeps_its_quota(people: int, work: int) -> None:
     lanes = filled([(Lane.PEOPLE, "a", 1)] * people + [(Lane.WORK, "a", 1)] * work)
     group = [each[0] for each in lanes.next_group(lambda each: each[3], operations_max=128, bytes_max=10_000)]
     assert group == sorted(group, key=lambda lane: lane is Lane.WORK)
@@ -342,7 +344,7 @@ async def test_steps_that_could_not_be_written_take_the_transaction(
     assert journal.groups == [["step", "command"]]
 
 
-async def test_outage_during_a_step_is_reported(journal: ScriptedJournal, recorder: Recorder) -> None:
+async def test_an_outage_during_a_step_is_reported(journal: ScriptedJournal, recorder: Recorder) -> None:
     journal.alone, journal.steps_raise = {"step"}, DependencyUnavailable()
     async with running(journal, recorder) as commit:
         (answer,) = await run_all(commit, ["step"])

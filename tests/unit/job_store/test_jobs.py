@@ -22,7 +22,9 @@ from tests.unit.job_store.world import STORE, USER, change, delegation
 
 
 @given(entered=st.integers(0, 3), pending=st.booleans(), is_open=st.booleans())
-def test_a_run_that_failed_passes_on_only_what_is_not_outdated(*, entered: int, pending: bool, is_open: bool) -> None:
+def test_a_failed_run_passes_on_only_notices_that_are_not_outdated(
+    *, entered: int, pending: bool, is_open: bool
+) -> None:
     """Of a job's iterations one notice waits at most, and none that it had received waits behind the end."""
     job: dict[str, Any] = {"run_id": RunId("j"), "user_id": USER, "above": (RunId("a"), RunId("b"), RunId("c"))}
     notices = [Notice(**job, occasion=number, entered_by=RunId("a")) for number in range(1, entered + 1)]
@@ -51,7 +53,7 @@ def test_a_delegated_run_receives_the_end_of_its_job() -> None:
 
 
 @pytest.mark.parametrize("state", [RunState.COMPLETED, RunState.FAILED])
-def test_the_next_run_above_receives_what_a_delegated_run_has_not(state: RunState) -> None:
+def test_the_next_run_above_gets_the_notices_that_a_delegated_run_has_not_received(state: RunState) -> None:
     desk = Desk()
     root = desk.start_run()
     middle = desk.delegate(root)
@@ -69,7 +71,7 @@ def test_the_next_run_above_receives_what_a_delegated_run_has_not(state: RunStat
 
 
 @pytest.mark.parametrize("is_job_first", [True, False])
-def test_a_job_and_its_delegated_run_that_end_together_start_one_turn(*, is_job_first: bool) -> None:
+def test_a_job_and_its_delegated_run_that_end_together_start_only_one_turn(*, is_job_first: bool) -> None:
     """The root run has ended, because the delegated run belongs to a job."""
     desk = Desk()
     root = desk.start_run()
@@ -101,7 +103,7 @@ def test_a_turn_for_a_delegated_job_has_the_agent_and_the_budget_of_the_root_run
     assert (turn.agent_name, turn.options, turn.token_budget, turn.budget_run_id) == ("front", b"front", 100, root)
 
 
-def test_a_run_that_ended_before_its_agent_receives_nothing() -> None:
+def test_a_run_that_ended_before_the_run_below_it_does_not_receive_anything() -> None:
     """A cancelled run does not wait for the runs below it."""
     desk = Desk()
     root = desk.start_run()
@@ -115,7 +117,7 @@ def test_a_run_that_ended_before_its_agent_receives_nothing() -> None:
 
 
 @pytest.mark.parametrize("is_below_job", [True, False])
-def test_a_job_that_starts_below_a_cancelled_run_is_cancelled_and_reports_nothing(*, is_below_job: bool) -> None:
+def test_a_job_that_starts_below_a_cancelled_run_is_cancelled_without_a_report(*, is_below_job: bool) -> None:
     """I12: the cancellation reaches the runs below only with the next step of each run above."""
     desk = Desk()
     root = desk.start_run()
@@ -143,7 +145,7 @@ def test_the_end_of_a_delegated_run_names_its_open_jobs() -> None:
     assert stop.read_ending(command.payload).job_ids == (still_open,)
 
 
-def test_other_runs_of_the_conversation_keep_the_notices_of_a_delegated_run() -> None:
+def test_other_runs_of_the_conversation_do_not_take_the_notices_of_a_delegated_run() -> None:
     desk = Desk()
     root = desk.start_run()
     agent = desk.delegate(desk.take(desk.start_job(root)))
@@ -160,7 +162,7 @@ def test_other_runs_of_the_conversation_keep_the_notices_of_a_delegated_run() ->
     assert desk.turns == []
 
 
-def test_a_delegated_run_starts_at_most_as_many_jobs_as_its_conversation_has_left() -> None:
+def test_a_delegated_run_can_start_only_as_many_jobs_as_its_conversation_has_left() -> None:
     """ASYNC-7"""
     desk = Desk()
     root = desk.start_run()
@@ -173,7 +175,7 @@ def test_a_delegated_run_starts_at_most_as_many_jobs_as_its_conversation_has_lef
         desk.start_job(agent)
 
 
-def test_a_delegated_runs_model_stops_only_jobs_that_it_started() -> None:
+def test_the_model_of_a_delegated_run_can_only_stop_jobs_that_the_run_started() -> None:
     desk = Desk()
     root = desk.start_run()
     agent = desk.delegate(root)
@@ -206,7 +208,7 @@ def test_stopping_a_job_also_stops_the_jobs_of_agents_below_it(*, is_below_job: 
         assert desk.unit.wakeups.rows[-1].run.run_id == low
 
 
-def test_stop_by_the_model_is_reported_to_the_delegated_run_whose_job_it_is() -> None:
+def test_if_another_model_stops_a_job_the_delegated_run_that_started_it_is_notified() -> None:
     """ASYNC-5: the model that stopped a job is not notified of its end, but another model is."""
     desk = Desk()
     root = desk.start_run()
@@ -291,7 +293,7 @@ def test_an_unstarted_turn_does_not_use_a_store_queue_slot() -> None:
     assert desk.queue == (0, 0)
 
 
-def test_a_notice_not_allowed_to_start_a_turn_does_not_block_others() -> None:
+def test_a_notice_that_may_not_start_a_turn_does_not_block_others() -> None:
     """After five generations a notice waits for the user. A job of the user's run is a first generation again."""
     desk, old = desk_with_a_job()
     desk.unit.put_run(replace(desk.run(old), generation=GENERATIONS_MAX))
@@ -314,7 +316,7 @@ def test_a_failed_turn_is_repeated_until_it_has_failed_three_times() -> None:
     assert (len(desk.turns), desk.active) == (TRIES_MAX, None)
 
 
-def test_stopping_a_turn_dismisses_the_notices_that_it_had_not_read_yet() -> None:
+def test_stopping_a_turn_dismisses_the_notices_that_it_has_not_read() -> None:
     desk, job = desk_with_a_job()
     desk.end_job(job)
     desk.cancel(desk.turns[0].run_id)

@@ -120,7 +120,7 @@ def test_a_job_starts_by_the_database_clock(desk: Desk) -> None:
     assert times == [desk.now, desk.now + timedelta(seconds=600)]
 
 
-def test_no_iteration_starts_after_an_accepted_pause() -> None:
+def test_iterations_do_not_start_after_an_accepted_pause() -> None:
     """The result of a read-only call that has already run is refused too, but running calls may still end."""
     desk, job = desk_with_a_job()
     desk.take(job)
@@ -211,7 +211,7 @@ def test_the_worker_of_a_child_run_is_notified_of_its_cancellation(world: World)
     assert world.unit.wakeups.rows[-1].run.run_id == CHILD
 
 
-def test_a_quarantined_run_is_notified_of_its_childs_end_when_redriven(world: World) -> None:
+def test_a_quarantined_run_is_notified_of_its_childs_end_when_it_is_redriven(world: World) -> None:
     """Otherwise the run could wait forever for a child that has ended."""
     parent = parent_of_child(world)
     world.release(parent)

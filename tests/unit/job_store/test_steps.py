@@ -156,7 +156,7 @@ def test_every_change_of_a_call_or_command_gives_the_run_a_new_version() -> None
     assert [before for before, _ in world.unit.runs.changed()] == [stored]
 
 
-def test_run_with_unread_commands_is_not_cached_nor_one_that_left_its_worker() -> None:
+def test_a_run_is_not_cached_if_it_has_unread_commands_or_has_left_its_worker() -> None:
     world = World()
     run_id = world.start_run()
     key = world.run(run_id).key
@@ -324,7 +324,9 @@ def written(transactions: list[list[tuple[str, int]]]) -> tuple[dict[str, list[b
 
 
 @given(TRANSACTIONS)
-def test_each_transaction_adds_one_row_per_run_or_several_large_ones(transactions: list[list[tuple[str, int]]]) -> None:
+def test_each_transaction_adds_one_row_per_run_or_several_rows_if_they_are_large(
+    transactions: list[list[tuple[str, int]]],
+) -> None:
     events, rows = written(transactions)
     for run_id, log in rows.items():
         assert [event for row in log for event in unpack(row.events)] == events[run_id]

@@ -48,7 +48,7 @@ def caller(*roles: str, store: str = "acme", credential: str = "key_1") -> Princ
 
 
 @given(features, stores, st.integers(0, 100), st.integers(0, 100), st.frozensets(stores, max_size=3))
-def test_a_higher_percentage_keeps_the_stores_of_a_lower_one_and_all_listed_stores(
+def test_a_higher_percentage_includes_the_stores_of_a_lower_one_and_all_listed_stores(
     feature: Feature, store: StoreId, one: int, other: int, listed: frozenset[str]
 ) -> None:
     low, high = sorted((one, other))
@@ -60,7 +60,7 @@ def test_a_higher_percentage_keeps_the_stores_of_a_lower_one_and_all_listed_stor
     assert not is_on(feature, Switch(state=SwitchState.OFF, store_ids=frozenset({store})), store)
 
 
-def test_a_percentage_is_about_that_share_of_stores_and_differs_between_features() -> None:
+def test_a_percentage_selects_about_that_share_of_stores_and_other_stores_for_each_feature() -> None:
     tenth = Switch(state=SwitchState.PERCENT, percent=10)
     on = {
         feature: {number for number in range(5000) if is_on(feature, tenth, StoreId(f"store-{number}"))}
@@ -70,7 +70,7 @@ def test_a_percentage_is_about_that_share_of_stores_and_differs_between_features
     assert len(on[Feature.RUNS] & on[Feature.BACKGROUND]) < 100
 
 
-def test_forced_off_is_off_whatever_the_switch_says() -> None:
+def test_a_feature_that_is_forced_off_is_off_whatever_the_switch_says() -> None:
     found = settings(deployment(runs=Switch(state=SwitchState.ALL)), forced_off=frozenset({Feature.RUNS}))
     assert found.off(ACME) == {Feature.RUNS}
     assert not settings().off(ACME)
@@ -230,7 +230,7 @@ def test_only_deployment_keys_set_switches_and_ceilings_while_admins_set_store_l
                     layer_of(who, layer, store_id, writes=writes)
 
 
-def test_other_stores_are_for_the_deployment() -> None:
+def test_only_the_deployment_may_access_other_stores() -> None:
     with pytest.raises(PermissionDenied):
         store_of(caller("admin"), "other")
     assert store_of(caller("deployment"), "other") == "other"

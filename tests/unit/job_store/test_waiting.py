@@ -243,6 +243,13 @@ WAITS: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[st
         "It is waiting for the next day: its user has used up the daily tokens.",
         (),
     ),
+    (
+        (WaitKind.RATE,),
+        [],
+        WaitReason.RATE,
+        "It is waiting for a model call: its store or model server has reached its limit per minute.",
+        (),
+    ),
 ]
 
 
@@ -286,7 +293,7 @@ def test_a_run_that_waits_for_people_names_them() -> None:
         assert waiting.roles == (() if is_named else roles.get(reason, ()))
 
 
-def test_a_run_whose_wait_has_ended_waits_for_a_worker() -> None:
+def test_a_run_whose_wait_has_ended_is_waiting_for_a_worker() -> None:
     call = call_row("a", CallState.AWAITING_APPROVAL, reserved_by="cmd_1")
     waiting = waiting_of(RunState.WAITING, call, waits=(WaitKind.APPROVAL,), claim_at=NOW)
     assert waiting.reason is WaitReason.WORKER

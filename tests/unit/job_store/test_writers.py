@@ -104,7 +104,7 @@ def desk_of_two() -> tuple[Desk, str, str]:
     return desk, mine, theirs
 
 
-def test_a_notice_enters_only_the_job_owners_runs() -> None:
+def test_a_notice_enters_only_runs_of_the_job_owner() -> None:
     desk, mine, theirs = desk_of_two()
     run_id = desk.start_run()
     desk.end_job(theirs)

@@ -169,7 +169,7 @@ def test_a_flag_overrides_its_variable() -> None:
     assert read_options(environment).data == Path("elsewhere").resolve()
 
 
-def test_all_sets_every_port_that_is_not_set_individually() -> None:
+def test_the_port_option_all_sets_every_port_that_is_not_set_individually() -> None:
     options = read_options({}, ports=["all=0", "nats=5"])
     assert set(options.ports) == set(DEFAULT_PORTS)
     assert {name: port for name, port in options.ports.items() if port} == {"nats": 5}

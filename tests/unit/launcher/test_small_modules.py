@@ -92,7 +92,7 @@ def test_the_last_line_of_a_log_is_shown_as_text(tmp_path: Path) -> None:
         assert LogFile(path).last_line() == line
 
 
-def test_a_leftover_process_is_stopped_but_not_one_that_reused_its_pid(tmp_path: Path) -> None:
+def test_a_leftover_process_is_stopped_but_a_process_that_reused_its_pid_is_not(tmp_path: Path) -> None:
     program = [sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)"]
     with (
         subprocess.Popen(program, stdout=subprocess.PIPE) as left,
@@ -145,7 +145,7 @@ def test_endpoints_are_read_back_unchanged(tmp_path: Path) -> None:
     assert read_endpoints(tmp_path) is None
 
 
-def test_the_output_says_first_if_commands_need_a_key(tmp_path: Path) -> None:
+def test_the_output_says_first_whether_commands_need_a_key(tmp_path: Path) -> None:
     here = endpoints(tmp_path)
     assert commands(here)[0] == ("set your key first", "export PAWL_API_KEY=KEY")
     SecretFiles(Path(here.secrets)).put("local-key", "k")

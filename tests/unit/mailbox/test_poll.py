@@ -166,7 +166,7 @@ async def test_a_backlog_of_any_size_is_read(server: ImapServer) -> None:
     assert await poll(server, 1) == ([4_999, 5_000, 5_001, 9_999, 10_001, 600_001], "", False)
 
 
-async def test_a_deleted_email_is_skipped_but_not_an_unavailable_one(server: ImapServer) -> None:
+async def test_a_deleted_email_is_skipped_but_an_unavailable_one_is_not(server: ImapServer) -> None:
     for number in range(3):
         server.add(MAIL.format(number))
     for response in (

@@ -169,7 +169,7 @@ REPORTED = (
 )
 
 
-def test_started_jobs_are_named_and_job_notices_repeated() -> None:
+def test_started_jobs_are_named_and_job_notices_are_repeated() -> None:
     """ASYNC-1, ASYNC-5: notices may be part of a prompt, or come between its calls."""
     prompt = "in the background: what is 6 * 7"
     started = answered(ask(prompt), '{"result": {"job_id": "run_1", "state": "RUNNING"}, "note": "It goes on."}')

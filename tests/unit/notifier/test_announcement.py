@@ -32,6 +32,7 @@ from tests.tables import not_refused
 from tests.unit.notifier.events import TIME, asked, ended_job, event, of
 
 OPERATOR, SUPERSEDED = run_pb2.STOP_CAUSE_OPERATOR, run_pb2.STOP_CAUSE_SUPERSEDED
+TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01"
 BOTH = [run_pb2.WAIT_KIND_ANSWER, run_pb2.WAIT_KIND_APPROVAL]
 TRIAGE = {"name": "triage", "version": 1}
 QUARANTINED = run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_QUARANTINED)
@@ -100,7 +101,7 @@ def test_text_is_truncated_to_a_byte_limit_between_characters() -> None:
     assert draft.body.endswith("ü...")
 
 
-def test_a_jobs_end_belongs_to_its_reporting_conversation() -> None:
+def test_a_jobs_end_belongs_to_the_conversation_to_which_it_reports() -> None:
     """ASYNC-5: job ends that need no report are not announced."""
     rows: list[tuple[str, dict[str, Any], str]] = [
         ("completed", {}, "completed"),
@@ -179,7 +180,7 @@ def test_a_call_that_asks_a_user_by_name_notifies_only_that_user() -> None:
     assert {draft.inbox.user_id for draft in drafts_of(approvers, APPROVERS)} == {"bob", "eve"}
 
 
-def test_state_changes_settle_user_requests_and_run_ends_settle_approvals() -> None:
+def test_state_changes_settle_user_requests_while_run_ends_settle_approvals() -> None:
     over = ResolvedNeed(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME)
     of_call = ResolvedNeed(store_id=StoreId("acme"), run_id=RunId("run_1"), time=TIME, call_id=CallId("call_1"))
     settled = asked()
@@ -230,6 +231,7 @@ class ScriptedMessage(Msg):
     def __init__(self, data: bytes, store: BrittleStore, *, attempt: int = 1) -> None:
         self.subject = "pawl.v1.acme.lifecycle.event"
         self.data = data
+        self.headers = {"traceparent": TRACEPARENT}
         self._store = store
         self._attempt = attempt
         self.answers: list[str] = []
@@ -321,6 +323,7 @@ async def test_an_event_is_accepted_only_after_its_notification_is_stored(scene:
     delivery = scene.delivery(of("completed", "a"))
     await scene.intake.take([delivery])
     assert (delivery.answers, delivery.stored_when_answered, scene.woken) == (["accepted"], 1, 1)
+    assert scene.store.drafts[0].traceparent == TRACEPARENT
 
 
 async def test_a_poison_event_is_rejected_immediately_and_does_not_block_others(scene: Scene) -> None:

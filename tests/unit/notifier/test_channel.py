@@ -239,7 +239,7 @@ def test_adjacent_quiet_hours_end_with_the_last() -> None:
     assert quiet_until(replace(both, hours=(WEEKEND,)), at("2026-05-01T22:30")) is None
 
 
-def test_quiet_hours_start_on_their_days_only() -> None:
+def test_quiet_hours_start_only_on_their_days() -> None:
     monday = QuietTimes(hours=(replace(NIGHT, days=(Weekday.MONDAY,)),))
     assert quiet_until(monday, at("2026-05-05T06:00")) == at("2026-05-05T07:00"), "Tuesday, of Monday's night"
     assert quiet_until(monday, at("2026-05-05T23:00")) is None
@@ -258,7 +258,7 @@ def test_quiet_hours_start_on_their_days_only() -> None:
     st.sampled_from(["", "Europe/Berlin", "America/St_Johns", "Australia/Lord_Howe", "Pacific/Apia"]),
     st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1)),  # noqa: DTZ001  # given its zone below
 )
-def test_any_quiet_hours_end_later_and_within_days(hours: list[QuietHours], zone: str, now: datetime) -> None:
+def test_quiet_hours_always_end_later_and_within_days(hours: list[QuietHours], zone: str, now: datetime) -> None:
     quiet = QuietTimes(hours=tuple(hours), time_zone=zone)
     PreferencesChange(quiet=quiet).check()
     until = quiet_until(quiet, now.replace(tzinfo=UTC))
@@ -286,7 +286,7 @@ def test_an_unknown_time_zone_is_read_as_utc() -> None:
     assert quiet_until(replace(BERLIN, time_zone="Europe/Atlantis"), NIGHT_TIME) == at("2026-05-02T07:00")
 
 
-def test_muted_or_unwanted_deliveries_are_skipped_and_quiet_ones_wait() -> None:
+def test_muted_or_unwanted_deliveries_are_skipped_while_deliveries_in_quiet_hours_wait() -> None:
     failures = Preferences(kinds=(NotificationKind.RUN_FAILED,), quiet=QuietTimes(hours=(NIGHT,)))
     muted = replace(DUE, is_muted=True, preferences=failures)
     unwanted = replace(DUE, preferences=failures)
@@ -300,7 +300,7 @@ def test_muted_or_unwanted_deliveries_are_skipped_and_quiet_ones_wait() -> None:
     assert plan(replace(muted, enabled=False), NIGHT_TIME).state is DeliveryState.DEAD
 
 
-def test_only_delayed_deliveries_are_skipped_once_read_or_settled() -> None:
+def test_only_delayed_deliveries_are_skipped_after_they_were_read_or_settled() -> None:
     now = DUE.create_time
     later = replace(DUE, after_seconds=600)
     assert plan(later, now).until_time == now + timedelta(seconds=600)

@@ -222,7 +222,7 @@ def channel(url: str) -> Channel:
     return Channel(channel_id=ChannelId(""), name="", url=url)
 
 
-def test_a_plain_address_is_accepted_and_its_mail_delayed_by_default() -> None:
+def test_a_plain_address_is_accepted_and_its_mail_is_delayed_by_default() -> None:
     found = checked(channel("MailTo:Ann.O+x@Mail.Example.ORG"))
     assert (found.url, found.kind, found.after_seconds) == ("mailto:Ann.O+x@mail.example.org", ChannelKind.EMAIL, 600)
     assert checked(replace(found, after_seconds=0)).after_seconds == 0

@@ -75,7 +75,7 @@ def test_a_long_list_of_violations_is_truncated_with_a_note() -> None:
     assert lines[-1] == "- and more"
 
 
-def test_arguments_of_a_tool_that_takes_none_are_refused() -> None:
+def test_arguments_of_a_tool_that_takes_no_arguments_are_refused() -> None:
     schema = {"type": "object", "additionalProperties": False}
     assert refused(b'{"a": 1}', schema).message.endswith("- arguments: no properties are allowed")
 

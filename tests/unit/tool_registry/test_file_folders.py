@@ -72,7 +72,7 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path / "files")
 
 
-def test_files_are_written_read_listed_edited_moved_and_deleted(desk: Desk) -> None:
+def test_files_can_be_written_read_listed_edited_moved_and_deleted(desk: Desk) -> None:
     assert desk.value("write_file", path="notes/plan.md", content="Grüße\n")["created"]
     desk("append_file", path="notes/plan.md", content="one two\n")
     desk("edit_file", path="notes/plan.md", old_text="two", new_text="three")

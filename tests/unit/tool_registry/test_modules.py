@@ -309,12 +309,12 @@ async def add(who: Principal, config: pb.SourceConfig, *, is_personal: bool = Tr
     await SourceServicer(sources, is_personal=is_personal).AddSource(pb.AddSourceRequest(config=config), nothing)
 
 
-async def test_a_private_registry_accepts_programs_from_its_local_key_only() -> None:
+async def test_a_private_registry_accepts_programs_only_from_its_local_key() -> None:
     with pytest.raises(PermissionDenied, match="PAWL_MCP_PROGRAMS_FILE"):
         await add(OPERATOR, PROGRAM)
 
 
-async def test_the_local_key_may_add_any_program_and_others_listed_ones() -> None:
+async def test_the_local_key_may_add_any_program_but_other_keys_only_listed_ones() -> None:
     owner = local_principal({})
     for who, config, is_personal in ((owner, PROGRAM, True), (OPERATOR, WEB, True), (OPERATOR, PROGRAM, False)):
         with pytest.raises(Asked):

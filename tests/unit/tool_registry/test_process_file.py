@@ -92,7 +92,7 @@ def naive(rows: list[list[str]], group_by: list[str], measure: str, pattern: str
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(_ROWS, _COLUMNS, st.sampled_from(["one", "two"]), st.sampled_from(["", "a", "[0-9]", "^b"]), st.data())
-def test_groups_are_those_of_a_naive_model_also_after_a_restart(
+def test_groups_equal_those_of_a_naive_model_even_after_a_restart(
     rows: list[list[str]], group_by: list[str], measure: str, pattern: str, data: st.DataObject
 ) -> None:
     group_by = list(dict.fromkeys(group_by))
@@ -116,7 +116,7 @@ def test_groups_are_those_of_a_naive_model_also_after_a_restart(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
 @given(_ROWS, _COLUMNS, st.booleans())
-def test_output_holds_the_chosen_columns_of_all_rows_also_after_restarts(
+def test_the_output_has_the_chosen_columns_of_all_rows_even_after_restarts(
     tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]], columns: list[str], is_grouped: bool
 ) -> None:
     desk = Desk(tmp_path_factory.mktemp("files"))
@@ -171,9 +171,7 @@ def killed_at_each_checkpoint(desk: Desk, name: str, arguments: dict[str, Any]) 
     raise AssertionError("the call never ended")
 
 
-def test_a_call_that_dies_after_its_groups_are_written_starts_again(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_dies_after_writing_its_groups_starts_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processing, "CHECKPOINT_BYTES", 600)
     rows = (f"g{number % 7},{number % 10},{number % 3},{number % 4},{number % 6}\n" for number in range(100))
     put(desk, "in.csv", "g,a,b,c,d\n" + "".join(rows))
@@ -259,7 +257,7 @@ def test_a_repeated_call_returns_the_first_outcome(desk: Desk) -> None:
         ({"path": "many.csv", "group_by": ["a"]}, "more than 3 groups"),
     ],
 )
-def test_bad_input_is_refused_with_a_reason_and_leaves_nothing(
+def test_bad_input_is_refused_with_a_reason_and_leaves_nothing_behind(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], hint: str
 ) -> None:
     monkeypatch.setattr(tally, "GROUPS_MAX", 3)
@@ -302,7 +300,7 @@ def test_a_changed_file_is_processed_from_the_start(desk: Desk) -> None:
     assert run.bind({"path": "in.txt"}, ToolContext(store_id="acme", last_checkpoint=saved[-1]))()["lines"] == 270
 
 
-def test_cancelled_call_ends_soon_and_leaves_nothing(desk: Desk) -> None:
+def test_a_cancelled_call_ends_soon_and_leaves_nothing_behind(desk: Desk) -> None:
     put(desk, "in.txt", "a\n" * 1000)
     cancelled = threading.Event()
     cancelled.set()
@@ -311,7 +309,7 @@ def test_cancelled_call_ends_soon_and_leaves_nothing(desk: Desk) -> None:
         desk.tools["process_file"].bind({"path": "in.txt", "output_path": "out"}, context)()
 
 
-def test_output_so_far_is_kept_if_another_process_will_continue(tmp_path: Path) -> None:
+def test_the_output_is_kept_if_another_process_will_continue(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     put(desk, "in.txt", "a\n" * 1000)
     cancelled = threading.Event()

@@ -206,7 +206,7 @@ def version(tool: ToolDefinition, source: str = FRONT_END) -> ToolVersion:
 
 
 @given(NAMES, DIGESTS, NAMES, DIGESTS)
-def test_a_label_identifies_one_client_supplied_tool_and_cannot_be_a_tool_name(
+def test_a_label_identifies_one_client_supplied_tool_and_cannot_be_the_name_of_a_tool(
     name: str, digest: str, other: str, another: str
 ) -> None:
     label = own_label(name, digest)

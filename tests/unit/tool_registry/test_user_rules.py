@@ -133,7 +133,7 @@ def test_deny_wins_and_only_active_rules_in_scope_apply(made: list[Rule], asked:
 
 
 @given(rules, calls)
-def test_an_allow_never_covers_calls_its_author_could_not_foresee(rule: Rule, asked: RuledCall) -> None:
+def test_an_allow_rule_never_covers_calls_that_its_author_could_not_foresee(rule: Rule, asked: RuledCall) -> None:
     decides = ruling([rule], asked, NOW)
     if decides is None or decides.effect is not RuleEffect.ALLOW:
         return
@@ -151,7 +151,7 @@ def meets(pattern: ArgumentPattern, arguments: Mapping[str, Any], *, strictly: b
     return Matching(arguments=arguments, kinds=kinds).meets(pattern, strictly=strictly)
 
 
-def test_allow_must_match_every_item_and_deny_any_item() -> None:
+def test_an_allow_rule_must_match_every_item_but_a_deny_rule_only_one() -> None:
     inside = ArgumentPattern(argument="to", glob="*@example.com")
     assert meets(inside, {"to": ["a@example.com", "b@example.com"]})
     assert not meets(inside, {"to": ["a@example.com", "b@evil.org"]})
@@ -198,7 +198,7 @@ def test_equal_numbers_match() -> None:
         "http://%65vil.com/a",
     ],
 )
-def test_a_url_is_denied_in_every_spelling_and_allowed_in_one(spelling: str) -> None:
+def test_a_url_is_denied_in_every_spelling_but_allowed_in_only_one(spelling: str) -> None:
     for glob in ("http://evil.com/*", "HTTP://EVIL.com/*", "http://evil.com/a"):
         assert meets(ArgumentPattern(argument="url", glob=glob), {"url": spelling}, strictly=False), glob
     equals = ArgumentPattern(argument="url", equals=canonical_value("http://evil.com/a"))

@@ -5,8 +5,8 @@ import type { VNode } from "preact";
 
 import { CallCard } from "./cards";
 import { Chart } from "./chart";
-import { agentOptions } from "./build/agents";
-import { toolOptions } from "./build/rules";
+import { agentOptions } from "./editing/agents";
+import { toolOptions } from "./editing/rules";
 import { FormButton } from "./editor";
 import type { FieldSpec, Values } from "./fields";
 import { cut, runLink, time } from "./format";

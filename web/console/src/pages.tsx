@@ -16,19 +16,20 @@ import {
 import type { VNode } from "preact";
 
 import { type Action, Actions, GONE } from "./actions";
-import { agents, Care } from "./build/agents";
-import { rules } from "./build/rules";
-import { schedules } from "./build/schedules";
-import { sources } from "./build/sources";
-import { secret, triggers } from "./build/triggers";
+import { agents, Care } from "./editing/agents";
+import { rules } from "./editing/rules";
+import { schedules } from "./editing/schedules";
+import { sources } from "./editing/sources";
+import { secret, triggers } from "./editing/triggers";
 import { CallCard, jobState } from "./cards";
 import { Badge, toneOf } from "./design/parts";
 import { type Column, Table } from "./design/table";
-import type { FieldSpec } from "./fields";
+import type { FieldSpec, Values } from "./fields";
 import type { Schema } from "./form";
 import { cut, runLink, short, time } from "./format";
 import { goals } from "./goals";
 import { parse, unpack } from "./json";
+import { ALL, KINDS } from "./kinds";
 import { audit } from "./operate/audit";
 import { notifications } from "./operate/notifications";
 import { Below, type Resource } from "./resource";
@@ -60,10 +61,12 @@ const tools: Resource<ToolJson> = {
   path: "tools",
   lead: "A tool is what an agent can do. Sensitive and destructive tools ask before they act.",
   empty: "No tools. Workers and sources provide tools.",
-  list: async (pageToken) => {
-    const page = await pawl.tools.listTools({ pageSize: 100, pageToken });
-    return { items: page.tools ?? [], next: page.nextPageToken };
+  list: async (pageToken, { words = "" }) => {
+    const page = await pawl.tools.listTools({ pageSize: 200, pageToken });
+    const fits = ({ definition }: ToolJson): boolean => `${definition?.name} ${definition?.description}`.toLowerCase().includes(words.toLowerCase());
+    return { items: (page.tools ?? []).filter(fits), next: page.nextPageToken };
   },
+  filters: [{ name: "words", label: "Name or description" }],
   id: ({ definition }) => definition?.name ?? "",
   get: async (name) => (await pawl.tools.getTool({ name })).tool,
   columns: [
@@ -260,10 +263,33 @@ const attention: Resource<RunInNeedJson> = {
     )),
 };
 
+/** Without a kind, all are sent. In a change, the kinds are a message of their own. */
+function KindPicker({ value, onValue }: { value: Values; onValue: (value: Values) => void }): VNode {
+  const isChange = !Array.isArray(value["kinds"]);
+  const given: string[] = (isChange ? value["kinds"]?.kinds : value["kinds"]) ?? [];
+  const now: string[] = given.length ? given : ALL;
+  const write = (kinds: string[]): void => onValue({ ...value, kinds: isChange ? { kinds } : kinds });
+  return (
+    <div class="options">
+      {KINDS.map(([kind, label]) => (
+        <label key={kind}>
+          <input
+            type="checkbox"
+            checked={now.includes(kind)}
+            disabled={now.length === 1 && now[0] === kind}
+            onChange={(event) => write(event.currentTarget.checked ? [...now, kind] : now.filter((each) => each !== kind))}
+          />
+          <span>{label}</span>
+        </label>
+      ))}
+    </div>
+  );
+}
+
 const CHANNEL: FieldSpec[] = [
   { at: "name", label: "Name" },
   { at: "url", label: "Address", hint: "https://... for a webhook, mailto:... for an e-mail address." },
-  { at: "kinds", label: "Kinds of notifications", kind: "lines", hint: "NOTIFICATION_KIND_..., one per line. Without one, all are sent." },
+  { at: "kinds", label: "Sends a notification when", kind: "own", view: (props) => <KindPicker {...props} /> },
   { at: "enabled", label: "Send notifications to this channel", kind: "check" },
   { at: "afterSeconds", label: "Delay (seconds)", kind: "number", half: true, hint: "Notifications that are read before then are not sent." },
 ];
@@ -294,7 +320,7 @@ const channels: Resource<ChannelJson> = {
     name: "Edit channel",
     method: "notify.v1.ChannelService/UpdateChannel",
     value: ({ name, url, kinds = [], enabled = false, afterSeconds = 0 }) => ({ name, url, kinds: { kinds }, enabled, afterSeconds }),
-    fields: CHANNEL.map((field) => (field.at === "kinds" ? { ...field, at: "kinds.kinds" } : field)),
+    fields: CHANNEL,
     save: async (change, { channelId = "" }) => void (await pawl.channels.updateChannel({ ...change, channelId })),
   },
   actions: [

@@ -19,6 +19,8 @@ export interface Filter {
   name: string;
   label: string;
   options?: readonly string[];
+  /** Shown only while it is set, by a link. */
+  linked?: true;
   /** Texts of the options. */
   labels?: Record<string, string>;
   date?: true;
@@ -47,8 +49,9 @@ export interface Resource<T> {
   declared?: (item: T) => [string, string];
   above?: () => VNode | null;
   below?: (item: T) => ComponentChildren;
-  /** Lists items as sentences instead of a table. */
+  /** Lists items as sentences instead of a table, under headings with the days of `at`. */
   entry?: (item: T, reload: () => void) => VNode;
+  at?: (item: T) => string | undefined;
   /** Polls the first page. */
   live?: true;
   /** Heading of an item instead of its ID and first column. */
@@ -123,7 +126,13 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
           <p>{of.empty}</p>
         </Empty>
       )}
-      {!!items?.length && of.entry && <ol class="entries">{items.map((item) => <li key={of.id(item)}>{of.entry!(item, load)}</li>)}</ol>}
+      {of.entry &&
+        days(items ?? [], of.at).map(([day, some]) => (
+          <section key={day} aria-label={day}>
+            <h2 class="day">{day}</h2>
+            <ol class="entries">{some.map((item) => <li key={of.id(item)}>{of.entry!(item, load)}</li>)}</ol>
+          </section>
+        ))}
       {!!items?.length && !of.entry && <Table name={name} columns={hasButtons ? [...of.columns, buttons] : of.columns} items={items} to={to} />}
       {next && (
         <p class="buttons more">
@@ -140,6 +149,20 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
       )}
     </section>
   );
+}
+
+const DAY_MS = 86_400_000;
+
+/** Returns the items by day, in their order. */
+function days<T>(items: T[], at: (item: T) => string | undefined = () => undefined): [string, T[]][] {
+  const [today, yesterday] = [0, DAY_MS].map((back) => new Date(Date.now() - back).toDateString());
+  const found = new Map<string, T[]>();
+  for (const item of items) {
+    const date = new Date(at(item) ?? 0);
+    const name = date.toDateString() === today ? "Today" : date.toDateString() === yesterday ? "Yesterday" : date.toLocaleDateString(undefined, { dateStyle: "full" });
+    found.set(name, [...(found.get(name) ?? []), item]);
+  }
+  return [...found];
 }
 
 export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
@@ -258,9 +281,10 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
     else next.delete(name);
     go(`/${path}${next.size ? `?${next}` : ""}`);
   };
-  return (
+  const some = all.filter(({ name, linked }) => !linked || values[name]);
+  const fields = (
     <div class="filters" role="search">
-      {all.map(({ name, label, options, labels = {}, date, on }) => (
+      {some.map(({ name, label, options, labels = {}, date, on }) => (
         <label key={name} class={on ? "row" : ""}>
           {on ? (
             <>
@@ -289,7 +313,18 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
       ))}
     </div>
   );
+  if (some.length <= FOLDED_FROM || !matchMedia(NARROW).matches) return fields;
+  return (
+    <details class="fold" open={some.some(({ name }) => values[name])}>
+      <summary>Filters</summary>
+      {fields}
+    </details>
+  );
 }
+
+/** On phones, more filters than this are folded. */
+const FOLDED_FROM = 2;
+const NARROW = "(max-width: 720px)";
 
 /** A text filter, applied when it is left. It keeps what is typed while the list is read again. */
 function Words({ value, onValue }: { value: string; onValue: (value: string) => void }): VNode {

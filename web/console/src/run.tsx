@@ -50,6 +50,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
       </Empty>
     );
   const calls = Object.values(view.calls);
+  const asked = events.find(({ messageAdded }) => messageAdded?.message?.role === "ROLE_USER")?.messageAdded?.message?.text;
   const tabs: [Tab, string][] = [["calls", `Calls ${calls.length || ""}`], ["events", `Events: ${events.length}`]];
   return (
     <section class="page run">
@@ -74,6 +75,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
         {view.ended && !run.undo && <Undo runId={runId} />}
       </Head>
       {!run.state && <Skeleton />}
+      {asked && !beside && <p class="asks prose">{visible(asked).slice(0, ASKED_SHOWN)}</p>}
       <Facts run={run} hasChildren={calls.some(({ childRunId }) => childRunId)} />
       <Why run={run} />
       {run.undo && <UndoReport key={run.state} runId={runId} of={run.undo.runId ?? ""} />}
@@ -85,6 +87,9 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
     </section>
   );
 }
+
+/** Characters of the message that started the run. */
+const ASKED_SHOWN = 600;
 
 function Facts({ run, hasChildren }: { run: RunJson; hasChildren: boolean }): VNode {
   const end = run.endTime ? Date.parse(run.endTime) : clock.value;
@@ -164,9 +169,12 @@ function Bars({ timeline: { bars }, onCall }: { timeline: Timeline; onCall: () =
       <div key={bar.id} role="row" class={`depth${bar.depth}`} data-bar={bar.kind} title={[visible(bar.name), visible(bar.note)].filter(Boolean).join(": ")}>
         <span role="rowheader" class="cut">
           {bar.kind === "call" ? (
-            <button class="plain small" onClick={onCall}>
-              {visible(bar.name)}
-            </button>
+            <>
+              <button class="plain small" onClick={onCall}>
+                {visible(bar.name)}
+              </button>
+              {bar.childRunId && <a href={`/runs/${bar.childRunId}`} aria-label={`Child run of ${visible(bar.name)}`}>↗</a>}
+            </>
           ) : (
             visible(bar.name)
           )}
@@ -287,10 +295,24 @@ function Value({ value }: { value: unknown }): VNode {
   );
 }
 
-function eventRow({ seq, type, time: _t, storeId: _s, conversationId: _c, runId: _r, eventId: _e, attempt: _a, ...rest }: RunEventJson): VNode {
+/** What an event says, in words where there are some. */
+function said(event: RunEventJson): string {
+  const { runChanged, roundStarted, roundEnded, outputDelta, messageAdded, callChanged, toolProgress } = event;
+  if (runChanged) return [runChanged.fromState, runChanged.run?.state].filter(Boolean).map(word).join(" → ");
+  if (roundStarted) return `round ${roundStarted.round}, ${roundStarted.model}`;
+  if (roundEnded) return `round ${roundEnded.round}, ${tokens(roundEnded)} tokens`;
+  if (outputDelta) return [outputDelta.reasoning, outputDelta.text, ...(outputDelta.calls ?? []).map(({ toolName, argumentsText }) => `${toolName ?? ""}${argumentsText ?? ""}`)].filter(Boolean).join(" ");
+  if (messageAdded) return `${word((messageAdded.message?.role ?? "").replace("ROLE_", ""))}: ${messageAdded.message?.text ?? ""}`;
+  if (callChanged) return `${callChanged.call?.toolName}: ${word(callChanged.call?.state)}`;
+  if (toolProgress) return toolProgress.message ?? "";
+  const { seq: _s, type: _t, time: _at, storeId: _i, conversationId: _c, runId: _r, eventId: _e, attempt: _a, ...rest } = event;
+  return JSON.stringify(rest);
+}
+
+function eventRow(event: RunEventJson): VNode {
   return (
-    <div key={seq} class="event">
-      <span class="quiet">{seq}</span> <strong>{type}</strong> <span class="quiet">{visible(JSON.stringify(rest).slice(0, 400))}</span>
+    <div key={event.seq} class="event" title={moment(event.time)}>
+      <span class="quiet num">{event.seq}</span> <strong>{event.type}</strong> <span class="quiet">{visible(said(event).slice(0, 400))}</span>
     </div>
   );
 }

@@ -24,8 +24,8 @@ export const runs: Resource<RunJson> = {
     { name: "state", label: "State", options: ["active", ...Object.values(STATES)] },
     { name: "agent", label: "Agent" },
     { name: "workflow", label: "Workflow" },
-    { name: "parent", label: "Parent run" },
-    { name: "conversation", label: "Conversation" },
+    { name: "parent", label: "Parent run", linked: true },
+    { name: "conversation", label: "Conversation", linked: true },
   ],
   id: ({ runId }) => runId ?? "",
   columns: [

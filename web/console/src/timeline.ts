@@ -34,6 +34,7 @@ export interface Timeline {
   wait: string;
   /** True if the run has rounds, which its calls are below. */
   hasRounds: boolean;
+  byId?: Map<string, Bar>;
 }
 
 export const NO_BARS: Timeline = { bars: [], attempt: "", wait: "", hasRounds: false };
@@ -46,7 +47,8 @@ const WAITS = /_(AWAITING_APPROVAL|ASKED|OFFERED)$/;
 /** Returns the timeline after new events. */
 export function lay(before: Timeline, events: RunEventJson[]): Timeline {
   let { attempt, wait, hasRounds } = before;
-  const bars = new Map(before.bars.map((bar) => [bar.id, bar]));
+  // A long run has thousands of bars, which are not copied for each event.
+  const bars = before.byId ?? new Map<string, Bar>();
   const start = (id: string, bar: Omit<Bar, "id" | "depth">): void => void (bars.has(id) || bars.set(id, { id, depth: hasRounds && bar.kind !== "round" ? 1 : 0, ...bar }));
   const change = (id: string, to: Partial<Bar>): void => {
     const bar = bars.get(id);
@@ -87,7 +89,7 @@ export function lay(before: Timeline, events: RunEventJson[]): Timeline {
       if (ENDED.test(state)) for (const id of bars.keys()) change(id, { end: at });
     }
   }
-  return { bars: [...bars.values()], attempt, wait, hasRounds };
+  return { bars: [...bars.values()], attempt, wait, hasRounds, byId: bars };
 }
 
 const triesOf = (note = ""): number => Number(/attempt (\d+)$/.exec(note)?.[1] ?? 1);

@@ -69,6 +69,10 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     """Its store has used up its daily or monthly tokens (pawl.settings.v1.Settings.limits). Transient."""
     WAIT_REASON_USER_TOKENS: _WaitReason.ValueType  # 19
     """Its user has used up their daily or monthly tokens (pawl.settings.v1.Settings.limits). Transient."""
+    WAIT_REASON_RATE: _WaitReason.ValueType  # 20
+    """Its store or model server has reached its limit of model calls or tokens per minute. Transient. `deadline_time` is
+    the time of the next attempt.
+    """
 
 class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
     """Why a run is not making progress. Every run that is neither RUNNING nor ended has a reason. If a WAITING
@@ -118,6 +122,10 @@ WAIT_REASON_STORE_TOKENS: WaitReason.ValueType  # 18
 """Its store has used up its daily or monthly tokens (pawl.settings.v1.Settings.limits). Transient."""
 WAIT_REASON_USER_TOKENS: WaitReason.ValueType  # 19
 """Its user has used up their daily or monthly tokens (pawl.settings.v1.Settings.limits). Transient."""
+WAIT_REASON_RATE: WaitReason.ValueType  # 20
+"""Its store or model server has reached its limit of model calls or tokens per minute. Transient. `deadline_time` is
+the time of the next attempt.
+"""
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
 
 @_typing.final

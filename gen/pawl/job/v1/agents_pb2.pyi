@@ -282,8 +282,11 @@ class GetModelTermsResponse(_message.Message):
     BUDGETS_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     MODEL_SERVER_FIELD_NUMBER: _builtins.int
+    IS_RATED_FIELD_NUMBER: _builtins.int
     model_server: _builtins.str
     """Name of the store's model server; empty for the default one."""
+    is_rated: _builtins.bool
+    """Whether the store has a limit of model calls or tokens per minute (ModelService.TakeModelCall)."""
     @_builtins.property
     def budgets(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenBudget]:
         """The budgets that the store, its user and its agent have."""
@@ -298,10 +301,11 @@ class GetModelTermsResponse(_message.Message):
         budgets: _abc.Iterable[Global___TokenBudget] | None = ...,
         models: _abc.Iterable[_builtins.str] | None = ...,
         model_server: _builtins.str = ...,
+        is_rated: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets", "model_server", b"model_server", "models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets", "is_rated", b"is_rated", "model_server", b"model_server", "models", b"models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -208,7 +208,7 @@ class Settings(_message.Message):
 
     @_builtins.property
     def limits(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Limits by name: numbers of runs from 1 to 10000, numbers of tokens from 1 to 2^53.
+        """Limits by name: numbers of runs from 1 to 10000, others from 1 to 2^53.
         - `active_runs`: active runs of the store; more runs wait in the queue.
         - `active_runs_per_user`: active runs of each user.
         - `background_runs`: active background runs of the store, in addition to the others.
@@ -216,6 +216,8 @@ class Settings(_message.Message):
           Unlimited by default. Once these tokens are used up, runs wait before their next model call
           (WAIT_KIND_STORE_DAILY_TOKENS and others) until the day or month ends, or until the limit is raised.
         - `daily_tokens_per_user`, `monthly_tokens_per_user`: the same, of all runs of each user.
+        - `model_requests_per_minute`, `model_tokens_per_minute`: model calls of the store, and their tokens. Unlimited by
+          default. Further runs wait before their next model call (WAIT_KIND_RATE).
         """
 
     @_builtins.property

@@ -514,6 +514,7 @@ class Invocation(_message.Message):
     DEADLINE_TIME_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     LAST_CHECKPOINT_JSON_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     purpose: Global___InvocationPurpose.ValueType
     """What to do with the call."""
     call_id: _builtins.str
@@ -536,6 +537,8 @@ class Invocation(_message.Message):
     """Number of executions started, including this one."""
     last_checkpoint_json: _builtins.bytes
     """Latest checkpoint from earlier executions; empty if there is none."""
+    traceparent: _builtins.str
+    """W3C `traceparent` of the call; empty if there is none."""
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
         """When the call times out."""
@@ -555,10 +558,11 @@ class Invocation(_message.Message):
         deadline_time: _timestamp_pb2.Timestamp | None = ...,
         attempt: _builtins.int = ...,
         last_checkpoint_json: _builtins.bytes = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "attempt", b"attempt", "call_id", b"call_id", "conversation_id", b"conversation_id", "deadline_time", b"deadline_time", "last_checkpoint_json", b"last_checkpoint_json", "lease_epoch", b"lease_epoch", "purpose", b"purpose", "run_id", b"run_id", "store_id", b"store_id", "tool_name", b"tool_name", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "attempt", b"attempt", "call_id", b"call_id", "conversation_id", b"conversation_id", "deadline_time", b"deadline_time", "last_checkpoint_json", b"last_checkpoint_json", "lease_epoch", b"lease_epoch", "purpose", b"purpose", "run_id", b"run_id", "store_id", b"store_id", "tool_name", b"tool_name", "traceparent", b"traceparent", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

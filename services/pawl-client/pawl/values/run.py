@@ -53,6 +53,7 @@ class WaitKind(IntEnum):
     STORE_MONTHLY_TOKENS = 15
     USER_DAILY_TOKENS = 16
     USER_MONTHLY_TOKENS = 17
+    RATE = 18
 
 
 class StopCause(IntEnum):

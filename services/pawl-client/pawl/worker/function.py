@@ -56,6 +56,8 @@ class CallContext:
     cancelled: threading.Event = field(default_factory=threading.Event)
     # The latest value that an earlier execution saved with `checkpoint`, or None.
     last_checkpoint: Any = None
+    # W3C `traceparent` of the call, to send with the function's own requests; empty if there is none.
+    traceparent: str = ""
     _save: Callable[[bytes], Future[None]] = kept
 
     def checkpoint(self, value: Any) -> Handover:

@@ -322,6 +322,7 @@ class Worker:
 
         context = CallContext(
             **{name: getattr(call, name) for name in ("store_id", "user_id", "conversation_id", "run_id", "call_id")},
+            traceparent=call.traceparent,
             attempt=call.attempt,
             deadline=call.deadline_time.ToDatetime(UTC),
             progress=progress,

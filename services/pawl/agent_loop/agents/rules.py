@@ -93,6 +93,8 @@ class ModelTerms(msgspec.Struct, frozen=True, kw_only=True):
     budgets: tuple[TokenBudget, ...] = ()
     models: tuple[str, ...] = ()
     model_server: str = ""
+    # Whether the store has a limit of model calls or tokens per minute.
+    is_rated: bool = False
 
     @property
     def exhausted(self) -> TokenBudget | None:

@@ -304,8 +304,7 @@ class Drive:
         self._set_time(loaded.now)
         run = loaded.state.run
         options = as_deployed(run.options, self._dependencies.approvals_required)
-        loop = replace(loaded.state.loop, trace=self._spans_of(loaded).trace)
-        return replace(loaded, state=replace(loaded.state, run=replace(run, options=options), loop=loop))
+        return replace(loaded, state=replace(loaded.state, run=replace(run, options=options)))
 
     def _spans_of(self, loaded: Loaded) -> RunSpans:
         if self._spans is None:
@@ -333,8 +332,9 @@ class Drive:
         """
         commit_id = self._dependencies.ids.new("cmt")
         reported = len(self._outbox)
-        if planned.delegations and self._spans is not None:
-            planned = replace(planned, delegations=self._spans.delegated(planned.delegations))
+        if self._spans is not None and (planned.delegations or self._spans.new_trace):
+            delegations = self._spans.delegated(planned.delegations)
+            planned = replace(planned, delegations=delegations, trace=self._spans.new_trace)
         if not self._has_written or shared_decisions(self._base):
             # A dropped drive's step with the same epoch may still be in flight. Also, a call must not progress before
             # all of its approvals are in the log.
@@ -350,6 +350,8 @@ class Drive:
             return False
         self._refusals = 0
         self._has_written = True
+        if self._spans is not None:
+            self._spans.new_trace = ""
         self._discarded_usage = Usage()
         self._shown = self._shown_with(answer.first_seq)
         self._tasks.output_shown()

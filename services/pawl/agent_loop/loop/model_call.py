@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import ModelTerms, draft_name
+from pawl.agent_loop.agents.rules import ModelTerms, TokenBudget, draft_name
 from pawl.agent_loop.loop.ports import Meter, Randomness, Timing
 from pawl.agent_loop.loop.rules import background, budget, file_front, guidelines, history, jobs, output, retry
 from pawl.agent_loop.loop.rules.answering import usage_of
@@ -70,6 +70,8 @@ class ModelCall:
         self._assembly = Assembly()
         self._coalescer = Coalescer(OutputDelta(round=state.run.round, model_attempt=opened.attempt))
         self._prompt_bytes = 0
+        # An estimate; 0 if the call has not been made.
+        self.prompt_tokens = 0
         self._output_bytes = 0
         self._due_at = due_at
         self._sent_at: float | None = None
@@ -88,13 +90,19 @@ class ModelCall:
             return ModelFailed(error=retry.model_not_allowed(model), answer=self.answer(), jitter=0.0)
         return None
 
-    async def stream(self, request: ModelRequest, random: Randomness) -> ModelAnswer | ModelFailed:
+    async def stream(
+        self, request: ModelRequest, random: Randomness, take: Callable[[int], Awaitable[TokenBudget | None]] | None
+    ) -> ModelAnswer | ModelFailed:
+        """Make the call, if `take` returns None for the tokens of its prompt."""
         prompt_bytes = history.size_bytes(request.messages)
         prompt_bytes += len(msgspec.json.encode((request.tools, request.response_format)))
         prompt_tokens = budget.prompt_tokens(self._state, prompt_bytes)
         if needed := budget.needed(self._state, prompt_tokens):
             return ModelFailed(error=budget.TOO_LITTLE, answer=self.answer(), jitter=random(), tokens_needed=needed)
+        if take is not None and (exhausted := await take(prompt_tokens)):
+            return ModelFailed(error=budget.used_up(exhausted), answer=self.answer(), jitter=0.0, used_up=exhausted)
         self._prompt_bytes = prompt_bytes
+        self.prompt_tokens = prompt_tokens
         names = names_of(request)
         self._assembly = Assembly(names.inward)
         request = replace(

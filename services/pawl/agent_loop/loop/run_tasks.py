@@ -11,7 +11,7 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import AgentVersion, ModelTerms, draft_name
+from pawl.agent_loop.agents.rules import AgentVersion, ModelTerms, TokenBudget, draft_name
 from pawl.agent_loop.goals import judging
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient, calls_of_run
 from pawl.agent_loop.loop.model_call import ModelCall, TermsCache, request_of
@@ -59,6 +59,7 @@ from pawl.agent_loop.loop.spans import RunSpans, Tracing, answered, executed
 from pawl.agent_loop.loop.tasks import Slots, Tasks
 from pawl.agent_loop.loop.tool_calls import ToolCalls
 from pawl.agent_loop.model.request import ModelPort, ModelRequest
+from pawl.agent_loop.model.shared import SharedModels
 from pawl.agent_loop.undo import planning as undo_planning
 from pawl.agent_loop.workflows import reading
 from pawl.agent_loop.workflows.reading import Graphs
@@ -67,10 +68,13 @@ from pawl.chassis.ids import CallId, IdSource, StoreId, UserId
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.retry import Retry
 from pawl.errors import AgentNotFound, CallNotFound, ToolNotFound
-from pawl.values import CallState, Disposition, Progress, Usage
+from pawl.values import CallState, Disposition, Progress, Usage, WaitKind
 
 # Minimum time between two progress reports of a job. Only the latest report is kept in between.
 JOB_PROGRESS_SECONDS: Final = 1.0
+
+# Longest wait for a limit per minute, after which a run tries again.
+_RATE_SECONDS_MAX: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +109,8 @@ class WorkerDependencies:
     terms: TermsCache = field(default_factory=TermsCache)
     # Returns whether a principal's API key is no longer valid.
     credential_is_gone: Callable[[Principal], bool] = lambda _: False
+    # None if there are no limits per minute.
+    shared: SharedModels | None = None
     # None if this process records no traces.
     tracing: Tracing | None = None
 
@@ -278,7 +284,8 @@ class RunTasks(Tasks):
         )
         model_terms = await self._terms(state.run)
         request = replace(request, server=model_terms.model_server)
-        ended = self._refused(call, model_terms, request) or await self._stream(call, request)
+        refused = self._refused(call, model_terms, request)
+        ended = refused or await self._stream(call, request, state, model_terms)
         await self._is_durable.wait()
         outcome = ended.error.outcome if isinstance(ended, ModelFailed) else "answered"
         call.measure(outcome, self._dependencies.meter)
@@ -308,16 +315,37 @@ class RunTasks(Tasks):
             terms=terms,
         )
 
-    async def _stream(self, call: ModelCall, request: ModelRequest) -> ModelAnswer | ModelFailed:
+    async def _stream(
+        self, call: ModelCall, request: ModelRequest, state: State, terms: ModelTerms
+    ) -> ModelAnswer | ModelFailed:
+        shared = self._dependencies.shared
+        is_rated = shared is not None and (terms.is_rated or shared.is_rated(request.server))
+        take = partial(self._take, state, request.server) if is_rated else None
         with self._spans.model_call(request) as span:
             started, error = self._dependencies.clock.monotonic(), "cancelled"
             try:
-                ended = await call.stream(request, self._dependencies.random)
+                ended = await call.stream(request, self._dependencies.random, take)
                 error = ended.error.reason if isinstance(ended, ModelFailed) else ""
             finally:
                 first = None if call.first_output_at is None else call.first_output_at - started
                 answered(span, call.answer(), error_type=error, first_seconds=first)
+                if shared is not None and is_rated and call.prompt_tokens:
+                    more = usage_of(call.usage()).total_tokens - call.prompt_tokens
+                    shared.used(state.run.store_id, request.server, more)
             return ended
+
+    async def _take(self, state: State, server: str, tokens: int) -> TokenBudget | None:
+        """Count a call against the limits per minute. Return what it must wait for; None if it may be made."""
+        shared, opened = self._dependencies.shared, state.loop.model_call
+        if shared is None or opened is None:
+            return None
+        wait_seconds = await self._retry.until_answered(partial(shared.take, state.run.store_id, server, tokens))
+        if not wait_seconds:
+            return None
+        # Waiting runs do not all try again at the same time.
+        spread = (1 + opened.quota_waits) * (0.5 + self._dependencies.random())
+        end_time = self._now() + min(wait_seconds * spread, _RATE_SECONDS_MAX)
+        return TokenBudget(kind=WaitKind.RATE, tokens_max=0, tokens_used=0, end_time=end_time)
 
     def _refused(self, call: ModelCall, terms: ModelTerms, request: ModelRequest) -> ModelFailed | None:
         if self.tool_calls.key_is_gone:

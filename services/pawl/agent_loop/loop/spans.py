@@ -21,10 +21,11 @@ from msgspec.structs import replace
 from pawl.agent_loop.loop.ports import Claim
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.call import Call
-from pawl.agent_loop.loop.rules.run import Delegation, Run
+from pawl.agent_loop.loop.rules.run import Delegation
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.loop.rules.tool import ExecutionResult, ProposedCall
 from pawl.agent_loop.model.request import ModelRequest
+from pawl.chassis.ids import RunId
 from pawl.values import Outcome, RunState, Usage
 
 if TYPE_CHECKING:
@@ -87,19 +88,21 @@ class Traced:
 
 
 class RunSpans:
-    """The spans of one drive of a run. `trace` is the context of the run's first span, to be kept with the run.
+    """The spans of one drive of a run.
 
-    A job has no span of its own, only its calls have. Each iteration of a series has its own trace.
+    `new_trace` is the context of the run's first span, until it is kept with the run. A job has no span of its own:
+    only its calls have. Each iteration of a series has its own trace.
     """
 
     def __init__(self, tracing: Tracing | None, claim: Claim, state: State, *, is_failing: bool = False) -> None:
         run = state.run
-        self.trace = state.loop.trace
+        first = "" if run.trace == run.traceparent else run.trace
+        self.new_trace = ""
         self._tracing = tracing
         self._run = run
         self._is_series = run.series is not None
         self._usage_before = run.usage
-        self._drive = Traced(traceparent="" if self._is_series else run.traceparent)
+        self._drive = Traced(traceparent="" if self._is_series else run.trace or run.traceparent)
         self._common = {
             "gen_ai.conversation.id": run.conversation_id,
             "pawl.store.id": run.store_id,
@@ -107,7 +110,7 @@ class RunSpans:
         }
         if tracing is None or run.is_job:
             return
-        epochs = self.trace and [_with_span_id(self.trace, _span_id(run, claim.epoch - 1))]
+        epochs = first and [_with_span_id(first, _span_id(run.run_id, claim.epoch - 1))]
         self._drive = self._start(
             "invoke_workflow" if run.workflow is not None else "invoke_agent",
             run.workflow.name if run.workflow is not None else run.agent_name,
@@ -116,13 +119,13 @@ class RunSpans:
                 "gen_ai.request.model": run.options.model or None,
                 "pawl.resumed": True if claim.epoch > 1 else None,
             },
-            parent=self.trace or run.traceparent,
-            links=epochs or [each for each in (run.trace_link, *_starts_of_jobs(state)) if each],
+            parent=first or run.traceparent,
+            links=epochs or [each for each in dict.fromkeys((run.trace_link, *_starts_of_jobs(state))) if each],
             trace_id=_id(run.run_id, size_bytes=16),
             # The drive that ends a crashed run has the same epoch as the drive that crashed.
-            span_id=0 if is_failing else _span_id(run, claim.epoch),
+            span_id=0 if is_failing else _span_id(run.run_id, claim.epoch),
         )
-        self.trace = self.trace or self._drive.traceparent
+        self.new_trace = "" if first else self._drive.traceparent
 
     def end(self, state: State, left: str) -> None:
         """End the drive's span with what the drive has added to the run. `left` says why the run was released."""
@@ -245,8 +248,13 @@ def _id(of: str, *, size_bytes: int) -> int:
     return int.from_bytes(hashlib.sha256(of.encode()).digest()[:size_bytes])
 
 
-def _span_id(run: Run, epoch: int) -> int:
-    return _id(f"{run.run_id}/{epoch}", size_bytes=8)
+def _span_id(run_id: RunId, epoch: int) -> int:
+    return _id(f"{run_id}/{epoch}", size_bytes=8)
+
+
+def first_span(run_id: RunId) -> str:
+    """Return the context of the first span of a run that has its own trace."""
+    return f"00-{_id(run_id, size_bytes=16):032x}-{_span_id(run_id, 1):016x}-01"
 
 
 def _with_span_id(traceparent: str, span_id: int) -> str:
@@ -257,7 +265,7 @@ def _with_span_id(traceparent: str, span_id: int) -> str:
 def _starts_of_jobs(state: State) -> Sequence[str]:
     """Return the contexts in which the jobs were started whose reports started this turn."""
     jobs = (notice.run for notice in state.notices) if state.run.is_turn else ()
-    return sorted({job.traceparent or job.trace_link for job in jobs})
+    return [job.traceparent or job.trace_link for job in jobs]
 
 
 def _message(role: str, text: str, more: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:

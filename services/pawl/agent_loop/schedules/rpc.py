@@ -19,7 +19,7 @@ from pawl.agent.v1 import schedule_pb2 as pb
 from pawl.agent_loop.api import convert
 from pawl.agent_loop.schedules.starting import NO_REQUEST, RETRYABLE, ClaimPause, Starting, caller_of, fire_safely
 from pawl.chassis.identity.auth import Principal, require_user
-from pawl.chassis.ids import RequestId, check_id
+from pawl.chassis.ids import RequestId, RunId, check_id
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.client import translated
 from pawl.chassis.rpc.kinds import Context
@@ -167,7 +167,9 @@ class ScheduleServicer:
         now = datetime.fromtimestamp(self._clock.now(), UTC)
         past_time = None if backfill_time is None else backfill_time.ToDatetime(tzinfo=UTC)
         scope = {"schedule": {"name": due.definition.name, "time": _time_text(due, past_time, now)}}
-        message, refusal = await self._starting.message(caller_of(due.owner), due.definition, scope, request_id)
+        message, refusal = await self._starting.message(
+            caller_of(due.owner), due.definition, scope, request_id, last_run_id=RunId(due.last_run_id)
+        )
         if message is not None and not due.definition.workflow:
             note = fire_note(due, now, past_time)
             instructions = "\n\n".join(filter(None, (message.options.instructions, note)))

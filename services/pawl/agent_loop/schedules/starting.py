@@ -10,10 +10,11 @@ from pawl.agent.v1.agent_pb2 import StartRunRequest
 from pawl.agent.v1.workflow_pb2 import StartWorkflowRequest
 from pawl.agent_loop.api.messages import Messages
 from pawl.agent_loop.loop.rules import checks
+from pawl.agent_loop.loop.spans import first_span
 from pawl.agent_loop.schedules import inputs
 from pawl.agent_loop.workflows.starting import WorkflowStarting
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
+from pawl.chassis.ids import CredentialId, RequestId, RunId, StoreId, UserId
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.process.tasks import within
@@ -92,12 +93,18 @@ class ClaimPause:
 class Starting:
     """Prepares the messages of new runs.
 
-    `credential_is_gone` returns whether a principal's API key is no longer valid.
+    `credential_is_gone` returns whether a principal's API key is no longer valid. With `traces`, runs are traced.
     """
 
     def __init__(
-        self, messages: Messages, workflows: WorkflowStarting, credential_is_gone: Callable[[Principal], bool]
+        self,
+        messages: Messages,
+        workflows: WorkflowStarting,
+        credential_is_gone: Callable[[Principal], bool],
+        *,
+        traces: bool = False,
     ) -> None:
+        self._traces = traces
         self._messages = messages
         self._workflows = workflows
         self._credential_is_gone = credential_is_gone
@@ -129,10 +136,13 @@ class Starting:
         definition: Definition,
         scope: Mapping[str, Any],
         request_id: RequestId = NO_REQUEST,
+        *,
+        last_run_id: RunId = RunId(""),
     ) -> tuple[SubmitMessageRequest | None, str]:
         """Return a run's message, or the reason why the run cannot be started.
 
-        `scope` has the values that the templates in a workflow's input may use.
+        `scope` has the values that the templates in a workflow's input may use. The run's trace links to the request
+        that fires it or, if there is none, to the run `last_run_id` of the previous firing.
 
         Raises:
             PawlError: one of the transient errors in RETRYABLE.
@@ -141,8 +151,12 @@ class Starting:
             if self._credential_is_gone(caller):
                 raise PermissionDenied("the API key that last saved or resumed it was revoked or has lost a role")
             if definition.workflow:
-                return await self._workflow(caller, definition, request_id, inputs.rendered(definition, scope)), ""
-            return await self._message(caller, definition, request_id), ""
+                message = await self._workflow(caller, definition, request_id, inputs.rendered(definition, scope))
+            else:
+                message = await self._message(caller, definition, request_id)
+            previous = first_span(last_run_id) if self._traces and last_run_id else ""
+            message.trace_link, message.traceparent = message.traceparent or previous, ""
+            return message, ""
         except RETRYABLE:
             raise
         except PawlError as error:

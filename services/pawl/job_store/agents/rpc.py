@@ -116,7 +116,10 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         found = await self._budgets.of(store_id, user_id, check_id(request.name, "name", optional=True))
         limits = self._limits_of(store_id)
         return ledger.GetModelTermsResponse(
-            budgets=found, models=sorted(limits.models), model_server=limits.model_server
+            budgets=found,
+            models=sorted(limits.models),
+            model_server=limits.model_server,
+            is_rated=bool(limits.model_requests_per_minute or limits.model_tokens_per_minute),
         )
 
     async def PutDraft(self, request: ledger.PutDraftRequest, context: Context) -> ledger.PutDraftResponse:

@@ -70,7 +70,7 @@ class JetStreamErasures:
         if self._applied_number == connection_number and self._bus.connected:
             return None
         with _translating():
-            info = await lifecycle_stream.put_stream(self._bus.jetstream(), _CONFIG)
+            info = await lifecycle_stream.put_stream(self._bus, _CONFIG)
         self._opened_number = connection_number
         return info.state.messages == 0
 

@@ -97,6 +97,8 @@ class Lifecycle:
     type: str
     time: datetime
     payload: bytes
+    # The trace context of the run; may be empty.
+    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,9 @@ class Limits:
     # Models that the store may use; empty if it may use all.
     models: frozenset[str] = frozenset()
     model_server: str = ""
+    # Limits of model calls; 0 for none.
+    model_requests_per_minute: int = 0
+    model_tokens_per_minute: int = 0
 
     def refused_model(self, models: Iterable[str]) -> str:
         """Return the first of the models that the store may not use. Empty names stand for the default."""

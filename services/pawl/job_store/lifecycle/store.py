@@ -31,7 +31,8 @@ _RELAY_LOCK: Final = "SELECT pg_try_advisory_xact_lock(hashtext('job_store.outbo
 _WAIT_FOR_RELAY: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.outbox'))"
 # A row of the log is returned only with the first of its events.
 _OUTBOX: Final = """
-SELECT o.id, o.store_id, o.run_id, o.seq, o.event_id, o.type, o.time, o.payload, e.first_seq, CASE
+SELECT o.id, o.store_id, o.run_id, o.seq, o.event_id, o.type, o.time, o.payload, e.first_seq,
+    (SELECT trace FROM job_store.runs AS r WHERE r.store_id = o.store_id AND r.run_id = o.run_id) AS trace, CASE
     WHEN e.last_seq IS DISTINCT FROM lag(e.last_seq) OVER (PARTITION BY o.store_id, o.run_id ORDER BY o.id)
     THEN e.events END AS events
 FROM (SELECT * FROM job_store.outbox ORDER BY id LIMIT $1) AS o LEFT JOIN LATERAL (
@@ -200,4 +201,5 @@ def _lifecycle(record: Record, payload: bytes) -> Lifecycle:
         type=record["type"],
         time=record["time"],
         payload=payload,
+        trace=record["trace"] or "",
     )

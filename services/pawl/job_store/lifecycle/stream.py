@@ -11,9 +11,10 @@ import nats.errors
 from google.protobuf.message import DecodeError
 from nats.js import JetStreamContext
 from nats.js.api import RetentionPolicy, StorageType, StreamConfig, StreamInfo
-from nats.js.errors import BadRequestError, NotFoundError
+from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from pawl.chassis.process import logs
+from pawl.chassis.rpc.trace_context import TRACEPARENT_KEY
 from pawl.chassis.visible import shortened
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import event_pb2
@@ -32,6 +33,10 @@ _LONG_FIELDS: Final = ("output_text", "pending_calls", "unstopped_call_ids", "un
 # How long the stream remembers message ids, to drop duplicates.
 _DUPLICATES_SECONDS: Final = 600
 _UNACKNOWLEDGED_MAX: Final = 64
+# In a cluster, as many servers store each event, so that one can be lost.
+_REPLICAS: Final = 3
+# The server's error code if a stream of this name has another configuration.
+_NAME_IN_USE: Final = 10058
 _ACK_SECONDS: Final = 3.0
 
 _CONFIG: Final = StreamConfig(
@@ -71,7 +76,7 @@ class JetStreamLifecycle:
         if self._end is not None and self._connection_number == connection_number:
             return self._end
         try:
-            info = await put_stream(self._bus.jetstream(), _CONFIG)
+            info = await put_stream(self._bus, _CONFIG)
         except _UNAVAILABLE as error:
             _log.warning("lifecycle.stream_unavailable", error=str(error) or type(error).__name__)
             return None
@@ -111,6 +116,7 @@ class JetStreamLifecycle:
             "ce-source": f"/pawl/{event.store_id}",
             "ce-type": f"pawl.{event.type}",
             **({"ce-subject": event.run_id} if event.run_id else {}),
+            **({TRACEPARENT_KEY: event.trace} if event.trace else {}),
             "ce-time": event.time.isoformat().replace("+00:00", "Z"),
             "content-type": "application/x-protobuf; messageType=pawl.event.v1.RunEvent",
         }
@@ -164,12 +170,31 @@ def _without_arguments(event: event_pb2.RunEvent) -> event_pb2.RunEvent:
     return event
 
 
-async def put_stream(jetstream: JetStreamContext, config: StreamConfig) -> StreamInfo:
+async def put_stream(bus: Bus, config: StreamConfig) -> StreamInfo:
+    """Create or update a stream.
+
+    In a cluster it has three replicas, or as many as it has if too few servers are available; later connections try
+    again. It never gets fewer.
+    """
+    jetstream = bus.jetstream()
     try:
-        return await jetstream.update_stream(config)
+        replicas = (await jetstream.stream_info(str(config.name))).config.num_replicas or 1
     except NotFoundError:
+        replicas = 0
+    if bus.is_clustered and replicas < _REPLICAS:
+        try:
+            return await _put(jetstream, config.evolve(num_replicas=_REPLICAS), exists=bool(replicas))
+        except APIError as error:
+            _log.warning("bus.too_few_servers", stream=config.name, replicas=replicas or 1, error=error.description)
+    return await _put(jetstream, config.evolve(num_replicas=replicas or 1), exists=bool(replicas))
+
+
+async def _put(jetstream: JetStreamContext, config: StreamConfig, *, exists: bool) -> StreamInfo:
+    if not exists:
         try:
             return await jetstream.add_stream(config)
-        except BadRequestError:
-            # Another replica has created it first.
-            return await jetstream.update_stream(config)
+        except BadRequestError as error:
+            if error.err_code != _NAME_IN_USE:
+                raise
+    # It exists, or another replica has created it first.
+    return await jetstream.update_stream(config)

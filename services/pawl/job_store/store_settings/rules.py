@@ -26,6 +26,7 @@ _MODELS_MAX: Final = 200
 _MODEL_CHARACTERS_MAX: Final = 256
 MODELS: Final = "models"
 MODEL_SERVER: Final = "model_server"
+_DEFAULT_SERVER: Final = "default"
 _NOT_SET: Final = "No layer sets it."
 # Store id of the layer DEPLOYMENT.
 ALL_STORES: Final = StoreId("")
@@ -39,11 +40,18 @@ class Limit(StrEnum):
     MONTHLY_TOKENS = "monthly_tokens"
     DAILY_TOKENS_PER_USER = "daily_tokens_per_user"
     MONTHLY_TOKENS_PER_USER = "monthly_tokens_per_user"
+    MODEL_REQUESTS_PER_MINUTE = "model_requests_per_minute"
+    MODEL_TOKENS_PER_MINUTE = "model_tokens_per_minute"
+
+    @property
+    def is_of_runs(self) -> bool:
+        """Whether it limits a number of runs. Others are unlimited by default."""
+        return self in {Limit.ACTIVE_RUNS, Limit.ACTIVE_RUNS_PER_USER, Limit.BACKGROUND_RUNS}
 
     @property
     def maximum(self) -> int:
-        """The highest value. For tokens, it means that there is no limit."""
-        return TOKENS_MAX if self in TOKEN_LIMITS else RUNS_MAX
+        """The highest value. If the limit is not of runs, this value means that there is no limit."""
+        return RUNS_MAX if self.is_of_runs else TOKENS_MAX
 
 
 # What a run waits for once the tokens are used up.
@@ -131,7 +139,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_set(self) -> bool:
         """Whether a layer or the process has set it. Otherwise, there is no limit."""
-        return self.name not in list(TOKEN_LIMITS) or self.value < TOKENS_MAX
+        return self.name not in list(Limit) or Limit(self.name).is_of_runs or self.value < TOKENS_MAX
 
 
 def is_on(feature: Feature, switch: Switch, store_id: StoreId) -> bool:
@@ -199,7 +207,7 @@ class AllSettings:
             set_in = self.layer(layer, store_id if layer is Layer.CEILING else ALL_STORES)
             if name in set_in.limits:
                 return Decided(name=name, value=set_in.limits[name], layer=layer, reason=reason)
-        if name in TOKEN_LIMITS:
+        if not name.is_of_runs:
             return Decided(name=name, value=name.maximum, layer=None, reason=_NOT_SET)
         started = self._started_with[name]
         return Decided(name=name, value=started, layer=None, reason="Set when the process started.")
@@ -241,12 +249,13 @@ class AllSettings:
     def server(self, store_id: StoreId) -> str:
         """Return the name of a store's model server; empty for the default one."""
         set_in = self._server(store_id)
-        return set_in.model_server if set_in is not None else ""
+        name = set_in.model_server if set_in is not None else ""
+        return "" if name == _DEFAULT_SERVER else name
 
     def _model_server(self, store_id: StoreId) -> Decided:
         set_in = self._server(store_id)
         if set_in is None:
-            return Decided(name=MODEL_SERVER, text="default", layer=None, reason=_NOT_SET)
+            return Decided(name=MODEL_SERVER, text=_DEFAULT_SERVER, layer=None, reason=_NOT_SET)
         return Decided(
             name=MODEL_SERVER, text=set_in.model_server, layer=set_in.layer, reason="Set by a deployment key."
         )

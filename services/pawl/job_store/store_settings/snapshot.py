@@ -153,8 +153,14 @@ class SettingsSnapshot:
                 tokens={kind: limit.value for kind, limit in tokens.items() if limit.is_set},
                 models=frozenset(self.all.models(store_id)),
                 model_server=self.all.server(store_id),
+                model_requests_per_minute=self._rate(Limit.MODEL_REQUESTS_PER_MINUTE, store_id),
+                model_tokens_per_minute=self._rate(Limit.MODEL_TOKENS_PER_MINUTE, store_id),
             )
         return limits
+
+    def _rate(self, name: Limit, store_id: StoreId) -> int:
+        decided = self.all.limit(name, store_id)
+        return decided.value if decided.is_set else 0
 
     def _slots(self, store_id: StoreId) -> SlotLimits:
         return SlotLimits(

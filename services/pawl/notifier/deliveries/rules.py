@@ -15,6 +15,7 @@ import msgspec
 
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import StoreId
+from pawl.chassis.rpc.trace_context import TRACEPARENT_KEY
 from pawl.notifier.channels.rules import KEY_GONE, UNCONFIRMED, Channel, ChannelId
 from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationId, NotificationKind
 from pawl.notifier.preferences.rules import Preferences, quiet_until
@@ -307,6 +308,7 @@ def body_of(draft: Draft, public_url: str = "") -> str:
         "title": draft.title,
         "body": draft.body,
         "url": link_to(draft, public_url),
+        TRACEPARENT_KEY: draft.traceparent,
     }
     return _body(type_of(draft.kind), draft.create_time, {name: value for name, value in data.items() if value})
 

@@ -19,6 +19,7 @@ from standardwebhooks.webhooks import Webhook as Signature
 
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.retry import asked_seconds
+from pawl.chassis.rpc.trace_context import TRACEPARENT_KEY
 from pawl.chassis.visible import visible
 from pawl.notifier.channels.rules import code_of, unsubscribe_token
 from pawl.notifier.deliveries.rules import CODE, TEST, Attempt, DeliveryId, Outcome, unsubscribe_link
@@ -72,7 +73,9 @@ class SignedPosts:
         now = datetime.fromtimestamp(int(self._clock.now()), UTC)
         message_id = attempt.candidate.delivery_id
         signatures = (Signature(secret).sign(message_id, now, attempt.body) for secret in attempt.secrets)
+        context = msgspec.json.decode(attempt.body, type=_Payload).data.get(TRACEPARENT_KEY)
         return {
+            **({TRACEPARENT_KEY: context} if context else {}),
             "Content-Type": "application/json",
             "webhook-id": message_id,
             "webhook-timestamp": str(int(now.timestamp())),

@@ -38,6 +38,7 @@ _NOT_NOTIFIED: Final = frozenset(
         run_pb2.WAIT_KIND_EVENT,
         run_pb2.WAIT_KIND_JOB,
         run_pb2.WAIT_KIND_PERSON,
+        run_pb2.WAIT_KIND_RATE,
     }
 )
 _ENDED: Final = frozenset({"run.completed", "run.failed", "run.cancelled", "run.expired"})

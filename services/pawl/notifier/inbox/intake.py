@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 import nats.errors
@@ -19,6 +20,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from pawl.chassis.ids import StoreId, is_id
 from pawl.chassis.process import logs
+from pawl.chassis.rpc.trace_context import TRACEPARENT_KEY, valid
 from pawl.errors import DependencyUnavailable, Unavailable
 from pawl.event.v1 import event_pb2
 from pawl.notifier.inbox.announcement import asks, concerns_others, drafts_of, job_end_of, need_resolved_by
@@ -152,6 +154,10 @@ _RETRY_SECONDS_MAX: Final = 30.0
 Event = tuple[Message, event_pb2.RunEvent]
 
 
+def _trace(message: Message) -> str:
+    return valid((message.headers or {}).get(TRACEPARENT_KEY, ""))
+
+
 class Intake:
     """Handles events in batches. An event that fails does not block the others."""
 
@@ -177,7 +183,7 @@ class Intake:
 
     async def _take(self, events: Sequence[Event]) -> None:
         try:
-            notified = await self._notify([event for _, event in events])
+            notified = await self._notify([event for _, event in events], [_trace(message) for message, _ in events])
         except Unavailable:
             for message, _ in events:
                 await self._retry(message)
@@ -193,15 +199,19 @@ class Intake:
                 await message.ack()
                 self._counters.events.labels("notified" if is_notified else "ignored").inc()
 
-    async def _notify(self, events: Sequence[event_pb2.RunEvent]) -> list[bool]:
-        """Write notifications and mark resolved needs. Return, for each event, whether it has a notification."""
+    async def _notify(self, events: Sequence[event_pb2.RunEvent], traces: Sequence[str]) -> list[bool]:
+        """Write notifications and mark resolved needs; return, for each event, whether it has a notification."""
         store_ids = {StoreId(event.store_id) for event in events if asks(event)}
         approvers = await self._store.approvers(store_ids) if store_ids else {}
-        drafts = [drafts_of(event, approvers.get(StoreId(event.store_id), ())) for event in events]
+        found = [drafts_of(event, approvers.get(StoreId(event.store_id), ())) for event in events]
+        drafts = [[replace(each, traceparent=trace) for each in of] for of, trace in zip(found, traces, strict=True)]
         await self._add([draft for each in drafts for draft in each])
         if resolved := [over for event in events if (over := need_resolved_by(event)) is not None]:
             await self._store.mark_resolved(resolved)
-        ends = [job_end_of(event) for event in events]
+        ends = [
+            replace(end, traceparent=trace) if (end := job_end_of(event)) else None
+            for event, trace in zip(events, traces, strict=True)
+        ]
         conversations = {(end.inbox, end.conversation_id) for end in ends if end}
         # Only if the conversation is waiting for a user. Otherwise the model itself reports that its job has ended.
         waiting = await self._store.waiting(conversations) if conversations else frozenset()

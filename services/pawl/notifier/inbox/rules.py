@@ -72,6 +72,7 @@ class Draft:
     conversation_id: ConversationId = ConversationId("")
     call_id: CallId = CallId("")
     channel_id: str = ""
+    traceparent: str = ""
 
 
 def shown(draft: Draft) -> Draft:

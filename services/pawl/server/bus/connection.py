@@ -66,6 +66,8 @@ class _Client(Client):
     loss.
     """
 
+    is_clustered = False
+
     async def _process_op_err(self, e: Exception) -> None:
         self._pending, self._pending_data_size = [], 0
         await super()._process_op_err(e)
@@ -73,6 +75,7 @@ class _Client(Client):
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
         if self._current_server is not None and self._current_server.uri.scheme == "tls":
             info["tls_required"] = True
+        self.is_clustered = bool(info.get("cluster"))
         await super()._process_info(info, initial_connection)
 
 
@@ -119,6 +122,11 @@ class Bus:
     @property
     def connected(self) -> bool:
         return self._connected.is_set()
+
+    @property
+    def is_clustered(self) -> bool:
+        """Return whether the server of the current connection belongs to a cluster."""
+        return isinstance(self._client, _Client) and self._client.is_clustered
 
     async def wait_connected(self) -> None:
         """Return once the bus is connected. This may never happen."""

@@ -290,6 +290,7 @@ class Attempt:
             call_id=context.call_id,
             attempt=self._job.attempt,
             agent_name=context.agent_name,
+            traceparent=context.traceparent,
             deadline=datetime.fromtimestamp(self._parts.clock.now() + left, UTC),
             last_checkpoint=self._last_checkpoint,
             _cancelled=self._cancelled,

@@ -73,7 +73,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         if len(request.calls) > CALLS_MAX:
             raise InvalidField(f"calls must have at most {CALLS_MAX} items, got {len(request.calls)}", field="calls")
         proposed = [
-            (convert.call_context_from(request.context, call.call_id), convert.proposed_from(call))
+            (convert.call_context_from(request.context, call.call_id, call.traceparent), convert.proposed_from(call))
             for call in request.calls
         ]
         checked = await self.checks.check(proposed, request.known_tool_names, convert.read_timeouts_from(request))

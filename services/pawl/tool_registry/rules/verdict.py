@@ -22,6 +22,8 @@ class CallContext(RunContext, frozen=True, kw_only=True):
     above_ids: frozenset[str] = frozenset()
     # The parent runs' agents.
     agents_above: frozenset[str] = frozenset()
+    # The trace context for the tool; may be empty.
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ async def test_connection_is_reused_after_its_response_was_read_completely() -> 
                 assert server.connections == 1, response
 
 
-async def test_request_that_the_server_may_have_read_is_not_resent() -> None:
+async def test_a_request_that_the_server_may_have_read_is_not_resent() -> None:
     """Model calls are not idempotent, and a server that closes without a response may have started to generate."""
     scripts = iter([answer, Exchange.close])
 

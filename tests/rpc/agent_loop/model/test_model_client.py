@@ -93,7 +93,7 @@ async def test_request_matches_that_of_the_openai_client(monkeypatch: pytest.Mon
     assert fields(asked).items() >= expected.items()
 
 
-async def test_status_code_decides_the_error_and_the_client_does_not_retry() -> None:
+async def test_the_status_code_decides_the_error_and_the_client_does_not_retry() -> None:
     """C13: an error text about status 429 or timeouts has no influence."""
     body = '{"error":{"message":"429 rate limit timeout sk-secret","code":"429"}}'
     for status, failure_class, retryable in (

@@ -25,7 +25,7 @@ from tests.unit.agent_loop.workflows.test_parts import world_of
 from tests.unit.agent_loop.workflows.test_running import start
 
 
-async def test_event_ends_a_wait_and_is_kept_if_it_comes_early() -> None:
+async def test_an_event_ends_a_wait_and_is_kept_if_it_arrives_early() -> None:
     nodes = {
         "first": {"kind": "wait", "event": "paid"},
         "second": {"kind": "wait", "event": "paid", "after": ["first"]},
@@ -55,7 +55,7 @@ async def test_run_waits_for_an_event_until_its_timeout() -> None:
     assert world.ledger.run(key).output_text == "NODE_TIMEOUT"
 
 
-async def test_paused_run_starts_no_node_until_it_is_resumed() -> None:
+async def test_a_paused_run_does_not_start_nodes_until_it_is_resumed() -> None:
     nodes = {
         "a": {"kind": "tool", "tool": "work"},
         "b": {"kind": "tool", "tool": "work", "after": ["a"]},
@@ -73,7 +73,7 @@ async def test_paused_run_starts_no_node_until_it_is_resumed() -> None:
     assert [call.state for call in world.ledger.calls(key)] == [CallState.SUCCEEDED] * 2
 
 
-async def test_event_beyond_the_limit_is_refused_until_a_node_takes_one() -> None:
+async def test_an_event_beyond_the_limit_is_refused_until_a_node_takes_an_event() -> None:
     world = world_of()
     nodes = {
         "pause": {"kind": "wait", "seconds": 60},
@@ -97,7 +97,7 @@ async def test_event_beyond_the_limit_is_refused_until_a_node_takes_one() -> Non
 
 
 @pytest.mark.parametrize("name", ["late", "#second"])
-async def test_awaited_event_is_accepted_once_beyond_the_limit(name: str) -> None:
+async def test_an_awaited_event_is_accepted_once_even_beyond_the_limit(name: str) -> None:
     world = world_of()
     nodes = {"first": {"kind": "wait", "seconds": 60}, "second": {"kind": "wait", "event": "late"}}
     key = start(world, {**nodes, "third": {"kind": "wait", "event": "paid", "after": ["first"]}})

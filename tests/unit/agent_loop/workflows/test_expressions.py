@@ -165,7 +165,7 @@ def test_an_expression_that_would_block_the_event_loop_is_refused() -> None:
             expressions.render(template, {"input": value})
 
 
-def test_names_with_any_or_known_fields_are_checked() -> None:
+def test_names_are_checked_whether_or_not_their_fields_are_known() -> None:
     names = {"event": None, "schedule": frozenset({"id"})}
     template = {"a": "${event.any.field} ${schedule.id} ${event.in}", "b": ["${schedule.time}"]}
     assert list(map(str, expressions.check(template, names, "input"))) == [

@@ -310,7 +310,9 @@ async def test_workflow_fails_at_its_own_timeout() -> None:
         ("approval", "approvers", "", WaitKind.PERSON),
     ],
 )
-async def test_human_node_asks_only_those_it_names(form: str, who: Any, asked: str, waits: WaitKind) -> None:
+async def test_a_human_node_asks_only_the_people_whom_it_names(
+    form: str, who: Any, asked: str, waits: WaitKind
+) -> None:
     world = world_of()
     key = start(world, {"a": {"kind": "human", "form": form, "who": who, "question": "Well?"}})
     async with at_work(world.worker()):
@@ -329,7 +331,9 @@ async def test_human_node_asks_only_those_it_names(form: str, who: Any, asked: s
         ("user", 1, ""),
     ],
 )
-async def test_one_person_cannot_approve_where_the_run_requires_more(who: Any, required: int, reason: str) -> None:
+async def test_a_single_person_cannot_approve_if_the_run_requires_more_approvals(
+    who: Any, required: int, reason: str
+) -> None:
     world = world_of()
     nodes = {"a": {"kind": "human", "form": "approval", "who": who, "question": "Pay?", "retry": {"attempts": 3}}}
     key = start(world, nodes, options=RunOptions(approvals_required=required))

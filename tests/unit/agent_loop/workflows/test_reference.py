@@ -152,7 +152,7 @@ def test_a_map_tolerates_failures_up_to_its_limit() -> None:
 
 @given(documents())
 @settings(max_examples=60)
-def test_random_definitions_are_valid_and_their_edges_agree(document: dict[str, Any]) -> None:
+def test_random_definitions_are_valid_and_consistent_with_their_edges(document: dict[str, Any]) -> None:
     """They fit the schema, too, and their flowcharts show each edge."""
     assert SCHEMA.is_valid(document)
     parsed = parsing.read(document)

@@ -90,7 +90,7 @@ async def test_ended_run_shows_what_each_node_did() -> None:
     assert [attempt.error.message for attempt in whole["send"].attempts] == ["broken", "broken"]
 
 
-async def test_execution_reads_all_calls_at_once_and_only_the_output_of_a_named_node() -> None:
+async def test_an_execution_reads_all_calls_at_once_but_only_the_output_of_a_named_node() -> None:
     made = world()
     made.registry.results["look"] = CallResult(content_json=json.dumps({"n": "x" * 300_000}).encode())
     asked = list[tuple[str, int]]()
@@ -127,7 +127,7 @@ async def test_output_over_the_limit_is_left_out() -> None:
     assert (found.output_json, found.output_omitted_bytes > 1_200_000) == (b"", True)
 
 
-async def test_rerun_executes_only_what_did_not_succeed() -> None:
+async def test_a_rerun_executes_only_what_did_not_succeed() -> None:
     made = world()
     key = await played(made)
     old, rerun = await executions(made).rerun(CALLER, key.run_id, "send")
@@ -263,7 +263,7 @@ async def test_token_ends_the_wait_of_exactly_its_node() -> None:
     assert (await executions(made).of_token(gateway, token))[2] == name, "the ledger reports a repeated event"
 
 
-async def test_token_of_a_node_that_has_ended_without_an_event_is_refused() -> None:
+async def test_the_token_of_a_node_that_ended_without_an_event_is_refused() -> None:
     made = world()
     late = {**TOKENS, "paid": {**TOKENS["paid"], "timeout_seconds": 5, "on_error": {"go_to": "last"}}}
     made.workflows.save("pay", {**late, "last": {"kind": "wait", "event": "sent"}})
@@ -275,7 +275,7 @@ async def test_token_of_a_node_that_has_ended_without_an_event_is_refused() -> N
             await executions(made).of_token(CALLER, token)
 
 
-async def test_token_of_a_node_that_a_named_event_has_ended_is_refused() -> None:
+async def test_the_token_of_a_node_that_was_ended_by_a_named_event_is_refused() -> None:
     made = world()
     nodes = {name: node for name, node in TOKENS.items() if name != "other"}
     made.workflows.save("pay", nodes)

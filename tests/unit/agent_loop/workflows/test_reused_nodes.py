@@ -104,7 +104,9 @@ WITH_TOKEN = {"all", "all.mail", "first", "early"}
         ("${tokens[input.name]}", "other", {*WITH_TOKEN, "other"}),
     ],
 )
-def test_nodes_with_the_token_of_a_wait_run_again_with_it(link: str, path: str, expected: set[str]) -> None:
+def test_nodes_that_use_the_token_of_a_wait_run_again_when_the_wait_does(
+    link: str, path: str, expected: set[str]
+) -> None:
     mail = {"kind": "tool", "tool": "work", "arguments": {"link": link}}
     nodes = {
         "first": {"kind": "wait", "event": "first", "after": ["all"]},
@@ -121,7 +123,7 @@ def test_nodes_with_the_token_of_a_wait_run_again_with_it(link: str, path: str, 
     assert {graph.steps[number].path for number in found.again} == expected
 
 
-def test_reused_nodes_name_the_run_that_has_their_calls() -> None:
+def test_reused_nodes_name_the_run_that_made_their_calls() -> None:
     number = next(step.number for step in GRAPH.steps if step.path == "last")
     second = rerun(GRAPH, cursor(DONE), OLD, number).start
     third = rerun(GRAPH, second, RunId("run_second"), number).start
@@ -134,7 +136,7 @@ def test_reused_nodes_name_the_run_that_has_their_calls() -> None:
 
 
 @given(st.dictionaries(st.sampled_from([step.path for step in GRAPH.steps]), st.sampled_from(NodeState)), st.data())
-def test_reused_nodes_depend_on_reused_nodes_only(states: dict[str, NodeState], data: st.DataObject) -> None:
+def test_reused_nodes_depend_only_on_reused_nodes(states: dict[str, NodeState], data: st.DataObject) -> None:
     number = data.draw(st.integers(0, len(GRAPH.steps) - 1))
     found = rerun(GRAPH, cursor(states), OLD, number)
     assert number in found.again

@@ -129,7 +129,7 @@ async def test_missing_agent_fails_its_node() -> None:
 
 
 @pytest.mark.parametrize("jobs", ["wait", "leave"])
-async def test_agent_node_waits_for_the_jobs_of_its_tree_unless_it_leaves_them(jobs: str) -> None:
+async def test_an_agent_node_waits_for_the_jobs_below_it_unless_they_are_left_running(jobs: str) -> None:
     nodes = {
         "a": {"kind": "agent", "task": "x", "jobs": jobs},
         "answer": {"kind": "output", "value": "${nodes.a.output}"},
@@ -222,7 +222,7 @@ async def test_default_that_cannot_be_evaluated_fails_the_node(in_map: bool) -> 
 
 
 @pytest.mark.parametrize("kind", [Event(name="paid"), Pause()])
-async def test_tools_are_pinned_after_a_command_before_the_first_claim(kind: Any) -> None:
+async def test_tools_are_pinned_even_if_a_command_arrives_before_the_first_claim(kind: Any) -> None:
     world = world_of(look=1)
     key = start(world, {"a": {"kind": "tool", "tool": "look"}})
     await world.ledger.send(key, kind)
@@ -266,7 +266,7 @@ async def test_agents_below_make_no_calls_once_the_key_is_revoked(calls_allowed:
     assert not world.registry.effects
 
 
-def test_no_call_continues_after_a_takeover_before_the_definition_is_read() -> None:
+def test_calls_do_not_continue_after_a_takeover_until_the_definition_is_read() -> None:
     """Otherwise an agent would start without the restrictions of its node."""
     nodes = {"a": {"kind": "agent", "agent": "writer", "task": "x", "tools": []}}
     found = graph.of_definition(parsing.read({"name": "flow", "nodes": nodes}))
@@ -367,7 +367,7 @@ async def test_failed_node_with_on_error_undo_undoes_all_effects_before_the_run_
     assert all(call.settled for call in world.ledger.calls(key))
 
 
-async def test_undo_that_cannot_revert_a_call_fails_and_the_run_says_so() -> None:
+async def test_an_undo_that_cannot_revert_a_call_fails_and_so_does_the_run() -> None:
     world = new_world()
     world.registry.results["unwrite"] = CallResult(
         content_json=b'{"error":"It was changed."}', is_error=True, error_reason="TOOL_ERROR"
@@ -390,7 +390,7 @@ class Crash(BaseException):
 
 
 @pytest.mark.parametrize("position", range(0, 60, 3))
-async def test_undo_continues_after_a_crash_and_undoes_nothing_twice(position: int) -> None:
+async def test_an_undo_continues_after_a_crash_without_undoing_anything_twice(position: int) -> None:
     world, count = new_world(), 0
     key = start(world, {"first": NODES["first"], "last": {**FAILING["last"], "after": ["first"]}})
 

@@ -73,7 +73,11 @@ export function Skeleton({ lines = 6 }: { lines?: number }): VNode {
 export function Dialog({ title, class: name = "", onClose, children }: { title: string; class?: string; onClose: () => void; children: ComponentChildren }): VNode {
   const place = useRef<HTMLDialogElement>(null);
   const id = useId();
-  useEffect(() => place.current?.showModal(), []);
+  useEffect(() => {
+    const before = document.activeElement as HTMLElement | null;
+    place.current?.showModal();
+    return () => before?.focus();
+  }, []);
   return (
     <dialog ref={place} class={name} aria-labelledby={id} onClose={onClose} onClick={(event) => event.target === place.current && place.current?.close()}>
       <h2 id={id}>{title}</h2>

@@ -76,6 +76,7 @@ export const audit: Resource<AuditEntryJson> = {
     { name: "Agent", of: ({ agentName }) => agentName },
     { name: "Run", of: ({ runId }) => runLink(runId) },
   ],
+  at: ({ time: at }) => at,
   entry: (each) => (
     <>
       <span class={`dot ${TONES[each.verdict ?? ""] ?? ""}`} />

@@ -29,6 +29,7 @@ export const notifications: Resource<NotificationJson> = {
     { name: "Read", of: ({ readTime }) => time(readTime) ?? "unread" },
     { name: "Run", of: ({ runId }) => runLink(runId) },
   ],
+  at: ({ createTime }) => createTime,
   entry: (each, reload) => (
     <>
       <span class={`dot ${each.readTime ? "read" : "info"}`} title={each.readTime ? "" : "unread"} />

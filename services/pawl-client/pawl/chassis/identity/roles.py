@@ -110,6 +110,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (TOOL_REGISTRY,): "NoteCompletion GetConversation",
         (AGENT_LOOP, TOOL_REGISTRY): "GetRun ListJobs StopJob GetCall",
     },
+    "pawl.job.v1.ModelService": {(AGENT_LOOP,): "TakeModelCall ReportModelServer"},
     "pawl.job.v1.TitleService": {(AGENT_LOOP,): "ClaimTitles SetTitle"},
     "pawl.job.v1.ScheduleLedgerService": {
         (AGENT_LOOP,): "GetDueSchedule ClaimSchedules FireSchedule",

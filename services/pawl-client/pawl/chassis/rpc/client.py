@@ -34,6 +34,7 @@ from pawl.chassis.rpc.replicas import key_of
 from pawl.chassis.rpc.request_id import REQUEST_ID_KEY, current_request_id
 from pawl.chassis.rpc.status import from_rpc_error, of_peer
 from pawl.chassis.rpc.tls import Tls, channel_credentials
+from pawl.chassis.rpc.trace_context import TRACEPARENT_KEY, current_traceparent
 
 T = TypeVar("T")
 # Converts a gRPC error to another exception.
@@ -244,7 +245,7 @@ class _Channel(grpc.aio.Channel):
             return method(
                 request,
                 timeout=deadline_seconds if timeout is None else timeout,
-                metadata=(*self._identity(), *self._asked_metadata(), *_request_id(), *(metadata or ())),
+                metadata=(*self._identity(), *self._asked_metadata(), *_of_request(), *(metadata or ())),
                 **kwargs,
             )
 
@@ -383,16 +384,17 @@ async def _first_answer(method: Any, name: str, request: Any, **special: Any) ->
         await tasks.end(asked)
 
 
-def _request_id() -> tuple[tuple[str, str], ...]:
-    request_id = current_request_id()
-    return ((REQUEST_ID_KEY, request_id),) if request_id else ()
+def _of_request() -> list[tuple[str, str]]:
+    """Return the metadata that continues the request being served."""
+    values = ((REQUEST_ID_KEY, current_request_id()), (TRACEPARENT_KEY, current_traceparent()))
+    return [(key, value) for key, value in values if value]
 
 
 def _relaying(
     relays: Batches, method: str, request_serializer: Any, response_deserializer: Any, **_: Any
 ) -> Callable[..., Responses]:
     def call(request: Any, *, metadata: Sequence[tuple[str, str]]) -> Responses:
-        sent = [batch_pb2.Metadata(key=name, value=value) for name, value in (*metadata, *_request_id())]
+        sent = [batch_pb2.Metadata(key=name, value=value) for name, value in (*metadata, *_of_request())]
         return Responses(
             partial(relays.start, method, request_serializer(request), metadata=sent), response_deserializer
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from contextvars import ContextVar
 from typing import Final
 
@@ -24,8 +25,16 @@ def valid(header: str) -> str:
 
 
 def current_traceparent() -> str:
-    """Return the valid `traceparent` of the request that this task serves; empty if it has none."""
-    return _current.get()
+    """Return the valid `traceparent` of the request that this task serves; empty if it has none.
+
+    In a program that uses OpenTelemetry, it is that of the current span.
+    """
+    if found := _current.get():
+        return found
+    if (trace := sys.modules.get("opentelemetry.trace")) is None:
+        return ""
+    span = trace.get_current_span().get_span_context()
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}" if span.is_valid else ""
 
 
 def set_traceparent(traceparent: str) -> None:

@@ -85,6 +85,8 @@ class ToolContext:
     agent_name: str = DEFAULT_AGENT
     # The latest value that an earlier execution of this call saved with `checkpoint`, or None.
     last_checkpoint: JsonValue = None
+    # W3C `traceparent` of the call, to send with the tool's own requests; empty if there is none.
+    traceparent: str = ""
     _cancelled: threading.Event = field(default_factory=threading.Event)
     # In tests that call the function directly, progress is discarded.
     _report: Callable[[float | None, str], None] = lambda _fraction, _message: None

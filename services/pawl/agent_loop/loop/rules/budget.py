@@ -114,6 +114,9 @@ def exhausted(state: State, now: float) -> Decision:
 
 
 def used_up(exhausted: TokenBudget) -> Problem:
+    if exhausted.kind is WaitKind.RATE:
+        message = "The store or its model server has reached its limit of model calls or tokens per minute."
+        return Problem(reason="RATE_LIMITED", failure_class=FailureClass.RATE, message=message)
     reason, whose, period = _BUDGETS[exhausted.kind]
     return Problem(
         reason=reason,
@@ -129,7 +132,8 @@ def waits_for_period(state: State, exhausted: TokenBudget, now: float) -> Decisi
     ledger wakes waiting runs when the budget is raised, but it may do so just before this run parks. A minimum pause
     guards against a local clock that is ahead of the ledger's.
     """
-    if state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL:
+    fails = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
+    if fails and exhausted.kind is not WaitKind.RATE:
         problem = used_up(exhausted)
         failure = RunFailure(failure_class=FailureClass.LIMIT, reason=problem.reason, message=problem.message)
         return Fail(failure=failure)

@@ -118,10 +118,15 @@ CEILINGS: Final = Limits(
 
 
 class ModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model server that settings can assign to stores. The file `api_key_file` contains its key."""
+    """A model server that settings can assign to stores. The file `api_key_file` contains its key.
 
-    base_url: str
+    The limits per minute apply to all processes together; 0 means none.
+    """
+
+    base_url: str = ""
     api_key_file: str = ""
+    requests_per_minute: Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] = 0
+    tokens_per_minute: Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] = 0
 
 
 class DeploymentLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -149,8 +149,6 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     said_nothing: bool = False
     # Number of models that failed. The run continues with the next of its `model_fallbacks`.
     fallbacks_used: int = 0
-    # `traceparent` of the run's first span, with the sampling decision; empty if the run is not traced.
-    trace: str = ""
 
 
 # A state up to this size is not compressed.

@@ -392,6 +392,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     # The context of the span that started it: the run continues its trace, or has its own trace that links to it.
     traceparent: str = ""
     trace_link: str = ""
+    # The context of its first span, once it is recorded.
+    trace: str = ""
 
     @property
     def is_job(self) -> bool:

@@ -27,6 +27,11 @@ DELETE FROM job_store.usage_days WHERE ctid = ANY (ARRAY(
 ))
 """
 _OLD_TOKENS: Final = _OLD_USAGE.replace("usage_days", "token_days")
+_OLD_RATES: Final = """
+DELETE FROM job_store.model_rates WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM job_store.model_rates WHERE unused_time < now() - interval '1 hour' LIMIT $1
+))
+"""
 _OLD_UNSENT: Final = """
 DELETE FROM job_store.outbox WHERE id IN (
     SELECT id FROM job_store.outbox WHERE "time" < now() - make_interval(secs => $1) ORDER BY id LIMIT $2
@@ -235,9 +240,10 @@ class PostgresRetention(DatabaseAdapter):
         return count
 
     async def remove_usage(self, *, rows_max: int) -> int:
-        """Remove usage counts older than 400 days; return how many were removed."""
+        """Remove usage counts older than 400 days, and unused rates; return how many were removed."""
         removed = await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
-        return removed + await deleted(self._database, _OLD_TOKENS, DAYS_MAX, rows_max)
+        removed += await deleted(self._database, _OLD_TOKENS, DAYS_MAX, rows_max)
+        return removed + await deleted(self._database, _OLD_RATES, rows_max)
 
     async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Remove old trigger events and unused lanes; return the number of rows removed."""

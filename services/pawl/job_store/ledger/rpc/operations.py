@@ -138,6 +138,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
         store_queue_max=limits.store_queue_max,
         program=program,
         is_reported=bool(reports_to),
+        traceparent=request.traceparent,
         store_slots=limits.slots.background_per_store if program else limits.slots.per_store,
         token_budget=tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
         token_ceiling=tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
@@ -234,6 +235,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         wake_time=messages.optional_moment(request, "wake_time"),
         after_seq=request.after_seq if has("after_seq") else None,
         unstopped=_run_part(request, "unstopped_call_ids") if request.unstopped_call_ids else None,
+        trace=request.trace or None,
         delegations=tuple(map(_delegation, request.delegations)),
         asks_title=request.asks_title,
         entered=tuple(
@@ -372,6 +374,7 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         token_ceiling=tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),
         is_job=entry.HasField("job"),
         program=_program(entry),
+        traceparent=entry.traceparent,
         labels=labels.of_goal(is_goal=entry.HasField("goal")),
         is_silent=entry.job.reports == run_pb2.JOB_REPORTS_NONE,
     )

@@ -35,7 +35,7 @@ ROUND_STARTED: Final = "round.started"
 # agent-loop's failure reason for a run without tokens.
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
 
-_FIGURES: Final = ("round", "usage", "output", "active_seconds", "tools", "failure", "unstopped")
+_FIGURES: Final = ("round", "usage", "output", "active_seconds", "tools", "failure", "unstopped", "trace")
 
 # Only these may wait for a command without a deadline (I3: every other run continues automatically).
 _MAY_SLEEP: Final = frozenset({RunState.WAITING, RunState.NEEDS_ATTENTION})
@@ -94,6 +94,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     wake_time: datetime | None = None
     after_seq: int | None = None
     unstopped: bytes | None = None
+    trace: str | None = None
     delegations: tuple[Delegation, ...] = ()
     asks_title: bool = False
     entered: tuple[jobs.Entered, ...] = ()

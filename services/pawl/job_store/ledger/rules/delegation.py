@@ -44,6 +44,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     is_silent: bool = False
     labels: Mapping[str, str] = {}
     program: Program = Program.DEFAULT
+    traceparent: str = ""
 
 
 def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
@@ -90,6 +91,7 @@ def start(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
         silent=delegation.is_silent,
         labels=delegation.labels,
         program=delegation.program,
+        trace=delegation.traceparent,
     )
     above = (unit.runs.get(RunKey(parent.store_id, run_id)) for run_id in (parent.parent_run_id, *parent.agents_above))
     is_late = delegation.is_job and any(each and each.state is RunState.CANCELLING for each in above)

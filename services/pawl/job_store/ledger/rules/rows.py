@@ -284,6 +284,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
     mark_seq: int = 0
     grant: Grant | None = None
     program: Program = Program.DEFAULT
+    trace: str = ""
 
     @property
     def is_turn(self) -> bool:

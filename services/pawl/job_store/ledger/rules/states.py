@@ -54,3 +54,4 @@ class WaitReason(IntEnum):
     JOB = 17
     STORE_TOKENS = 18
     USER_TOKENS = 19
+    RATE = 20

@@ -99,6 +99,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     off: frozenset[Feature] = frozenset()
     refused_model: str = ""
     is_reported: bool = False
+    traceparent: str = ""
 
     @property
     def row_keys(self) -> RowKeys:
@@ -335,6 +336,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             labels=self.labels,
             program=self.program,
             in_background=bool(self.program),
+            trace=self.traceparent,
         )
 
     def _command(self, unit: UnitOfWork, run: RunRow, name: str, payload: bytes) -> CommandRow:

@@ -47,6 +47,7 @@ _REASONS: Final[Mapping[int, WaitReason]] = MappingProxyType(
         WaitKind.STORE_MONTHLY_TOKENS: _W.STORE_TOKENS,
         WaitKind.USER_DAILY_TOKENS: _W.USER_TOKENS,
         WaitKind.USER_MONTHLY_TOKENS: _W.USER_TOKENS,
+        WaitKind.RATE: _W.RATE,
     }
 )
 _REASONS_OF_CALLS: Final[Mapping[CallState, WaitReason]] = MappingProxyType(
@@ -71,6 +72,7 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
         _W.AGENT_QUOTA: "It continues automatically after the day (UTC), or once an admin gives the agent more tokens.",
         _W.STORE_TOKENS: _RAISE.format("store"),
         _W.USER_TOKENS: _RAISE.format("user"),
+        _W.RATE: "It continues automatically, in turn with other runs.",
         _W.TIME: "It continues automatically at that time.",
         _W.PAUSED: "Its user must resume it: pawl jobs resume JOB, or pawl workflows resume RUN.",
         _W.COMPLETION: "The holder of the call's token must complete it (CompletionService.CompleteCall).",
@@ -302,6 +304,8 @@ def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
             whose = "its store" if reason is _W.STORE_TOKENS else "its user"
             next_period, period = ("next month", "monthly") if _is_monthly(run) else ("next day", "daily")
             return f"the {next_period}: {whose} has used up the {period} tokens"
+        case _W.RATE:
+            return "a model call: its store or model server has reached its limit per minute"
         case _W.PROVIDER:
             return "the model server, which is unavailable"
         case _W.TIME:

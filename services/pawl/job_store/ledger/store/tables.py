@@ -154,7 +154,7 @@ RUNS: Final[Columns[RunRow]] = Columns(
         *_joined("agents_above", fixed=True),
         *_fixed("integer", "generation"),
         _labels(fixed=True),
-        *_same("text", "worker_id"),
+        *_same("text", "worker_id", "trace"),
         _enum("state", RunState),
         _enum("stop_cause", StopCause),
         _enum("program", Program, fixed=True),

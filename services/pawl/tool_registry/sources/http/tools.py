@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from pawl.chassis.ids import StoreId
+from pawl.chassis.rpc.trace_context import TRACEPARENT_KEY
 from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidField, InvalidJson, SourceUnreachable, TooLarge
 from pawl.server.egress.client import Egress, OutboundRequest, OutboundResponse, RequestFailed
@@ -183,7 +184,8 @@ def _check_origin(url: str, document_url: str) -> None:
 
 
 def _headers(binding: Binding, built: BuiltRequest, context: ToolContext) -> dict[str, str]:
-    headers = {"Accept": _ACCEPT} | built.headers
+    trace = {TRACEPARENT_KEY: context.traceparent} if context.traceparent else {}
+    headers = {"Accept": _ACCEPT} | trace | built.headers
     for name, secret in binding.secret_headers.items():
         value = context.secret(secret)
         if not may_be_header_value(value):

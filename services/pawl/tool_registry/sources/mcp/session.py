@@ -19,6 +19,7 @@ from mcp.client.session import ClientRequestContext
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.process.tasks import shield, within
+from pawl.chassis.rpc.trace_context import TRACEPARENT_KEY
 from pawl.errors import SourceUnreachable
 from pawl.server.egress.policy import EgressRefused
 from pawl.tool_registry.sources.mcp.attempts import Fault, Garbled, Lost, Refused, TooLarge
@@ -166,7 +167,8 @@ class Session:
             Lost: The connection ended.
             Refused, TooLarge, Garbled: The response is a protocol error, too large, or not a valid result.
         """
-        params = mcp.types.CallToolRequestParams(name=name, arguments=arguments)
+        trace = {TRACEPARENT_KEY: call.context.traceparent} if call.context.traceparent else None
+        params = mcp.types.CallToolRequestParams(name=name, arguments=arguments, _meta=trace)
         if self.is_open and self._client is not None:
             call.context.mark_started()
         self._sent.append(call)

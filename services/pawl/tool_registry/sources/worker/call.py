@@ -246,6 +246,7 @@ def call_of(entry: ToolVersion, purpose: Purpose, arguments: bytes, context: Too
         arguments_json=arguments,
         attempt=context.attempt,
         last_checkpoint_json=b"" if context.last_checkpoint is None else dumps_canonical(context.last_checkpoint),
+        traceparent=context.traceparent,
     )
     details.deadline_time.FromDatetime(context.deadline)
     late = AuditDraft(

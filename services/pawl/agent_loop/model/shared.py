@@ -1,0 +1,70 @@
+"""Shares the limits and outages of model servers with all other agent-loop processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import grpc
+
+from pawl.chassis.ids import StoreId
+from pawl.chassis.rpc.client import translated
+from pawl.errors import PawlError
+from pawl.job.v1 import models_pb2 as pb
+from pawl.job.v1.models_pb2_grpc import ModelServiceStub
+
+_REPORT_SECONDS: Final = 1.0
+
+
+class PerMinute(NamedTuple):
+    """The limits of a model server; 0 for none."""
+
+    requests: int = 0
+    tokens: int = 0
+
+
+class SharedModels:
+    """`servers` has the limits of model servers by name; the name of the default one is empty."""
+
+    def __init__(self, channel: grpc.aio.Channel, servers: Mapping[str, PerMinute]) -> None:
+        self._stub = ModelServiceStub(channel)
+        self._servers = servers
+        # Tokens that calls have used beyond what was counted before them.
+        self._uncounted: Counter[tuple[StoreId, str]] = Counter()
+
+    def is_rated(self, server: str) -> bool:
+        return any(self._servers.get(server, ()))
+
+    async def take(self, store_id: StoreId, server: str, tokens: int) -> float:
+        """Count a model call. Return 0 if it may be made, otherwise the seconds until the next attempt."""
+        found, key = self._servers.get(server, PerMinute()), (store_id, server)
+        request = pb.TakeModelCallRequest(
+            store_id=store_id,
+            model_server=server,
+            requests_per_minute=found.requests,
+            tokens_per_minute=found.tokens,
+            tokens=max(0, tokens + self._uncounted[key]),
+        )
+        wait_seconds: float = (await translated(self._stub.TakeModelCall(request))).wait_seconds
+        if not wait_seconds:
+            del self._uncounted[key]
+        return wait_seconds
+
+    def used(self, store_id: StoreId, server: str, tokens: int) -> None:
+        """Note that a call used more tokens than were counted, or fewer if `tokens` is negative."""
+        self._uncounted[store_id, server] += tokens
+
+    async def report(
+        self, server: str, *, outages: int = 0, answered: bool = False, attempt_seconds: float = 0.0
+    ) -> pb.ReportModelServerResponse | None:
+        """Report how a server answers, and return what all processes report; None if that is unknown."""
+        request = pb.ReportModelServerRequest(
+            model_server=server, outages=outages, answered=answered, attempt_seconds=attempt_seconds
+        )
+        try:
+            async with asyncio.timeout(_REPORT_SECONDS):
+                return await translated(self._stub.ReportModelServer(request))
+        except (PawlError, TimeoutError):
+            return None

@@ -1,0 +1,213 @@
+/** Agents: their list, the form with the tool picker, versions and usage. */
+
+import type { AgentUsageJson, AgentVersionJson, ToolJson } from "@pawl/client";
+import type { VNode } from "preact";
+import { useEffect, useState } from "preact/hooks";
+
+import { Badge, type Tone } from "../design/parts";
+import { Choice, type FieldSpec, get, type Option, set, type Values } from "../fields";
+import { cut, time } from "../format";
+import { GONE } from "../actions";
+import { Below, type Resource } from "../resource";
+import { go, may, pawl, who } from "../state";
+import { visible } from "../visible";
+
+const EFFORTS: Option[] = [["", "As the model decides"], ...["none", "minimal", "low", "medium", "high", "xhigh"].map((each): Option => [`REASONING_EFFORT_${each.toUpperCase()}`, each])];
+
+async function models(): Promise<Option[]> {
+  const { agents = [] } = await pawl.agents.listAgents({ pageSize: 200 });
+  const names = [who.value?.deployment?.model, ...agents.map(({ definition }) => definition?.options?.model)];
+  return [...new Set(names.filter((name): name is string => !!name))].map((name) => [name, name]);
+}
+
+/** Options of a field that names an agent. */
+export async function agentOptions(): Promise<Option[]> {
+  const { agents = [] } = await pawl.agents.listAgents({ pageSize: 200 });
+  return [["", "The default agent"], ...agents.map(({ definition: { name = "" } = {} }): Option => [name, name]).filter(([name]) => name !== "default")];
+}
+
+const CARE: Record<string, [Tone, string]> = {
+  TOOL_CATEGORY_SAFE: ["ok", "Safe"],
+  TOOL_CATEGORY_SENSITIVE: ["warn", "Asks first"],
+  TOOL_CATEGORY_DESTRUCTIVE: ["bad", "Destructive"],
+};
+
+/** Whether a tool asks before it acts. */
+export function Care({ category = "" }: { category?: string | undefined }): VNode {
+  const [tone, text] = CARE[category] ?? ["grey", "Unknown"];
+  return <Badge tone={tone}>{text}</Badge>;
+}
+
+const FILTER_FROM = 8;
+
+function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Values) => void; id: string }): VNode {
+  const chosen: string[] = get(value, "tools.names") ?? [];
+  const others = [...(get(value, "tools.sources") ?? []).map((name: string) => `all of ${name}`), ...(get(value, "tools.patterns") ?? [])];
+  const [kind, setKind] = useState(get(value, "options.withoutTools") ? "none" : chosen.length || others.length ? "some" : "all");
+  const [tools, setTools] = useState<ToolJson[]>([]);
+  const [words, setWords] = useState("");
+  useEffect(() => void pawl.tools.listTools({ pageSize: 200 }).then(({ tools: all = [] }) => setTools(all), () => {}), []);
+  const choose = (to: string): void => {
+    setKind(to);
+    const without = set(value, "options.withoutTools", to === "none" || undefined);
+    onValue(to === "some" ? without : set(without, "tools", undefined));
+  };
+  const shown = tools.filter(({ definition }) => `${definition?.name} ${definition?.description}`.toLowerCase().includes(words.toLowerCase()));
+  return (
+    <>
+      <Choice
+        name={`${id}-tools`}
+        value={kind}
+        onValue={choose}
+        all={[
+          ["all", "All tools that the user may call"],
+          ["some", "Only the tools chosen here"],
+          ["none", "No tools"],
+        ]}
+      />
+      {kind === "some" && (
+        <>
+          {tools.length > FILTER_FROM && <input type="search" aria-label="Filter the tools" placeholder="Filter" value={words} onInput={(event) => setWords(event.currentTarget.value)} />}
+          <div class="options" tabIndex={0} role="group" aria-label="Chosen tools">
+            {shown.map(({ definition: { name = "", description = "", category } = {}, source }) => (
+              <label key={name}>
+                <input
+                  type="checkbox"
+                  checked={chosen.includes(name)}
+                  onChange={(event) => onValue(set(value, "tools.names", event.currentTarget.checked ? [...chosen, name] : chosen.filter((each) => each !== name)))}
+                />
+                <span>
+                  <b>{visible(name)}</b>
+                  <small class="cut quiet">{visible(description)}</small>
+                </span>
+                {source && source !== "builtin" && <small class="quiet">{visible(source)}</small>}
+                <Care category={category} />
+              </label>
+            ))}
+          </div>
+          <span class="hint">
+            {chosen.length} chosen{others.length ? `, and ${others.join(", ")} (edit these as JSON)` : ""}
+          </span>
+        </>
+      )}
+    </>
+  );
+}
+
+const FIELDS: FieldSpec[] = [
+  { at: "card.description", label: "Description", hint: "Shown to people who choose an agent." },
+  { at: "options.instructions", label: "Instructions", kind: "area", hint: "What the agent does, and how. Pawl adds when to ask, approve and work in the background." },
+  { at: "options.model", label: "Model", kind: "suggest", half: true, load: models, placeholder: "The deployment's default" },
+  { at: "options.limits.roundsMax", label: "Maximum number of rounds", kind: "number", half: true, placeholder: "10" },
+  { at: "tools", label: "Tools", kind: "own", view: (props) => <ToolPicker {...props} /> },
+  { at: "options.modelFallbacks", label: "Fallback models", kind: "lines", more: true, half: true, hint: "Used in this order when the model is unavailable." },
+  { at: "options.reasoningEffort", label: "Reasoning effort", kind: "select", more: true, half: true, options: EFFORTS },
+  { at: "options.temperature", label: "Temperature", kind: "number", more: true, half: true },
+  { at: "options.limits.totalTokensMax", label: "Token budget of a run", kind: "number", more: true, half: true },
+  { at: "dailyTokensMax", label: "Tokens per day", kind: "number", more: true, half: true, hint: "For all runs of the agent together." },
+  { at: "delegatesTo", label: "Delegates to", kind: "lines", more: true, half: true, hint: "Agents that its runs may start, one per line." },
+  { at: "allowedRoles", label: "Allowed roles", kind: "lines", more: true, half: true, hint: "Without a role, every user may use it." },
+  { at: "card.examplePrompts", label: "Example prompts", kind: "lines", more: true, half: true },
+];
+const NAME: FieldSpec = { at: "name", label: "Name", hint: "Letters, digits, - and _. The agent default drives runs without an agent." };
+
+/** The built-in default agent is not saved. It has no versions and cannot be deleted. */
+function isSaved({ createTime }: AgentVersionJson): boolean {
+  return !!createTime;
+}
+
+async function saveAgent(definition: object): Promise<string> {
+  const { agent, unmatched = [] } = await pawl.agents.updateAgent({ definition });
+  return `Saved version ${agent?.version}.${unmatched.length ? ` No tool matches ${unmatched.join(", ")}.` : ""}`;
+}
+
+export const agents: Resource<AgentVersionJson> = {
+  path: "agents",
+  lead: "An agent is a model with instructions and tools. Each save makes a new version; runs in progress keep theirs.",
+  declared: ({ definition, draft: isDraft }) => [isDraft ? "" : "agent", definition?.name ?? ""],
+  empty: "No agents yet. Runs use the default agent. Create one here or with pawl apply.",
+  list: async (pageToken, filters) => {
+    const page = await pawl.agents.listAgents({ pageSize: 50, pageToken, drafts: !!filters["drafts"] });
+    return { items: page.agents ?? [], next: page.nextPageToken };
+  },
+  filters: [{ name: "drafts", label: "My drafts", on: true }],
+  id: ({ definition }) => definition?.name ?? "",
+  get: async (name) => (await pawl.agents.getAgent({ name })).agent,
+  columns: [
+    { name: "Name", of: ({ definition }) => definition?.name },
+    { name: "Version", size: 90, of: ({ version, draft: isDraft }) => (isDraft ? <Badge tone="accent">draft</Badge> : version && `v${version}`) },
+    { name: "Model", size: 150, priority: 2, of: ({ definition }) => definition?.options?.model || <span class="quiet">default</span> },
+    { name: "Tools", priority: 3, of: ({ toolNames }) => cut(toolNames?.join(", ")) || <span class="quiet">all</span> },
+    { name: "Saved", size: 110, of: ({ createTime }) => time(createTime) ?? <span class="quiet">built in</span> },
+    { name: "By", size: 110, priority: 3, of: ({ createUserId }) => createUserId },
+  ],
+  make: {
+    name: "New agent",
+    method: "agent.v1.AgentRegistryService/UpdateAgent",
+    value: () => ({ name: "", options: { instructions: "" }, tools: { names: [] } }),
+    save: saveAgent,
+    fields: [NAME, ...FIELDS],
+  },
+  edit: {
+    name: "Edit agent",
+    method: "agent.v1.AgentRegistryService/UpdateAgent",
+    value: ({ definition }) => definition,
+    save: saveAgent,
+    fields: FIELDS,
+  },
+  actions: [
+    {
+      name: "Chat",
+      method: "agent.v1.AgentService/StartRun",
+      run: async ({ definition }) => go(`/?agent=${definition?.name}`),
+    },
+    {
+      name: "Delete",
+      method: "agent.v1.AgentRegistryService/DeleteAgent",
+      when: isSaved,
+      bad: true,
+      run: async ({ definition }) => {
+        await pawl.agents.deleteAgent({ name: definition?.name ?? "" });
+        return GONE;
+      },
+    },
+  ],
+  below: (agent) => <AgentPage key={agent.version} agent={agent} />,
+};
+
+function AgentPage({ agent }: { agent: AgentVersionJson }): VNode {
+  const { definition: { name = "", options, card } = {} } = agent;
+  return (
+    <>
+      {card?.description && <p class="lead">{visible(card.description)}</p>}
+      <h2>Instructions</h2>
+      {options?.instructions ? <p class="panel prose">{visible(options.instructions)}</p> : <p class="quiet">None of its own.</p>}
+      {isSaved(agent) && (
+        <Below<AgentVersionJson>
+          name="Versions"
+          method="agent.v1.AgentRegistryService/ListAgentVersions"
+          load={async () => (await pawl.agents.listAgentVersions({ name })).agents}
+          columns={[
+            { name: "Version", size: 110, of: ({ version }) => `v${version}` },
+            { name: "Model", of: ({ definition }) => definition?.options?.model || "default" },
+            { name: "Saved", size: 130, of: ({ createTime }) => time(createTime) },
+            { name: "By", size: 130, of: ({ createUserId }) => createUserId },
+          ]}
+        />
+      )}
+      {may("agent.v1.AgentRegistryService/GetAgentUsage") && (
+        <Below<AgentUsageJson>
+          name="Usage"
+          method="agent.v1.AgentRegistryService/GetAgentUsage"
+          load={async () => (await pawl.agents.getAgentUsage({ name })).days}
+          columns={[
+            { name: "Day", of: ({ day }) => day },
+            { name: "Runs", num: true, of: ({ runs }) => runs ?? 0 },
+            { name: "Users", num: true, of: ({ users }) => users ?? 0 },
+            { name: "Tokens", num: true, of: ({ usage }) => (Number(usage?.inputTokens ?? 0) + Number(usage?.outputTokens ?? 0)).toLocaleString() },
+          ]}
+        />
+      )}
+    </>
+  );
+}

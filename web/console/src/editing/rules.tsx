@@ -1,0 +1,150 @@
+/** Approval rules: their list as sentences of a table, and the form. */
+
+import { requestId, type RuleJson } from "@pawl/client";
+import type { VNode } from "preact";
+
+import { GONE } from "../actions";
+import { Badge, type Tone } from "../design/parts";
+import { Choice, type FieldSpec, type Option, type Values } from "../fields";
+import { cut, sentence, short, time } from "../format";
+import type { Resource } from "../resource";
+import { pawl } from "../state";
+import { agentOptions } from "./agents";
+
+const EFFECTS: Record<string, Tone> = { RULE_EFFECT_ALLOW: "ok", RULE_EFFECT_ASK: "warn", RULE_EFFECT_DENY: "bad" };
+const isAllow = ({ effect }: Values): boolean => effect === "RULE_EFFECT_ALLOW";
+const SCOPES: Option[] = [
+  ["RULE_SCOPE_USER", "All of my runs"],
+  ["RULE_SCOPE_AGENT", "All runs of one agent"],
+  ["RULE_SCOPE_CONVERSATION", "One conversation"],
+  ["RULE_SCOPE_RUN", "One run"],
+  ["RULE_SCOPE_STORE", "All runs of the store"],
+];
+
+export async function toolOptions(): Promise<Option[]> {
+  const { tools = [] } = await pawl.tools.listTools({ pageSize: 200 });
+  return tools.map(({ definition }): Option => [definition?.name ?? "", ""]);
+}
+
+/** Patterns of arguments, as rows: argument, comparison, value. */
+function Patterns({ value, onValue }: { value: Values; onValue: (value: Values) => void }): VNode {
+  const rows: Values[] = value["arguments"] ?? [];
+  const write = (to: Values[]): void => onValue({ ...value, arguments: to });
+  const change = (index: number, row: Values): void => write(rows.map((each, at) => (at === index ? row : each)));
+  return (
+    <>
+      {rows.map((row, index) => (
+        <div key={index} class="pattern">
+          <input aria-label={`Argument ${index + 1}`} placeholder="Argument" value={row["argument"] ?? ""} onInput={(event) => change(index, { ...row, argument: event.currentTarget.value })} />
+          <select
+            aria-label={`Comparison ${index + 1}`}
+            value={"glob" in row ? "glob" : "equals"}
+            onChange={(event) => change(index, event.currentTarget.value === "glob" ? { argument: row["argument"], glob: String(row["equalsJson"] ?? "") } : { argument: row["argument"], equalsJson: row["glob"] ?? "" })}
+          >
+            <option value="equals">equals</option>
+            <option value="glob">matches</option>
+          </select>
+          <input
+            aria-label={`Value ${index + 1}`}
+            placeholder={"glob" in row ? "*@example.com" : "Value"}
+            value={"glob" in row ? row["glob"] : typeof row["equalsJson"] === "string" ? row["equalsJson"] : JSON.stringify(row["equalsJson"] ?? "")}
+            onInput={({ currentTarget: { value: to } }) => change(index, "glob" in row ? { ...row, glob: to } : { ...row, equalsJson: numberOr(to) })}
+          />
+          <button type="button" class="second small" aria-label={`Remove pattern ${index + 1}`} onClick={() => write(rows.filter((_, at) => at !== index))}>
+            Remove
+          </button>
+        </div>
+      ))}
+      <p class="buttons">
+        <button type="button" class="second small" onClick={() => write([...rows, { argument: "", equalsJson: "" }])}>
+          Add an argument
+        </button>
+      </p>
+    </>
+  );
+}
+
+/** Numbers, true, false and null are values; other texts are strings. */
+function numberOr(text: string): unknown {
+  return /^(-?\d+(\.\d+)?|true|false|null)$/.test(text) ? JSON.parse(text) : text;
+}
+
+function Effect({ value, onValue, id }: { value: Values; onValue: (value: Values) => void; id: string }): VNode {
+  return (
+    <Choice
+      name={`${id}-effect`}
+      value={value["effect"]}
+      onValue={(effect) => onValue({ ...value, effect })}
+      all={[
+        ["RULE_EFFECT_ASK", "Ask first: a person approves each call"],
+        ["RULE_EFFECT_ALLOW", "Allow: calls run without an approval"],
+        ["RULE_EFFECT_DENY", "Deny: calls are refused"],
+      ]}
+    />
+  );
+}
+
+const FIELDS: FieldSpec[] = [
+  { at: "effect", label: "Effect", kind: "own", view: (props) => <Effect {...props} /> },
+  { at: "toolName", label: "Tool", kind: "suggest", half: true, load: async () => [["*", "all tools"], ...(await toolOptions())], hint: "A name, * for all tools, or name.* for the tools of a source." },
+  { at: "scope", label: "Applies to", kind: "select", half: true, options: SCOPES },
+  { at: "scopeId", label: "Agent", kind: "select", half: true, load: async () => (await agentOptions()).map(([name, label]): Option => [name || "default", label]), when: ({ scope }) => scope === "RULE_SCOPE_AGENT" },
+  { at: "scopeId", label: "ID of the run or conversation", half: true, when: ({ scope }) => scope === "RULE_SCOPE_RUN" || scope === "RULE_SCOPE_CONVERSATION" },
+  { at: "arguments", label: "Only calls with these arguments", kind: "own", view: (props) => <Patterns {...props} /> },
+  { at: "expireTime", label: "Ends", kind: "moment", half: true, hint: "Without a time, the rule applies until it is revoked." },
+  { at: "usesMax", label: "Maximum number of calls", kind: "number", half: true, placeholder: "unlimited", when: isAllow },
+  { at: "itemsMax", label: "Maximum number of items in a call", kind: "number", half: true, placeholder: "2", when: isAllow },
+  { at: "includesDestructive", label: "Also destructive tools", kind: "check", when: (value) => isAllow(value) && String(value["toolName"] ?? "").includes("*") },
+  { at: "reason", label: "Reason", hint: "Why the rule exists." },
+];
+
+function whereOf({ scope = "RULE_SCOPE_UNSPECIFIED", scopeId = "", userId }: RuleJson): string {
+  if (scope === "RULE_SCOPE_STORE") return "all runs";
+  if (scope === "RULE_SCOPE_USER") return `runs of ${userId}`;
+  return `${short(scope, "RULE_SCOPE_")} ${scopeId.slice(-12)}`;
+}
+
+export const rules: Resource<RuleJson> = {
+  path: "rules",
+  lead: "A rule decides whether calls of a tool run, ask first or are refused. The strictest matching rule applies.",
+  declared: ({ name, ruleId }) => ["rule", name || (ruleId ?? "")],
+  empty: "No rules. The category of a tool decides whether it needs approval. Create a rule here or with an approval in the inbox.",
+  list: async (pageToken, filters) => {
+    const page = await pawl.rules.listRules({ pageSize: 100, pageToken, includeEnded: !!filters["ended"], allUsers: !!filters["everybody"] });
+    return { items: page.rules ?? [], next: page.nextPageToken };
+  },
+  filters: [
+    { name: "ended", label: "Include ended", on: true },
+    { name: "everybody", label: "All users", on: true },
+  ],
+  id: ({ ruleId }) => ruleId ?? "",
+  title: (rule) => `${sentence(short(rule.effect, "RULE_EFFECT_"))} ${rule.toolName === "*" ? "all tools" : rule.toolName} in ${whereOf(rule)}`,
+  columns: [
+    { name: "Rule", of: ({ effect = "", toolName }) => <><Badge tone={EFFECTS[effect] ?? "grey"}>{short(effect, "RULE_EFFECT_")}</Badge> {toolName}</> },
+    { name: "Where", size: 170, of: whereOf },
+    { name: "Arguments", priority: 3, of: ({ arguments: all = [] }) => cut(all.map(({ argument }) => argument).join(", ")) },
+    { name: "Ends", size: 110, of: ({ expireTime, revokeTime, suspended }) => (revokeTime ? "revoked" : suspended ? "suspended" : time(expireTime)) },
+    { name: "Uses", size: 80, priority: 3, num: true, of: ({ uses = 0, usesMax }) => (usesMax ? `${uses} of ${usesMax}` : uses) },
+    { name: "By", size: 90, priority: 3, of: ({ userId }) => userId },
+    { name: "Reason", priority: 2, of: ({ reason }) => cut(reason) },
+  ],
+  make: {
+    name: "New rule",
+    method: "tool.v1.RuleService/CreateRule",
+    value: () => ({ effect: "RULE_EFFECT_ASK", scope: "RULE_SCOPE_USER", toolName: "", arguments: [], reason: "" }),
+    save: async (rule) => void (await pawl.rules.createRule({ requestId: requestId(), rule })),
+    fields: FIELDS,
+  },
+  actions: [
+    {
+      name: "Revoke",
+      method: "tool.v1.RuleService/RevokeRule",
+      when: ({ revokeTime }) => !revokeTime,
+      bad: true,
+      run: async ({ ruleId = "" }) => {
+        await pawl.rules.revokeRule({ ruleId });
+        return GONE;
+      },
+    },
+  ],
+};

@@ -1,0 +1,266 @@
+/** Schedules: their list, and the form with the times in words. */
+
+import { requestId, type ScheduleFireJson, type ScheduleJson } from "@pawl/client";
+import type { VNode } from "preact";
+import { useEffect, useState } from "preact/hooks";
+
+import { GONE } from "../actions";
+import { Badge, type Tone } from "../design/parts";
+import { type Column, Table } from "../design/table";
+import { type FieldSpec, type Option, set, type Values } from "../fields";
+import { cut, runLink, short, span, time } from "../format";
+import type { Resource } from "../resource";
+import { moment, pawl, word } from "../state";
+import { visible } from "../visible";
+import { agentOptions } from "./agents";
+
+export const paused = (item: { pauseTime?: string; pauseNote?: string; selfPaused?: boolean }): VNode =>
+  item.pauseTime ? (
+    <Badge tone="warn">
+      paused{item.selfPaused ? " automatically" : ""}
+      {item.pauseNote ? `: ${visible(item.pauseNote)}` : ""}
+    </Badge>
+  ) : (
+    <Badge tone="ok">active</Badge>
+  );
+
+const OUTCOMES: Record<string, Tone> = { SCHEDULE_FIRE_OUTCOME_STARTED: "ok", SCHEDULE_FIRE_OUTCOME_WAITING: "info", SCHEDULE_FIRE_OUTCOME_REFUSED: "bad", SCHEDULE_FIRE_OUTCOME_MISSED: "warn" };
+export const fires: Column<ScheduleFireJson>[] = [
+  { name: "Due", size: 120, of: ({ dueTime }) => time(dueTime) },
+  { name: "Outcome", size: 120, of: ({ outcome = "" }) => <Badge tone={OUTCOMES[outcome] ?? "grey"}>{short(outcome, "SCHEDULE_FIRE_OUTCOME_")}</Badge> },
+  { name: "Run", size: 110, of: ({ runId }) => runLink(runId) },
+  { name: "State", size: 130, priority: 2, of: ({ runState }) => word(runState) },
+  { name: "Reason", priority: 2, of: ({ reason }) => cut(reason) },
+];
+
+export const OVERLAPS: Option[] = [
+  ["", "The default"],
+  ["SCHEDULE_OVERLAP_SKIP", "Skip the new run"],
+  ["SCHEDULE_OVERLAP_QUEUE", "Wait, then start the new run"],
+  ["SCHEDULE_OVERLAP_ALLOW", "Run both at the same time"],
+  ["SCHEDULE_OVERLAP_CANCEL", "Stop the previous run"],
+];
+
+async function workflowOptions(): Promise<Option[]> {
+  const { workflows = [] } = await pawl.workflows.listWorkflows({ pageSize: 200 });
+  return [["", "A run of an agent"], ...workflows.map(({ name = "" }): Option => [name, `The workflow ${name}`])];
+}
+
+/** Fields that say what a firing starts. */
+export const STARTS: FieldSpec[] = [
+  { at: "workflow", label: "Starts", kind: "select", half: true, load: workflowOptions, options: [["", "A run of an agent"]] },
+  { at: "agent", label: "Agent", kind: "select", half: true, load: agentOptions, options: [["", "The default agent"]], when: ({ workflow }) => !workflow },
+  { at: "inputJson", label: "Input of the workflow", kind: "json", when: ({ workflow }) => !!workflow },
+];
+/** Removes what a workflow does not allow. */
+export function cleaned({ text, agent, conversationKey, conversationPointer, inputJson, ...rest }: Values): Values {
+  return rest["workflow"] ? { ...rest, ...(inputJson === undefined ? {} : { inputJson }) } : { text, agent, conversationKey, conversationPointer, ...rest };
+}
+
+const DAYS = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+const REPEATS = [
+  ["daily", "Every day"],
+  ["weekdays", "Every weekday"],
+  ["weekly", "Every week"],
+  ["monthly", "Every month"],
+  ["interval", "At an interval"],
+  ["cron", "By a cron expression"],
+] as const;
+const UNITS = [
+  [60, "minutes"],
+  [3600, "hours"],
+  [86_400, "days"],
+] as const;
+
+function repeatOf({ cron = "", intervalSeconds = 0 }: Values): string {
+  if (intervalSeconds) return "interval";
+  const [, day, weekday] = /^\d+ \d+ (\*|\d+) \* (\*|\d|1-5)$/.exec(cron) ?? [];
+  if (!day || !weekday) return "cron";
+  return weekday === "1-5" && day === "*" ? "weekdays" : weekday !== "*" && day === "*" ? "weekly" : weekday === "*" && day !== "*" ? "monthly" : weekday === "*" ? "daily" : "cron";
+}
+
+/** When a schedule fires, with the next time as the server understands it. */
+function When({ value, onValue, id }: { value: Values; onValue: (value: Values) => void; id: string }): VNode {
+  const [repeat, setRepeat] = useState(() => repeatOf(value));
+  const cron: string = value["cron"] ?? "";
+  const [minute = "0", hour = "9", day = "*", , weekday = "*"] = cron.split(" ");
+  const at = `${hour.padStart(2, "0")}:${minute.padStart(2, "0")}`;
+  const write = (kind: string, { time: clock = /^\d\d:\d\d$/.test(at) ? at : "09:00", day: on = day, weekday: week = weekday } = {}): void => {
+    const [hours, minutes] = clock.split(":").map(Number);
+    const tail = kind === "daily" ? "* * *" : kind === "weekdays" ? "* * 1-5" : kind === "weekly" ? `* * ${/^\d$/.test(week) ? week : 1}` : `${/^\d+$/.test(on) ? on : 1} * *`;
+    onValue(set(set(value, "intervalSeconds", undefined), "cron", `${minutes} ${hours} ${tail}`));
+  };
+  const choose = (to: string): void => {
+    setRepeat(to);
+    if (to === "interval") onValue(set(set(value, "cron", undefined), "intervalSeconds", value["intervalSeconds"] ?? 3600));
+    else if (to !== "cron") write(to);
+    else onValue(set(set(value, "intervalSeconds", undefined), "cron", cron || "0 9 * * *"));
+  };
+  const seconds: number = value["intervalSeconds"] ?? 3600;
+  const [unit] = UNITS.findLast(([size]) => seconds % size === 0) ?? [60];
+  return (
+    <>
+      <div class="when">
+        <select aria-label="Repeat" value={repeat} onChange={(event) => choose(event.currentTarget.value)}>
+          {REPEATS.map(([each, label]) => (
+            <option key={each} value={each}>
+              {label}
+            </option>
+          ))}
+        </select>
+        {repeat === "weekly" && (
+          <select aria-label="Day of the week" value={weekday} onChange={(event) => write(repeat, { weekday: event.currentTarget.value })}>
+            {DAYS.map((name, index) => (
+              <option key={name} value={index}>
+                {name}
+              </option>
+            ))}
+          </select>
+        )}
+        {repeat === "monthly" && <input type="number" aria-label="Day of the month" min={1} max={31} value={day} onInput={(event) => write(repeat, { day: event.currentTarget.value })} />}
+        {repeat === "interval" && (
+          <>
+            <input type="number" aria-label="Interval" min={1} value={seconds / unit} onInput={(event) => onValue(set(value, "intervalSeconds", Math.round((event.currentTarget.valueAsNumber || 1) * unit)))} />
+            <select aria-label="Unit" value={unit} onChange={(event) => onValue(set(value, "intervalSeconds", (seconds / unit) * Number(event.currentTarget.value)))}>
+              {UNITS.map(([size, name]) => (
+                <option key={size} value={size}>
+                  {name}
+                </option>
+              ))}
+            </select>
+          </>
+        )}
+        {repeat === "cron" && <input id={id} aria-label="Cron expression" class="code" value={cron} onInput={(event) => onValue(set(value, "cron", event.currentTarget.value || undefined))} />}
+        {!["interval", "cron"].includes(repeat) && <input type="time" aria-label="Time" required value={at} onInput={(event) => event.currentTarget.value && write(repeat, { time: event.currentTarget.value })} />}
+      </div>
+      <Preview value={value} />
+    </>
+  );
+}
+
+const PAUSE_MS = 300;
+
+/** The next time and the words for it, from the server's check of the definition. */
+function Preview({ value: { cron, timeZone, intervalSeconds } }: { value: Values }): VNode {
+  const [found, setFound] = useState<ScheduleJson>();
+  const [fault, setFault] = useState("");
+  useEffect(() => {
+    let isStale = false;
+    const definition = { name: "preview_of_a_form", text: "preview", cron: cron ?? "", timeZone: timeZone ?? "", intervalSeconds: intervalSeconds ?? 0 };
+    const timer = setTimeout(
+      () =>
+        pawl.schedules.createSchedule({ definition, validateOnly: true }).then(
+          ({ schedule }) => isStale || (setFound(schedule), setFault("")),
+          (error: Error) => isStale || (setFound(undefined), setFault(error.message)),
+        ),
+      PAUSE_MS,
+    );
+    return () => {
+      isStale = true;
+      clearTimeout(timer);
+    };
+  }, [cron, timeZone, intervalSeconds]);
+  if (fault) return <span class="hint fault">{visible(fault)}</span>;
+  const times = found?.nextTimes?.length ? found.nextTimes : found?.nextTime ? [found.nextTime] : [];
+  return (
+    <span class="hint" role="note">
+      {found && `${found.cronText || (intervalSeconds ? `Every ${span(intervalSeconds)}` : "")}. Next: ${times.slice(0, 3).map(moment).join("; ")}.`}
+    </span>
+  );
+}
+
+const zones = async (): Promise<Option[]> => Intl.supportedValuesOf("timeZone").map((zone) => [zone, ""]);
+const FIELDS: FieldSpec[] = [
+  ...STARTS,
+  { at: "text", label: "Message", kind: "area", hint: "Starts each run.", when: ({ workflow }) => !workflow },
+  { at: "cron", label: "When", kind: "own", view: (props) => <When {...props} /> },
+  { at: "timeZone", label: "Time zone", kind: "suggest", half: true, load: zones, when: ({ intervalSeconds }) => !intervalSeconds },
+  { at: "overlap", label: "If the previous run has not ended", kind: "select", half: true, options: OVERLAPS },
+  { at: "conversationKey", label: "Conversation key", more: true, half: true, hint: "Runs with the same key share a conversation.", when: ({ workflow }) => !workflow },
+  { at: "catchUpSeconds", label: "Catch up (seconds)", kind: "number", more: true, half: true, placeholder: "3600", hint: "How late a missed time may still fire." },
+  { at: "jitterSeconds", label: "Spread (seconds)", kind: "number", more: true, half: true, hint: "Maximum delay that spreads the load." },
+  { at: "offsetSeconds", label: "Offset (seconds)", kind: "number", more: true, half: true, when: ({ intervalSeconds }) => !!intervalSeconds },
+];
+const NAME: FieldSpec = { at: "name", label: "Name", hint: "Letters, digits, - and _." };
+
+export const schedules: Resource<ScheduleJson> = {
+  path: "schedules",
+  lead: "A schedule starts a run at set times, with your permissions.",
+  declared: ({ definition }) => ["schedule", definition?.name ?? ""],
+  empty: "No schedules. Create one here or with pawl schedules create.",
+  list: async () => ({ items: (await pawl.schedules.listSchedules({})).schedules ?? [] }),
+  id: ({ definition }) => definition?.name ?? "",
+  get: async (name) => (await pawl.schedules.getSchedule({ name })).schedule,
+  columns: [
+    { name: "Name", of: ({ definition }) => definition?.name },
+    { name: "When", of: ({ definition: each, cronText }) => cronText || each?.cron || (each?.intervalSeconds ? `Every ${span(each.intervalSeconds)}` : "") },
+    { name: "Next", size: 110, priority: 2, of: ({ nextTime }) => time(nextTime) },
+    { name: "State", size: 170, priority: 2, of: paused },
+    { name: "Starts", priority: 3, of: ({ definition }) => (definition?.workflow ? `workflow ${definition.workflow}` : cut(definition?.text)) },
+    { name: "Failures", size: 90, priority: 3, num: true, of: ({ failures }) => failures || "" },
+  ],
+  make: {
+    name: "New schedule",
+    method: "agent.v1.ScheduleService/CreateSchedule",
+    value: () => ({ name: "", text: "", cron: "0 9 * * 1-5", timeZone: Intl.DateTimeFormat().resolvedOptions().timeZone }),
+    save: async (definition) => void (await pawl.schedules.createSchedule({ definition: cleaned(definition) })),
+    fields: [NAME, ...FIELDS],
+  },
+  edit: {
+    name: "Edit schedule",
+    method: "agent.v1.ScheduleService/UpdateSchedule",
+    value: ({ definition }) => definition,
+    save: async (definition) => void (await pawl.schedules.updateSchedule({ definition: cleaned(definition) })),
+    fields: FIELDS,
+  },
+  actions: [
+    {
+      name: "Run now",
+      method: "agent.v1.ScheduleService/TriggerSchedule",
+      run: async ({ definition }) => {
+        const { fire } = await pawl.schedules.triggerSchedule({ name: definition?.name ?? "", requestId: requestId() });
+        return `Outcome: ${short(fire?.outcome, "SCHEDULE_FIRE_OUTCOME_")}.`;
+      },
+    },
+    {
+      name: "Pause",
+      method: "agent.v1.ScheduleService/PauseSchedule",
+      when: ({ pauseTime }) => !pauseTime,
+      ask: "Reason (optional)",
+      run: ({ definition }, note) => pawl.schedules.pauseSchedule({ name: definition?.name ?? "", note }),
+    },
+    {
+      name: "Resume",
+      method: "agent.v1.ScheduleService/ResumeSchedule",
+      when: ({ pauseTime }) => !!pauseTime,
+      run: ({ definition }) => pawl.schedules.resumeSchedule({ name: definition?.name ?? "" }),
+    },
+    {
+      name: "Delete",
+      method: "agent.v1.ScheduleService/DeleteSchedule",
+      bad: true,
+      run: async ({ definition }) => {
+        await pawl.schedules.deleteSchedule({ name: definition?.name ?? "" });
+        return GONE;
+      },
+    },
+  ],
+  below: ({ fires: all = [], nextTimes = [], pauseTime }) => (
+    <>
+      <h2>Firings</h2>
+      {all.length ? <Table name="Fires" columns={fires} items={all} /> : <p class="quiet">Not fired yet.</p>}
+      {!!nextTimes.length && (
+        <>
+          <h2>{pauseTime ? "Next times after a resume" : "Next times"}</h2>
+          <ol class="times">
+            {nextTimes.map((at) => (
+              <li key={at}>
+                {moment(at)} <span class="quiet">{time(at)}</span>
+              </li>
+            ))}
+          </ol>
+        </>
+      )}
+    </>
+  ),
+};
