@@ -146,7 +146,8 @@ def _environment(
         chosen["PAWL_DATABASE_OWNER_URL_FILE"] = str(context.secrets.path(OWNER_URL))
     if not has_keys(options):
         chosen["PAWL_LOCAL_KEY_FILE"] = str(context.secrets.path(LOCAL_KEY))
-    named = options.tool_environment if spec.runs_tools else ()
+    named = list(options.tool_environment if spec.runs_tools else ())
+    named += (name for name in options.environment if spec.records_traces and name.startswith("OTEL_"))
     return {
         **_system(options),
         **{name: options.environment[name] for name in named if name in options.environment},

@@ -22,6 +22,8 @@ class ServiceSpec:
     reads: frozenset[str] | None = None
     # True if it runs Python tools, to which the user can pass additional variables.
     runs_tools: bool = False
+    # True if it gets all OTEL_ variables, because it records traces.
+    records_traces: bool = False
     # The service is started only if this variable is set. Empty means that it is always started.
     needs: str = ""
 
@@ -94,6 +96,7 @@ def service(name: str) -> ServiceSpec:
         role=package if name != "gateway" else "",
         reads=_EVERY | _READS[name],
         runs_tools=name == "tool-registry",
+        records_traces=name == "agent-loop",
         needs="PAWL_MAILBOX_PASSWORDS_FILE" if name == "mailbox" else "",
     )
 

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
 from pawl.client import AsyncClient
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
+from tests.fakes.otlp_receiver import Receiver, over_grpc
 from tests.keys import LOCAL_KEY
 from tests.system.scripting import Model, scripted
 from tests.system.suite.client import Agent, addresses
 
 
+@pytest.fixture(scope="package")
+def receiver() -> Iterator[Receiver]:
+    with over_grpc() as receiver:
+        yield receiver
+
+
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
-async def suite() -> AsyncIterator[Suite]:
+async def suite(receiver: Receiver) -> AsyncIterator[Suite]:
     """The suite. Its folder is not in pytest's, which PostgreSQL's account cannot read if the tests run as root."""
     with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
         # PostgreSQL's account needs access.
@@ -29,7 +37,11 @@ async def suite() -> AsyncIterator[Suite]:
             local_key=LOCAL_KEY,
             replicas={"agent-loop": 2, "gateway": 2, "job-store": 2},
             service_environment={
-                "agent-loop": {"PAWL_MODEL_INPUT": "text,image", "PAWL_LIMITS_FILE": str(limits)},
+                "agent-loop": {
+                    "PAWL_MODEL_INPUT": "text,image",
+                    "PAWL_LIMITS_FILE": str(limits),
+                    **receiver.environment,
+                },
                 "job-store": {"PAWL_ACTIVE_RUNS_PER_USER": "40", "PAWL_ACTIVE_RUNS_PER_STORE": "40"},
                 "tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools"},
             },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
@@ -13,10 +14,12 @@ from typing import Any, Final, TypeAlias
 import grpc
 import pytest
 
+from pawl.agent.v1 import agent_pb2
 from pawl.client import AsyncClient
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.launcher.suite import Suite
 from tests import servers
+from tests.fakes.otlp_receiver import Received, Receiver
 from tests.poll import until
 from tests.system.suite.client import PATIENCE_SECONDS, Agent, kill
 
@@ -37,11 +40,12 @@ async def survive(disaster: Callable[[], Awaitable[None]], *played: Scene) -> No
 
 
 async def test_another_agent_loop_finishes_the_runs_of_a_killed_one(
-    suite: Suite, agent: Agent, pawl: AsyncClient, tmp_path: Path
+    suite: Suite, agent: Agent, pawl: AsyncClient, receiver: Receiver, tmp_path: Path
 ) -> None:
     """OPS-5: both replicas are killed while they drive runs."""
     await survive(
         partial(kill, suite, "agent-loop"),
+        trace_continues_without_the_lost_span(agent, receiver, tmp_path / "traced"),
         a_tool_is_not_repeated(agent, tmp_path / "once"),
         stream_is_complete_without_repeats(agent, pawl),
         conversation_is_followed_without_repeats(pawl, tmp_path / "job"),
@@ -149,6 +153,32 @@ async def a_tool_is_not_repeated(agent: Agent, path: Path) -> Scene:
     (call,) = await agent.calls(run_id)
     assert (call.state, call.result.content_json) == (call_pb2.CALL_STATE_SUCCEEDED, b'"finished"')
     assert path.read_text() == "done\n"
+
+
+async def trace_continues_without_the_lost_span(agent: Agent, receiver: Receiver, path: Path) -> Scene:
+    """OPS-2: the next worker's span has the lost one as its parent."""
+    trace_id = secrets.token_hex(16)
+    request = agent_pb2.StartRunRequest(text=f"call hold_once with {json.dumps({'path': str(path)})}")
+    metadata = (*agent.metadata, ("traceparent", f"00-{trace_id}-{'b' * 16}-01"))
+    run_id = (await agent.stub.StartRun(request, metadata=metadata)).run.run_id
+    await is_held(path)
+    first = (await agent.until(run_id, lambda run: run.trace != run.traceparent)).trace.split("-")[2]
+    yield
+    release(path)
+    await agent.until_ended(run_id)
+    spans = await asyncio.to_thread(receiver.wait, lambda spans: any(_ends(span, run_id) for span in spans))
+    drive = next(span for span in spans if _ends(span, run_id))
+    assert (drive.trace_id, drive.parent, drive.links) == (trace_id, first, (f"{trace_id}-{first}",))
+    assert drive.attributes["pawl.resumed"]
+    of_run = [span for span in spans if span.attributes.get("pawl.run.id") == run_id]
+    assert first not in {span.span_id for span in of_run}
+    assert {span.trace_id for span in of_run} == {trace_id}
+    names = {span.name.partition(" ")[0] for span in of_run if span.parent == drive.span_id}
+    assert names == {"chat", "execute_tool"}
+
+
+def _ends(span: Received, run_id: str) -> bool:
+    return span.attributes.get("pawl.run.id") == run_id and span.attributes.get("pawl.run.left") == "ended"
 
 
 async def conversation_is_followed_without_repeats(pawl: AsyncClient, path: Path) -> Scene:

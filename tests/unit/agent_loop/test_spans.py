@@ -1,4 +1,4 @@
-"""The spans of runs, as an OTLP receiver gets them (OPS-3)."""
+"""The spans of runs, as an OTLP receiver gets them (OPS-2)."""
 
 from __future__ import annotations
 

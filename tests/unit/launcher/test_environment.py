@@ -19,6 +19,7 @@ from pawl.launcher.services import STAGES, ServiceSpec
 
 SECRETS: Mapping[str, frozenset[str]] = {
     "OPENAI_API_KEY": frozenset({"agent-loop"}),
+    "OTEL_EXPORTER_OTLP_HEADERS": frozenset({"agent-loop"}),
     "HTTPS_PROXY": frozenset({"agent-loop"}),
     "PAWL_SMTP_URL": frozenset({"notifier", "tool-registry"}),
     "PAWL_TOOL_SECRETS_FILE": frozenset({"tool-registry"}),

@@ -59,9 +59,7 @@ export function Inbox(): VNode {
         )}
       </div>
       {!calls.length && !runs.length && !decided.length && (
-        <Empty icon="inbox" title="Nothing waits for you">
-          <p>Approvals and questions of your agents appear here automatically.</p>
-        </Empty>
+        <Empty icon="inbox" title="Nothing waits for you"><p>Approvals and questions of your agents appear here automatically.</p></Empty>
       )}
       {maySelect && (
         <Several
@@ -84,11 +82,7 @@ export function Inbox(): VNode {
           </CallCard>
         ),
       )}
-      {runs.map((run) => (
-        <TopUp key={run.runId} run={run}>
-          <a href={`/runs/${run.runId}`}>A run</a> ({ago(run.updateTime)})
-        </TopUp>
-      ))}
+      {runs.map((run) => <TopUp key={run.runId} run={run}><a href={`/runs/${run.runId}`}>A run</a> ({ago(run.updateTime)})</TopUp>)}
     </section>
   );
 }
@@ -146,12 +140,8 @@ function Several({ selected, all, onAll, onDone }: { selected: CallJson[]; all: 
         <input type="checkbox" checked={selected.length === all} onChange={(event) => onAll(event.currentTarget.checked)} /> {selected.length ? `${selected.length} of ${all} selected` : `Select all ${all}`}
       </label>
       <input aria-label="Reason for all" value={reason} onInput={(event) => setReason(event.currentTarget.value)} placeholder="Reason for all (optional)" />
-      <button disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_APPROVE")}>
-        Approve {selected.length}
-      </button>
-      <button class="second bad" disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_REJECT")}>
-        Reject {selected.length}
-      </button>
+      <button disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_APPROVE")}>Approve {selected.length}</button>
+      <button class="second bad" disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_REJECT")}>Reject {selected.length}</button>
     </div>
   );
 }
