@@ -1,4 +1,4 @@
-"""Packages from PyPI and Debian that only some long tests need: fetched when needed, and never installed."""
+"""Packages from PyPI and Debian that only some long tests need. They are fetched on demand and never installed."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ OF_THE_LEDGER = (
         also=(
             (
                 "tests.simulation.job_store",
-                "from pawl.chassis.ids import IdSource, RunKey",
-                "from pawl.chassis.ids import IdSource, RunKey\nfrom pawl.errors import LeaseLost",
+                "from pawl.job_store.ledger.cache import RunCache\n",
+                "from pawl.errors import LeaseLost\nfrom pawl.job_store.ledger.cache import RunCache\n",
             ),
         ),
     ),

@@ -140,7 +140,7 @@ OF_RUNS = (
         instead="        planned = self._step(plan)\n"
         "        for work in plan.work:\n"
         "            if type(work).__name__ == 'Execute':\n"
-        "                self._tasks.start_work(work, plan.state)\n"
+        "                self._tasks.start_work(work, plan.state, started)\n"
         "                await asyncio.sleep(1.0)\n",
         checker="intent_before_effect",
     ),

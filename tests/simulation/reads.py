@@ -300,6 +300,7 @@ class MemoryReads(MemoryChanges):
         if row is None:
             raise CallNotFound
         is_shown = for_approval and row.digest != "" and row.state is not CallState.ASKED
+        is_shown = row.asked_user_id == user_id if row.asked_user_id else is_shown
         if user_id not in {"", row.user_id} and not is_shown:
             raise CallNotFound
         return row

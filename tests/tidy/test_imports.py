@@ -231,7 +231,7 @@ def lines(folder: Path) -> int:
 
 def test_console_and_client_stay_small() -> None:
     assert lines(tree.ROOT / "web/console/src") + lines(tree.ROOT / "web/client/src") <= WEB_LINES_MAX
-    # What every page loads first: it is compressed as the gateway does it.
+    # The files that every page loads first, compressed as the gateway compresses them.
     static = tree.ROOT / "services/pawl/gateway/static"
     index = (static / "index.html").read_text(encoding="utf-8")
     first = ["index.html", *re.findall(r'(?:src|href)="/([\w.-]+)"', index)]

@@ -521,7 +521,7 @@ COMMENTS: dict[str, str] = {
     'pawl.settings.v1.GetSettingsRequest.store_id': "Store ID; empty means the caller's own store.",
     'pawl.settings.v1.ListSettingsChangesRequest.store_id': "Store ID; empty means the caller's own store or, for a deployment key, all changes.",
     'pawl.settings.v1.Settings.layer': 'The layer.',
-    'pawl.settings.v1.Settings.limits': 'Limits by name: numbers of runs from 1 to 10000, others from 1 to 2^53. - `active_runs`: active runs of the store; more runs wait in the queue. - `active_runs_per_user`: active runs of each user. - `background_runs`: active background runs of the store, in addition to the others. - `daily_tokens`, `monthly_tokens`: input and output tokens of all runs of the store per day or month (UTC).',
+    'pawl.settings.v1.Settings.limits': 'Limits by name.',
     'pawl.settings.v1.Settings.model_server': "Name of the model server whose address and key the store's model calls use, from agent-loop's limits file; not allowed in the layer STORE.",
     'pawl.settings.v1.Settings.models': 'Models that a store may use, at most 200; empty if the layer does not restrict them.',
     'pawl.settings.v1.Settings.store_id': 'Store ID; empty for the layer DEPLOYMENT.',

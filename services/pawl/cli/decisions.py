@@ -17,7 +17,7 @@ from pawl.cli.contract import ask, choices, number_of
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.transcript import Transcript
 from pawl.client import AsyncClient, decisions
-from pawl.errors import PermissionDenied, RunNotFound
+from pawl.errors import NotFound, PermissionDenied, RunNotFound
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import rule_pb2
 
@@ -126,6 +126,8 @@ def for_series(
 async def find_pending(target: AsyncClient, run_id: str, call_id: str) -> call_pb2.Call:
     """Return a pending call. In another user's run, approvers find only calls that wait for approval.
 
+    In the caller's own run, also find calls that ask another user by name; the server then says who can decide.
+
     Raises:
         CommandError: The call is not pending.
     """
@@ -134,6 +136,10 @@ async def find_pending(target: AsyncClient, run_id: str, call_id: str) -> call_p
             async for item in target.pending(agent_pb2.PendingFilter(scope=scope)):
                 if isinstance(item, call_pb2.Call) and (item.run_id, item.call_id) == (run_id, call_id):
                     return item
+    with suppress(NotFound):
+        for call in (await target.get(run_id)).pending_calls:
+            if (call.run_id, call.call_id) == (run_id, call_id):
+                return call
     raise CommandError(f"Call {call_id} of {run_id} is not pending. `pawl inbox` lists pending calls.")
 
 

@@ -97,8 +97,9 @@ def _facts(node: NodeExecution, now: datetime) -> list[str]:
     error = _error_text(node.error)
     bar = _bar(node.map) if node.HasField("map") else ""
     reused = "reused" if node.reused else ""
+    by = f"by {wording.clean(node.decided_by)}" if node.decided_by else ""
     child = node.child_run_id if node.state in {NODE_STATE_RUNNING, NODE_STATE_FAILED} else ""
-    return [_state(node.state), bar, _duration(node, now), iteration, attempt, reused, error, child]
+    return [_state(node.state), by, bar, _duration(node, now), iteration, attempt, reused, error, child]
 
 
 def _state(state: NodeState.ValueType) -> str:

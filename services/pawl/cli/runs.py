@@ -241,9 +241,16 @@ def _state_and_waits(run: run_pb2.Run) -> str:
     return f"{wording.state_name(run.state)} for {waits}" if waits else wording.state_name(run.state)
 
 
+def _program(run: run_pb2.Run) -> str:
+    if run.HasField("goal"):
+        return f"goal: {wording.one_line(run.goal.aim, 40)}"
+    return f"workflow: {wording.clean(run.workflow.name)}" if run.HasField("workflow") else ""
+
+
 COLUMNS: Final[Columns] = {
     "run": "run_id",
     "state": _state_and_waits,
+    "program": _program,
     "created": "create_time",
     "conversation": "conversation_id",
     "output": lambda run: wording.one_line(run.output_text),
@@ -315,6 +322,9 @@ def status_lines(run: run_pb2.Run, now: datetime) -> list[str]:
     lines = [f"{run.run_id} is {wording.state_name(run.state)}, in conversation {run.conversation_id}"]
     lines += [wording.budget_text(run)] if run.token_budget else []
     lines += wording.described(run, only=_FACTS)
+    for name, asked in sorted(run.lowered_limits.items()):
+        most, instead = getattr(run.options.limits, name), f"{asked:.15g}" if asked else "unlimited"
+        lines.append(f"{name} is {most:.15g} instead of {instead}: its store allows no more")
     if run.waiting.sentence:
         lines += [wording.one_line(run.waiting.sentence, 2048), f"since {wording.time_text(run.waiting.since_time)}"]
         if run.waiting.HasField("deadline_time"):

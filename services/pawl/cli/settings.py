@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final
 
@@ -22,6 +23,8 @@ _STATES: Final = {
     "on": pb.SWITCH_STATE_ALL,
 }
 
+# A number that the contract's fields can hold.
+_NUMBER: Final = re.compile("[0-9]{1,18}")
 # How to read the values that are neither switches nor limits.
 _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
     "models": lambda value: [name.strip() for name in value.split(",")],
@@ -66,7 +69,7 @@ async def set_value(
     ceiling_of: CeilingOf = "",
 ) -> None:
     """Set a switch or another value. Only switches apply to all stores by default, others to your own store."""
-    if value.isdecimal() or name in _TEXTS:
+    if _NUMBER.fullmatch(value) or name in _TEXTS:
         if stores or cancel_open_runs:
             raise CommandError("--store-id and --cancel-open-runs apply only to switches.")
         asked = {name: _TEXTS[name](value)} if name in _TEXTS else {"limits": {name: int(value)}}
@@ -75,7 +78,7 @@ async def set_value(
     if all_stores or ceiling_of:
         raise CommandError("--all-stores and --ceiling-of do not apply to switches, which are always for all stores.")
     switch = pb.Switch(store_ids=stores, cancel_open_runs=cancel_open_runs)
-    if value.removesuffix("%").isdecimal():
+    if _NUMBER.fullmatch(value.removesuffix("%")):
         switch.state, switch.percent = pb.SWITCH_STATE_PERCENT, min(int(value.removesuffix("%")), 2**32 - 1)
     elif value in _STATES:
         switch.state = _STATES[value]

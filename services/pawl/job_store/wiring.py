@@ -148,7 +148,7 @@ def on_postgres(
     settings = SettingsSnapshot(PostgresSettings(database), clock, limits, forced_off)
     cache = RunCache(clock.monotonic)
     ports = Ports(
-        journal=PostgresJournal(database, ids, cache, keeps_lifecycle=keeps_lifecycle),
+        journal=PostgresJournal(database, ids, cache, keeps_lifecycle=keeps_lifecycle, off=settings.off),
         leases=PostgresLeases(database, settings, crashes_max=limits.crashes_max, one_store=one_store),
         reads=PostgresReads(database, cache),
         conversations=PostgresConversations(database),

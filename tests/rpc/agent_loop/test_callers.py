@@ -165,3 +165,14 @@ async def test_quarantined_run_is_redriven_once(operators: OperatorServiceAsyncS
         assert answer.state == run_pb2.RUN_STATE_QUEUED
     assert ledger.commands == [ledger_pb2.Command(redrive=ledger_pb2.RedriveCommand(reason="mended"))]
     assert await reason(operators.RedriveRun(redrive(request_id="r2"), metadata=BOSS)) == "ATTENTION_NOT_NEEDED"
+
+
+async def test_an_approval_without_arguments_cannot_be_edited(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    spec = call_pb2.Call(context=call_pb2.EXECUTION_CONTEXT_HUMAN)
+    await ledger.add_run("run_2")
+    await ledger.add_call("asks", call_pb2.CALL_STATE_AWAITING_APPROVAL, run_id="run_2", spec=spec)
+    edit = types_pb2.CallDecision(call_id="asks", kind=EDIT, digest="digest of asks", arguments_json=b"{}")
+    error = await failure(stub.Decide(agent_pb2.DecideRequest(run_id="run_2", decision=edit), metadata=ME))
+    assert error.message == "the call only asks people, so it has no arguments to edit"

@@ -391,7 +391,8 @@ async def test_token_sends_one_event_for_its_node_and_does_not_reveal_the_run(
         assert await workflows.SendEvent(sent, metadata=who) == pb.SendEventResponse()
     assert [command.event.name for command in ledger.commands] == ["#late"]
     other = pb.SendEventRequest(token=token, payload_json=b"8")
-    assert await reason(workflows.SendEvent(other, metadata=ME)) == "REQUEST_ID_REUSED"
+    error = await failure(workflows.SendEvent(other, metadata=ME))
+    assert (error.reason, error.message) == ("REQUEST_ID_REUSED", "the token was already used with a different result")
     await stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run.run_id), metadata=ME)
     await workflows.SendEvent(sent, metadata=ME)
     unused = (await workflows.StartWorkflow(begin(), metadata=ME)).run.run_id

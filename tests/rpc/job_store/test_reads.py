@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from pawl.agent.v1 import agent_pb2
-from pawl.errors import InvalidField, PawlError, SeqBeyondEnd
+from pawl.errors import CallNotFound, InvalidField, PawlError, SeqBeyondEnd
 from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.server.db.database import Database
@@ -85,6 +86,10 @@ async def test_pending_calls_are_listed_for_the_users_whom_they_ask(user: User) 
     assert await listed(bob, of_all_users=True) == ["usual", "of_approvers"]
     shown = (await kim.ask("ListPendingCalls")).calls[1]
     assert (shown.question.question, shown.conversation_id, shown.user_id) == ("Well?", "", "ann")
+    for call_id, is_found_by_bob in {"usual": True, "of_approvers": True, "of_kim": False, "question": False}.items():
+        for reader, is_found in ((user, True), (kim, True), (bob, is_found_by_bob)):
+            with nullcontext() if is_found else pytest.raises(CallNotFound):
+                await reader.ask("GetCall", call_id=call_id, for_approval=True)
     answer: Any = {"kind": call_pb2.DECISION_KIND_ANSWER, "answer": "yes"}
     assert (await bob.decide(owner.run_id, "question", **answer)).reason == "RUN_NOT_FOUND"
     assert (await user.decide(owner.run_id, "question", **answer)).reason == "PERMISSION_DENIED"

@@ -25,7 +25,7 @@ from pawl.settings.v1.settings_pb2_grpc import SettingsServiceStub
 from pawl.values import Feature
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.job_store.conftest import Replica, StartReplica
-from tests.rpc.job_store.test_background import asks_for, claimed_jobs, start_jobs
+from tests.rpc.job_store.test_background import asks_for, claimed_jobs, ended, start_jobs
 from tests.rpc.job_store.test_schedules import SKIPPED, Timer
 from tests.rpc.job_store.test_triggers import Hook
 from tests.rpc.job_store.user import User
@@ -162,6 +162,7 @@ async def test_tokens_of_all_runs_count_once_toward_the_budgets_of_their_store_a
     midnight = f"{day_end(datetime.now(UTC)):%Y-%m-%d} 00:00 UTC."
     assert texts["daily_tokens"][1].endswith(f"The store has used it up. It is renewed at {midnight}")
     assert "The store has used 300 tokens. A new period" in texts["monthly_tokens"][1]
+    assert texts["monthly_tokens_per_user"] == ("100", "Set for all stores."), "the caller is no user of the store"
 
     parked = owners[0]
     await parked.park(daily, wake_time=datetime.now(UTC) + timedelta(days=1))
@@ -172,6 +173,22 @@ async def test_tokens_of_all_runs_count_once_toward_the_budgets_of_their_store_a
             await asyncio.sleep(0.02)
     poll.cancel()
     assert [run.run_id for run in claimed] == [parked.run_id]
+
+
+async def test_limits_of_new_runs_are_lowered_to_those_of_their_store_and_the_run_says_so(
+    replica: Replica, user: User
+) -> None:
+    asked = Settings(layer=Layer.DEPLOYMENT, limits={"rounds_max": 20, "total_tokens_max": 500, "agent_depth_max": 1})
+    await replica.settings.update(DEPLOYMENT, asked, (), only_check=False)
+    own = Settings(layer=Layer.STORE, store_id=StoreId("acme"), limits={"rounds_max": 8})
+    await replica.settings.update(DEPLOYMENT, own, (), only_check=False)
+    limits = run_pb2.RunLimits(rounds_max=50, agent_depth_max=0, run_timeout_seconds=60)
+    run = (await user.submit(options=run_pb2.RunOptions(limits=limits))).run
+    kept = run.options.limits
+    assert (kept.rounds_max, kept.total_tokens_max, kept.agent_depth_max, run.token_budget) == (8, 500, 0, 500)
+    assert dict(run.lowered_limits) == {"rounds_max": 50, "total_tokens_max": 0, "topped_up_tokens_max": 0}
+    of_beta = (await User(replica.stub, store_id="beta").submit(options=run_pb2.RunOptions(limits=limits))).run
+    assert (of_beta.options.limits.rounds_max, kept.run_timeout_seconds) == (20, 60)
 
 
 async def test_models_that_a_store_may_not_use_are_refused_for_runs_and_agents(replica: Replica, user: User) -> None:
@@ -220,7 +237,7 @@ async def test_one_of_two_concurrent_changes_conflicts_and_the_other_is_recorded
     assert (row.user_id, row.layer) == ("me", pb.SETTINGS_LAYER_DEPLOYMENT)
     explained = (await stub.ExplainSettings(pb.ExplainSettingsRequest(store_id="acme"))).explanations
     assert explained[0].reason == f"The switch is on for {percent} % of stores."
-    values = ["on"] * 4 + ["1000", "1000", "100"] + ["unlimited"] * 6 + ["all", "default"]
+    values = ["on"] * 4 + ["1000", "1000", "100"] + ["unlimited"] * 15 + ["1", "all", "default"]
     assert [each.value for each in explained[1:]] == values
 
 
@@ -295,3 +312,11 @@ async def test_a_firing_that_will_be_skipped_does_not_cancel_an_earlier_run(repl
     await switch(replica, Feature.RUNS, SwitchState.OFF)
     assert (await timer.fire_due()).outcome == SKIPPED
     assert (await User(replica.stub).run(first.run_id)).state == run_pb2.RUN_STATE_QUEUED
+
+
+async def test_reports_of_jobs_start_no_turn_where_runs_are_off(replica: Replica, user: User) -> None:
+    conversation_id = await start_jobs(user, "a", "b")
+    for job, state, turns in zip(await claimed_jobs(user, 2), (SwitchState.OFF, SwitchState.ALL), (0, 1), strict=True):
+        await switch(replica, Feature.RUNS, state)
+        await ended(job)
+        assert len((await user.ask("ListRuns", conversation_id=conversation_id)).runs) == 1 + turns

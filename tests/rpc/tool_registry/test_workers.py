@@ -120,6 +120,11 @@ async def test_a_worker_gets_the_context_of_a_call_and_its_result_counts_only_on
         half: dict[str, Any] = {"fraction": 0.5, "message": "half"}
         await worker.send(progress=worker_pb2.WorkerProgress(call_id="call", lease_epoch=call.lease_epoch, **half))
         assert (await first).progress == execution_pb2.ExecutionProgress(**half)
+        saved: dict[str, Any] = {"call_id": "call", "lease_epoch": call.lease_epoch, "content_json": b"1"}
+        await worker.send(checkpoint=worker_pb2.WorkerCheckpoint(number=1, **saved))
+        assert (await worker.next()).kept
+        after: Any = await anext(responses)
+        assert after.progress == execution_pb2.ExecutionProgress(**half, has_checkpoint=True)
         inverse = call_pb2.Inverse(tool_name="refund", arguments_json=b'{"amount":3}', summary="refund 3")
         given = {"content_json": b'{"charged": 3}', "inverse": inverse}
         assert await worker.answer(call, **given) == Status.RESULT_STATUS_ACCEPTED

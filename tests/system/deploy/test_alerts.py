@@ -34,7 +34,7 @@ def calls(outcome: str, percent: int, silent: int) -> tuple[Series, Series]:
     )
 
 
-# For each alert, series with which it fires after an hour, and with which it does not: a value each minute.
+# For each alert, series that make it fire after an hour, and series that do not. A series has a value for each minute.
 CASES: dict[str, tuple[Series, Series]] = {
     "PawlServiceDown": gauge(_UP % "a", 0, 1),
     "PawlReplicaLost": (

@@ -71,7 +71,7 @@ def _queries(dashboard: Path) -> set[str]:
 
 
 async def _work(containers: Containers, http: httpx2.AsyncClient) -> None:
-    """Run a tool, ask for an approval and reject it, and look at the gateway, again and again."""
+    """Repeatedly run a tool, reject an approval and request a page from the gateway."""
     async with AsyncClient([f"127.0.0.1:{containers.port(7601)}"], api_key=KEY) as pawl:
         while True:
             run = await pawl.start("what is 17 * 23?")

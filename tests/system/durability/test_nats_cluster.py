@@ -1,4 +1,4 @@
-"""A cluster of three NATS servers loses one under load: no life-cycle event is lost."""
+"""If a cluster of three NATS servers loses one server under load, no life-cycle event is lost."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def _replicas(jetstream: JetStreamContext, stream: str, count: int) -> boo
 
 
 async def _all_completed(jetstream: JetStreamContext, runs: Sequence[str]) -> bool:
-    """Return whether the stream has the end of each run, and each event once."""
+    """Return whether the stream contains the end of each run, and no event twice."""
     consumer = await jetstream.pull_subscribe("pawl.v1.*.lifecycle.*", stream=STREAM)
     ids: Counter[str] = Counter()
     completed: set[str] = set()

@@ -312,7 +312,7 @@ async def test_a_model_call_uses_the_stores_server_and_only_its_models() -> None
 
 
 class Refusing:
-    """Refuses the first calls, each for 10 s, and notes what is counted."""
+    """Refuses the first calls for 10 s each, and records the tokens that are counted."""
 
     def __init__(self, refused: int) -> None:
         self.refused = refused

@@ -20,6 +20,7 @@ from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.run import Goal, GoalAgent, GoalCriterion, GoalJudge, RunOptions
 from pawl.agent_loop.model.request import ModelRequest
 from pawl.chassis.ids import RunId, RunKey
+from pawl.model_server.request import ChatRequest, User
 from pawl.values import ENDED, CallState, CommandOutcome, DecisionKind, RunState, StopCause, WaitKind
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
@@ -157,7 +158,9 @@ async def test_an_attempt_knows_what_was_tried_and_why_it_failed() -> None:
     first, second, third = world.tasks
     assert "attempt 1 of 3" in first
     assert "Spot 0 is white." in first
-    assert "Attempt 1: Spot 1 is white.\n  It answered: I painted it." in second
+    assert "> - Attempt 1: Spot 1 is white.\n>   It answered: I painted it." in second
+    prompt = ChatRequest(model="m", messages=(User(content=second),)).prompt
+    assert ("Paint it blue." in prompt, "painted" in prompt, "white" in prompt) == (True, False, False)
     assert "Attempt 1: Spot 1 is white." in third
     assert "Attempt 2: Spot 2 is white." in third
 

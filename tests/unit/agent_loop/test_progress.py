@@ -115,13 +115,17 @@ def test_other_policies_do_not_report_progress(reports: JobReports) -> None:
     assert progress.report_time(what, JobCursor(), at(1010, 0.9), 1000, 1010) is None
 
 
-@given(st.lists(st.tuples(st.none() | st.floats(0, 1), st.booleans()), max_size=30))
-def test_only_progress_beyond_the_furthest_point_counts_as_progress(reported: list[tuple[float | None, bool]]) -> None:
+@given(st.lists(st.tuples(st.none() | st.floats(0, 1), st.booleans()), max_size=30), st.integers(1, 40))
+def test_only_progress_beyond_the_furthest_point_counts_as_progress(
+    reported: list[tuple[float | None, bool]], attempt: int
+) -> None:
+    """In the first 20 attempts at a call, checkpoints count too."""
     cursor, furthest = JobCursor(), 0.0
     for fraction, has_checkpoint in reported:
         report = ToolProgress(call_id=CallId("c"), tool_name="t", fraction=fraction, has_checkpoint=has_checkpoint)
-        after = progress.advanced(cursor, report)
-        assert (after.advances > cursor.advances) == (has_checkpoint or (fraction or 0.0) > furthest)
+        after = progress.advanced(cursor, report, attempt)
+        counts = has_checkpoint and attempt <= 20
+        assert (after.advances > cursor.advances) == (counts or (fraction or 0.0) > furthest)
         cursor, furthest = after, max(furthest, fraction or 0.0)
 
 

@@ -237,7 +237,7 @@ async def test_each_past_scheduled_time_has_its_own_request_id(clock: ManualCloc
 
 
 async def test_a_firing_has_its_own_trace_with_a_link(clock: ManualClock) -> None:
-    """It links to the request that fires the schedule, otherwise to the previous firing's run."""
+    """The firing links to the request that fires the schedule. Without one, it links to the previous firing's run."""
     caller = f"00-{'a' * 32}-{'b' * 16}-01"
 
     class Calls(Checks):

@@ -96,6 +96,8 @@ def test_an_invalid_command_line_exits_with_2_and_explains_why(monkeypatch: pyte
         ("triggers", "delete", "", "--yes"): "No Pawl suite answers",
         ("rules", "allow", "*", "--run", "run_1", "--all-users"): "Specify only one of --run,",
         ("apply", "--file", "/dev/null"): "No resources found in",
+        ("settings", "set", "runs", "\u0663%"): "'\u0663%' is not valid: use on, off,",
+        ("settings", "set", "active_runs", "9" * 5000): "is not valid: use on, off,",
         ("notify", "update", "hook_1", "--kind", "foo"): "'--kind': 'foo' is not one of 'run-completed'",
         ("notify", "update", "hook_1", "--kind", "run-failed"): "notifier does not answer",
         ("notify", "preferences", "--quiet", "Fri-Mon,wed 22:00-07:00"): "notifier does not answer",
@@ -159,9 +161,7 @@ def test_an_empty_key_is_not_replaced_by_the_local_key(tmp_path: Path) -> None:
     assert client("k").metadata == (("authorization", "Bearer k"), ("pawl-store", "acme"), ("pawl-user", "ann"))
 
 
-def test_the_local_key_is_sent_only_to_its_own_suite(
-    tmp_path: Path,
-) -> None:
+def test_the_local_key_is_sent_only_to_its_own_suite(tmp_path: Path) -> None:
     def replica(address: str) -> Replica:
         return Replica(grpc=address, metrics="", pid=1, ready=True)
 

@@ -344,6 +344,7 @@ def test_a_file_that_was_written_reads_back_the_same(kind: str, definition: Any,
     found, problems = read(tmp_path, {f"{rules.folder(kind)}/x.yaml": text})
     assert problems == []
     assert found == {Key(kind, "deployment" if kind == "settings" else definition.name): definition}, text
+    assert "'9'" not in text, "numbers are not text"
 
 
 def test_enums_may_be_short_and_times_plain(tmp_path: Path) -> None:

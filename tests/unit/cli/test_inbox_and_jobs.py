@@ -6,6 +6,7 @@ import io
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -15,14 +16,15 @@ from pawl.agent.v1 import agent_pb2, jobs_pb2, steps_pb2, types_pb2, undo_pb2
 from pawl.agent.v1.workflow_pb2 import GetExecutionResponse
 from pawl.cli import wording
 from pawl.cli.command import LineReader
+from pawl.cli.decisions import find_pending
 from pawl.cli.executions import execution_lines, node_lines
 from pawl.cli.failure import CommandError
 from pawl.cli.inbox import Reviewer
 from pawl.cli.jobs import job_lines, paused_text, progress_text, put_reports
 from pawl.cli.operating import undo_line
-from pawl.cli.runs import show_step, without_old_progress
+from pawl.cli.runs import COLUMNS, show_step, without_old_progress
 from pawl.client import AsyncClient
-from pawl.errors import AlreadyDecided, PermissionDenied
+from pawl.errors import AlreadyDecided, PermissionDenied, RunNotFound
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2, waiting_pb2
 from pawl.event.v1.event_pb2 import RunEvent
 from pawl.event.v1.workflow_pb2 import (
@@ -326,6 +328,13 @@ async def test_watching_shows_only_the_newest_of_earlier_progress() -> None:
     assert await watched(5, after=6) == [7, 8]
 
 
+def test_runs_of_workflows_and_goals_are_listed_with_their_name_or_aim() -> None:
+    runs = [run_pb2.Run(workflow=PinnedWorkflow(name="offer")), run_pb2.Run(), run_pb2.Run()]
+    runs[1].goal.aim = "Fix\nall links of the page, and then tell me about it."
+    program: Any = COLUMNS["program"]
+    assert list(map(program, runs)) == ["workflow: offer", "goal: Fix all links of the page, and then tel…", ""]
+
+
 # The tree of a workflow run's nodes.
 
 
@@ -352,6 +361,7 @@ def test_nodes_have_states_times_progress_and_branches() -> None:
     lines = execution_lines(
         execution(
             node("fetch", "tool", NODE_STATE_SUCCEEDED, attempt=2),
+            node("check", "human", NODE_STATE_SUCCEEDED, decided_by="ann"),
             node("both", "parallel", NODE_STATE_RUNNING, nodes=branches),
             node("each", "map", NODE_STATE_RUNNING, map=items, iteration=3),
             node("other", "agent", NODE_STATE_SKIPPED),
@@ -362,6 +372,7 @@ def test_nodes_have_states_times_progress_and_branches() -> None:
     assert lines == [
         "triage version 3: running  run_1",
         "✓ fetch   tool       succeeded, 2.5 s, attempt 2",
+        "✓ check   human      succeeded, by ann, 2.5 s",
         "● both    parallel   running, 1 min",
         "  ├ ✓ a       agent      succeeded, 2.5 s",
         "  └ ● long_b  tool       running, 1 min",
@@ -410,3 +421,17 @@ def test_questions_of_a_workflow_are_shown_without_json() -> None:
     asked.approval.preview = "Pay?"
     shown = "\n".join(wording.call_lines(asked, NOW))
     assert ("Pay?" in shown, "{" in shown) == (True, False)
+
+
+async def test_a_call_of_ones_own_run_that_asks_another_user_is_found() -> None:
+    """The server says who can decide."""
+    target: Any = MagicMock()
+    target.pending.return_value.__aiter__.return_value = []
+    asked = call_pb2.Call(run_id="run_1", call_id="call_1", asked_user_id="bob")
+    target.get = AsyncMock(return_value=run_pb2.Run(pending_calls=[asked]))
+    assert await find_pending(target, "run_1", "call_1") == asked
+    with pytest.raises(CommandError, match="is not pending"):
+        await find_pending(target, "run_1", "call_2")
+    target.get.side_effect = RunNotFound
+    with pytest.raises(CommandError, match="is not pending"):
+        await find_pending(target, "run_1", "call_1")

@@ -16,7 +16,7 @@ from pawl.job_store.ledger.rules.attention import ReportCrash
 from pawl.job_store.ledger.rules.background import Background, Notice, OpenJob, TurnTime
 from pawl.job_store.ledger.rules.command import Cancel, TopUp
 from pawl.job_store.ledger.rules.jobs import GENERATIONS_MAX, OPEN_MAX, TRIES_MAX, TURN_DISTANCE, Entered
-from pawl.values import CallState, MessagePolicy, RunState, StopCause
+from pawl.values import CallState, Feature, MessagePolicy, RunState, StopCause
 from tests.unit.job_store.desk import Desk, desk_with_a_job, desk_with_a_turn
 from tests.unit.job_store.world import STORE, USER, change, delegation
 
@@ -240,6 +240,15 @@ def test_the_end_of_a_job_starts_one_turn_that_reports_it() -> None:
     desk.end(turn.run_id)
     assert desk.background == Background(turn_times=(TurnTime(user_id=USER, time=turn.create_time),))
     assert desk.active is None
+
+
+def test_where_runs_are_off_a_report_waits_for_the_next_message() -> None:
+    desk, job = desk_with_a_job()
+    desk.unit.off = lambda store_id: {Feature.RUNS} if store_id == STORE else ()
+    desk.end_job(job)
+    assert (desk.turns, desk.background.pending) == ([], 1)
+    desk.unit.off = lambda _: ()
+    assert desk.enter(desk.start_run()) == (Entered(run_id=RunId(job), occasion=0),)
 
 
 def test_a_silent_job_is_closed_at_its_end_without_a_report(desk: Desk) -> None:

@@ -33,7 +33,7 @@ const WORDS: Record<string, string> = {
   CALL_STATE_OUTCOME_UNKNOWN: "outcome unknown: it may have happened",
 };
 
-const DECIDED: Record<string, string> = {
+export const DECIDED: Record<string, string> = {
   DECISION_KIND_APPROVE: "approved",
   DECISION_KIND_EDIT: "edited and approved",
   DECISION_KIND_REJECT: "rejected",

@@ -5,7 +5,7 @@ import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { FieldView, type FieldSpec, meant } from "./fields";
-import { blank, Fault, Form, type Schema } from "./form";
+import { blank, Form, type Schema } from "./form";
 import { pack, parse, unpack } from "./json";
 import { keep, kept, path } from "./state";
 
@@ -68,16 +68,6 @@ export function useEditor<T>(editing: Editing<T> | undefined, item: T, onSaved: 
   };
 }
 
-export function Editor<T>({ editing, item, onSaved }: { editing: Editing<T>; item: T; onSaved: () => void }): VNode {
-  const { button, form } = useEditor(editing, item, onSaved);
-  return (
-    <>
-      {button && <p class="buttons">{button}</p>}
-      {form}
-    </>
-  );
-}
-
 function Open<T>({ editing, text, onText, onSave }: { editing: Editing<T>; text: string; onText: (text?: string) => void; onSave: (value: unknown) => Promise<void> }): VNode {
   const value = read(text);
   const [isRaw, setRaw] = useState(!editing.fields || !value);
@@ -110,7 +100,7 @@ function Open<T>({ editing, text, onText, onSave }: { editing: Editing<T>; text:
   return (
     <form
       ref={form}
-      class="panel editor"
+      class="panel definition"
       aria-label={editing.name}
       noValidate
       onSubmit={(event) => {
@@ -146,7 +136,7 @@ function Open<T>({ editing, text, onText, onSave }: { editing: Editing<T>; text:
       )}
       {fault && (isRaw || !known) && (
         <p id={id} class="fault" role="alert">
-          {fault.field && <strong>{fault.field}: </strong>}
+          {fault.field && !fault.message.includes(fault.field) && <strong>{fault.field}: </strong>}
           {fault.message}
         </p>
       )}

@@ -62,12 +62,12 @@ export function FieldView({ all, ...rest }: Props): VNode {
   const more = shown.filter((field) => field.more);
   const isUsed = more.some(({ at }) => rest.fault?.at === at);
   return (
-    <div class="fields">
+    <div class="form-grid">
       {shown.filter((field) => !field.more).map((field) => <Field key={field.at + field.label} field={field} {...rest} />)}
       {!!more.length && (
         <details open={isUsed || undefined}>
           <summary>More options</summary>
-          <div class="fields">
+          <div class="form-grid">
             {more.map((field) => (
               <Field key={field.at + field.label} field={field} {...rest} />
             ))}
@@ -143,11 +143,7 @@ function Entry({ field: { kind, options, load, placeholder = "" }, value, onValu
       const all = text && !loaded.some(([each]) => each === text) ? [...loaded, [text, text] as const] : loaded;
       return (
         <select {...marks} value={text} onChange={(event) => write(event.currentTarget.value)}>
-          {all.map(([each, label]) => (
-            <option key={each} value={each}>
-              {visible(label)}
-            </option>
-          ))}
+          <Options all={all} />
         </select>
       );
     }
@@ -169,11 +165,7 @@ function Entry({ field: { kind, options, load, placeholder = "" }, value, onValu
           <input {...marks} list={kind === "suggest" ? `${marks.id}-list` : undefined} autocomplete="off" placeholder={placeholder} value={text} onInput={(event) => write(event.currentTarget.value)} />
           {kind === "suggest" && (
             <datalist id={`${marks.id}-list`}>
-              {loaded.map(([each, label]) => (
-                <option key={each} value={each}>
-                  {visible(label)}
-                </option>
-              ))}
+              <Options all={loaded} />
             </datalist>
           )}
         </>
@@ -213,6 +205,51 @@ function Draft({ first, onText, marks, placeholder }: { first: string; onText: (
     <>
       <textarea {...marks} data-unreadable={fault ? "" : undefined} class="code" rows={Math.min(12, text.split("\n").length + 1)} placeholder={placeholder} aria-invalid={!!fault || marks["aria-invalid"] === true} value={text} onInput={(event) => write(event.currentTarget.value)} />
       <Fault text={fault} />
+    </>
+  );
+}
+
+export function Options({ all }: { all: readonly (readonly [string | number, string])[] }): VNode {
+  return <>{all.map(([value, label]) => <option key={value} value={value}>{visible(label)}</option>)}</>;
+}
+
+/** Checkboxes for some of all values. An empty list means all of them, so the last one cannot be cleared. */
+export function Checks({ all, chosen, onChosen }: { all: readonly Option[]; chosen: readonly string[] | undefined; onChosen: (chosen: string[]) => void }): VNode {
+  const now = chosen?.length ? chosen : all.map(([value]) => value);
+  return (
+    <div class="checks">
+      {all.map(([value, label]) => (
+        <label key={value} class="row">
+          <input
+            type="checkbox"
+            checked={now.includes(value)}
+            disabled={now.length === 1 && now[0] === value}
+            onChange={(event) => onChosen(event.currentTarget.checked ? [...now, value] : now.filter((each) => each !== value))}
+          />
+          {label}
+        </label>
+      ))}
+    </div>
+  );
+}
+
+/** A list of rows that can be added and removed. */
+export function Several({ all, onAll, blank, add, row }: { all: Values[]; onAll: (all: Values[]) => void; blank: Values; add: string; row: (item: Values, onItem: (item: Values) => void, number: number) => VNode }): VNode {
+  return (
+    <>
+      {all.map((item, index) => (
+        <div key={index} class="rowset">
+          {row(item, (to) => onAll(all.map((each, at) => (at === index ? to : each))), index + 1)}
+          <button type="button" class="second small" aria-label={`Remove row ${index + 1}`} onClick={() => onAll(all.filter((_, at) => at !== index))}>
+            Remove
+          </button>
+        </div>
+      ))}
+      <p class="buttons">
+        <button type="button" class="second small" onClick={() => onAll([...all, blank])}>
+          {add}
+        </button>
+      </p>
     </>
   );
 }

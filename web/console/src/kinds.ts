@@ -14,4 +14,3 @@ export const KINDS: [NotificationKindJson, string][] = [
   ["NOTIFICATION_KIND_ATTENTION_NEEDED", "A run needs an operator"],
   ["NOTIFICATION_KIND_CHANNEL_DISABLED", "A channel was switched off"],
 ];
-export const ALL = KINDS.map(([kind]) => kind);

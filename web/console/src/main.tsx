@@ -17,7 +17,9 @@ options.debounceRendering = (draw) => {
   else requestAnimationFrame(flush);
 };
 
-// Handlers use the state of the last render, and an event can follow the one before within a frame: Enter after a letter.
-for (const type of ["keydown", "click", "submit", "input", "change"]) addEventListener(type, flush, true);
+// Handlers use the state of the last render, and Enter can follow a letter within a frame. A field is drawn after its
+// handler, because drawing it before would restore the text that the state has.
+for (const type of ["keydown", "click", "submit"]) addEventListener(type, flush, true);
+for (const type of ["input", "change"]) addEventListener(type, flush);
 
 render(<App />, document.getElementById("app")!);

@@ -3,7 +3,7 @@
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-import { Icon } from "./design/icons";
+import { Icon, type IconName } from "./design/icons";
 import { Dialog } from "./design/parts";
 import { type Entry, entries, groups, isHere } from "./menu";
 import { forPeople, logOut, path, who } from "./state";
@@ -24,10 +24,7 @@ export function Navigation({ onFind, onHelp }: { onFind: () => void; onHelp: () 
           <Icon name="search" /> Search <kbd>Ctrl K</kbd>
         </button>
         <Groups />
-        <div class="user">
-          <Person />
-          <Buttons onHelp={onHelp} />
-        </div>
+        <User onHelp={onHelp} />
       </nav>
       <nav class="bottom" aria-label="Pages">
         {bar.map((entry) => (
@@ -41,10 +38,7 @@ export function Navigation({ onFind, onHelp }: { onFind: () => void; onHelp: () 
         <Dialog title="Menu" onClose={() => setOpen(false)}>
           <div class="sheet">
             <Groups />
-            <div class="user">
-              <Person />
-              <Buttons onHelp={onHelp} />
-            </div>
+            <User onHelp={onHelp} />
           </div>
         </Dialog>
       )}
@@ -83,33 +77,27 @@ function Link({ entry: { path: to, name, icon, key } }: { entry: Entry }): VNode
   );
 }
 
-function Person(): VNode {
+function User({ onHelp }: { onHelp: () => void }): VNode {
   const { userId = "", storeId = "", roles = [] } = who.value?.caller ?? {};
-  return (
-    <span class="person" title={roles.join(", ")}>
-      <span class="face" aria-hidden="true">
-        {userId.slice(0, 2).toUpperCase()}
-      </span>
-      <span class="cut">
-        {userId} <span class="quiet">{storeId}</span>
-      </span>
-    </span>
+  const button = (icon: IconName, name: string, title: string, act: () => void): VNode => (
+    <button class="icon" aria-label={name} title={title} onClick={act}>
+      <Icon name={icon} />
+    </button>
   );
-}
-
-function Buttons({ onHelp }: { onHelp: () => void }): VNode {
   return (
-    <>
-      <button class="icon" aria-label="Toggle dark mode" title="Theme" onClick={flipTheme}>
-        <Icon name="theme" />
-      </button>
-      <button class="icon" aria-label="Help and keyboard shortcuts" title="Keyboard shortcuts (?)" onClick={onHelp}>
-        <Icon name="help" />
-      </button>
-      <button class="icon" aria-label="Log out" title="Log out" onClick={() => void logOut()}>
-        <Icon name="leave" />
-      </button>
-    </>
+    <div class="user">
+      <span class="person" title={roles.join(", ")}>
+        <span class="face" aria-hidden="true">
+          {userId.slice(0, 2).toUpperCase()}
+        </span>
+        <span class="cut">
+          {userId} <span class="quiet">{storeId}</span>
+        </span>
+      </span>
+      {button("theme", "Toggle dark mode", "Theme", flipTheme)}
+      {button("help", "Help and keyboard shortcuts", "Keyboard shortcuts (?)", onHelp)}
+      {button("leave", "Log out", "Log out", () => void logOut())}
+    </div>
   );
 }
 

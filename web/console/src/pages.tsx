@@ -24,12 +24,12 @@ import { secret, triggers } from "./editing/triggers";
 import { CallCard, jobState } from "./cards";
 import { Badge, toneOf } from "./design/parts";
 import { type Column, Table } from "./design/table";
-import type { FieldSpec, Values } from "./fields";
+import { Checks, type FieldSpec, type Values } from "./fields";
 import type { Schema } from "./form";
 import { cut, runLink, short, time } from "./format";
 import { goals } from "./goals";
 import { parse, unpack } from "./json";
-import { ALL, KINDS } from "./kinds";
+import { KINDS } from "./kinds";
 import { audit } from "./operate/audit";
 import { notifications } from "./operate/notifications";
 import { Below, type Resource } from "./resource";
@@ -263,27 +263,10 @@ const attention: Resource<RunInNeedJson> = {
     )),
 };
 
-/** Without a kind, all are sent. In a change, the kinds are a message of their own. */
-function KindPicker({ value, onValue }: { value: Values; onValue: (value: Values) => void }): VNode {
-  const isChange = !Array.isArray(value["kinds"]);
-  const given: string[] = (isChange ? value["kinds"]?.kinds : value["kinds"]) ?? [];
-  const now: string[] = given.length ? given : ALL;
-  const write = (kinds: string[]): void => onValue({ ...value, kinds: isChange ? { kinds } : kinds });
-  return (
-    <div class="options">
-      {KINDS.map(([kind, label]) => (
-        <label key={kind}>
-          <input
-            type="checkbox"
-            checked={now.includes(kind)}
-            disabled={now.length === 1 && now[0] === kind}
-            onChange={(event) => write(event.currentTarget.checked ? [...now, kind] : now.filter((each) => each !== kind))}
-          />
-          <span>{label}</span>
-        </label>
-      ))}
-    </div>
-  );
+/** In a change, the kinds are a message of their own. */
+function KindPicker({ value: { kinds, ...rest }, onValue }: { value: Values; onValue: (value: Values) => void }): VNode {
+  const isList = Array.isArray(kinds);
+  return <Checks all={KINDS} chosen={isList ? kinds : kinds?.kinds} onChosen={(chosen) => onValue({ ...rest, kinds: isList ? chosen : { kinds: chosen } })} />;
 }
 
 const CHANNEL: FieldSpec[] = [

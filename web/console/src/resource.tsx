@@ -9,6 +9,7 @@ import { Json } from "./cards";
 import { Empty, Head, Skeleton } from "./design/parts";
 import { type Column, Table } from "./design/table";
 import { type Editing, useEditor } from "./editor";
+import { Options } from "./fields";
 import { unpack } from "./json";
 import { type ListPath, MENU } from "./menu";
 import { attempt, go, isAbsent, may, pawl, query } from "./state";
@@ -284,33 +285,27 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
   const some = all.filter(({ name, linked }) => !linked || values[name]);
   const fields = (
     <div class="filters" role="search">
-      {some.map(({ name, label, options, labels = {}, date, on }) => (
-        <label key={name} class={on ? "row" : ""}>
-          {on ? (
-            <>
-              <input type="checkbox" checked={!!values[name]} onChange={(event) => set(name, event.currentTarget.checked ? "1" : "")} /> {label}
-            </>
-          ) : (
-            <>
-              {label}
-              {options ? (
-                <select value={values[name] ?? ""} onChange={(event) => set(name, event.currentTarget.value)}>
-                  <option value="">All</option>
-                  {options.map((each) => (
-                    <option key={each} value={each}>
-                      {labels[each] ?? each}
-                    </option>
-                  ))}
-                </select>
-              ) : date ? (
-                <input type="date" value={values[name] ?? ""} onChange={(event) => set(name, event.currentTarget.value)} />
-              ) : (
-                <Words value={values[name] ?? ""} onValue={(to) => set(name, to)} />
-              )}
-            </>
-          )}
-        </label>
-      ))}
+      {some.map(({ name, label, options, labels = {}, date, on }) => {
+        const value = values[name] ?? "";
+        if (on)
+          return (
+            <label key={name} class="row">
+              <input type="checkbox" checked={!!value} onChange={(event) => set(name, event.currentTarget.checked ? "1" : "")} /> {label}
+            </label>
+          );
+        return (
+          <label key={name}>
+            {label}
+            {options && (
+              <select value={value} onChange={(event) => set(name, event.currentTarget.value)}>
+                <Options all={[["", "All"], ...options.map((each) => [each, labels[each] ?? each] as const)]} />
+              </select>
+            )}
+            {date && <input type="date" value={value} onChange={(event) => set(name, event.currentTarget.value)} />}
+            {!options && !date && <Words value={value} onValue={(to) => set(name, to)} />}
+          </label>
+        );
+      })}
     </div>
   );
   if (some.length <= FOLDED_FROM || !matchMedia(NARROW).matches) return fields;

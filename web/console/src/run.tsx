@@ -1,18 +1,20 @@
 /** The page of a run: why it waits, its timeline, messages, calls and events. */
 
-import { type CallJson, decode, emptyView, isEnded, requestId, type RunEventJson, type RunJson, type RunView } from "@pawl/client";
+import { type CallJson, emptyView, isEnded, requestId, type RunEventJson, type RunJson, type RunView } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-import { Json } from "./cards";
+import { Fields } from "./approval";
+import { Decided } from "./cards";
 import { Icon } from "./design/icons";
 import { Badge, Empty, Head, Skeleton, Tabs, toneOf } from "./design/parts";
 import { Rows } from "./design/rows";
 import { time } from "./format";
-import { parse } from "./json";
+import { Json } from "./json-view";
 import { Fact, kindOf, State, tokens } from "./runs";
 import { ago, attempt, clock, lasted, may, moment, pawl, word } from "./state";
 import { type Bar, lay, NO_BARS, type Part, type Timeline } from "./timeline";
+import { argumentsOf, entriesOf, inWords, read } from "./sentence";
 import { Undo, UndoReport } from "./undo";
 import { RunLog } from "./view";
 import { visible } from "./visible";
@@ -230,24 +232,12 @@ function Calls({ calls }: { calls: CallJson[] }): VNode {
   );
 }
 
-const DECIDED: Record<string, string> = { DECISION_KIND_APPROVE: "approved", DECISION_KIND_EDIT: "edited and approved", DECISION_KIND_REJECT: "rejected", DECISION_KIND_ANSWER: "answered" };
-
-function read(bytes: string | undefined): unknown {
-  try {
-    return bytes ? decode(bytes, parse) : undefined;
-  } catch {
-    return "(not JSON)";
-  }
-}
-
 /** A call with its input and output. */
 function Call({ call }: { call: CallJson }): VNode {
-  const { toolName = "", state, startTime = "", endTime = "", approval, attempt: tries = 1, result, childRunId, ruleId } = call;
+  const { toolName = "", state, startTime = "", endTime = "", attempt: tries = 1, result, childRunId } = call;
   const seconds = (Date.parse(endTime) - Date.parse(startTime)) / 1000;
-  const decision = approval?.decision;
-  const output = read(result?.contentJson);
   return (
-    <article class="panel call" aria-label={`Call ${visible(toolName)}`}>
+    <article class="panel io" aria-label={`Call ${visible(toolName)}`}>
       <header class="row">
         <strong>{visible(toolName)}</strong>
         <Badge tone={toneOf(state)}>{word(state)}</Badge>
@@ -257,18 +247,17 @@ function Call({ call }: { call: CallJson }): VNode {
       </header>
       <p class="quiet">
         Round {call.round ?? 0}
-        {decision && `, ${DECIDED[decision.kind ?? ""] ?? "decided"} by ${visible(decision.userId ?? "")}`}
-        {ruleId && <>, allowed by <a href={`/rules/${ruleId}`}>a rule</a></>}
         {childRunId && <>, in <a href={`/runs/${childRunId}`}>run {childRunId.slice(-8)}</a></>}
       </p>
+      <Decided call={call} />
       <div class="sides">
         <div>
           <h3>Input</h3>
-          <Value value={call.argumentsJson ? read(call.argumentsJson) : call.proposedArguments} />
+          <Value value={argumentsOf(call)} />
         </div>
         <div>
           <h3>Output</h3>
-          {output === undefined ? <p class="quiet">{endTime ? "None." : "Not yet."}</p> : <Value value={output} />}
+          {result ? <Value value={read(result.contentJson)} /> : <p class="quiet">{endTime ? "None." : "Not yet."}</p>}
           {result?.note && <p class="quiet">{visible(result.note)}</p>}
         </div>
       </div>
@@ -278,21 +267,10 @@ function Call({ call }: { call: CallJson }): VNode {
 
 const LINE = 200;
 
-/** A flat object as names and values, anything else as JSON. */
+/** A short, flat object as names and values, anything else as JSON. */
 function Value({ value }: { value: unknown }): VNode {
-  const all = typeof value === "object" && value !== null && !Array.isArray(value) ? Object.entries(value) : [];
-  const isSimple = all.length && all.length <= 12 && all.every(([, each]) => typeof each !== "object" && String(each).length < LINE);
-  if (!isSimple) return <Json value={value} />;
-  return (
-    <dl class="pairs">
-      {all.map(([name, each]) => (
-        <div key={name}>
-          <dt>{visible(name)}</dt>
-          <dd>{visible(String(each))}</dd>
-        </div>
-      ))}
-    </dl>
-  );
+  const all = entriesOf(value);
+  return all.length && all.every(([, each]) => inWords(each).length < LINE) ? <Fields all={all} /> : <Json value={value} />;
 }
 
 /** What an event says, in words where there are some. */

@@ -3,11 +3,11 @@
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-import type { PreferencesJson } from "@pawl/client";
+import type { NotificationKindJson, PreferencesJson } from "@pawl/client";
 import { Head } from "./design/parts";
-import { type Editing, Editor } from "./editor";
-import type { Values } from "./fields";
-import { ALL, KINDS } from "./kinds";
+import { type Editing, useEditor } from "./editor";
+import { Checks, Options, Several, type Values } from "./fields";
+import { KINDS } from "./kinds";
 import { Fact } from "./runs";
 import { ago, attempt, may, pawl, TIMES, times, who, word } from "./state";
 
@@ -19,18 +19,18 @@ export function Settings(): VNode {
   const change = (work: () => Promise<unknown>): void => void attempt(async () => (await work(), await load()));
   const load = async (): Promise<void> => setFound((await pawl.preferences.getPreferences({})).preferences ?? {});
   useEffect(() => void attempt(load), []);
-  const kinds = found?.kinds ?? [];
   const writes = may(UPDATE);
   const quiet: Editing<PreferencesJson> = {
     name: "Edit quiet hours",
     method: UPDATE,
-    value: ({ quiet: now }) => now ?? { hours: [{ start: "22:00", end: "07:00" }], timeZone: Intl.DateTimeFormat().resolvedOptions().timeZone },
+    value: ({ quiet: now }) => now?.hours?.length ? now : { hours: [{ start: "22:00", end: "07:00" }], timeZone: Intl.DateTimeFormat().resolvedOptions().timeZone },
     fields: [
       { at: "hours", label: "Hours", kind: "own", view: (props) => <Hours {...props} /> },
       { at: "timeZone", label: "Time zone", kind: "suggest", half: true, load: async () => Intl.supportedValuesOf("timeZone").map((zone) => [zone, ""] as const) },
     ],
     save: async (value) => void (await pawl.preferences.updatePreferences({ quiet: value })),
   };
+  const { button, form } = useEditor(writes && found ? quiet : undefined, found ?? {}, () => void attempt(load));
   return (
     <section class="page narrow">
       <Head title="Settings" />
@@ -45,9 +45,7 @@ export function Settings(): VNode {
         <label>
           Show times as
           <select value={times.value} onChange={(event) => localStorage.setItem("times", (times.value = event.currentTarget.value))}>
-            {TIMES.map((each) => (
-              <option key={each}>{each}</option>
-            ))}
+            <Options all={TIMES.map((each) => [each, each])} />
           </select>
         </label>
       </div>
@@ -55,21 +53,7 @@ export function Settings(): VNode {
         <>
           <fieldset class="panel" disabled={!writes}>
             <h2>Notify me when</h2>
-            {KINDS.map(([kind, label]) => (
-              <label key={kind} class="row">
-                <input
-                  type="checkbox"
-                  disabled={kinds.length === 1 && kinds[0] === kind}
-                  checked={!kinds.length || kinds.includes(kind)}
-                  onChange={(event) => {
-                    const now = kinds.length ? kinds : ALL;
-                    const next = event.currentTarget.checked ? [...now, kind] : now.filter((each) => each !== kind);
-                    change(() => pawl.preferences.updatePreferences({ kinds: { kinds: next } }));
-                  }}
-                />
-                {label}
-              </label>
-            ))}
+            <Checks all={KINDS} chosen={found.kinds} onChosen={(kinds) => change(() => pawl.preferences.updatePreferences({ kinds: { kinds: kinds as NotificationKindJson[] } }))} />
             <p class="quiet">
               They arrive in <a href="/notifications">your notifications</a> and through <a href="/channels">channels</a>.
             </p>
@@ -82,7 +66,8 @@ export function Settings(): VNode {
                 {hours.start} to {hours.end} {found.quiet?.timeZone} {hours.days?.map((day) => word(day.replace("WEEKDAY_", ""))).join(", ")}
               </p>
             ))}
-            {writes && <Editor key={JSON.stringify(found.quiet)} editing={quiet} item={found} onSaved={() => void attempt(load)} />}
+            {button}
+            {form}
           </div>
           <div class="panel">
           <h2>Muted conversations</h2>
@@ -118,47 +103,19 @@ export function Settings(): VNode {
   );
 }
 
-const DAYS = ["MONDAY", "TUESDAY", "WEDNESDAY", "THURSDAY", "FRIDAY", "SATURDAY", "SUNDAY"];
+const DAYS = ["Mon", "Tues", "Wednes", "Thurs", "Fri", "Satur", "Sun"].map((day) => [`WEEKDAY_${day.toUpperCase()}DAY`, day.slice(0, 3)] as const);
 
 /** Rows of quiet hours, each with a start, an end and its days. */
 function Hours({ value, onValue }: { value: Values; onValue: (value: Values) => void }): VNode {
-  const rows: Values[] = value["hours"] ?? [];
-  const write = (hours: Values[]): void => onValue({ ...value, hours });
-  const changed = (index: number, to: Values): void => write(rows.map((each, at) => (at === index ? { ...each, ...to } : each)));
-  return (
-    <>
-      {rows.map((row, index) => (
-        <div key={index} class="hours">
-          <div class="row">
-            <input type="time" aria-label={`Start ${index + 1}`} value={row["start"]} onInput={(event) => changed(index, { start: event.currentTarget.value })} />
-            to
-            <input type="time" aria-label={`End ${index + 1}`} value={row["end"]} onInput={(event) => changed(index, { end: event.currentTarget.value })} />
-            <button type="button" class="second small" aria-label={`Remove hours ${index + 1}`} onClick={() => write(rows.filter((_, at) => at !== index))}>
-              Remove
-            </button>
-          </div>
-          <div class="buttons">
-            {DAYS.map((day) => (
-              <label key={day} class="row">
-                <input
-                  type="checkbox"
-                  checked={!row["days"]?.length || row["days"].includes(`WEEKDAY_${day}`)}
-                  onChange={(event) => {
-                    const all: string[] = row["days"]?.length ? row["days"] : DAYS.map((each) => `WEEKDAY_${each}`);
-                    changed(index, { days: event.currentTarget.checked ? [...all, `WEEKDAY_${day}`] : all.filter((each) => each !== `WEEKDAY_${day}`) });
-                  }}
-                />
-                {word(day).slice(0, 3)}
-              </label>
-            ))}
-          </div>
-        </div>
-      ))}
-      <p class="buttons">
-        <button type="button" class="second small" onClick={() => write([...rows, { start: "22:00", end: "07:00" }])}>
-          Add hours
-        </button>
-      </p>
-    </>
+  const row = ({ start, end, days, ...rest }: Values, onRow: (row: Values) => void, number: number): VNode => (
+    <div class="hours">
+      <div class="row">
+        <input type="time" aria-label={`Start ${number}`} value={start} onInput={(event) => onRow({ ...rest, start: event.currentTarget.value, end, days })} />
+        to
+        <input type="time" aria-label={`End ${number}`} value={end} onInput={(event) => onRow({ ...rest, start, end: event.currentTarget.value, days })} />
+      </div>
+      <Checks all={DAYS} chosen={days} onChosen={(chosen) => onRow({ ...rest, start, end, days: chosen })} />
+    </div>
   );
+  return <Several all={value["hours"] ?? []} onAll={(hours) => onValue({ ...value, hours })} blank={{ start: "22:00", end: "07:00" }} add="Add hours" row={row} />;
 }

@@ -213,8 +213,11 @@ class AgentServiceServicer(object):
         run's last event. It is safe to reconnect from the last seq seen. Every watcher gets the same bytes. If events have
         been deleted, a single gap replaces them.
 
-        Errors: - NOT_FOUND / RUN_NOT_FOUND - OUT_OF_RANGE / SEQ_BEYOND_END - RESOURCE_EXHAUSTED / SLOW_CONSUMER: The
-        client is more than 256 events or 1 MiB behind, or has not read for 60 s. Metadata has `resume_after_seq`.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - OUT_OF_RANGE / SEQ_BEYOND_END
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: The client is more than 256 events or 1 MiB behind, or has not read for 60 s.
+        Metadata has `resume_after_seq`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -99,8 +99,11 @@ class AgentServiceStub:
     run's last event. It is safe to reconnect from the last seq seen. Every watcher gets the same bytes. If events have
     been deleted, a single gap replaces them.
 
-    Errors: - NOT_FOUND / RUN_NOT_FOUND - OUT_OF_RANGE / SEQ_BEYOND_END - RESOURCE_EXHAUSTED / SLOW_CONSUMER: The
-    client is more than 256 events or 1 MiB behind, or has not read for 60 s. Metadata has `resume_after_seq`.
+    Errors:
+    - NOT_FOUND / RUN_NOT_FOUND
+    - OUT_OF_RANGE / SEQ_BEYOND_END
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: The client is more than 256 events or 1 MiB behind, or has not read for 60 s.
+      Metadata has `resume_after_seq`.
     """
     LeaseCall: _grpc.UnaryUnaryMultiCallable[_agent_pb2.LeaseCallRequest, _agent_pb2.LeaseCallResponse]
     """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call. It is
@@ -370,8 +373,11 @@ class AgentServiceAsyncStub(AgentServiceStub):
     run's last event. It is safe to reconnect from the last seq seen. Every watcher gets the same bytes. If events have
     been deleted, a single gap replaces them.
 
-    Errors: - NOT_FOUND / RUN_NOT_FOUND - OUT_OF_RANGE / SEQ_BEYOND_END - RESOURCE_EXHAUSTED / SLOW_CONSUMER: The
-    client is more than 256 events or 1 MiB behind, or has not read for 60 s. Metadata has `resume_after_seq`.
+    Errors:
+    - NOT_FOUND / RUN_NOT_FOUND
+    - OUT_OF_RANGE / SEQ_BEYOND_END
+    - RESOURCE_EXHAUSTED / SLOW_CONSUMER: The client is more than 256 events or 1 MiB behind, or has not read for 60 s.
+      Metadata has `resume_after_seq`.
     """
     LeaseCall: _aio.UnaryUnaryMultiCallable[_agent_pb2.LeaseCallRequest, _agent_pb2.LeaseCallResponse]  # type: ignore[assignment]
     """Leases one offered call to a client that has no stream. The lease is granted if no client holds the call. It is
@@ -656,8 +662,11 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         run's last event. It is safe to reconnect from the last seq seen. Every watcher gets the same bytes. If events have
         been deleted, a single gap replaces them.
 
-        Errors: - NOT_FOUND / RUN_NOT_FOUND - OUT_OF_RANGE / SEQ_BEYOND_END - RESOURCE_EXHAUSTED / SLOW_CONSUMER: The
-        client is more than 256 events or 1 MiB behind, or has not read for 60 s. Metadata has `resume_after_seq`.
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - OUT_OF_RANGE / SEQ_BEYOND_END
+        - RESOURCE_EXHAUSTED / SLOW_CONSUMER: The client is more than 256 events or 1 MiB behind, or has not read for 60 s.
+          Metadata has `resume_after_seq`.
         """
 
     @_abc_1.abstractmethod

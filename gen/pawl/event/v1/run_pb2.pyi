@@ -132,7 +132,7 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     WAIT_KIND_USER_MONTHLY_TOKENS: _WaitKind.ValueType  # 17
     """Its user has used up monthly_tokens_per_user. Transient."""
     WAIT_KIND_RATE: _WaitKind.ValueType  # 18
-    """Its store or model server has reached its limit of model calls or tokens per minute. Transient. No calls are
+    """The run's store or model server has reached its limit of model calls or tokens per minute. Transient. No calls are
     waiting at the same time.
     """
 
@@ -187,7 +187,7 @@ WAIT_KIND_USER_DAILY_TOKENS: WaitKind.ValueType  # 16
 WAIT_KIND_USER_MONTHLY_TOKENS: WaitKind.ValueType  # 17
 """Its user has used up monthly_tokens_per_user. Transient."""
 WAIT_KIND_RATE: WaitKind.ValueType  # 18
-"""Its store or model server has reached its limit of model calls or tokens per minute. Transient. No calls are
+"""The run's store or model server has reached its limit of model calls or tokens per minute. Transient. No calls are
 waiting at the same time.
 """
 Global___WaitKind: _TypeAlias = WaitKind  # noqa: Y015
@@ -1554,6 +1554,26 @@ class Run(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class LoweredLimitsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STORE_ID_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
@@ -1613,6 +1633,7 @@ class Run(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TRACE_LINK_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    LOWERED_LIMITS_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store (tenant) of the run."""
     user_id: _builtins.str
@@ -1692,8 +1713,8 @@ class Run(_message.Message):
     a schedule or trigger started, a turn started by a job report, and items of a workflow's map.
     """
     trace: _builtins.str
-    """W3C `traceparent` for work that the run causes, with the sampling decision: the run's first span or, if Pawl records
-    no traces, `traceparent`.
+    """W3C `traceparent` for the work that the run causes, with the sampling decision. It names the run's first span. If
+    Pawl records no traces, it is the same as `traceparent`.
     """
     @_builtins.property
     def waits(self) -> _containers.RepeatedScalarFieldContainer[Global___WaitKind.ValueType]:
@@ -1835,6 +1856,12 @@ class Run(_message.Message):
     def goal(self) -> _goal_pb2.Goal:
         """The goal, if the run is a goal run, which does not use a model. `output_text` is then a report."""
 
+    @_builtins.property
+    def lowered_limits(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Limits in `options.limits` that the settings of the store have lowered (pawl.settings.v1.Settings.limits), by name,
+        each with the value that the run would have had; 0 means unlimited.
+        """
+
     def __init__(
         self,
         *,
@@ -1897,10 +1924,11 @@ class Run(_message.Message):
         traceparent: _builtins.str = ...,
         trace_link: _builtins.str = ...,
         trace: _builtins.str = ...,
+        lowered_limits: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "goal", b"goal", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "options", b"options", "own_tools", b"own_tools", "progress_time", b"progress_time", "start_time", b"start_time", "undo", b"undo", "update_time", b"update_time", "usage", b"usage", "waiting", b"waiting", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "budget_run_id", b"budget_run_id", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "generation", b"generation", "goal", b"goal", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "labels", b"labels", "last_seq", b"last_seq", "missed_iterations", b"missed_iterations", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "reports_to_conversation_id", b"reports_to_conversation_id", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tokens_needed", b"tokens_needed", "tools", b"tools", "trace", b"trace", "trace_link", b"trace_link", "traceparent", b"traceparent", "trimmed_failures", b"trimmed_failures", "trimmed_rounds", b"trimmed_rounds", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "budget_run_id", b"budget_run_id", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "generation", b"generation", "goal", b"goal", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "labels", b"labels", "last_seq", b"last_seq", "lowered_limits", b"lowered_limits", "missed_iterations", b"missed_iterations", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "reports_to_conversation_id", b"reports_to_conversation_id", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tokens_needed", b"tokens_needed", "tools", b"tools", "trace", b"trace", "trace_link", b"trace_link", "traceparent", b"traceparent", "trimmed_failures", b"trimmed_failures", "trimmed_rounds", b"trimmed_rounds", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,8 +70,8 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     WAIT_REASON_USER_TOKENS: _WaitReason.ValueType  # 19
     """Its user has used up their daily or monthly tokens (pawl.settings.v1.Settings.limits). Transient."""
     WAIT_REASON_RATE: _WaitReason.ValueType  # 20
-    """Its store or model server has reached its limit of model calls or tokens per minute. Transient. `deadline_time` is
-    the time of the next attempt.
+    """The run's store or model server has reached its limit of model calls or tokens per minute. Transient.
+    `deadline_time` is the time of the next attempt.
     """
 
 class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
@@ -123,8 +123,8 @@ WAIT_REASON_STORE_TOKENS: WaitReason.ValueType  # 18
 WAIT_REASON_USER_TOKENS: WaitReason.ValueType  # 19
 """Its user has used up their daily or monthly tokens (pawl.settings.v1.Settings.limits). Transient."""
 WAIT_REASON_RATE: WaitReason.ValueType  # 20
-"""Its store or model server has reached its limit of model calls or tokens per minute. Transient. `deadline_time` is
-the time of the next attempt.
+"""The run's store or model server has reached its limit of model calls or tokens per minute. Transient.
+`deadline_time` is the time of the next attempt.
 """
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
 

@@ -311,6 +311,7 @@ class NodeExecution(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     ITEM_INDEX_FIELD_NUMBER: _builtins.int
     REUSED_FIELD_NUMBER: _builtins.int
+    DECIDED_BY_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """Path of the node: its name, or `both.a` for the branch `a` of the parallel node `both`."""
     kind: _builtins.str
@@ -337,6 +338,8 @@ class NodeExecution(_message.Message):
     """In a run that processes a map's items: the item's index in the map's list."""
     reused: _builtins.bool
     """Whether the run reused it from an earlier run (RerunFrom)."""
+    decided_by: _builtins.str
+    """User ID of the person who approved, rejected or answered its last call; empty if there is none."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When it started; absent until then."""
@@ -383,10 +386,11 @@ class NodeExecution(_message.Message):
         nodes: _abc.Iterable[Global___NodeExecution] | None = ...,
         item_index: _builtins.int | None = ...,
         reused: _builtins.bool = ...,
+        decided_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_item_index", b"_item_index", "end_time", b"end_time", "error", b"error", "item_index", b"item_index", "map", b"map", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_item_index", b"_item_index", "attempt", b"attempt", "attempts", b"attempts", "call_id", b"call_id", "child_run_id", b"child_run_id", "end_time", b"end_time", "error", b"error", "input_json", b"input_json", "item_index", b"item_index", "iteration", b"iteration", "kind", b"kind", "map", b"map", "nodes", b"nodes", "order", b"order", "output_json", b"output_json", "output_omitted_bytes", b"output_omitted_bytes", "path", b"path", "reused", b"reused", "start_time", b"start_time", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_item_index", b"_item_index", "attempt", b"attempt", "attempts", b"attempts", "call_id", b"call_id", "child_run_id", b"child_run_id", "decided_by", b"decided_by", "end_time", b"end_time", "error", b"error", "input_json", b"input_json", "item_index", b"item_index", "iteration", b"iteration", "kind", b"kind", "map", b"map", "nodes", b"nodes", "order", b"order", "output_json", b"output_json", "output_omitted_bytes", b"output_omitted_bytes", "path", b"path", "reused", b"reused", "start_time", b"start_time", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__item_index: _TypeAlias = _typing.Literal["item_index"]  # noqa: Y015
     _WhichOneofArgType__item_index: _TypeAlias = _typing.Literal["_item_index", b"_item_index"]  # noqa: Y015

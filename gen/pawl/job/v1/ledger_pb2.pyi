@@ -1047,7 +1047,7 @@ class CommitRunRequest(_message.Message):
     events_taken: _builtins.int
     """Number of events that a workflow run no longer keeps, because nodes have taken them."""
     trace: _builtins.str
-    """The new Run.trace; empty leaves it unchanged."""
+    """The new Run.trace. If empty, Run.trace remains unchanged."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.RunEvent]:
         """The worker's events, in order: round_started, round_retrying, round_ended, output_delta, tool_progress,

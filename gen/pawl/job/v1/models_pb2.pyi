@@ -32,12 +32,12 @@ class TakeModelCallRequest(_message.Message):
     model_server: _builtins.str
     """Name of the model server; empty for the default one."""
     requests_per_minute: _builtins.int
-    """The model server's limit of requests per minute; 0 for none."""
+    """The model server's limit of requests per minute. 0 means no limit."""
     tokens_per_minute: _builtins.int
-    """The model server's limit of tokens per minute; 0 for none."""
+    """The model server's limit of tokens per minute. 0 means no limit."""
     tokens: _builtins.int
-    """Tokens to count: an estimate of the prompt, and what earlier calls used beyond their estimates. A call counts as at
-    most a minute's worth.
+    """Tokens to count: the estimated tokens of the prompt, plus the tokens that earlier calls used beyond their
+    estimates. A call never counts as more than the limit of one minute.
     """
     def __init__(
         self,
@@ -65,9 +65,9 @@ class TakeModelCallResponse(_message.Message):
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     OF_SERVER_FIELD_NUMBER: _builtins.int
     wait_seconds: _builtins.float
-    """When to try again; 0 if the call has been counted and may be made."""
+    """Seconds after which to try again. 0 if the call has been counted and may be made."""
     of_server: _builtins.bool
-    """Whose limit is used up: true for the model server's, false for the store's."""
+    """If the call was not counted: true if the model server's limit is reached, false if the store's limit is reached."""
     def __init__(
         self,
         *,
@@ -95,11 +95,11 @@ class ReportModelServerRequest(_message.Message):
     model_server: _builtins.str
     """Name of the model server; empty for the default one."""
     outages: _builtins.int
-    """Calls that have failed because of an outage."""
+    """Number of calls that have failed because of an outage."""
     answered: _builtins.bool
-    """Whether a call has been answered since. This ends the outage."""
+    """Whether the server has answered a call since these failures. An answer ends the outage."""
     attempt_seconds: _builtins.float
-    """If above 0, asks to make the next attempt, which takes at most this long."""
+    """If above 0, the caller asks to make the next attempt. The attempt takes at most this many seconds."""
     def __init__(
         self,
         *,
@@ -126,9 +126,9 @@ class ReportModelServerResponse(_message.Message):
     CLOSED_SECONDS_FIELD_NUMBER: _builtins.int
     MAY_ATTEMPT_FIELD_NUMBER: _builtins.int
     outages: _builtins.int
-    """Outages in a row, over all processes."""
+    """Number of consecutive failures in all processes."""
     closed_seconds: _builtins.float
-    """How long no process should call the server, except for the one that makes the next attempt."""
+    """Seconds for which only the process that makes the next attempt should call the server."""
     may_attempt: _builtins.bool
     """Whether the caller makes the next attempt."""
     def __init__(

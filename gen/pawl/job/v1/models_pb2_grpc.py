@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub(object):
-    """What all agent-loop processes know about model calls. Only services may call it.
+    """Shares the state of model servers and their limits between all agent-loop processes. Only services may call it.
     """
 
     def __init__(self, channel):
@@ -48,12 +48,13 @@ class ModelServiceStub(object):
 
 
 class ModelServiceServicer(object):
-    """What all agent-loop processes know about model calls. Only services may call it.
+    """Shares the state of model servers and their limits between all agent-loop processes. Only services may call it.
     """
 
     def TakeModelCall(self, request, context):
         """Counts a model call against the limits per minute of its store (`model_requests_per_minute` and
-        `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server, or against none of them.
+        `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server. If one of the limits is
+        reached, the call is not counted.
 
         Errors: only the common ones.
         """
@@ -92,7 +93,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService(object):
-    """What all agent-loop processes know about model calls. Only services may call it.
+    """Shares the state of model servers and their limits between all agent-loop processes. Only services may call it.
     """
 
     @staticmethod

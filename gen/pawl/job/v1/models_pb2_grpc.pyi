@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ModelServiceStub:
-    """What all agent-loop processes know about model calls. Only services may call it."""
+    """Shares the state of model servers and their limits between all agent-loop processes. Only services may call it."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -35,7 +35,8 @@ class ModelServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ModelServiceAsyncStub: ...
     TakeModelCall: _grpc.UnaryUnaryMultiCallable[_models_pb2.TakeModelCallRequest, _models_pb2.TakeModelCallResponse]
     """Counts a model call against the limits per minute of its store (`model_requests_per_minute` and
-    `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server, or against none of them.
+    `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server. If one of the limits is
+    reached, the call is not counted.
 
     Errors: only the common ones.
     """
@@ -47,12 +48,13 @@ class ModelServiceStub:
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
-    """What all agent-loop processes know about model calls. Only services may call it."""
+    """Shares the state of model servers and their limits between all agent-loop processes. Only services may call it."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     TakeModelCall: _aio.UnaryUnaryMultiCallable[_models_pb2.TakeModelCallRequest, _models_pb2.TakeModelCallResponse]  # type: ignore[assignment]
     """Counts a model call against the limits per minute of its store (`model_requests_per_minute` and
-    `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server, or against none of them.
+    `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server. If one of the limits is
+    reached, the call is not counted.
 
     Errors: only the common ones.
     """
@@ -63,7 +65,7 @@ class ModelServiceAsyncStub(ModelServiceStub):
     """
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What all agent-loop processes know about model calls. Only services may call it."""
+    """Shares the state of model servers and their limits between all agent-loop processes. Only services may call it."""
 
     @_abc_1.abstractmethod
     def TakeModelCall(
@@ -72,7 +74,8 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_models_pb2.TakeModelCallResponse, _abc.Awaitable[_models_pb2.TakeModelCallResponse]]:
         """Counts a model call against the limits per minute of its store (`model_requests_per_minute` and
-        `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server, or against none of them.
+        `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server. If one of the limits is
+        reached, the call is not counted.
 
         Errors: only the common ones.
         """

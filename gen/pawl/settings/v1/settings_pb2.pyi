@@ -198,7 +198,7 @@ class Settings(_message.Message):
     def switches(self) -> _containers.MessageMap[_builtins.str, Global___Switch]:
         """Switches by name; only in the layer DEPLOYMENT. A store in which a switch is off gets FAILED_PRECONDITION /
         FEATURE_OFF. A run keeps the features that were on when it was created.
-        - `runs`: start runs of any kind. Undo is always possible, and models still answer the reports of open jobs.
+        - `runs`: start runs of any kind. Undo is always possible. Reports of jobs wait for the user's next message.
         - `background`: start jobs, workflows and goals, and run tools in the background. Models can still call
           workflows and start_goal as tools and wait for the results.
         - `delegation`: start child runs with the run_agent tool, and start workflows and goals.
@@ -208,7 +208,7 @@ class Settings(_message.Message):
 
     @_builtins.property
     def limits(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Limits by name: numbers of runs from 1 to 10000, others from 1 to 2^53.
+        """Limits by name. Limits on runs are from 1 to 10000, and other limits from 1 to 2^53.
         - `active_runs`: active runs of the store; more runs wait in the queue.
         - `active_runs_per_user`: active runs of each user.
         - `background_runs`: active background runs of the store, in addition to the others.
@@ -216,8 +216,13 @@ class Settings(_message.Message):
           Unlimited by default. Once these tokens are used up, runs wait before their next model call
           (WAIT_KIND_STORE_DAILY_TOKENS and others) until the day or month ends, or until the limit is raised.
         - `daily_tokens_per_user`, `monthly_tokens_per_user`: the same, of all runs of each user.
-        - `model_requests_per_minute`, `model_tokens_per_minute`: model calls of the store, and their tokens. Unlimited by
-          default. Further runs wait before their next model call (WAIT_KIND_RATE).
+        - `model_requests_per_minute`, `model_tokens_per_minute`: the store's model calls and their tokens. Unlimited by
+          default. Once a limit is reached, runs wait before their next model call (WAIT_KIND_RATE).
+        - `rounds_max`, `calls_per_round_max`, `model_attempts_max`, `agent_depth_max`, `total_tokens_max`,
+          `tool_timeout_seconds`, `round_timeout_seconds`, `run_timeout_seconds`, `provider_wait_seconds`: the most that a new
+          run may have of these limits (pawl.event.v1.RunLimits). A run that would have more gets this value, and
+          Run.lowered_limits says so.
+        - `weight`: while several stores have runs that are due, each gets turns in proportion to its weight; 1 by default.
         """
 
     @_builtins.property

@@ -209,6 +209,8 @@ class Inbox:
         call = await self._ledger.get_call(caller, CallId(decision.call_id), for_approval=right is DecisionRight.STORE)
         if call.run_id != decision.run_id:
             raise CallNotFound
+        if call.context == call_pb2.EXECUTION_CONTEXT_HUMAN:
+            raise InvalidField("the call only asks people, so it has no arguments to edit", field="decision.kind")
         series = None
         if decision.for_series:
             if not call.approval.HasField("series"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from pawl.agent_loop.goals import judging
@@ -41,15 +42,20 @@ def task(state: State, goal: Goal, cursor: GoalCursor, number: int) -> str:
         f"This is attempt {number} of {goal.attempts_max}. Finish with an answer that says what you did.",
     ]
     if cursor.reason:
-        parts.append(f"The last check found: {cursor.reason}")
+        parts.append(_quoted("The last check found this", [cursor.reason]))
     earlier = cursor.attempts[: len(cursor.attempts) - len(cursor.tried)]
     if cursor.attempts:
         lines = [*(_line(each, tried) for each, tried in enumerate(earlier, 1)), *map(_told, cursor.tried)]
-        parts.append("\n".join(["These attempts fell short. Do not repeat what did not work:", *lines]))
+        parts.append(_quoted("These attempts fell short, do not repeat what did not work", lines))
     said = [each.text for each in state.messages if each.role is Role.USER and each.run_id == state.run.run_id][1:]
     if said:
         parts.append(f"The user added:\n{text.cut_bytes(chr(10).join(said).encode(), _MESSAGES_BYTES_MAX)}")
     return "\n\n".join(parts)
+
+
+def _quoted(header: str, lines: Iterable[str]) -> str:
+    """Return lines that are data, because models and tools have written them, marked as a quotation."""
+    return f"[{header}:]\n> " + "\n".join(lines).replace("\n", "\n> ")
 
 
 def _told(tried: Tried) -> str:

@@ -93,7 +93,7 @@ class ModelCall:
     async def stream(
         self, request: ModelRequest, random: Randomness, take: Callable[[int], Awaitable[TokenBudget | None]] | None
     ) -> ModelAnswer | ModelFailed:
-        """Make the call, if `take` returns None for the tokens of its prompt."""
+        """Make the call, unless `take` returns a used-up limit for the prompt's tokens."""
         prompt_bytes = history.size_bytes(request.messages)
         prompt_bytes += len(msgspec.json.encode((request.tools, request.response_format)))
         prompt_tokens = budget.prompt_tokens(self._state, prompt_bytes)

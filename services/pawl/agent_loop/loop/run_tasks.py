@@ -335,14 +335,17 @@ class RunTasks(Tasks):
             return ended
 
     async def _take(self, state: State, server: str, tokens: int) -> TokenBudget | None:
-        """Count a call against the limits per minute. Return what it must wait for; None if it may be made."""
+        """Count a call against the limits per minute.
+
+        Return the limit that it must wait for, or None if it may be made.
+        """
         shared, opened = self._dependencies.shared, state.loop.model_call
         if shared is None or opened is None:
             return None
         wait_seconds = await self._retry.until_answered(partial(shared.take, state.run.store_id, server, tokens))
         if not wait_seconds:
             return None
-        # Waiting runs do not all try again at the same time.
+        # Spread the attempts, so that waiting runs do not all try again at the same time.
         spread = (1 + opened.quota_waits) * (0.5 + self._dependencies.random())
         end_time = self._now() + min(wait_seconds * spread, _RATE_SECONDS_MAX)
         return TokenBudget(kind=WaitKind.RATE, tokens_max=0, tokens_used=0, end_time=end_time)

@@ -119,6 +119,7 @@ RUN: Final = WIRE.struct(
             "labels",
             "trimmed_rounds",
             "trimmed_failures",
+            "lowered_limits",
         )
     ),
 )

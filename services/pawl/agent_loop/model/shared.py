@@ -19,26 +19,26 @@ _REPORT_SECONDS: Final = 1.0
 
 
 class PerMinute(NamedTuple):
-    """The limits of a model server; 0 for none."""
+    """The limits per minute of a model server. 0 means no limit."""
 
     requests: int = 0
     tokens: int = 0
 
 
 class SharedModels:
-    """`servers` has the limits of model servers by name; the name of the default one is empty."""
+    """`servers` contains the limits of each model server by its name. The default server's name is empty."""
 
     def __init__(self, channel: grpc.aio.Channel, servers: Mapping[str, PerMinute]) -> None:
         self._stub = ModelServiceStub(channel)
         self._servers = servers
-        # Tokens that calls have used beyond what was counted before them.
+        # Tokens that calls have used beyond the tokens counted before the calls.
         self._uncounted: Counter[tuple[StoreId, str]] = Counter()
 
     def is_rated(self, server: str) -> bool:
         return any(self._servers.get(server, ()))
 
     async def take(self, store_id: StoreId, server: str, tokens: int) -> float:
-        """Count a model call. Return 0 if it may be made, otherwise the seconds until the next attempt."""
+        """Count a model call. Return the seconds until the next attempt, or 0 if the call may be made."""
         found, key = self._servers.get(server, PerMinute()), (store_id, server)
         request = pb.TakeModelCallRequest(
             store_id=store_id,
@@ -53,13 +53,16 @@ class SharedModels:
         return wait_seconds
 
     def used(self, store_id: StoreId, server: str, tokens: int) -> None:
-        """Note that a call used more tokens than were counted, or fewer if `tokens` is negative."""
+        """Note that a call used `tokens` more than were counted. A negative number means that it used fewer."""
         self._uncounted[store_id, server] += tokens
 
     async def report(
         self, server: str, *, outages: int = 0, answered: bool = False, attempt_seconds: float = 0.0
     ) -> pb.ReportModelServerResponse | None:
-        """Report how a server answers, and return what all processes report; None if that is unknown."""
+        """Report how a server answers.
+
+        Return what all processes have reported, or None if job-store does not answer.
+        """
         request = pb.ReportModelServerRequest(
             model_server=server, outages=outages, answered=answered, attempt_seconds=attempt_seconds
         )

@@ -175,6 +175,8 @@ class Execution:
             shown["map"] = _map_fields(record)
         if call is not None:
             shown |= {"call_id": call.call_id, "child_run_id": call.child_run_id}
+            decision = call.approval.decision if call.approval is not None else None
+            shown["decided_by"] = decision.user_id if decision is not None else ""
         if record.reason and record.state in {NodeState.FAILED, NodeState.RETRYING}:
             shown["error"] = {"reason": record.reason, "message": record.message or _error_text(call)}
         return pb.NodeExecution(**shown, reused=bool(record.origin))

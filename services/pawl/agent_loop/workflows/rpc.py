@@ -23,7 +23,7 @@ from pawl.chassis.identity.auth import Principal, require_decider, require_user
 from pawl.chassis.ids import RequestId, RunId, check_id
 from pawl.chassis.labels import RESERVED
 from pawl.chassis.rpc.kinds import Context
-from pawl.errors import InvalidField, RunNotFound, WorkflowNotFound
+from pawl.errors import InvalidField, RequestIdReused, RunNotFound, WorkflowNotFound
 from pawl.event.v1 import run_pb2
 from pawl.job.v1.ledger_pb2 import EventCommand
 
@@ -103,7 +103,10 @@ class WorkflowServicer:
             if request.run_id or request.name or request.event_id:
                 raise InvalidField("token cannot be combined with run_id, name or event_id", field="token")
             caller, run_id, name = await self._executions.of_token(require_user(), request.token)
-            await self._send(caller, derived_id("token", name), run_id, name, request.payload_json)
+            try:
+                await self._send(caller, derived_id("token", name), run_id, name, request.payload_json)
+            except RequestIdReused:
+                raise RequestIdReused("the token was already used with a different result") from None
             return pb.SendEventResponse()
         event_id = RequestId(check_id(request.event_id, "event_id", optional=True))
         caller, run_id = require_user(), convert.run_id(request)

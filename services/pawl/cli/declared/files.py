@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -237,7 +238,9 @@ def _shown(kind: Any, value: Any) -> Any:
     if not isinstance(value, dict) or kind is None:
         return value
     if kind.GetOptions().map_entry:
-        return {name: _shown(kind.fields_by_name["value"].message_type, each) for name, each in sorted(value.items())}
+        held = kind.fields_by_name["value"]
+        read = int if held.type in _INTEGERS else partial(_shown, held.message_type)
+        return {name: read(each) for name, each in sorted(value.items())}
     made: dict[str, Any] = {}
     for name, each in value.items():
         field = kind.fields_by_name[name]

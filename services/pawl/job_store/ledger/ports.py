@@ -163,6 +163,8 @@ class Limits:
     # Limits of model calls; 0 for none.
     model_requests_per_minute: int = 0
     model_tokens_per_minute: int = 0
+    # The most that new runs may have of some limits (pawl.event.v1.RunLimits).
+    of_runs: Mapping[str, int] = field(default_factory=dict)
 
     def refused_model(self, models: Iterable[str]) -> str:
         """Return the first of the models that the store may not use. Empty names stand for the default."""

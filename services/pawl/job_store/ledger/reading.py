@@ -332,7 +332,7 @@ class Reads(Protocol):
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         """Return a call.
 
-        With `for_approval`, another user's call is also returned if it needs or needed approval.
+        Another user's call is also returned if it asks this user or, with `for_approval`, needs or needed approval.
 
         Raises:
             CallNotFound: The user has no such call.

@@ -33,7 +33,7 @@ _LONG_FIELDS: Final = ("output_text", "pending_calls", "unstopped_call_ids", "un
 # How long the stream remembers message ids, to drop duplicates.
 _DUPLICATES_SECONDS: Final = 600
 _UNACKNOWLEDGED_MAX: Final = 64
-# In a cluster, as many servers store each event, so that one can be lost.
+# Number of servers that store each event in a cluster, so that one server can be lost.
 _REPLICAS: Final = 3
 # The server's error code if a stream of this name has another configuration.
 _NAME_IN_USE: Final = 10058

@@ -49,7 +49,7 @@ _MINUTE_SECONDS: Final = 60.0
 
 
 class Rate(NamedTuple):
-    """A limit per minute, and how much a call uses of it. The store is empty for limits of model servers."""
+    """A limit per minute and the part that a call uses. For limits of model servers, the store ID is empty."""
 
     store_id: StoreId
     name: str
@@ -58,7 +58,10 @@ class Rate(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long the call uses the whole rate. Even a call that exceeds the limit must be possible."""
+        """The time for which the call uses the whole rate.
+
+        It is at most a minute, so that even a call that exceeds the limit can be made.
+        """
         return min(_MINUTE_SECONDS, _MINUTE_SECONDS * self.used / self.per_minute)
 
 
@@ -71,7 +74,7 @@ class Exceeded(Exception):  # It rolls back the transaction.
 
 class PostgresModels(DatabaseAdapter):
     async def take(self, rates: Sequence[Rate]) -> None:
-        """Count a call against all rates, or against none of them.
+        """Count a call against all rates. If one rate is used up, count it against none.
 
         Raises:
             Exceeded: One of the rates is used up.
@@ -91,10 +94,10 @@ class PostgresModels(DatabaseAdapter):
         await self._database.execute(_ADD_OUTAGES, model_server, outages, closed_seconds)
 
     async def attempt(self, model_server: str, seconds: float) -> bool:
-        """Return whether the caller makes the next attempt. For `seconds`, no other caller does."""
+        """Return whether the caller may make the next attempt. If so, no other caller may do so for `seconds`."""
         return bool(await self._database.fetchval(_ATTEMPT, model_server, seconds))
 
     async def outage(self, model_server: str) -> tuple[int, float]:
-        """Return the number of outages in a row, and for how long the server is closed."""
+        """Return the number of outages in a row and the seconds for which the server remains closed."""
         row = await self._database.fetchrow(_OUTAGE, model_server)
         return (0, 0.0) if row is None else (row["outages"], row["closed_seconds"])

@@ -80,7 +80,8 @@ class SettingsServicer(settings_pb2_grpc.SettingsServiceServicer):
         explained = self._settings.all.explained(store_id)
         if self._settings.limits_of(store_id).tokens:
             used = await self._usage.tokens(store_id, caller.user_id)
-            explained = [with_usage(each, used) for each in explained]
+            is_own = caller.store_id == store_id
+            explained = [with_usage(each, used, of_user=is_own) for each in explained]
         return pb.ExplainSettingsResponse(explanations=map(_explanation, explained))
 
     async def ListSettingsChanges(

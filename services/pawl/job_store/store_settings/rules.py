@@ -42,18 +42,34 @@ class Limit(StrEnum):
     MONTHLY_TOKENS_PER_USER = "monthly_tokens_per_user"
     MODEL_REQUESTS_PER_MINUTE = "model_requests_per_minute"
     MODEL_TOKENS_PER_MINUTE = "model_tokens_per_minute"
+    ROUNDS_MAX = "rounds_max"
+    CALLS_PER_ROUND_MAX = "calls_per_round_max"
+    MODEL_ATTEMPTS_MAX = "model_attempts_max"
+    AGENT_DEPTH_MAX = "agent_depth_max"
+    TOTAL_TOKENS_MAX = "total_tokens_max"
+    TOOL_TIMEOUT_SECONDS = "tool_timeout_seconds"
+    ROUND_TIMEOUT_SECONDS = "round_timeout_seconds"
+    RUN_TIMEOUT_SECONDS = "run_timeout_seconds"
+    PROVIDER_WAIT_SECONDS = "provider_wait_seconds"
+    WEIGHT = "weight"
 
     @property
-    def is_of_runs(self) -> bool:
-        """Whether it limits a number of runs. Others are unlimited by default."""
-        return self in {Limit.ACTIVE_RUNS, Limit.ACTIVE_RUNS_PER_USER, Limit.BACKGROUND_RUNS}
+    def has_default(self) -> bool:
+        """Whether it has a value if no layer sets it. Others are then unlimited."""
+        return self in {Limit.ACTIVE_RUNS, Limit.ACTIVE_RUNS_PER_USER, Limit.BACKGROUND_RUNS, Limit.WEIGHT}
 
     @property
     def maximum(self) -> int:
-        """The highest value. If the limit is not of runs, this value means that there is no limit."""
-        return RUNS_MAX if self.is_of_runs else TOKENS_MAX
+        """The highest value. Without a default, it means that there is no limit."""
+        return RUNS_MAX if self.has_default else TOKENS_MAX
 
 
+# Limits that a run has from its start.
+RUN_LIMITS: Final = [
+    *(Limit.ROUNDS_MAX, Limit.CALLS_PER_ROUND_MAX, Limit.MODEL_ATTEMPTS_MAX, Limit.AGENT_DEPTH_MAX),
+    *(Limit.TOTAL_TOKENS_MAX, Limit.TOOL_TIMEOUT_SECONDS, Limit.ROUND_TIMEOUT_SECONDS),
+    *(Limit.RUN_TIMEOUT_SECONDS, Limit.PROVIDER_WAIT_SECONDS),
+]
 # What a run waits for once the tokens are used up.
 TOKEN_LIMITS: Final[Mapping[Limit, WaitKind]] = {
     Limit.DAILY_TOKENS: WaitKind.STORE_DAILY_TOKENS,
@@ -139,7 +155,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_set(self) -> bool:
         """Whether a layer or the process has set it. Otherwise, there is no limit."""
-        return self.name not in list(Limit) or Limit(self.name).is_of_runs or self.value < TOKENS_MAX
+        return self.name not in list(Limit) or Limit(self.name).has_default or self.value < TOKENS_MAX
 
 
 def is_on(feature: Feature, switch: Switch, store_id: StoreId) -> bool:
@@ -207,8 +223,9 @@ class AllSettings:
             set_in = self.layer(layer, store_id if layer is Layer.CEILING else ALL_STORES)
             if name in set_in.limits:
                 return Decided(name=name, value=set_in.limits[name], layer=layer, reason=reason)
-        if not name.is_of_runs:
-            return Decided(name=name, value=name.maximum, layer=None, reason=_NOT_SET)
+        if not name.has_default:
+            reason = "Only agent-loop's limits file applies." if name in RUN_LIMITS else _NOT_SET
+            return Decided(name=name, value=name.maximum, layer=None, reason=reason)
         started = self._started_with[name]
         return Decided(name=name, value=started, layer=None, reason="Set when the process started.")
 
@@ -270,10 +287,13 @@ class AllSettings:
         return switch.set_time + _SPREAD
 
 
-def with_usage(decided: Decided, used: Mapping[WaitKind, tuple[int, datetime]]) -> Decided:
-    """Add to the explanation of a token budget how much of it is used, and when its day or month ends."""
+def with_usage(decided: Decided, used: Mapping[WaitKind, tuple[int, datetime]], *, of_user: bool) -> Decided:
+    """Add to the explanation of a token budget how much of it is used, and when its day or month ends.
+
+    Budgets of users are explained only with `of_user`, if `used` has the caller's tokens in the store.
+    """
     kind = next((each for name, each in TOKEN_LIMITS.items() if name == decided.name), None)
-    if kind is None or not decided.is_set:
+    if kind is None or not decided.is_set or ("user" in decided.name and not of_user):
         return decided
     tokens, end_time = used[kind]
     whose = "You have" if "user" in decided.name else "The store has"

@@ -18,7 +18,16 @@ from pawl.chassis.process.clock import Clock
 from pawl.errors import PawlError
 from pawl.job_store.ledger.ports import Limits
 from pawl.job_store.ledger.rules.slots import SlotLimits
-from pawl.job_store.store_settings.rules import ALL_STORES, TOKEN_LIMITS, AllSettings, Layer, Limit, Settings, updated
+from pawl.job_store.store_settings.rules import (
+    ALL_STORES,
+    RUN_LIMITS,
+    TOKEN_LIMITS,
+    AllSettings,
+    Layer,
+    Limit,
+    Settings,
+    updated,
+)
 from pawl.job_store.store_settings.store import PostgresSettings
 from pawl.values import Feature
 
@@ -49,6 +58,7 @@ class SettingsSnapshot:
             Limit.ACTIVE_RUNS: slots.per_store,
             Limit.ACTIVE_RUNS_PER_USER: slots.per_user,
             Limit.BACKGROUND_RUNS: slots.background_per_store,
+            Limit.WEIGHT: slots.weight,
         }
         self._forced_off = forced_off
         self._layers: dict[tuple[Layer, StoreId], Settings] = {}
@@ -153,12 +163,16 @@ class SettingsSnapshot:
                 tokens={kind: limit.value for kind, limit in tokens.items() if limit.is_set},
                 models=frozenset(self.all.models(store_id)),
                 model_server=self.all.server(store_id),
-                model_requests_per_minute=self._rate(Limit.MODEL_REQUESTS_PER_MINUTE, store_id),
-                model_tokens_per_minute=self._rate(Limit.MODEL_TOKENS_PER_MINUTE, store_id),
+                of_runs={name: most for name in RUN_LIMITS if (most := self._limit(name, store_id))},
+                model_requests_per_minute=self._limit(Limit.MODEL_REQUESTS_PER_MINUTE, store_id),
+                model_tokens_per_minute=self._limit(Limit.MODEL_TOKENS_PER_MINUTE, store_id),
             )
         return limits
 
-    def _rate(self, name: Limit, store_id: StoreId) -> int:
+    def off(self, store_id: StoreId) -> Collection[Feature]:
+        return self.limits_of(store_id).off
+
+    def _limit(self, name: Limit, store_id: StoreId) -> int:
         decided = self.all.limit(name, store_id)
         return decided.value if decided.is_set else 0
 
@@ -167,6 +181,7 @@ class SettingsSnapshot:
             per_store=self.all.limit(Limit.ACTIVE_RUNS, store_id).value,
             per_user=self.all.limit(Limit.ACTIVE_RUNS_PER_USER, store_id).value,
             background_per_store=self.all.limit(Limit.BACKGROUND_RUNS, store_id).value,
+            weight=self.all.limit(Limit.WEIGHT, store_id).value,
         )
 
     def _combined(self, layers: Collection[Settings]) -> AllSettings:

@@ -200,7 +200,7 @@ class Intake:
                 self._counters.events.labels("notified" if is_notified else "ignored").inc()
 
     async def _notify(self, events: Sequence[event_pb2.RunEvent], traces: Sequence[str]) -> list[bool]:
-        """Write notifications and mark resolved needs; return, for each event, whether it has a notification."""
+        """Write notifications and mark resolved needs. Return for each event whether it has a notification."""
         store_ids = {StoreId(event.store_id) for event in events if asks(event)}
         approvers = await self._store.approvers(store_ids) if store_ids else {}
         found = [drafts_of(event, approvers.get(StoreId(event.store_id), ())) for event in events]

@@ -300,6 +300,7 @@ class Attempt:
             _save=self._save,
             _token=self._open_completion,
             _will_restart=lambda: self._execution.will_restart,
+            _note_checkpoint=self._execution.note_checkpoint,
             **({"_ask": self._ask} if self._job.tool.is_async else {}),
         )
 

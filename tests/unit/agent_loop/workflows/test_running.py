@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from pawl.agent_loop.api.ledger import PublicLedger
 from pawl.agent_loop.loop.rules import planning
 from pawl.agent_loop.loop.rules.call import CallResult, Inverse
 from pawl.agent_loop.loop.rules.decision import ReadProgram
@@ -18,6 +19,9 @@ from pawl.agent_loop.loop.rules.fact import Cancel, Decide, Event, Pause, Progra
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run, RunOptions, Undo
 from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.workflows import graph, parsing
+from pawl.agent_loop.workflows.executions import Executions
+from pawl.agent_loop.workflows.reading import Graphs
+from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.values import ENDED, CallState, CommandOutcome, DecisionKind, EffectClass, RunState, StopCause
 from tests.fakes.loop_world import USER, World
@@ -190,6 +194,9 @@ async def test_human_approval_is_decided_like_a_gated_call(kind: DecisionKind) -
     outcome = await world.ledger.send(key, Decide(call_id=call.call_id, kind=kind, answer=answer), approver="boss")
     assert outcome is CommandOutcome.ACCEPTED
     await world.finish(key)
+    user = Principal(store_id=key.store_id, user_id=UserId(USER))
+    executions = Executions(PublicLedger(world.ledger.channel), Graphs(world.workflows))
+    assert (await executions.get(user, key.run_id, "check")).nodes[0].decided_by == "boss"
     found = json.loads(world.ledger.run(key).output_json)
     assert found["out"] == (True if kind is DecisionKind.APPROVE else None)
     assert (found["error"] or {}).get("reason") == (None if kind is DecisionKind.APPROVE else "REJECTED")

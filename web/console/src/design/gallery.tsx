@@ -7,37 +7,24 @@ import { Icon } from "./icons";
 import { Badge, Dialog, Empty, Head, Skeleton, Tabs, Toast, type Tone } from "./parts";
 import { type Column, Table } from "./table";
 
-const TONES: [Tone, string][] = [
-  ["grey", "Stopped"],
-  ["info", "Running"],
-  ["warn", "Waits for approval"],
-  ["ok", "Completed"],
-  ["bad", "Failed"],
-  ["accent", "Draft"],
-];
+const TONES: [Tone, string][] = [["grey", "Stopped"], ["info", "Running"], ["warn", "Waits for approval"], ["ok", "Completed"], ["bad", "Failed"], ["accent", "Draft"]];
 const SURFACES = ["bg", "panel", "sunken", "line", "line-2", "edge", "accent", "accent-soft", "ok-soft", "warn-soft", "bad-soft", "info-soft"];
 const TABS = [
   ["waiting", "Waiting"],
   ["decided", "Decided"],
 ] as const;
 
-interface Sample {
-  title: string;
-  tone: Tone;
-  state: string;
-  agent: string;
-  tokens: string;
-}
+type Sample = [title: string, tone: Tone, state: string, agent: string, tokens: string];
 const SAMPLES: Sample[] = [
-  { title: "Collect the current prices of our five suppliers, and tell me when one of them falls below twenty euros", tone: "info", state: "Running", agent: "researcher", tokens: "8,412" },
-  { title: "Send the weekly status", tone: "warn", state: "Waits for approval", agent: "helpdesk", tokens: "2,734" },
-  { title: "Book the meeting room", tone: "bad", state: "Failed", agent: "default", tokens: "612" },
+  ["Collect the current prices of our five suppliers, and tell me when one of them falls below twenty euros", "info", "Running", "researcher", "8,412"],
+  ["Send the weekly status", "warn", "Waits for approval", "helpdesk", "2,734"],
+  ["Book the meeting room", "bad", "Failed", "default", "612"],
 ];
 const COLUMNS: Column<Sample>[] = [
-  { name: "Run", of: ({ title }) => title },
-  { name: "State", size: 150, of: ({ tone, state }) => <Badge tone={tone}>{state}</Badge> },
-  { name: "Agent", size: 120, priority: 2, of: ({ agent }) => agent },
-  { name: "Tokens", size: 90, priority: 3, num: true, of: ({ tokens }) => tokens },
+  { name: "Run", of: ([title]) => title },
+  { name: "State", size: 150, of: ([, tone, state]) => <Badge tone={tone}>{state}</Badge> },
+  { name: "Agent", size: 120, priority: 2, of: ([, , , agent]) => agent },
+  { name: "Tokens", size: 90, priority: 3, num: true, of: ([, , , , tokens]) => tokens },
 ];
 
 export function Gallery(): VNode {
@@ -100,12 +87,6 @@ export function Gallery(): VNode {
           <p id="gallery-fault" class="fault">A cron expression has five fields.</p>
         </div>
         <div class="field">
-          <label for="gallery-model">Model</label>
-          <select id="gallery-model">
-            <option>gpt-5-mini</option>
-          </select>
-        </div>
-        <div class="field">
           <label class="row">
             <input type="checkbox" checked /> <span>Notify me when it ends</span>
           </label>
@@ -115,14 +96,9 @@ export function Gallery(): VNode {
       <Tabs name="Samples" all={TABS} open={tab} onOpen={setTab} />
       <h2>Tables</h2>
       <Table name="Runs" columns={COLUMNS} items={SAMPLES} to={() => "/design"} />
-      <h2>Cards</h2>
+      <h2>Panels</h2>
       <div class="panel">A panel groups what belongs together.</div>
-      <div class="card wait">
-        <header>
-          <strong>Send an e-mail</strong> <span class="state">awaiting approval</span>
-        </header>
-        A card asks for something.
-      </div>
+      <div class="why">A note says why something waits.</div>
       <h2>Dialogs and toasts</h2>
       <button class="second" onClick={() => setOpen(true)}>
         Open a dialog

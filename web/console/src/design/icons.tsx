@@ -51,7 +51,3 @@ export function Icon({ name }: { name: IconName }): VNode {
     </svg>
   );
 }
-
-export function isIcon(name: string): name is IconName {
-  return name in PATHS;
-}

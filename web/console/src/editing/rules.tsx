@@ -5,7 +5,7 @@ import type { VNode } from "preact";
 
 import { GONE } from "../actions";
 import { Badge, type Tone } from "../design/parts";
-import { Choice, type FieldSpec, type Option, type Values } from "../fields";
+import { Choice, type FieldSpec, type Option, Options, Several, type Values } from "../fields";
 import { cut, sentence, short, time } from "../format";
 import type { Resource } from "../resource";
 import { pawl } from "../state";
@@ -28,40 +28,21 @@ export async function toolOptions(): Promise<Option[]> {
 
 /** Patterns of arguments, as rows: argument, comparison, value. */
 function Patterns({ value, onValue }: { value: Values; onValue: (value: Values) => void }): VNode {
-  const rows: Values[] = value["arguments"] ?? [];
-  const write = (to: Values[]): void => onValue({ ...value, arguments: to });
-  const change = (index: number, row: Values): void => write(rows.map((each, at) => (at === index ? row : each)));
-  return (
-    <>
-      {rows.map((row, index) => (
-        <div key={index} class="pattern">
-          <input aria-label={`Argument ${index + 1}`} placeholder="Argument" value={row["argument"] ?? ""} onInput={(event) => change(index, { ...row, argument: event.currentTarget.value })} />
-          <select
-            aria-label={`Comparison ${index + 1}`}
-            value={"glob" in row ? "glob" : "equals"}
-            onChange={(event) => change(index, event.currentTarget.value === "glob" ? { argument: row["argument"], glob: String(row["equalsJson"] ?? "") } : { argument: row["argument"], equalsJson: row["glob"] ?? "" })}
-          >
-            <option value="equals">equals</option>
-            <option value="glob">matches</option>
-          </select>
-          <input
-            aria-label={`Value ${index + 1}`}
-            placeholder={"glob" in row ? "*@example.com" : "Value"}
-            value={"glob" in row ? row["glob"] : typeof row["equalsJson"] === "string" ? row["equalsJson"] : JSON.stringify(row["equalsJson"] ?? "")}
-            onInput={({ currentTarget: { value: to } }) => change(index, "glob" in row ? { ...row, glob: to } : { ...row, equalsJson: numberOr(to) })}
-          />
-          <button type="button" class="second small" aria-label={`Remove pattern ${index + 1}`} onClick={() => write(rows.filter((_, at) => at !== index))}>
-            Remove
-          </button>
-        </div>
-      ))}
-      <p class="buttons">
-        <button type="button" class="second small" onClick={() => write([...rows, { argument: "", equalsJson: "" }])}>
-          Add an argument
-        </button>
-      </p>
-    </>
-  );
+  const row = ({ argument = "", glob, equalsJson = "" }: Values, onRow: (row: Values) => void, number: number): VNode => {
+    const text = glob ?? (typeof equalsJson === "string" ? equalsJson : JSON.stringify(equalsJson));
+    const write = (isGlob: boolean, to: string, of = argument): void => onRow(isGlob ? { argument: of, glob: to } : { argument: of, equalsJson: numberOr(to) });
+    const isGlob = glob !== undefined;
+    return (
+      <div class="pattern">
+        <input aria-label={`Argument ${number}`} placeholder="Argument" value={argument} onInput={(event) => write(isGlob, text, event.currentTarget.value)} />
+        <select aria-label={`Comparison ${number}`} value={isGlob ? "glob" : "equals"} onChange={(event) => write(event.currentTarget.value === "glob", text)}>
+          <Options all={[["equals", "equals"], ["glob", "matches"]]} />
+        </select>
+        <input aria-label={`Value ${number}`} placeholder={isGlob ? "*@example.com" : "Value"} value={text} onInput={(event) => write(isGlob, event.currentTarget.value)} />
+      </div>
+    );
+  };
+  return <Several all={value["arguments"] ?? []} onAll={(all) => onValue({ ...value, arguments: all })} blank={{ argument: "", equalsJson: "" }} add="Add an argument" row={row} />;
 }
 
 /** Numbers, true, false and null are values; other texts are strings. */

@@ -4,10 +4,10 @@ import { requestId, type ScheduleFireJson, type ScheduleJson } from "@pawl/clien
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-import { GONE } from "../actions";
+import { type Action, GONE } from "../actions";
 import { Badge, type Tone } from "../design/parts";
 import { type Column, Table } from "../design/table";
-import { type FieldSpec, type Option, set, type Values } from "../fields";
+import { type FieldSpec, type Option, Options, set, type Values } from "../fields";
 import { cut, runLink, short, span, time } from "../format";
 import type { Resource } from "../resource";
 import { moment, pawl, word } from "../state";
@@ -102,19 +102,11 @@ function When({ value, onValue, id }: { value: Values; onValue: (value: Values) 
     <>
       <div class="when">
         <select aria-label="Repeat" value={repeat} onChange={(event) => choose(event.currentTarget.value)}>
-          {REPEATS.map(([each, label]) => (
-            <option key={each} value={each}>
-              {label}
-            </option>
-          ))}
+          <Options all={REPEATS} />
         </select>
         {repeat === "weekly" && (
           <select aria-label="Day of the week" value={weekday} onChange={(event) => write(repeat, { weekday: event.currentTarget.value })}>
-            {DAYS.map((name, index) => (
-              <option key={name} value={index}>
-                {name}
-              </option>
-            ))}
+            <Options all={DAYS.map((name, index) => [index, name] as const)} />
           </select>
         )}
         {repeat === "monthly" && <input type="number" aria-label="Day of the month" min={1} max={31} value={day} onInput={(event) => write(repeat, { day: event.currentTarget.value })} />}
@@ -122,11 +114,7 @@ function When({ value, onValue, id }: { value: Values; onValue: (value: Values) 
           <>
             <input type="number" aria-label="Interval" min={1} value={seconds / unit} onInput={(event) => onValue(set(value, "intervalSeconds", Math.round((event.currentTarget.valueAsNumber || 1) * unit)))} />
             <select aria-label="Unit" value={unit} onChange={(event) => onValue(set(value, "intervalSeconds", (seconds / unit) * Number(event.currentTarget.value)))}>
-              {UNITS.map(([size, name]) => (
-                <option key={size} value={size}>
-                  {name}
-                </option>
-              ))}
+              <Options all={UNITS} />
             </select>
           </>
         )}
@@ -183,6 +171,22 @@ const FIELDS: FieldSpec[] = [
 ];
 const NAME: FieldSpec = { at: "name", label: "Name", hint: "Letters, digits, - and _." };
 
+/** Actions that pause, resume and delete a schedule or trigger. */
+export function lifeOf<T extends { definition?: { name?: string }; pauseTime?: string }>(
+  kind: "Schedule" | "Trigger",
+  pause: (request: { name: string; note: string }) => Promise<unknown>,
+  resume: (request: { name: string }) => Promise<unknown>,
+  remove: (request: { name: string }) => Promise<unknown>,
+): Action<T>[] {
+  const method = (verb: string): string => `agent.v1.${kind}Service/${verb}${kind}`;
+  const nameOf = ({ definition }: T): string => definition?.name ?? "";
+  return [
+    { name: "Pause", method: method("Pause"), when: ({ pauseTime }) => !pauseTime, ask: "Reason (optional)", run: (item, note) => pause({ name: nameOf(item), note }) },
+    { name: "Resume", method: method("Resume"), when: ({ pauseTime }) => !!pauseTime, run: (item) => resume({ name: nameOf(item) }) },
+    { name: "Delete", method: method("Delete"), bad: true, run: async (item) => (await remove({ name: nameOf(item) }), GONE) },
+  ];
+}
+
 export const schedules: Resource<ScheduleJson> = {
   path: "schedules",
   lead: "A schedule starts a run at set times, with your permissions.",
@@ -222,28 +226,7 @@ export const schedules: Resource<ScheduleJson> = {
         return `Outcome: ${short(fire?.outcome, "SCHEDULE_FIRE_OUTCOME_")}.`;
       },
     },
-    {
-      name: "Pause",
-      method: "agent.v1.ScheduleService/PauseSchedule",
-      when: ({ pauseTime }) => !pauseTime,
-      ask: "Reason (optional)",
-      run: ({ definition }, note) => pawl.schedules.pauseSchedule({ name: definition?.name ?? "", note }),
-    },
-    {
-      name: "Resume",
-      method: "agent.v1.ScheduleService/ResumeSchedule",
-      when: ({ pauseTime }) => !!pauseTime,
-      run: ({ definition }) => pawl.schedules.resumeSchedule({ name: definition?.name ?? "" }),
-    },
-    {
-      name: "Delete",
-      method: "agent.v1.ScheduleService/DeleteSchedule",
-      bad: true,
-      run: async ({ definition }) => {
-        await pawl.schedules.deleteSchedule({ name: definition?.name ?? "" });
-        return GONE;
-      },
-    },
+    ...lifeOf<ScheduleJson>("Schedule", pawl.schedules.pauseSchedule, pawl.schedules.resumeSchedule, pawl.schedules.deleteSchedule),
   ],
   below: ({ fires: all = [], nextTimes = [], pauseTime }) => (
     <>

@@ -4,7 +4,6 @@ import type { TriggerJson } from "@pawl/client";
 import type { VNode } from "preact";
 import { useState } from "preact/hooks";
 
-import { GONE } from "../actions";
 import { Icon } from "../design/icons";
 import { Badge } from "../design/parts";
 import { Table } from "../design/table";
@@ -13,7 +12,7 @@ import { cut } from "../format";
 import type { Resource } from "../resource";
 import { pawl, who } from "../state";
 import { visible } from "../visible";
-import { cleaned, fires, OVERLAPS, paused, STARTS } from "./schedules";
+import { cleaned, fires, lifeOf, OVERLAPS, paused, STARTS } from "./schedules";
 
 const SIGNATURE = "WEBHOOK_AUTHENTICATION_SIGNATURE";
 const isMailbox = ({ mailbox }: Values): boolean => !!mailbox;
@@ -120,34 +119,13 @@ export const triggers: Resource<TriggerJson> = {
   },
   actions: [
     {
-      name: "Pause",
-      method: "agent.v1.TriggerService/PauseTrigger",
-      when: ({ pauseTime }) => !pauseTime,
-      ask: "Reason (optional)",
-      run: ({ definition }, note) => pawl.triggers.pauseTrigger({ name: definition?.name ?? "", note }),
-    },
-    {
-      name: "Resume",
-      method: "agent.v1.TriggerService/ResumeTrigger",
-      when: ({ pauseTime }) => !!pauseTime,
-      run: ({ definition }) => pawl.triggers.resumeTrigger({ name: definition?.name ?? "" }),
-    },
-    {
       name: "Rotate secret",
       method: "agent.v1.TriggerService/RotateTriggerSecret",
       when: ({ definition }) => !!definition?.webhook,
       bad: true,
       run: async ({ definition }) => secret((await pawl.triggers.rotateTriggerSecret({ name: definition?.name ?? "" })).secret),
     },
-    {
-      name: "Delete",
-      method: "agent.v1.TriggerService/DeleteTrigger",
-      bad: true,
-      run: async ({ definition }) => {
-        await pawl.triggers.deleteTrigger({ name: definition?.name ?? "" });
-        return GONE;
-      },
-    },
+    ...lifeOf<TriggerJson>("Trigger", pawl.triggers.pauseTrigger, pawl.triggers.resumeTrigger, pawl.triggers.deleteTrigger),
   ],
   below: ({ fires: all = [], triggerId = "", definition }) => (
     <>

@@ -17,7 +17,7 @@ _current: ContextVar[str] = ContextVar("pawl_traceparent", default="")
 
 
 def valid(header: str) -> str:
-    """Return a `traceparent` in the form of version 00; empty if it is invalid."""
+    """Return a `traceparent` in the form of version 00, or an empty string if it is invalid."""
     match = _FORM.fullmatch(header)
     if match is None or (match[1] == "00" and match[5]):
         return ""
@@ -25,9 +25,9 @@ def valid(header: str) -> str:
 
 
 def current_traceparent() -> str:
-    """Return the valid `traceparent` of the request that this task serves; empty if it has none.
+    """Return the `traceparent` of the request that this task serves, or an empty string if it has no valid one.
 
-    In a program that uses OpenTelemetry, it is that of the current span.
+    In a program that uses OpenTelemetry, return the `traceparent` of the current span.
     """
     if found := _current.get():
         return found

@@ -96,6 +96,7 @@ class ToolContext:
     _save: Callable[[bytes], Future[None]] = kept
     _token: Callable[[], CompletionToken] = _nobody_to_complete
     _will_restart: Callable[[], bool] = lambda: False
+    _note_checkpoint: Callable[[], None] = lambda: None
 
     @property
     def will_restart(self) -> bool:
@@ -128,6 +129,10 @@ class ToolContext:
         started.
         """
         self._begin()
+
+    def note_checkpoint(self) -> None:
+        """Report that a checkpoint was stored elsewhere. This is for sources that forward calls."""
+        self._note_checkpoint()
 
     def progress(self, fraction: float | None = None, message: str = "") -> None:
         """Report progress to users: a message and, if it is known, a fraction between 0 and 1.

@@ -131,7 +131,7 @@ def progressed(state: State, report: ToolProgress, now: float) -> State:
         time=now,
         start_time=before.start_time if before is not None else call.start_time or now,
     )
-    cursor = progress.advanced(_cursor(state), report)
+    cursor = progress.advanced(_cursor(state), report, call.attempt)
     shown = latest if report.message or report.fraction is not None else before
     return replace(state, run=replace(state.run, job_progress=shown), loop=replace(state.loop, cursor=cursor))
 

@@ -14,6 +14,9 @@ from pawl.values import JobReports
 
 # Minimum time between two progress reports to the conversation.
 REPORT_DISTANCE_SECONDS: Final = 60.0
+# In later attempts at a call, checkpoints do not count as progress. Otherwise, a call that stores a checkpoint and then
+# kills its worker would never be quarantined.
+CHECKPOINT_ATTEMPTS_MAX: Final = 20
 # A smaller fraction says too little about the total duration.
 _FRACTION_MIN: Final = 0.01
 _ROUNDING: Final = 1e-9
@@ -48,13 +51,14 @@ def reported(job: Job, cursor: JobCursor, progress: JobProgress | None, now: flo
     )
 
 
-def advanced(cursor: JobCursor, report: ToolProgress) -> JobCursor:
+def advanced(cursor: JobCursor, report: ToolProgress, attempt: int) -> JobCursor:
     """Count a report as progress if the call has stored a checkpoint or is further than ever before.
 
     After a restart, a call does not count as progressing until it passes the point that it had reached before.
     """
     fraction = report.fraction or 0.0
-    if not report.has_checkpoint and fraction <= cursor.fraction_max:
+    has_checkpoint = report.has_checkpoint and attempt <= CHECKPOINT_ATTEMPTS_MAX
+    if not has_checkpoint and fraction <= cursor.fraction_max:
         return cursor
     return replace(cursor, fraction_max=max(cursor.fraction_max, fraction), advances=cursor.advances + 1)
 

@@ -82,7 +82,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     events_taken: int = 0
     # True if a model should write the conversation's title now that the run has answered.
     asks_title: bool = False
-    # The context of the run's first span, if this is the first step that knows it.
+    # The context of the run's first span. Set only in the first step after the span has started.
     trace: str = ""
 
     @property

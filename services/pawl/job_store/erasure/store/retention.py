@@ -240,7 +240,7 @@ class PostgresRetention(DatabaseAdapter):
         return count
 
     async def remove_usage(self, *, rows_max: int) -> int:
-        """Remove usage counts older than 400 days, and unused rates; return how many were removed."""
+        """Remove usage counts older than 400 days and unused rates. Return the number of removed rows."""
         removed = await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
         removed += await deleted(self._database, _OLD_TOKENS, DAYS_MAX, rows_max)
         return removed + await deleted(self._database, _OLD_RATES, rows_max)

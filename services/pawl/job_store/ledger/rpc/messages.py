@@ -118,7 +118,7 @@ _RUN: Final = _WIRE.struct(
             *("output_json", "agent", "depth", "above", "pending_calls", "active_calls", "queue_position", "waiting"),
             *("update_time", "call_counts", "child_run_ids", "own_tools", "job", "grant"),
             *("missed_iterations", "job_progress", "workflow", "goal", "waits_for_jobs"),
-            *("traceparent", "trace_link"),
+            *("traceparent", "trace_link", "lowered_limits"),
         ),
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from google.protobuf.message import Message as ProtoMessage
@@ -23,7 +23,7 @@ from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2, workflow_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.ports import Limits, LimitsOf
-from pawl.job_store.ledger.rpc import goal_limits, messages, own_tools, user_messages
+from pawl.job_store.ledger.rpc import goal_limits, messages, own_tools, run_limits, user_messages
 from pawl.job_store.ledger.rpc.approvals import check_digest, decide, people_needed, series_from
 from pawl.job_store.ledger.rpc.fields import enum_member, fingerprint, int32, tokens, user_ids, wait_kinds
 from pawl.job_store.ledger.rules import labels
@@ -106,6 +106,14 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
     own = own_tools.of_request(request)
     store_id = check_id(request.store_id, "store_id")
     limits = limits_of(store_id)
+    run = run_pb2.Run(
+        user_roles=request.user_roles,
+        traceparent=request.traceparent,
+        trace_link=request.trace_link,
+        **_present(request, "options", "undo", "agent", "workflow", "goal"),
+    )
+    if request.HasField("options"):
+        run_limits.lower(run, limits.of_runs)
     return Submit(
         store_id=store_id,
         user_id=check_id(request.user_id, "user_id"),
@@ -124,14 +132,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
         message=user_messages.body(request),
         steer=steer.SerializeToString(),
         interrupt=interrupt.SerializeToString(),
-        options=run_pb2.Run(
-            user_roles=request.user_roles,
-            traceparent=request.traceparent,
-            trace_link=request.trace_link,
-            **_present(request, "options", "undo", "agent", "workflow", "goal"),
-        ).SerializeToString()
-        + _without(limits.off)
-        + _token_key(request),
+        options=run.SerializeToString() + _without(limits.off) + _token_key(request),
         off=limits.off,
         refused_model=limits.refused_model((request.options.model, *request.options.model_fallbacks)),
         queue_max=limits.queue_max,
@@ -140,8 +141,8 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
         is_reported=bool(reports_to),
         traceparent=request.traceparent,
         store_slots=limits.slots.background_per_store if program else limits.slots.per_store,
-        token_budget=tokens(request.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
-        token_ceiling=tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
+        token_budget=tokens(run.options.limits.total_tokens_max, "options.limits.total_tokens_max"),
+        token_ceiling=tokens(run.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
         text_bytes=len(request.text.encode()),
         inbox_limits=limits.inbox,
         credential_id=check_id(request.credential_id, "credential_id", optional=True),
@@ -198,7 +199,7 @@ def _program(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -
     return Program.GOAL if request.HasField("goal") else Program.DEFAULT
 
 
-def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
+def commit(request: ledger_pb2.CommitRunRequest, limits_of: LimitsOf) -> Commit:
     """Return the operation for a CommitRun request. Modifies the request, which must not be used again."""
     if len(request.events) > EVENTS_PER_COMMIT_MAX:
         raise InvalidField(
@@ -209,7 +210,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
     messages.used_of(request.usage)
     for call_id in request.unstopped_call_ids:
         check_id(call_id, "unstopped_call_ids")
-    has = request.HasField
+    has, of_runs = request.HasField, limits_of(check_id(request.store_id, "store_id")).of_runs
     return Commit(
         run=run_key(request),
         epoch=request.epoch,
@@ -236,7 +237,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         after_seq=request.after_seq if has("after_seq") else None,
         unstopped=_run_part(request, "unstopped_call_ids") if request.unstopped_call_ids else None,
         trace=request.trace or None,
-        delegations=tuple(map(_delegation, request.delegations)),
+        delegations=tuple(_delegation(entry, of_runs) for entry in request.delegations),
         asks_title=request.asks_title,
         entered=tuple(
             Entered(run_id=RunId(check_id(each.run_id, "entered_notices.run_id")), occasion=each.occasion)
@@ -349,7 +350,7 @@ def new_message(message: message_pb2.Message) -> NewMessage:
     )
 
 
-def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
+def _delegation(entry: ledger_pb2.Delegation, most: Mapping[str, int]) -> Delegation:
     if not entry.text:
         raise InvalidField("text must not be empty", field="delegations.text")
     run = run_pb2.Run(
@@ -362,7 +363,8 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         trace_link=entry.trace_link,
         **_present(entry, "agent", "job", "workflow", "goal", "undo"),
     )
-    limits = entry.options.limits
+    run_limits.lower(run, most)
+    limits = run.options.limits
     return Delegation(
         call_id=CallId(check_id(entry.call_id, "delegations.call_id")),
         run_id=RunId(check_id(entry.run_id, "delegations.run_id")),

@@ -135,7 +135,9 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def CommitRun(self, request: pb.CommitRunRequest, context: Context) -> pb.CommitRunResponse:
         size_bytes = request.ByteSize()
-        committed = await self._write(operations.commit(request), size_bytes, request.store_id, Lane.WORK)
+        committed = await self._write(
+            operations.commit(request, self._ledger.limits_of), size_bytes, request.store_id, Lane.WORK
+        )
         return messages.COMMITTED.write(committed)
 
     async def SendCommand(self, request: pb.SendCommandRequest, context: Context) -> pb.SendCommandResponse:

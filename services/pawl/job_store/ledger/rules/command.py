@@ -221,8 +221,8 @@ class Send(Decider, frozen=True, kw_only=True):
         if not isinstance(self.command, Decide):
             return False
         call = _call_of_run(unit, run, self.command.call_id)
-        if call is None or call.asked_user_id == self.user_id:
-            return call is not None
+        if call is None or call.asked_user_id:
+            return call is not None and call.asked_user_id == self.user_id
         return self._may_approve and call.digest != "" and call.state is not CallState.ASKED
 
     def _repeat(self, unit: UnitOfWork, run: RunRow, earlier: CommandRow) -> Receipt:

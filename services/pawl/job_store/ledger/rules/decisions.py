@@ -111,4 +111,4 @@ def _check_asked(user_id: UserId, call: CallRow, command: Decide) -> None:
     if asked == "" and command.right is not DecisionRight.STORE:
         raise Refused(CommandOutcome.REFUSED, PermissionDenied("this requires the approver or admin role"))
     if asked and asked != user_id:
-        raise Refused(CommandOutcome.REFUSED, PermissionDenied(f"only {asked} may decide on this call"))
+        raise Refused(CommandOutcome.REFUSED, PermissionDenied(f"only {asked} can decide on this call"))

@@ -30,7 +30,7 @@ from pawl.job_store.ledger.rules.calls import people_of
 from pawl.job_store.ledger.rules.events import RunChanged
 from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, RunRow
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork, Wakeup
-from pawl.values import RunState, StopCause, WaitKind
+from pawl.values import Feature, RunState, StopCause, WaitKind
 
 # Maximum number of open jobs per user in a conversation (ASYNC-7).
 OPEN_MAX: Final = 10
@@ -273,6 +273,8 @@ def _start_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, tu
     is_delegated = len(job.agents_above) > 1
     root = unit.runs.get(RunKey(job.store_id, job.agents_above[-1])) if is_delegated else job
     background, generation = conversation.background, job.generation + 1
+    if Feature.RUNS in unit.off(job.store_id):
+        return  # The notice waits for the user's next message, or for a later turn.
     if root is None or turn.budget_below(root) in background.used_up_budgets:
         return
     recent = tuple(each for each in background.turn_times if each.time > unit.now - TURNS_PERIOD)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from heapq import heapify, heappop, heapreplace
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -14,12 +15,13 @@ from pawl.chassis.ids import RunKey, StoreId, UserId
 class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The maximum numbers of active runs per store and per user, and of active background runs per store.
 
-    Background runs do not use other runs' slots.
+    Background runs do not use other runs' slots. `weight` is how many turns the store gets for each turn of another.
     """
 
     per_store: int
     per_user: int
     background_per_store: int = 100
+    weight: int = 1
 
     @property
     def usual(self) -> SlotLimits:
@@ -80,7 +82,10 @@ def assign_slots(
     last_chances_max: int = 1,
     background_max: int | None = None,
 ) -> list[DueRun]:
-    """Return up to `runs_max` runs within the limits, taking one run from each store in turn.
+    """Return up to `runs_max` runs within the limits, taking runs from each store in turn, in proportion to its weight.
+
+    Of stores that have had equally many turns, the one with fewer used slots for its weight is first, except that runs
+    that already have a slot come first. So a store with much load does not delay the runs of others.
 
     At most `background_max` of these runs are background runs. None means that there is no such limit. Users at their
     limit are skipped, and do not block other users of the store. At most `last_chances_max` runs are at their last
@@ -88,13 +93,15 @@ def assign_slots(
     """
     picked: list[DueRun] = []
     last_chances, background_left = 0, runs_max if background_max is None else background_max
-    turns = deque(map(_fitting, lines))
+    turns = [turn for number, line in enumerate(lines) if (turn := _turn(line, number, _fitting(line), 0))]
+    heapify(turns)
     while turns and len(picked) < runs_max:
-        turn = turns.popleft()
-        run = next(turn, None)
-        if run is None:
-            continue
-        turns.append(turn)
+        _, _, number, taken, run, following = turns[0]
+        after = _turn(lines[number], number, following, taken + 1)
+        if after is None:
+            heappop(turns)
+        else:
+            heapreplace(turns, after)
         if run.is_background:
             if background_left <= 0:
                 continue
@@ -105,6 +112,18 @@ def assign_slots(
             last_chances += 1
         picked.append(run)
     return picked
+
+
+# Turns taken per weight, used slots per weight, number of the line, turns taken, the next run, and those after it.
+_Turn: TypeAlias = tuple[float, float, int, int, DueRun, Iterator[DueRun]]
+
+
+def _turn(line: Line, number: int, following: Iterator[DueRun], taken: int) -> _Turn | None:
+    run = next(following, None)
+    if run is None:
+        return None
+    used = 0 if run.is_active else line.used / line.limits.weight
+    return taken / line.limits.weight, used, number, taken, run, following
 
 
 def _fitting(line: Line) -> Iterator[DueRun]:

@@ -5,7 +5,7 @@ Operations change the unit one after the other. If an operation raises inside `a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -35,6 +35,7 @@ from pawl.job_store.ledger.rules.slots import Queue, QueueKey
 from pawl.job_store.ledger.rules.trimming import ITERATIONS_KEPT, Trim
 from pawl.job_store.schedules.rules import ScheduleKey, ScheduleRow
 from pawl.job_store.triggers.rules import EventKey, EventRow, LaneKey, LaneRow, TriggerKey, TriggerRow
+from pawl.values import Feature
 
 T_co = TypeVar("T_co", covariant=True)
 K = TypeVar("K", bound=Hashable)
@@ -164,7 +165,7 @@ class UnitOfWork:
     `wakeups` lists the workers to notify of a command. `off_log` has life-cycle events that belong to no run's log.
     `trims` lists job rows to remove so that `iterations_kept` iterations remain. `work_ready` means that a run became
     claimable. `queues` has the queues that were loaded. For each path, `kept` has the last number covered by its newest
-    summary, and the number of messages after it.
+    summary, and the number of messages after it. `off` returns the features that are switched off in a store.
     """
 
     now: datetime
@@ -192,6 +193,7 @@ class UnitOfWork:
         self.iterations_kept = ITERATIONS_KEPT
         self.kept: dict[Path, tuple[int, int]] = {}
         self.work_ready = False
+        self.off: Callable[[StoreId], Collection[Feature]] = lambda _: ()
         self._undo = undo
         self._calls_of: dict[RunKey, dict[CallKey, None]] = {}
         self._commands_of: dict[RunKey, dict[CommandKey, None]] = {}

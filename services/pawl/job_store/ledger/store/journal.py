@@ -6,12 +6,12 @@ conversation covers its messages, and the lock on a run covers its calls, comman
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import asyncpg
 
-from pawl.chassis.ids import RunKey
+from pawl.chassis.ids import RunKey, StoreId
 from pawl.chassis.process import logs
 from pawl.errors import PawlError
 from pawl.job_store.ledger.cache import RunCache
@@ -23,6 +23,7 @@ from pawl.job_store.ledger.store import changes, upkeep
 from pawl.job_store.ledger.store.changes import Changes
 from pawl.job_store.ledger.store.loading import load
 from pawl.server.db.database import Connection, Database
+from pawl.values import Feature
 
 # Another transaction committed first. A retry of the group sees its rows.
 _CONFLICTS: Final = (
@@ -44,10 +45,19 @@ async def is_sharded(database: Database) -> bool:
 
 
 class PostgresJournal:
-    """See `ports.Journal`. Without `keeps_lifecycle`, no life-cycle events are stored."""
+    """See `ports.Journal`. Without `keeps_lifecycle`, no life-cycle events are stored. See `UnitOfWork` for `off`."""
 
-    def __init__(self, database: Database, ids: Ids, cache: RunCache, *, keeps_lifecycle: bool = True) -> None:
+    def __init__(
+        self,
+        database: Database,
+        ids: Ids,
+        cache: RunCache,
+        *,
+        keeps_lifecycle: bool = True,
+        off: Callable[[StoreId], Collection[Feature]] = lambda _: (),
+    ) -> None:
         self._keeps_lifecycle = keeps_lifecycle
+        self._off = off
         self._database = database
         self._ids = ids
         self._cache = cache
@@ -101,6 +111,7 @@ class PostgresJournal:
         """Apply a group. Also return what may be cached of each changed run once the transaction has committed."""
         keys = [operation.row_keys for operation in operations]
         unit = await load(connection, self._ids, list(map(steps.loaded_with, keys)))
+        unit.off = self._off
         self._cache.note_time(unit.now)
         outcomes: list[Any] = []
         for operation in operations:

@@ -96,7 +96,8 @@ _HEAD_NAMES: Final = tables.CALLS.names.replace(
 )
 _CALL: Final = f"""
 SELECT {tables.CALLS.names} FROM job_store.calls
-WHERE store_id = $1 AND call_id = $2 AND ({_OF_USER} OR $4 AND digest <> '' AND state <> {CallState.ASKED.value})
+WHERE store_id = $1 AND call_id = $2 AND ({_OF_USER} OR asked_user_id = $3 OR ($4 AND digest <> ''
+    AND state <> {CallState.ASKED.value} AND coalesce(asked_user_id, '') = ''))
 """
 # Large fields are left out.
 _CALL_HEADS: Final = f"""

@@ -6,6 +6,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from pawl.chassis.ids import CallId, RunId, UserId
@@ -48,15 +49,15 @@ class PendingCall:
         effect: EffectClass,
         repository: PostgresWorkerRepository,
         clock: Clock,
-        report: Callable[[float | None, str], None],
-        continues: Callable[[], bool],
+        context: ToolContext,
         silence_seconds: float,
         retry: Retry,
     ) -> None:
         self.call = call
         self.key = call.key
         self.news = asyncio.Event()
-        self.report = report
+        self.report = context.progress
+        self._context = context
         self._effect = effect
         self._repository = repository
         self._clock = clock
@@ -64,16 +65,16 @@ class PendingCall:
         self._deadline = clock.monotonic() + call.seconds - margin
         self._silence_seconds = silence_seconds
         self._retry = retry
-        self._continues = continues
         self._lost_since = self._polled_at = -math.inf
         self._may_have_started = False
         self._progress: Progress | None = None
+        self._checkpoint_time: datetime | None = None
 
     async def answer(self, record: Callable[[], Awaitable[None]]) -> pb.WorkerResult:
         """Write the call to the database and return the worker's answer.
 
-        This is safe to cancel: the worker is asked to stop, and this returns once it has stopped. If the call
-        `continues` in another process, the worker keeps the call.
+        This is safe to cancel: the worker is asked to stop, and this returns once it has stopped. If another
+        process continues the call, the worker keeps it.
 
         Raises:
             ToolError: No worker took the call in time.
@@ -89,7 +90,7 @@ class PendingCall:
                 if answer is not None:
                     return answer
         except asyncio.CancelledError:
-            if not self._continues():
+            if not self._context.will_restart:
                 await self._stop()
             raise
         except (OutcomeUnknown, ToolError):
@@ -99,7 +100,7 @@ class PendingCall:
                 raise
             raise OutcomeUnknown from error  # The worker may still be running the call.
         finally:
-            if not self._continues():
+            if not self._context.will_restart:
                 await self._settle()
 
     async def _wait_for_news(self) -> None:
@@ -208,6 +209,9 @@ class PendingCall:
         if view.progress is not None and view.progress != self._progress:
             self._progress = view.progress
             self.report(view.progress.fraction, view.progress.message)
+        if view.checkpoint_time != self._checkpoint_time:
+            self._checkpoint_time = view.checkpoint_time
+            self._context.note_checkpoint()
 
     async def _stop(self) -> None:
         """Ask the worker to stop, and wait until it has stopped or is lost."""

@@ -138,8 +138,7 @@ class WorkerHub:
             effect=entry.definition.effect,
             repository=self._repository,
             clock=self._clock,
-            report=context.progress,
-            continues=lambda: context.will_restart,
+            context=context,
             silence_seconds=self._options.silence_seconds,
             retry=self._retry,
         )

@@ -184,12 +184,13 @@ SELECT {_notify("CALL", "store_id", "call_id")} FROM reported
 KEEP_CHECKPOINT: Final = f"""
 WITH mine AS (
     SELECT c.store_id, c.call_id, c.run_id, c.token, c.attempt FROM tool_registry.worker_calls c
-    WHERE {_HELD_BY_WORKER} AND NOT c.cancel_requested FOR SHARE)
-INSERT INTO tool_registry.checkpoints (store_id, call_id, run_id, token, attempt, content)
-SELECT store_id, call_id, run_id, token, attempt, $6 FROM mine
-ON CONFLICT (store_id, call_id) DO UPDATE SET
-    token = excluded.token, attempt = excluded.attempt, content = excluded.content, written_at = now()
-RETURNING true
+    WHERE {_HELD_BY_WORKER} AND NOT c.cancel_requested FOR SHARE), kept AS (
+    INSERT INTO tool_registry.checkpoints (store_id, call_id, run_id, token, attempt, content)
+    SELECT store_id, call_id, run_id, token, attempt, $6 FROM mine
+    ON CONFLICT (store_id, call_id) DO UPDATE SET
+        token = excluded.token, attempt = excluded.attempt, content = excluded.content, written_at = now()
+    RETURNING store_id, call_id)
+SELECT {_notify("CALL", "store_id", "call_id")} FROM kept
 """
 FINISH: Final = f"""
 WITH finished AS (
@@ -212,7 +213,10 @@ UPDATE tool_registry.worker_calls c SET told_epochs = c.told_epochs || $3::bigin
 WHERE {_CALL} AND NOT $3 = ANY (c.told_epochs)
 """
 FIND: Final = f"""
-SELECT c.state, c.purpose, c.progress, c.answer, {_IS_LOST} AS is_lost, c.is_lost AS is_dropped
+SELECT c.state, c.purpose, c.progress, c.answer, {_IS_LOST} AS is_lost, c.is_lost AS is_dropped, (
+    SELECT k.written_at FROM tool_registry.checkpoints k
+    WHERE k.store_id = c.store_id AND k.call_id = c.call_id AND k.token = c.token
+) AS checkpoint_time
 FROM tool_registry.worker_calls c WHERE {_OWN}
 """
 REASSIGN: Final = f"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from operator import itemgetter
 from typing import Final
 
@@ -68,6 +69,8 @@ class CallView:
     # True if the worker reattached without the call.
     is_dropped: bool
     progress: Progress | None
+    # When a worker last stored a checkpoint in this execution.
+    checkpoint_time: datetime | None
     answer: pb.WorkerResult | None
 
 
@@ -321,5 +324,6 @@ def _view(row: asyncpg.Record) -> CallView:
         is_lost=row["is_lost"],
         is_dropped=row["is_dropped"],
         progress=None if progress is None else msgspec.msgpack.decode(progress, type=Progress),
+        checkpoint_time=row["checkpoint_time"],
         answer=None if answer is None else pb.WorkerResult.FromString(answer),
     )

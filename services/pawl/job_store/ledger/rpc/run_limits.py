@@ -1,0 +1,25 @@
+"""Lowers the limits of new runs to those of their store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pawl.event.v1 import run_pb2
+
+_TOKENS: Final = ("total_tokens_max", "topped_up_tokens_max")
+
+
+def lower(run: run_pb2.Run, most: Mapping[str, int]) -> None:
+    """Lower the run's limits to those in `most`, and record the values that it would have had.
+
+    0 tokens mean that there is no limit. Top-ups cannot exceed the store's limit of tokens either.
+    """
+    limits = run.options.limits
+    if (tokens_max := most.get(_TOKENS[0])) is not None:
+        most = {**most, _TOKENS[1]: tokens_max}
+    for name, value in most.items():
+        asked = getattr(limits, name)
+        if asked > value or (name in _TOKENS and not asked):
+            setattr(limits, name, value)
+            run.lowered_limits[name] = asked
