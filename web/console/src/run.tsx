@@ -10,7 +10,7 @@ import { Icon } from "./design/icons";
 import { Badge, Empty, Head, Skeleton, Tabs, toneOf } from "./design/parts";
 import { Rows } from "./design/rows";
 import { time } from "./format";
-import { Json } from "./json-view";
+import { Json } from "./form";
 import { Fact, kindOf, State, tokens } from "./runs";
 import { ago, attempt, clock, lasted, may, moment, pawl, word } from "./state";
 import { type Bar, lay, NO_BARS, type Part, type Timeline } from "./timeline";
