@@ -37,7 +37,7 @@ async def test_chat_inbox_and_run_match_the_screenshots(open_page: NewPage, tmp_
     await expect(page.locator("[data-item]", has_text="picnic")).to_have_count(0, timeout=90_000)
     await page.goto(at(page, f"/runs/{run_id}"))
     await expect(page.get_by_role("heading", name=re.compile("completed"))).to_be_visible(timeout=90_000)
-    await page.get_by_role("region", name="Timeline").scroll_into_view_if_needed()
+    await page.get_by_role("region", name="Timeline", exact=True).scroll_into_view_if_needed()
     await page.screenshot(path=folder / "console-run.png")
     await page.get_by_role("button", name="Toggle dark mode").click()
     await page.set_viewport_size({"width": 1200, "height": 740})

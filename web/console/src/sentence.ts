@@ -80,7 +80,7 @@ function short(text: string, most = LENGTH_MAX): string {
 /** What the call is about, in one short line: its most informative arguments. */
 export function objectOf(call: CallJson): string {
   const all = argumentsOf(call);
-  const entries = entriesOf(all).filter(([, value]) => value !== "" && value !== null);
+  const entries = entriesOf(all).filter(([, value]) => value && !(Array.isArray(value) && !value.length));
   if (!entries.length) return typeof all === "string" ? short(visible(all)) : "";
   const rank = (name: string): number => (TELLING.includes(name) ? TELLING.indexOf(name) : TELLING.length);
   const telling = entries.sort(([one], [other]) => rank(one) - rank(other)).slice(0, 3);

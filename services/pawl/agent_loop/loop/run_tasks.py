@@ -357,8 +357,8 @@ class RunTasks(Tasks):
 
     async def _terms(self, run: Run) -> ModelTerms:
         needed = self._dependencies
-        used = run.usage.own_tokens - self._tokens_used
-        self._tokens_used = run.usage.own_tokens
+        used = run.own_tokens - self._tokens_used
+        self._tokens_used = run.own_tokens
 
         async def read(store_id: StoreId, user_id: UserId, name: str) -> ModelTerms:
             ask = partial(needed.agents.model_terms, store_id, user_id, name)

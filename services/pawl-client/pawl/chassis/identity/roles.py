@@ -57,7 +57,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.agent.v1.AgentRegistryService": {
         READERS: "GetAgent ListAgents ListAgentVersions",
         _MEMBERS: "UpdateDraft DeleteDraft",
-        (Role.ADMIN,): "UpdateAgent DeleteAgent GetAgentUsage",
+        (Role.ADMIN,): "UpdateAgent DeleteAgent",
     },
     "pawl.agent.v1.AgentService": {
         READERS: "WatchRun GetRun ListRuns ListCalls ListSteps WatchSteps ListMessages ListPending WatchPending"
@@ -89,6 +89,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (Role.GATEWAY,): "DeliverWebhook",
         (MAILBOX,): "DeliverMail",
     },
+    "pawl.agent.v1.UsageService": {READERS | {Role.DEPLOYMENT}: "GetUsage"},
     "pawl.agent.v1.WorkflowService": {
         READERS: "GetWorkflow ListWorkflows ListWorkflowVersions GetWorkflowSchema GetExecution",
         _MEMBERS: "StartWorkflow RerunFrom PauseExecution ResumeExecution",
