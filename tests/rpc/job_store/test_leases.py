@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+from msgspec import structs
 
+from pawl.chassis.ids import StoreId, WorkerId
 from pawl.chassis.process.clock import SystemClock
 from pawl.errors import LeaseLost, QueueFull, RunNotFound
 from pawl.event.v1 import run_pb2
@@ -64,11 +67,28 @@ async def test_an_idle_worker_learns_when_the_first_run_or_lease_is_due(user: Us
     assert await wait_seconds(idle=False) is None
 
 
-async def test_single_claims_rotate_through_the_stores(user: User) -> None:
+class Weighted(SlotLimits, frozen=True):
+    """Store a has a weight of 3."""
+
+    def of(self, store_id: StoreId) -> SlotLimits:
+        return structs.replace(self, weight=3 if store_id == "a" else 1)
+
+
+@pytest.mark.parametrize("one_store", [True, False])
+@pytest.mark.parametrize(("claims", "runs_max"), [(10, 1), (5, 2), (1, 10)])
+async def test_stores_get_turns_by_weight_in_claims_of_any_size(
+    user: User, database: Database, claims: int, runs_max: int, one_store: bool
+) -> None:
     for store in ("a", "b", "c"):
-        for number in range(2):
+        for number in range(7):
             await User(user.stub, store_id=store).submit(conversation_id=f"c{number}")
-    assert [(await user.claim())[0].store_id for _ in range(6)] == ["a", "b", "c", "a", "b", "c"]
+    leases = PostgresLeases(database, Weighted(per_store=20, per_user=20), crashes_max=3, one_store=one_store)
+    claimed: list[str] = []
+    for _ in range(claims):
+        found = await leases.claim(WorkerId("w"), runs_max=runs_max, lease_seconds=60, background_runs_max=0)
+        claimed += sorted(run.store_id for run in found)
+    assert Counter(claimed) == {"a": 6, "b": 2, "c": 2}
+    assert runs_max > 1 or "".join(claimed) == "aaabcaaabc"
 
 
 async def test_a_stopping_worker_hands_over_its_runs_immediately(user: User, owner: Owner) -> None:

@@ -17,13 +17,13 @@ import msgspec
 from asyncpg import Record
 
 from pawl.chassis.ids import RunKey, StoreId, UserId, WorkerId
-from pawl.job_store.ledger.rules.slots import DueRun, Line, StoreSlots, assign_slots
+from pawl.job_store.ledger.rules.slots import DueRun, Line, StoreSlots, Turns, assign_slots
 from pawl.server.db.database import Connection
 
 # The statements are built only from constants in this module.
 # ruff: noqa: S608
 
-# Stores with a due run that has a slot or can get one, in circular order, starting after the store served last. The
+# Stores with a due run that has a slot or can get one, in circular order, from the store whose turn it is. The
 # recursion hops from store to store through the index runs_claimable, so a store with 100,000 waiting runs costs as
 # much as one with a single run.
 _STORES: Final = """
@@ -146,12 +146,13 @@ _CURSORS_MAX: Final = 1000
 class Picked:
     """Runs that fit within the limits until the transaction ends.
 
-    `stores` lists the stores that were read. `has_more` means that other stores, or more runs of these stores, may be
-    due.
+    `stores` lists the stores that were read, and `turns` are the turns after these runs. `has_more` means that other
+    stores, or more runs of these stores, may be due.
     """
 
     stores: Sequence[StoreId]
     runs: Sequence[DueRun]
+    turns: Turns
     has_more: bool
 
 
@@ -169,7 +170,7 @@ class DueRuns:
         connection: Connection,
         worker_id: WorkerId,
         *,
-        after_store: StoreId,
+        turns: Turns,
         stores_max: int,
         runs_max: int,
         background_runs_max: int,
@@ -181,7 +182,7 @@ class DueRuns:
         default, overrides = self._slots.default, self._slots.overrides
         records = await connection.fetch(
             _STORES,
-            after_store,
+            turns.after,
             default.per_store,
             stores_max,
             default.background_per_store,
@@ -190,10 +191,12 @@ class DueRuns:
             ).decode(),
         )
         if not records:
-            return Picked(stores=(), runs=(), has_more=False)
+            return Picked(stores=(), runs=(), turns=turns, has_more=False)
         stores = [record["store_id"] for record in records]
         await connection.execute(_LOCK, stores)
-        window = max(_WINDOW_MIN, -(-runs_max // len(stores)))
+        weights = [self._slots.of(store).weight for store in stores]
+        rounds = -(-runs_max // sum(weights))
+        window = max(_WINDOW_MIN, min(runs_max, rounds * max(weights)))
         records = await connection.fetch(_DUE, stores, window, self._crashes_max, worker_id)
         held, due = max((record["background_held"] for record in records), default=0), _by_store(stores, records)
         kinds = {
@@ -206,17 +209,19 @@ class DueRuns:
         last_chances_max = await self._last_chances_max(connection, worker_id, due)
         share = partial(
             assign_slots,
+            turns=turns,
             runs_max=runs_max,
             last_chances_max=last_chances_max,
             background_max=max(0, background_runs_max - held),
         )
-        runs = share(self._lines(due))
-        blocked = self._blocked(due, cut, runs) if len(runs) < runs_max else []
+        assigned = share(self._lines(due))
+        blocked = self._blocked(due, cut, assigned.runs) if len(assigned.runs) < runs_max else []
         if blocked:
             for store, heads in (await self._heads(connection, blocked)).items():
                 due[store] += heads
-            runs = share(self._lines(due))
-        return Picked(stores=stores, runs=runs, has_more=has_more or len(stores) == stores_max)
+            assigned = share(self._lines(due))
+        has_more = has_more or len(stores) == stores_max
+        return Picked(stores=stores, runs=assigned.runs, turns=assigned.turns, has_more=has_more)
 
     async def _last_chances_max(
         self, connection: Connection, worker_id: WorkerId, due: Mapping[StoreId, Sequence[Record]]

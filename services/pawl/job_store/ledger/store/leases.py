@@ -15,9 +15,9 @@ from typing import Final
 
 from asyncpg import Record
 
-from pawl.chassis.ids import StoreId, WorkerId
+from pawl.chassis.ids import WorkerId
 from pawl.job_store.ledger.reading import Claimed, Renewed
-from pawl.job_store.ledger.rules.slots import DueRun, StoreSlots
+from pawl.job_store.ledger.rules.slots import DueRun, StoreSlots, Turns
 from pawl.job_store.ledger.store.due_runs import DueRuns
 from pawl.server.db.database import Connection, Database, affected
 
@@ -121,7 +121,7 @@ _STORES_MAX: Final = 64
 class PostgresLeases:
     """See `reading.Leases`. A run can no longer be claimed once `crashes_max` workers have died with it.
 
-    With `one_store`, each transaction of a claim takes one run, so that stores get theirs in turn.
+    With `one_store`, each transaction of a claim takes one run of one store.
     """
 
     def __init__(self, database: Database, slots: StoreSlots, *, crashes_max: int, one_store: bool = False) -> None:
@@ -129,7 +129,7 @@ class PostgresLeases:
         self._database = database
         self._due_runs = DueRuns(slots, crashes_max=crashes_max)
         self._crashes_max = crashes_max
-        self._last_store = StoreId("")
+        self._turns = Turns()
 
     async def claim(
         self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int
@@ -137,7 +137,7 @@ class PostgresLeases:
         lease = timedelta(seconds=lease_seconds)
         claimed: list[Claimed] = []
         seen: set[str] = set()
-        after, stores_max = self._last_store, runs_max
+        turns, stores_max = self._turns, runs_max
         while len(claimed) < runs_max:
             wanted = runs_max - len(claimed)
             # Each iteration is a transaction of its own, because it blocks other claims on its stores.
@@ -145,7 +145,7 @@ class PostgresLeases:
                 picked = await self._due_runs.pick(
                     connection,
                     worker_id,
-                    after_store=after,
+                    turns=turns,
                     stores_max=1 if self._one_store else stores_max,
                     runs_max=1 if self._one_store else wanted,
                     background_runs_max=background_runs_max,
@@ -153,11 +153,11 @@ class PostgresLeases:
                 taken = await self._take(connection, picked.runs, worker_id, lease) if picked.runs else []
             claimed += taken
             if picked.runs:
-                self._last_store = picked.runs[-1].key.store_id
+                self._turns = picked.turns
             if not picked.has_more or (not taken and seen.issuperset(picked.stores)):
                 break
             seen.update(picked.stores)
-            after = self._last_store if taken else picked.stores[-1]
+            turns = picked.turns if taken else Turns(after=picked.stores[-1])
             stores_max = wanted if taken else _STORES_MAX
         return claimed
 
