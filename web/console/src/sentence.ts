@@ -35,7 +35,8 @@ const RESULT_MAX = 60;
 
 /** Returns what a tool does, as in "wants to ...". */
 export function verb(toolName = ""): string {
-  return VERBS[toolName] ?? visible(toolName.split(/__|[./]/).at(-1)!.replaceAll("_", " ").trim() || "call a tool");
+  if (Object.hasOwn(VERBS, toolName)) return VERBS[toolName]!;
+  return visible(toolName.split(/__|[./]/).at(-1)!.replaceAll("_", " ").trim() || "call a tool");
 }
 
 export function title(toolName = ""): string {

@@ -12,6 +12,9 @@ it.each([
   [call("crm__close_deals", { deal_ids: [1, 2, 3] }), "The agent wants to close deals (3 deals)"],
   [call("ask_user", {}, { question: { question: "Which one?" } }), "The agent asks: Which one?"],
   [call("ask_user", {}, { question: { question: "One\n\n---\n\ntwo" } }), "The agent asks"],
+  [call("constructor", {}), "The agent wants to constructor"],
+  [call("toString", {}), "The agent wants to toString"],
+  [call("__proto__", {}), "The agent wants to call a tool"],
   [call("evil\u202e", {}), "The agent wants to evil<U+202E>"],
 ])("a request is a sentence: %#", (asked, sentence) => {
   expect(wish(asked)).toBe(sentence);
