@@ -89,6 +89,10 @@ async def test_stores_get_turns_by_weight_in_claims_of_any_size(
         claimed += sorted(run.store_id for run in found)
     assert Counter(claimed) == {"a": 6, "b": 2, "c": 2}
     assert runs_max > 1 or "".join(claimed) == "aaabcaaabc"
+    # A store at its limit has turns left, but does not end the claim.
+    full = PostgresLeases(database, Weighted(per_store=8, per_user=7), crashes_max=3, one_store=one_store)
+    found = await full.claim(WorkerId("w"), runs_max=20, lease_seconds=60, background_runs_max=0)
+    assert Counter(run.store_id for run in found) == {"a": 1, "b": 5, "c": 5}
 
 
 async def test_a_stopping_worker_hands_over_its_runs_immediately(user: User, owner: Owner) -> None:

@@ -136,6 +136,7 @@ class PostgresLeases:
     ) -> list[Claimed]:
         lease = timedelta(seconds=lease_seconds)
         claimed: list[Claimed] = []
+        # Stores without a run that could be claimed.
         seen: set[str] = set()
         turns, stores_max = self._turns, runs_max
         while len(claimed) < runs_max:
@@ -156,7 +157,8 @@ class PostgresLeases:
                 self._turns = picked.turns
             if not picked.has_more or (not taken and seen.issuperset(picked.stores)):
                 break
-            seen.update(picked.stores)
+            if not taken:
+                seen.update(picked.stores)
             turns = picked.turns if taken else Turns(after=picked.stores[-1])
             stores_max = wanted if taken else _STORES_MAX
         return claimed
