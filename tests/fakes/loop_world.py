@@ -179,7 +179,7 @@ class CountingMeter:
     executed: list[str] = field(default_factory=list)
     held: int = 0
 
-    def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: Timing) -> None: ...
+    def model_called(self, store_id: StoreId, server: str, outcome: str, usage: Usage, timing: Timing) -> None: ...
 
     def call_executed(self, outcome: str) -> None:
         self.executed.append(outcome)

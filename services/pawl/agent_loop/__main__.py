@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from urllib.parse import urlsplit
 
 import grpc
 
@@ -61,7 +62,7 @@ async def main(stop: asyncio.Event) -> None:
         is_gone = gone(settings, service.clock, lambda: service.key_rows)
         worker = None
         if settings.drives_runs:
-            tracing = tracing_of(tracer, settings.openai_base_url)
+            tracing = tracing_of(tracer, {name: url for name, (url, _) in settings.model_servers.items()})
             worker = await _worker(
                 service, settings, bus, job_store, registry, tracing=tracing, credential_is_gone=is_gone
             )
@@ -124,7 +125,7 @@ async def _worker(
         clock=service.clock,
         ids=service.ids,
         random=random.random,
-        meter=PrometheusMeter(service.metrics, settings.provider, service.clock.monotonic),
+        meter=PrometheusMeter(service.metrics, _hosts(settings), service.clock.monotonic),
         default_model=settings.model,
         reasoning_echo=settings.reasoning_echo,
         background_as_tool=settings.limits.background == "tool",
@@ -159,6 +160,10 @@ async def _worker(
         )
         service.background.start("titles", maker.run)
     return worker
+
+
+def _hosts(settings: AgentLoopSettings) -> Mapping[str, str]:
+    return {name: urlsplit(url).hostname or "" for name, (url, _) in settings.model_servers.items()}
 
 
 async def _models(service: Service, settings: AgentLoopSettings, shared: SharedModels) -> ModelServers:

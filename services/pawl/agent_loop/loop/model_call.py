@@ -73,6 +73,7 @@ class ModelCall:
         self.prompt_tokens = 0
         self._output_bytes = 0
         self._due_at = due_at
+        self._server = ""
         self._sent_at: float | None = None
         self._first_token_at: float | None = None
         # A turn's output is hidden as long as the turn could still be silent.
@@ -107,7 +108,7 @@ class ModelCall:
         request = replace(
             renamed(request, names), output_tokens_max=budget.output_tokens_max(self._state, prompt_tokens)
         )
-        self._sent_at = self._monotonic()
+        self._server, self._sent_at = request.server, self._monotonic()
         try:
             async with aclosing(self._model.stream(request)) as pieces:
                 async for piece in pieces:
@@ -130,9 +131,11 @@ class ModelCall:
         return budget.counted(self._assembly.usage, prompt_bytes=self._prompt_bytes, output_bytes=self._output_bytes)
 
     def measure(self, outcome: str, meter: Meter) -> None:
-        """Count the call, which has just ended."""
+        """Count the call, which has just ended, if it was made."""
+        if self._sent_at is None:
+            return
         timing = Timing(due_at=self._due_at, sent_at=self._sent_at, first_token_at=self._first_token_at)
-        meter.model_called(self._state.run.store_id, outcome, usage_of(self.usage()), timing)
+        meter.model_called(self._state.run.store_id, self._server, outcome, usage_of(self.usage()), timing)
 
     def output_due_at(self) -> float | None:
         """Return the monotonic time at which output must be shown; None if there is no output to show."""

@@ -148,14 +148,14 @@ class Registry(Protocol):
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """When a model call happened, as monotonic times. Times of what did not happen are None."""
 
+    sent_at: float
     due_at: float | None = None
-    sent_at: float | None = None
     first_token_at: float | None = None
 
 
 class Meter(Protocol):
-    def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: Timing) -> None:
-        """Count a model call that has just ended.
+    def model_called(self, store_id: StoreId, server: str, outcome: str, usage: Usage, timing: Timing) -> None:
+        """Count a call of a model server that has just ended.
 
         The outcome is `answered`, `cut`, `forgotten`, `timeout` or the class of the failure in lower case.
         """

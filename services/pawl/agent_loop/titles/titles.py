@@ -108,7 +108,7 @@ class TitleMaker:
             size = history.size_bytes(request.messages)
             report = budget.counted(report, prompt_bytes=size, output_bytes=len(answer.text.encode()))
         usage = usage_of(report)
-        self._meter.model_called(StoreId(task.store_id), outcome, usage, timing)
+        self._meter.model_called(StoreId(task.store_id), request.server, outcome, usage, timing)
         title = pb.SetTitleRequest(
             store_id=task.store_id,
             conversation_id=task.conversation_id,
