@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from pawl.chassis.ids import StoreId, WorkerId
 from pawl.chassis.process.clock import SystemClock
 from pawl.errors import LeaseLost, QueueFull, RunNotFound
 from pawl.event.v1 import run_pb2
@@ -69,6 +73,53 @@ async def test_single_claims_rotate_through_the_stores(user: User) -> None:
         for number in range(2):
             await User(user.stub, store_id=store).submit(conversation_id=f"c{number}")
     assert [(await user.claim())[0].store_id for _ in range(6)] == ["a", "b", "c", "a", "b", "c"]
+
+
+@dataclass
+class Weighted:
+    """Limits in which a store has the weight 3."""
+
+    usual: SlotLimits = field(default_factory=lambda: SlotLimits(per_store=20, per_user=20))
+    heavy: SlotLimits = field(default_factory=lambda: SlotLimits(per_store=20, per_user=20, weight=3))
+
+    @property
+    def unusual(self) -> Mapping[StoreId, SlotLimits]:
+        return {StoreId("heavy"): self.heavy}
+
+    def of(self, store_id: StoreId) -> SlotLimits:
+        return self.unusual.get(store_id, self.usual)
+
+
+@pytest.mark.parametrize(("runs_max", "one_store"), [(1, False), (2, False), (3, False), (16, False), (16, True)])
+async def test_claims_of_any_size_take_runs_in_proportion_to_weights(
+    user: User, database: Database, runs_max: int, *, one_store: bool
+) -> None:
+    for store in ("heavy", "light"):
+        for number in range(20):
+            await User(user.stub, store_id=store).submit(conversation_id=f"c{number}")
+    leases = PostgresLeases(database, Weighted(), crashes_max=3, one_store=one_store)
+    claimed = list[str]()
+    while len(claimed) < 16:
+        size = min(runs_max, 16 - len(claimed))
+        found = await leases.claim(WorkerId("w1"), runs_max=size, lease_seconds=300, background_runs_max=1)
+        assert len(found) == size
+        claimed += [run.store_id for run in found]
+    assert Counter(claimed) == {"heavy": 12, "light": 4}
+
+
+async def test_a_store_without_free_slots_keeps_no_turns(user: User, database: Database) -> None:
+    """Stores behind it get theirs, also while runs of this store are due."""
+    for store in ("heavy", "light", "other"):
+        for number in range(4):
+            await User(user.stub, store_id=store).submit(conversation_id=f"c{number}")
+    limits = Weighted(heavy=SlotLimits(per_store=1, per_user=1, weight=3))
+    leases = PostgresLeases(database, limits, crashes_max=3)
+    claimed = list[str]()
+    for _ in range(5):
+        found = await leases.claim(WorkerId("w1"), runs_max=1, lease_seconds=300, background_runs_max=1)
+        claimed += [run.store_id for run in found]
+    assert claimed == ["heavy", "light", "other", "light", "other"]
+    assert len(await leases.claim(WorkerId("w1"), runs_max=8, lease_seconds=300, background_runs_max=1)) == 4
 
 
 async def test_a_stopping_worker_hands_over_its_runs_immediately(user: User, owner: Owner) -> None:

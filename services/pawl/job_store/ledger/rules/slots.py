@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
-from typing import Protocol, TypeAlias
+from math import floor
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
 from pawl.chassis.ids import RunKey, StoreId, UserId
+
+_STORES_COUNTED_MAX: Final = 1000
 
 
 class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +69,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """The due runs of one store in the order in which they are served, with the store's limits and used slots.
 
     `used_by_user` may omit users who have no due runs. Background slots are separate and are not counted per user.
+    `turns` were taken in earlier claims (see `Turns`).
     """
 
     due: Sequence[DueRun]
@@ -73,6 +77,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     used: int
     used_by_user: Mapping[UserId, int]
     used_background: int = 0
+    turns: int = 0
 
 
 def assign_slots(
@@ -93,7 +98,7 @@ def assign_slots(
     """
     picked: list[DueRun] = []
     last_chances, background_left = 0, runs_max if background_max is None else background_max
-    turns = [turn for number, line in enumerate(lines) if (turn := _turn(line, number, _fitting(line), 0))]
+    turns = [turn for number, line in enumerate(lines) if (turn := _turn(line, number, _fitting(line), line.turns))]
     heapify(turns)
     while turns and len(picked) < runs_max:
         _, _, number, taken, run, following = turns[0]
@@ -141,6 +146,46 @@ def _fitting(line: Line) -> Iterator[DueRun]:
             used += 1
             used_by_user[run.user_id] += 1
         yield run
+
+
+class Turns:
+    """Counts the turns that stores have taken since the round-robin reached them.
+
+    A claim of a few runs ends before each store has had as many turns as its weight. The next claim continues there.
+    """
+
+    def __init__(self) -> None:
+        self._taken: Counter[StoreId] = Counter()
+
+    def of(self, store_id: StoreId) -> int:
+        return self._taken[store_id]
+
+    def take(
+        self, stores: Sequence[StoreId], picked: Sequence[DueRun], weight_of: Callable[[StoreId], int], *, is_full: bool
+    ) -> StoreId | None:
+        """Count the turns of a claim that read the due runs of `stores`.
+
+        `is_full` means that the claim has as many runs as it may have. Return the last of the first stores that have
+        had all their turns or cannot use them; None if the first store has turns left.
+        """
+        self._taken.update(run.key.store_id for run in picked)
+        served = {run.key.store_id for run in picked}
+        latest = max(((self._taken[store] - 1) / weight_of(store) for store in served), default=0.0)
+        turns = {store: self._taken[store] / weight_of(store) for store in stores}
+        # If other stores had more runs that fit, these would have come before the latest turn.
+        continuing = {store: taken for store, taken in turns.items() if is_full and taken >= latest}
+        cycles = max(1, floor(min(continuing.values(), default=1)))
+        passed: StoreId | None = None
+        for store in stores:
+            if continuing.get(store, cycles) < 1:
+                break
+            left = self._taken.pop(store, 0) - cycles * weight_of(store)
+            if store in continuing and left > 0:
+                self._taken[store] = left
+            passed = store
+        if len(self._taken) > _STORES_COUNTED_MAX:
+            self._taken.clear()
+        return passed
 
 
 class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):

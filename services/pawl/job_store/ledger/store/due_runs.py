@@ -17,7 +17,7 @@ import msgspec
 from asyncpg import Record
 
 from pawl.chassis.ids import RunKey, StoreId, UserId, WorkerId
-from pawl.job_store.ledger.rules.slots import DueRun, Line, StoreSlots, assign_slots
+from pawl.job_store.ledger.rules.slots import DueRun, Line, StoreSlots, Turns, assign_slots
 from pawl.server.db.database import Connection
 
 # The statements are built only from constants in this module.
@@ -146,11 +146,12 @@ _CURSORS_MAX: Final = 1000
 class Picked:
     """Runs that fit within the limits until the transaction ends.
 
-    `stores` lists the stores that were read. `has_more` means that other stores, or more runs of these stores, may be
-    due.
+    `stores` lists the stores that were read, and the next claim starts after `last_store`. `has_more` means that other
+    stores, or more runs of these stores, may be due.
     """
 
     stores: Sequence[StoreId]
+    last_store: StoreId
     runs: Sequence[DueRun]
     has_more: bool
 
@@ -163,6 +164,7 @@ class DueRuns:
         self._crashes_max = crashes_max
         # Where the round-robin over a store's users continues if its oldest runs must wait.
         self._last_users: dict[StoreId, UserId] = {}
+        self._turns = Turns()
 
     async def pick(
         self,
@@ -190,10 +192,11 @@ class DueRuns:
             ).decode(),
         )
         if not records:
-            return Picked(stores=(), runs=(), has_more=False)
+            return Picked(stores=(), last_store=after_store, runs=(), has_more=False)
         stores = [record["store_id"] for record in records]
         await connection.execute(_LOCK, stores)
-        window = max(_WINDOW_MIN, -(-runs_max // len(stores)))
+        weights = [self._slots.of(store).weight for store in stores]
+        window = max(_WINDOW_MIN, -(-runs_max * max(weights) // sum(weights)))
         records = await connection.fetch(_DUE, stores, window, self._crashes_max, worker_id)
         held, due = max((record["background_held"] for record in records), default=0), _by_store(stores, records)
         kinds = {
@@ -216,7 +219,15 @@ class DueRuns:
             for store, heads in (await self._heads(connection, blocked)).items():
                 due[store] += heads
             runs = share(self._lines(due))
-        return Picked(stores=stores, runs=runs, has_more=has_more or len(stores) == stores_max)
+        passed = self._turns.take(
+            stores, runs, lambda store: self._slots.of(store).weight, is_full=len(runs) == runs_max
+        )
+        return Picked(
+            stores=stores,
+            last_store=after_store if passed is None else passed,
+            runs=runs,
+            has_more=has_more or len(stores) == stores_max,
+        )
 
     async def _last_chances_max(
         self, connection: Connection, worker_id: WorkerId, due: Mapping[StoreId, Sequence[Record]]
@@ -261,6 +272,7 @@ class DueRuns:
                 limits=self._slots.of(store),
                 used=records[0]["used"],
                 used_background=records[0]["used_background"],
+                turns=self._turns.of(store),
                 used_by_user={record["user_id"]: record["used_by_user"] for record in records},
             )
             for store, records in due.items()

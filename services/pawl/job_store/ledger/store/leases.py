@@ -136,6 +136,7 @@ class PostgresLeases:
     ) -> list[Claimed]:
         lease = timedelta(seconds=lease_seconds)
         claimed: list[Claimed] = []
+        # Stores without a run that could be claimed.
         seen: set[str] = set()
         after, stores_max = self._last_store, runs_max
         while len(claimed) < runs_max:
@@ -153,10 +154,11 @@ class PostgresLeases:
                 taken = await self._take(connection, picked.runs, worker_id, lease) if picked.runs else []
             claimed += taken
             if picked.runs:
-                self._last_store = picked.runs[-1].key.store_id
+                self._last_store = picked.last_store
             if not picked.has_more or (not taken and seen.issuperset(picked.stores)):
                 break
-            seen.update(picked.stores)
+            if not taken:
+                seen.update(picked.stores)
             after = self._last_store if taken else picked.stores[-1]
             stores_max = wanted if taken else _STORES_MAX
         return claimed
