@@ -19,7 +19,7 @@ from pawl.agent_loop.agents.agents import AgentLedger
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.drive import Drive, DriveEnd
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient
-from pawl.agent_loop.loop.ports import Claim, Timing
+from pawl.agent_loop.loop.ports import Claim, ModelTiming
 from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.fact import CommandKind, Decide, ToolResult
 from pawl.agent_loop.loop.rules.message import Message
@@ -32,7 +32,6 @@ from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, CallKey, CredentialId, IdSource, RunKey, StoreId, UserId, WorkerId
 from pawl.errors import LeaseLost, RunEnded
 from pawl.event.v1 import event_pb2, run_pb2
-from pawl.event.v1.agent_pb2 import AgentUsage
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
 from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, Budgets
@@ -45,7 +44,7 @@ from pawl.job_store.ledger.rpc import messages, operations
 from pawl.job_store.ledger.rules.rows import ConversationKey, RunRow
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.submit import Submitted
-from pawl.job_store.ledger.store.upkeep import PostgresUsage
+from pawl.job_store.ledger.store.usage import PostgresTokens
 from pawl.job_store.versions.rules import DefinitionRow, Kind, Save, VersionRow
 from pawl.job_store.versions.store import PostgresVersions
 from pawl.job_store.workflows.rpc import WORKFLOW, WorkflowLedgerServicer, WorkflowServicer
@@ -136,14 +135,10 @@ class MemoryAgentRepository(MemoryVersions, PostgresAgents):
         return self.drafts.get((store_id, user_id), {}).pop(name, None) is not None
 
 
-class MemoryUsage(PostgresUsage):
+class MemoryUsage(PostgresTokens):
     def __init__(self) -> None:
-        self.of_agents: dict[tuple[StoreId, str], list[AgentUsage]] = {}
         self.tokens_today: dict[tuple[StoreId, str], int] = {}
         self.day_end_time = TIME
-
-    async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[AgentUsage]:
-        return self.of_agents.get((store_id, name), [])[:days]
 
     async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
         return self.tokens_today.get((store_id, name), 0), self.day_end_time
@@ -162,7 +157,7 @@ class MemoryAgents(AgentLedger):
         self.repository = MemoryAgentRepository()
         self.usage = MemoryUsage()
         # Handles forwarded calls
-        self.forwarded = AgentServicer(self.repository, self.usage)
+        self.forwarded = AgentServicer(self.repository)
         self.limits = Limits(slots=SlotLimits(per_store=1000, per_user=1000))
         budgets = Budgets(self.repository, self.usage, lambda _: self.limits)
         servicer = AgentLedgerServicer(self.repository, budgets, lambda _: self.limits)
@@ -179,7 +174,7 @@ class CountingMeter:
     executed: list[str] = field(default_factory=list)
     held: int = 0
 
-    def model_called(self, store_id: StoreId, server: str, outcome: str, usage: Usage, timing: Timing) -> None: ...
+    def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: ModelTiming) -> None: ...
 
     def call_executed(self, outcome: str) -> None:
         self.executed.append(outcome)

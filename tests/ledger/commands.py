@@ -113,6 +113,8 @@ class Chooser:
             lease=self.pick(["KEEP", "KEEP", "KEEP", "PARK", "RELEASE"]),
             wake=self.pick([10.0, None]),
             after_seq=self.pick([None] * 12 + [len(run["log"]), len(run["log"]) + 1]),
+            # Input and output tokens, those of child runs, and the model.
+            usage=self.pick([(), (5, 3, 0, "m1"), (9, 1, 2, "m1"), (9, 4, 2, "m2")]),
         )
 
     def settling_commit(self, run: Row | None = None) -> Row:
@@ -141,6 +143,7 @@ class Chooser:
             lease="KEEP",
             wake=None,
             after_seq=None,
+            usage=(),
         )
 
     def send(self) -> Row:

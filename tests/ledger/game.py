@@ -27,6 +27,7 @@ from tests.simulation.checkers import ENDED
 from tests.simulation.history import History
 from tests.simulation.record import Record
 from tests.simulation.store import Tables
+from tests.simulation.usage import usage_is_the_sum_of_runs_and_calls
 from tests.unit.job_store.test_waiting import check as check_waiting
 
 # Time between two asks, so that they are ordered.
@@ -54,6 +55,7 @@ _CHECKERS = (
     checkers.state_is_the_fold_of_the_log,
     checkers.state_changes_are_allowed,
     checkers.nothing_starts_after_a_cancel,
+    usage_is_the_sum_of_runs_and_calls,
 )
 
 

@@ -137,6 +137,8 @@ def _commit(ask: Row, now: datetime) -> Commit:
         output=run_pb2.Run(output_text=ask["commit"]).SerializeToString() if ask["state"] in ENDED else None,
         stop_cause=StopCause[ask["cause"]] if ask["cause"] else None,
         loop_state=ask["commit"].encode(),
+        usage=_usage(*ask["usage"][:3]) if ask["usage"] else None,
+        model=ask["usage"][3] if ask["usage"] else "",
         consumed=tuple(ask["consumed"]),
         lease=LeaseAction[ask["lease"]],
         wake_time=None if ask["wake"] is None else now + timedelta(seconds=ask["wake"]),
@@ -147,6 +149,11 @@ def _commit(ask: Row, now: datetime) -> Commit:
             for name, child in ask["delegations"].items()
         ),
     )
+
+
+def _usage(input_tokens: int, output_tokens: int, delegated: int) -> bytes:
+    usage = run_pb2.Usage(input_tokens=input_tokens, output_tokens=output_tokens, model_calls=1)
+    return run_pb2.Run(usage=usage, delegated_usage=run_pb2.Usage(input_tokens=delegated)).SerializeToString()
 
 
 def _unstopped(call_ids: list[str]) -> bytes | None:

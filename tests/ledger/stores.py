@@ -23,7 +23,9 @@ from pawl.job_store.ledger.reading import Leases, Reads
 from pawl.job_store.ledger.rpc import log_rows
 from pawl.job_store.ledger.rules.rows import ConversationKey
 from pawl.job_store.ledger.rules.slots import SlotLimits
+from pawl.job_store.ledger.rules.usage import UsageKey, Used
 from pawl.job_store.ledger.store import tables as columns
+from pawl.job_store.ledger.store import usage
 from pawl.job_store.ledger.store.columns import Columns
 from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.leases import PostgresLeases
@@ -63,7 +65,7 @@ WHERE t.place > 1 AND (r.store_id, r.run_id) = (t.store_id, t.run_id)
 """
 
 _CONVERSATIONS = ("conversations", "conversation_words", "conversation_segments", "erased_items", "messages")
-_TABLES = (*_CONVERSATIONS, "runs", "calls", "commands", "events", "requests", "outbox")
+_TABLES = (*_CONVERSATIONS, "runs", "calls", "commands", "events", "requests", "outbox", "usage_hours")
 _WIPE = f"""
 DELETE FROM still.clock;
 INSERT INTO still.clock VALUES ('{BEGIN.isoformat()}');
@@ -211,6 +213,11 @@ class PostgresStore(Store):
             found.loop_states |= {_run_of(record): record["loop_state"] for record in await connection.fetch(states)}
             for record in await connection.fetch("SELECT store_id, run_id, event_id, time FROM job_store.outbox"):
                 found.outbox[record["store_id"], record["event_id"]] = (_run_of(record), record["time"])
+            select = f"SELECT {usage.KEY}, {usage.TOTALS} FROM job_store.usage_hours GROUP BY {usage.KEY}"
+            for record in await connection.fetch(select):
+                values = dict(record)
+                used_by = UsageKey(**{name: values.pop(name) for name in UsageKey.__struct_fields__})
+                found.usage[used_by] = Used(**values)
         return found
 
 

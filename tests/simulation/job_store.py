@@ -14,7 +14,7 @@ from google.protobuf.descriptor_pool import Default
 from google.protobuf.message_factory import GetMessageClass
 from msgspec.structs import replace
 
-from pawl.agent_loop.loop.ports import Timing
+from pawl.agent_loop.loop.ports import ModelTiming
 from pawl.chassis.identity import auth
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import IdSource, RunKey, StoreId
@@ -173,7 +173,7 @@ class Unmetered(PrometheusMeter):
     def __init__(self) -> None:
         super().__init__(Metrics("simulation"))
 
-    def model_called(self, store_id: StoreId, server: str, outcome: str, usage: Usage, timing: Timing) -> None: ...
+    def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: ModelTiming) -> None: ...
 
     def call_executed(self, outcome: str) -> None: ...
 

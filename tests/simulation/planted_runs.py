@@ -64,9 +64,9 @@ OF_RUNS = (
     Mutant(
         name="child_usage_is_not_counted",
         module="pawl.agent_loop.loop.rules.delegation",
-        text="usage=state.run.usage + usage",
-        instead="usage=state.run.usage",
-        checker="child_usage_counts_for_the_caller",
+        text="state.run.delegated_usage + run.usage",
+        instead="state.run.delegated_usage",
+        checker="delegated_usage_is_that_of_child_runs",
         seed=15,
     ),
     Mutant(

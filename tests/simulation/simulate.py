@@ -33,6 +33,7 @@ from tests.simulation import (
     senders,
     stops,
     timers,
+    usage,
 )
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import CHECKERS
@@ -139,7 +140,7 @@ async def _play(seed: int, history: History, *, has_triggers: bool, has_flows: b
     of_parts = (
         part.CHECKERS
         for part in (
-            *(budgets, agents, jobs, flows, goals, stops, grants, own_tools, database_trouble, timers),
+            *(budgets, agents, jobs, flows, goals, stops, grants, own_tools, database_trouble, timers, usage),
             senders,
         )
     )

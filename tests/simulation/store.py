@@ -30,6 +30,7 @@ from pawl.job_store.ledger.ports import GroupConflict, LogRow, Written
 from pawl.job_store.ledger.reading import Loaded
 from pawl.job_store.ledger.rpc import log_rows
 from pawl.job_store.ledger.rpc.events import encode_event
+from pawl.job_store.ledger.rpc.messages import own_usage
 from pawl.job_store.ledger.rules import steps
 from pawl.job_store.ledger.rules.commit import Commit
 from pawl.job_store.ledger.rules.events import Event
@@ -51,6 +52,7 @@ from pawl.job_store.ledger.rules.rows import (
 from pawl.job_store.ledger.rules.slots import Queue, QueueKey
 from pawl.job_store.ledger.rules.trimming import Trim
 from pawl.job_store.ledger.rules.unit_of_work import Ids, Operation, RowKeys, UnitOfWork
+from pawl.job_store.ledger.rules.usage import UsageKey, Used, added
 from pawl.job_store.schedules.rules import ScheduleKey, ScheduleRow
 from pawl.values import CallState
 from tests.simulation import rules_of_jobs
@@ -111,6 +113,7 @@ class Tables:
     gone: dict[CallKey, CallRow] = field(default_factory=dict)
     # Life-cycle events by store and id; nothing relays them during the simulation.
     outbox: dict[tuple[str, str], tuple[RunKey, datetime]] = field(default_factory=dict)
+    usage: dict[UsageKey, Used] = field(default_factory=dict)
     written_at: dict[RunKey, list[float]] = field(default_factory=dict, compare=False)
     seen_time: datetime | None = field(default=None, compare=False)
     server: DatabaseServer = field(default_factory=DatabaseServer, compare=False)
@@ -374,6 +377,8 @@ def store(tables: Tables, unit: UnitOfWork, events: Iterable[tuple[Event, bytes]
     assert len(keyed) == len({*keyed}), "a key has one conversation"
     for segment in unit.segments.rows:
         tables.segments.setdefault(ConversationKey(segment.store_id, segment.conversation_id), []).append(segment)
+    for key, used in added(unit, own_usage):
+        tables.usage[key] = tables.usage.get(key, Used()).plus(used)
     tables.runs.update(unit.runs.items())
     tables.calls.update(unit.calls.items())
     tables.commands.update(unit.commands.items())
@@ -385,13 +390,13 @@ def store(tables: Tables, unit: UnitOfWork, events: Iterable[tuple[Event, bytes]
         assert not messages or messages[-1].number < message.number, "message numbers are unique"
         messages.append(message)
     for event, payload in events:
-        key = RunKey(event.store_id, event.run_id)
-        log = tables.events.setdefault(key, [])
+        run_key = RunKey(event.store_id, event.run_id)
+        log = tables.events.setdefault(run_key, [])
         assert len(log) + 1 == event.seq, "seqs are unique and without gaps"
         log.append(payload)
         if event.lifecycle_type:
-            tables.outbox[event.store_id, event.event_id] = (key, event.time)
-        tables.written_at.setdefault(key, []).append(asyncio.get_running_loop().time())
+            tables.outbox[event.store_id, event.event_id] = (run_key, event.time)
+        tables.written_at.setdefault(run_key, []).append(asyncio.get_running_loop().time())
 
 
 def _remove(tables: Tables, trim: Trim) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from urllib.parse import urlsplit
 
 import grpc
 
@@ -125,7 +124,7 @@ async def _worker(
         clock=service.clock,
         ids=service.ids,
         random=random.random,
-        meter=PrometheusMeter(service.metrics, _hosts(settings), service.clock.monotonic),
+        meter=PrometheusMeter(service.metrics, settings.provider, service.clock.monotonic),
         default_model=settings.model,
         reasoning_echo=settings.reasoning_echo,
         background_as_tool=settings.limits.background == "tool",
@@ -160,10 +159,6 @@ async def _worker(
         )
         service.background.start("titles", maker.run)
     return worker
-
-
-def _hosts(settings: AgentLoopSettings) -> Mapping[str, str]:
-    return {name: urlsplit(url).hostname or "" for name, (url, _) in settings.model_servers.items()}
 
 
 async def _models(service: Service, settings: AgentLoopSettings, shared: SharedModels) -> ModelServers:

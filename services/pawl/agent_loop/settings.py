@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PlainValidator, SecretStr
 
@@ -94,6 +95,11 @@ class AgentLoopSettings(ServiceSettings):
     @property
     def serves_clients(self) -> bool:
         return self.role != "worker"
+
+    @property
+    def provider(self) -> str:
+        """The host of the model server."""
+        return urlsplit(self.openai_base_url).hostname or ""
 
     @property
     def takes_images(self) -> bool:

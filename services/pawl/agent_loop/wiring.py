@@ -13,6 +13,7 @@ from pawl.agent.v1.declaration_pb2_grpc import add_DeclarationServiceServicer_to
 from pawl.agent.v1.goal_pb2_grpc import add_GoalServiceServicer_to_server
 from pawl.agent.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
+from pawl.agent.v1.usage_pb2_grpc import add_UsageServiceServicer_to_server
 from pawl.agent.v1.workflow_pb2_grpc import add_WorkflowServiceServicer_to_server
 from pawl.agent_loop.agents.agents import AgentLedger, Agents
 from pawl.agent_loop.agents.rpc import AgentRegistryServicer
@@ -40,7 +41,7 @@ from pawl.agent_loop.undo.undoing import Undoing
 from pawl.agent_loop.workflows.rpc import WorkflowServicer
 from pawl.agent_loop.workflows.starting import WorkflowStarting
 from pawl.agent_loop.workflows.versions import WorkflowLedger, Workflows
-from pawl.chassis.identity.auth import require_user
+from pawl.chassis.identity.auth import current_principal
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import Clock
 from pawl.server.rpc.server import RpcServer
@@ -127,7 +128,7 @@ class ClientSide:
         self._workflows = WorkflowServicer(ledger, self.inbox, workflows, self.workflow_starting)
 
     async def forward(self, method: str, request: bytes) -> bytes:
-        return await self._ledger.forward(require_user(), method, request)
+        return await self._ledger.forward(current_principal(), method, request)
 
     def add_to(self, server: RpcServer) -> None:
         server.add_forwarding(add_AgentServiceServicer_to_server, self.servicer, self.forward)
@@ -139,3 +140,4 @@ class ClientSide:
         server.add_forwarding(add_WorkflowServiceServicer_to_server, self._workflows, self.forward)
         registry = AgentRegistryServicer(self.agents)
         server.add_forwarding(add_AgentRegistryServiceServicer_to_server, registry, self.forward)
+        server.add_forwarding(add_UsageServiceServicer_to_server, None, self.forward)

@@ -56,6 +56,7 @@ COMMANDS: Final = {
     "notify": ("notify:app", "Get notifications by webhook or e-mail."),
     "rules": ("access:rules", "Manage rules that allow, gate or deny calls."),
     "keys": ("programs:keys", "Create, list and revoke API keys."),
+    "usage": ("usage:usage", "Show how many runs, calls and tokens were used."),
     "settings": ("settings:app", "Switch features on and off, and change store limits."),
     "conversations": ("conversations:app", "List, search, share and erase conversations."),
     "jobs": ("jobs:app", "Start, list, watch, pause and stop background jobs."),

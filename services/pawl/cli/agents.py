@@ -11,7 +11,7 @@ from pawl.agent.v1 import agents_pb2
 from pawl.chassis.ids import DRAFT
 from pawl.cli import wording
 from pawl.cli.command import EXIT_UNSUCCESSFUL, WithLabels, Yes, command, confirm, labels_of, say
-from pawl.cli.contract import Columns, Json, Option, ask, items, listing, show_items, verb, warn_of_set
+from pawl.cli.contract import Columns, Json, ask, items, listing, show_items, verb, warn_of_set
 from pawl.cli.declared.files import to_yaml
 from pawl.client import AsyncClient
 from pawl.event.v1 import agent_pb2
@@ -53,22 +53,6 @@ app.command("versions")(
         "List an agent's versions, newest first. Also works for a deleted agent.",
         {"version": "version", "saved": "create_time", "by": "create_user_id"},
         none="There are no versions.",
-    )
-)
-app.command("usage")(
-    listing(
-        agents_pb2.GetAgentUsageRequest(days=30),
-        {**_NAME, "--days": Option(path="days", help="Number of days, up to today.")},
-        "Show an agent's daily usage (days in UTC), newest first. Requires the admin role.",
-        {
-            "day": "day",
-            "runs": "runs",
-            "users": "users",
-            "model calls": "usage.model_calls",
-            "input tokens": "usage.input_tokens",
-            "output tokens": "usage.output_tokens",
-        },
-        none="There is no usage.",
     )
 )
 

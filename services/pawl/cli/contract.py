@@ -38,6 +38,7 @@ _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
     "pawl.agent.v1.OperatorService": ("operators", "agent"),
     "pawl.agent.v1.ScheduleService": ("scheduler", "agent"),
     "pawl.agent.v1.TriggerService": ("triggers", "agent"),
+    "pawl.agent.v1.UsageService": ("usage", "agent"),
     "pawl.agent.v1.WorkflowService": ("workflows", "agent"),
     "pawl.tool.v1.AuditService": ("auditor", "tools"),
     "pawl.tool.v1.DocumentService": ("document_store", "tools"),
@@ -156,7 +157,7 @@ def listing(
     request: Message,
     options: Options,
     help: str,  # noqa: A002  # as typer has it
-    columns: Columns,
+    columns: Columns | Callable[[Any], Columns],
     *,
     none: str,
     count: int = 0,
@@ -166,14 +167,16 @@ def listing(
     """Build a command that lists items in columns.
 
     The command lists all pages. With `count`, it lists at most the number of items that the user gives. If there are no
-    items, `none` is printed to standard error. `footer` returns a final line, which JSON output omits.
+    items, `none` is printed to standard error. The columns may depend on the request. `footer` returns a final line,
+    which JSON output omits.
     """
 
     async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> None:
         asked = copy.deepcopy(request)
         fill(asked, options, given, narrows=True)
         found = await items(target, asked, given.get("count") or 0)
-        show_items(console, found[::-1] if newest_last else found, columns, none=none, json=json)
+        shown = columns(asked) if callable(columns) else columns
+        show_items(console, found[::-1] if newest_last else found, shown, none=none, json=json)
         if footer and not json:
             say(console, await footer(target, asked))
 

@@ -24,6 +24,7 @@ from pawl.agent.v1 import (
     operator_pb2,
     schedule_pb2,
     trigger_pb2,
+    usage_pb2,
     workflow_pb2,
 )
 from pawl.chassis.identity.auth import CLIENT_ADDRESS, GATEWAY_KEY
@@ -48,6 +49,7 @@ PEERS: Final[Mapping[str, tuple[ModuleType, ...]]] = {
         operator_pb2,
         schedule_pb2,
         trigger_pb2,
+        usage_pb2,
         workflow_pb2,
     ),
     "tool_registry": (audit_pb2, completion_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2),

@@ -532,25 +532,40 @@ CREATE TABLE erased_items (
     FOREIGN KEY (store_id, conversation_id) REFERENCES conversations ON DELETE CASCADE
 );
 
--- Runs started and tokens used per day (UTC), agent and user. A count is spread over slots, so that concurrent
--- transactions rarely wait for each other.
-CREATE TABLE usage_days (
+-- Usage figures per hour (UTC). Rows of a tool have figures of calls, rows of a model those of model calls, and rows
+-- with neither those of runs. A figure is spread over slots, so that concurrent transactions rarely wait for each other.
+-- The hours of old days are merged into one row, whose hour is -1.
+CREATE TABLE usage_hours (
     store_id text COLLATE "C" NOT NULL,
     agent_name text COLLATE "C" NOT NULL,
     day date NOT NULL,
+    hour smallint NOT NULL,
     user_id text COLLATE "C" NOT NULL,
+    tool_name text COLLATE "C" NOT NULL,
+    model text COLLATE "C" NOT NULL,
     slot smallint NOT NULL,
-    runs bigint NOT NULL,
     input_tokens bigint NOT NULL,
     cached_input_tokens bigint NOT NULL,
     output_tokens bigint NOT NULL,
     reasoning_tokens bigint NOT NULL,
     model_calls bigint NOT NULL,
     estimated_tokens bigint NOT NULL,
-    delegated_tokens bigint NOT NULL,
-    PRIMARY KEY (store_id, agent_name, day, user_id, slot)
+    runs bigint NOT NULL,  -- runs created
+    runs_completed bigint NOT NULL,
+    runs_failed bigint NOT NULL,
+    runs_cancelled bigint NOT NULL,
+    runs_expired bigint NOT NULL,
+    rounds bigint NOT NULL,  -- of the runs that ended
+    run_milliseconds bigint NOT NULL,  -- from creation to end
+    calls_succeeded bigint NOT NULL,  -- or detached
+    calls_failed bigint NOT NULL,  -- or with an unknown outcome
+    calls_refused bigint NOT NULL,  -- rejected, cancelled or expired
+    call_milliseconds bigint NOT NULL,  -- from start to end
+    PRIMARY KEY (store_id, agent_name, day, hour, user_id, tool_name, model, slot)
 ) WITH (fillfactor = 50);
-CREATE INDEX usage_days_old ON usage_days (day);
+CREATE INDEX usage_hours_of_store ON usage_hours (store_id, day);
+CREATE INDEX usage_hours_fine ON usage_hours (day) WHERE hour >= 0;
+CREATE INDEX usage_hours_old ON usage_hours (day);
 
 -- Tokens used per day (UTC) by a user or, if `user_id` is empty, by the whole store. Those of delegated runs count once.
 CREATE TABLE token_days (

@@ -14,6 +14,7 @@ from pawl.agent.v1.declaration_pb2_grpc import add_DeclarationServiceServicer_to
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.agent.v1.trigger_pb2_grpc import add_TriggerServiceServicer_to_server
+from pawl.agent.v1.usage_pb2_grpc import add_UsageServiceServicer_to_server
 from pawl.agent.v1.workflow_pb2_grpc import add_WorkflowServiceServicer_to_server
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import Clock
@@ -55,7 +56,8 @@ from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.leases import PostgresLeases
 from pawl.job_store.ledger.store.reads import PostgresReads
 from pawl.job_store.ledger.store.situations import PostgresAttentionRepository
-from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats, PostgresOfferRepository, PostgresUsage
+from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats, PostgresOfferRepository
+from pawl.job_store.ledger.store.usage import PostgresTokens
 from pawl.job_store.lifecycle.store import PostgresOutbox
 from pawl.job_store.lifecycle.stream import JetStreamLifecycle
 from pawl.job_store.models.rpc import ModelServicer
@@ -70,6 +72,8 @@ from pawl.job_store.sweeps import Relay, RetentionPeriods
 from pawl.job_store.triggers.rpc import TriggerLedgerServicer, TriggerServicer
 from pawl.job_store.triggers.store import PostgresTriggers
 from pawl.job_store.triggers.triggers import Triggers
+from pawl.job_store.usage.rpc import UsageServicer
+from pawl.job_store.usage.store import PostgresUsage
 from pawl.job_store.versions.store import PostgresVersions
 from pawl.job_store.workflows.rpc import WORKFLOW, WorkflowLedgerServicer, WorkflowServicer
 from pawl.server.bus.connection import Bus
@@ -185,9 +189,9 @@ def on_postgres(
         server.add_forwarded(add_OperatorServiceServicer_to_server, ListServicer(ledger))
         server.add(add_KeyServiceServicer_to_server, KeyServicer(keys))
         internal(add_KeySyncServiceServicer_to_server, KeySyncServicer(keys))
-        server.add(add_SettingsServiceServicer_to_server, SettingsServicer(settings, PostgresUsage(database)))
+        server.add(add_SettingsServiceServicer_to_server, SettingsServicer(settings, PostgresTokens(database)))
         internal(add_ErasureServiceServicer_to_server, ErasureServicer(erasing))
-        _add_resources(server, database, settings)
+        _add_resources(server, database, clock, settings)
         _add_starters(server, schedules, triggers, settings.limits_of)
 
     return JobStore(
@@ -211,12 +215,13 @@ def _erasing(database: Database, bus: Bus, ports: Ports, group_commit: GroupComm
     )
 
 
-def _add_resources(server: RpcServer, database: Database, settings: SettingsSnapshot) -> None:
+def _add_resources(server: RpcServer, database: Database, clock: Clock, settings: SettingsSnapshot) -> None:
     internal = partial(server.add, service_only=True)
-    agents, usage = PostgresAgents(database), PostgresUsage(database)
-    budgets = Budgets(agents, usage, settings.limits_of)
+    agents = PostgresAgents(database)
+    budgets = Budgets(agents, PostgresTokens(database), settings.limits_of)
     internal(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, budgets, settings.limits_of))
-    server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(agents, usage))
+    server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(agents))
+    server.add_forwarded(add_UsageServiceServicer_to_server, UsageServicer(PostgresUsage(database), clock))
     titles = PostgresTitles(database, budgets.of, settings.limits_of)
     internal(add_TitleServiceServicer_to_server, TitleServicer(titles))
     workflows = PostgresVersions(database, WORKFLOW)

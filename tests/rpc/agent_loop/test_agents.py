@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import date, timedelta
 from typing import Any
 
 from pawl.agent.v1 import agent_pb2, jobs_pb2, whoami_pb2
 from pawl.agent.v1 import agents_pb2 as pb
-from pawl.chassis.ids import StoreId
 from pawl.event.v1 import agent_pb2 as event
 from pawl.event.v1 import run_pb2
-from tests.fakes.loop_world import MemoryAgents
 from tests.rpc.agent_loop.asking import failure, reason
-from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OPERATOR, OTHER_USERS
+from tests.rpc.agent_loop.conftest import ADMIN, ME, OPERATOR, OTHER_USERS
 from tests.rpc.agent_loop.ledger import PlayedLedger
 from tests.rpc.stubs import AgentRegistryServiceAsyncStub, AgentServiceAsyncStub, JobServiceAsyncStub
 
@@ -105,31 +102,6 @@ async def test_a_draft_is_visible_only_to_its_owner(
     await agents.DeleteDraft(pb.DeleteDraftRequest(name="clerk"), metadata=ME)
     assert await reason(stub.StartRun(start(agent="draft/clerk"), metadata=ME)) == "AGENT_NOT_FOUND"
     assert (await agents.GetAgent(pb.GetAgentRequest(name="clerk"), metadata=ME)).agent.version == 1
-
-
-async def test_admins_see_the_usage_of_an_agent(
-    agents: AgentRegistryServiceAsyncStub, agent_ledger: MemoryAgents
-) -> None:
-    await agents.UpdateAgent(clerk(), metadata=ADMIN)
-    days = [
-        event.AgentUsage(
-            day=(date(2026, 1, 31) - timedelta(days=back)).isoformat(),
-            runs=3,
-            users=2,
-            usage=run_pb2.Usage(input_tokens=7),
-        )
-        for back in range(40)
-    ]
-    agent_ledger.usage.of_agents[StoreId("local"), "clerk"] = days
-    asked = pb.GetAgentUsageRequest(name="clerk")
-    found = (await agents.GetAgentUsage(asked, metadata=ADMIN)).days
-    assert len(found) == 30
-    assert (found[0].day, found[0].runs, found[0].users, found[0].usage.input_tokens) == ("2026-01-31", 3, 2, 7)
-    more = await agents.GetAgentUsage(pb.GetAgentUsageRequest(name="clerk", days=40), metadata=ADMIN)
-    assert len(more.days) == 40
-    for caller in (ME, OPERATOR, DELEGATE):
-        assert await reason(agents.GetAgentUsage(asked, metadata=caller)) == "PERMISSION_DENIED"
-    assert not (await agents.GetAgentUsage(pb.GetAgentUsageRequest(name="default"), metadata=ADMIN)).days
 
 
 async def test_an_agents_job_cannot_call_tools_that_the_agent_cannot_call(

@@ -18,8 +18,6 @@ from pawl.job.v1 import agents_pb2 as pb
 from pawl.job.v1 import workflows_pb2
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
 from pawl.job.v1.workflows_pb2_grpc import WorkflowLedgerServiceStub
-from pawl.job_store.erasure.store.retention import PostgresRetention
-from pawl.job_store.ledger.store.upkeep import PostgresUsage
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import User, forwarded
 from tests.rpc.stubs import AgentLedgerServiceAsyncStub, WorkflowLedgerServiceAsyncStub
@@ -159,47 +157,6 @@ def budget(tokens: int) -> pb.PutAgentRequest:
     )
 
 
-async def used(replica: Replica, name: str = "clerk", days: int = 30) -> list[agent_pb2.AgentUsage]:
-    return list(await PostgresUsage(replica.database).of_agent(StoreId("acme"), name, days=days))
-
-
-async def test_all_users_runs_and_tokens_are_counted_by_agent(replica: Replica) -> None:
-    ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
-    owners = [
-        await ann.start(agent={"name": "clerk", "version": 1}),
-        await bob.start(agent={"name": "clerk", "version": 1}),
-        await ann.start(),
-    ]
-    for owner in owners:
-        await owner.commit(usage=run_pb2.Usage(input_tokens=100, output_tokens=9, model_calls=1))
-        # Usage that was estimated during streaming and is exact now.
-        step = await owner.commit(usage=run_pb2.Usage(input_tokens=80, output_tokens=5, model_calls=1))
-        await owner.commit(usage=run_pb2.Usage(input_tokens=180, output_tokens=15, model_calls=2))
-        assert step.last_seq >= 0
-    (today,) = await used(replica)
-    assert (today.runs, today.users) == (2, 2)
-    assert today.usage == run_pb2.Usage(input_tokens=360, output_tokens=30, model_calls=4)
-    (of_default,) = await used(replica, "default")
-    assert (of_default.runs, of_default.usage.input_tokens) == (1, 180)
-    assert not await used(replica, "other")
-    assert not list(await PostgresUsage(replica.database).of_agent(StoreId("beta"), "clerk", days=30))
-
-
-async def test_usage_is_kept_for_400_days(replica: Replica) -> None:
-    owner = await User(replica.stub).start(agent={"name": "clerk", "version": 1})
-    await owner.commit(usage=run_pb2.Usage(input_tokens=7))
-    retention = PostgresRetention(replica.database)
-    move = "UPDATE job_store.usage_days SET day = (now() AT TIME ZONE 'UTC')::date - $1::integer"
-    await replica.database.execute(move, 399)
-    assert await retention.remove_usage(rows_max=10) == 0
-    assert not await used(replica, days=399)
-    (day,) = await used(replica, days=400)
-    assert day.usage.input_tokens == 7
-    await replica.database.execute(move, 400)
-    assert await retention.remove_usage(rows_max=10) > 0
-    assert not await replica.database.fetch("SELECT FROM job_store.usage_days")
-
-
 async def test_budget_usage_counts_from_midnight(replica: Replica) -> None:
     agents = AgentLedgerServiceStub(replica.channel)
 
@@ -218,7 +175,7 @@ async def test_budget_usage_counts_from_midnight(replica: Replica) -> None:
     await owner.commit(usage=run_pb2.Usage(input_tokens=90, cached_input_tokens=50, output_tokens=9))
     assert await quota() == (100, 99)
     assert await quota("other") is None
-    await replica.database.execute("UPDATE job_store.usage_days SET day = day - 1")
+    await replica.database.execute("UPDATE job_store.usage_hours SET day = day - 1")
     assert await quota() == (100, 0)
 
 

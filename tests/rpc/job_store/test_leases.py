@@ -79,15 +79,15 @@ async def test_single_claims_rotate_through_the_stores(user: User) -> None:
 class Weighted:
     """Limits in which a store has the weight 3."""
 
-    usual: SlotLimits = field(default_factory=lambda: SlotLimits(per_store=20, per_user=20))
+    default: SlotLimits = field(default_factory=lambda: SlotLimits(per_store=20, per_user=20))
     heavy: SlotLimits = field(default_factory=lambda: SlotLimits(per_store=20, per_user=20, weight=3))
 
     @property
-    def unusual(self) -> Mapping[StoreId, SlotLimits]:
+    def overrides(self) -> Mapping[StoreId, SlotLimits]:
         return {StoreId("heavy"): self.heavy}
 
     def of(self, store_id: StoreId) -> SlotLimits:
-        return self.unusual.get(store_id, self.usual)
+        return self.overrides.get(store_id, self.default)
 
 
 @pytest.mark.parametrize(("runs_max", "one_store"), [(1, False), (2, False), (3, False), (16, False), (16, True)])

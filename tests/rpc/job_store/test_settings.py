@@ -133,8 +133,8 @@ async def test_tokens_of_all_runs_count_once_toward_the_budgets_of_their_store_a
     stub, agents = SettingsServiceStub(replica.channel), AgentLedgerServiceStub(replica.channel)
     ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
     owners = [await user.start() for user in (ann, ann, bob)]
-    usage = run_pb2.Usage(input_tokens=90, output_tokens=20, delegated_tokens=10)
-    await asyncio.gather(*(owner.commit(usage=usage) for owner in owners))
+    usage, delegated = run_pb2.Usage(input_tokens=90, output_tokens=20), run_pb2.Usage(input_tokens=10)
+    await asyncio.gather(*(owner.commit(usage=usage, delegated_usage=delegated) for owner in owners))
     await replica.database.execute(
         "UPDATE job_store.token_days SET day = date_trunc('month', day) WHERE user_id = 'bob'"
     )
@@ -302,7 +302,7 @@ async def test_a_read_that_overlaps_a_change_does_not_lose_a_layer(
     go.set()
     await asyncio.gather(poll, *changes)
     assert Feature.RUNS in replica.settings.all.off(StoreId("acme"))
-    assert set(replica.settings.unusual) == {"a", "b"}
+    assert set(replica.settings.overrides) == {"a", "b"}
 
 
 async def test_a_firing_that_will_be_skipped_does_not_cancel_an_earlier_run(replica: Replica) -> None:

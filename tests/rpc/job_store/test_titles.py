@@ -6,13 +6,14 @@ import asyncio
 from datetime import UTC
 from typing import Any
 
+from pawl.agent.v1 import usage_pb2
 from pawl.event.v1 import message_pb2, run_pb2
 from pawl.job.v1 import agents_pb2
 from pawl.job.v1 import titles_pb2 as pb
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
 from pawl.job.v1.titles_pb2_grpc import TitleServiceStub
 from tests.rpc.job_store.conftest import Replica, StartReplica
-from tests.rpc.job_store.test_agents import budget, used
+from tests.rpc.job_store.test_agents import budget
 from tests.rpc.job_store.test_conversations import get, index_all, listed, update
 from tests.rpc.job_store.test_erasures import erase
 from tests.rpc.job_store.user import Owner, User
@@ -44,6 +45,7 @@ async def bring(replica: Replica, task: pb.TitleTask, text: str, **used: int) ->
             attempt=task.attempt,
             text=text,
             usage=run_pb2.Usage(**used),
+            model=task.model,
         )
     )
 
@@ -68,8 +70,9 @@ async def test_title_is_generated_once_by_one_of_several_workers(start: StartRep
     await bring(two, task, '"Warmth in Oslo"', input_tokens=30, output_tokens=4, model_calls=1)
     found = await get(user, conversation_id=conversation_id)
     assert (found.title, found.has_own_title) == ("Warmth in Oslo", False)
-    (today,) = await used(one, days=1)
-    assert (today.runs, today.usage.input_tokens, today.usage.output_tokens) == (1, 30, 4)
+    (row,) = (await user.ask("GetUsage", by=[usage_pb2.USAGE_DIMENSION_MODEL])).rows
+    used = (row.model, row.figures.usage.input_tokens, row.figures.usage.output_tokens)
+    assert used == ("steady", 30, 4)
     await answered(user, "And tomorrow?", conversation_id=conversation_id)
     await pass_time(one)
     assert not await claim(one)

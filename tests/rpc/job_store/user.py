@@ -17,6 +17,7 @@ from pawl.agent.v1 import (
     operator_pb2,
     schedule_pb2,
     trigger_pb2,
+    usage_pb2,
     workflow_pb2,
 )
 from pawl.chassis.identity.auth import Principal, for_user, user_principal
@@ -30,7 +31,7 @@ DIGEST = "ab" * 32
 _numbers = itertools.count(1)
 _FORWARDED = {
     method.name: method
-    for file in (agents_pb2, conversation_pb2, declaration_pb2, schedule_pb2, trigger_pb2)
+    for file in (agents_pb2, conversation_pb2, declaration_pb2, schedule_pb2, trigger_pb2, usage_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
     if method.name not in {"ImportConversation", "WatchConversation", "GetAgent", "ListAgents"}
@@ -75,14 +76,21 @@ class User:
         self.stub = stub
         self.store_id = store_id
         self.user_id = user_id
+        self.roles = frozenset[str]()
+
+    def with_roles(self, *roles: str) -> User:
+        user = User(self.stub, store_id=self.store_id, user_id=self.user_id)
+        user.roles = frozenset(roles)
+        return user
 
     async def ask(self, method: str, **fields: Any) -> Any:
+        own = _FORWARDED[method].input_type.fields_by_name if method in _FORWARDED else {}
         mine = {"store_id": self.store_id, "user_id": self.user_id} | {
-            name: fields.pop(name) for name in ("store_id", "user_id") if name in fields
+            name: fields.pop(name) for name in ("store_id", "user_id") if name in fields and name not in own
         }
         if method in _FORWARDED:
             channel: grpc.aio.Channel = self.stub.channel  # type: ignore[attr-defined]  # see conftest
-            user = user_principal(StoreId(mine["store_id"]), UserId(mine["user_id"]), frozenset())
+            user = user_principal(StoreId(mine["store_id"]), UserId(mine["user_id"]), self.roles)
             return await translated(forwarded(channel, user, method, **fields))
         request = getattr(pb, f"{method}Request")
         values = {name: value for name, value in mine.items() if name in request.DESCRIPTOR.fields_by_name} | fields

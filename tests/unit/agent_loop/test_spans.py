@@ -117,14 +117,14 @@ async def test_spans_and_metrics_name_the_model_server_of_the_store(trace: Trace
     with over_http() as receiver:
         world = World(VERDICTS, [says("Ok")])
         metrics = trace(world, receiver)
-        meter = PrometheusMeter(metrics, {"": "models.example", "eu": "eu.example"}, world.clock.monotonic)
+        meter = PrometheusMeter(metrics, "models.example", world.clock.monotonic)
         world.dependencies = replace(world.dependencies, meter=meter)
         world.agents.limits = dataclasses.replace(world.agents.limits, model_server="eu")
         await world.finish(world.ledger.submit("hello"))
         (chat,) = receiver.named("chat model")
 
     assert (chat.attributes["server.address"], chat.attributes["server.port"]) == ("eu.example", 80)
-    labels = {"store": STORE, "provider": "eu.example", "outcome": "answered"}
+    labels = {"store": STORE, "provider": "eu", "outcome": "answered"}
     assert metrics.registry.get_sample_value("pawl_agent_loop_model_calls_total", labels) == 1
 
 

@@ -1,25 +1,18 @@
-"""Rules for saving versions and drafts of agents, and their daily usage counts."""
+"""Rules for saving versions and drafts of agents."""
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, timedelta, timezone
-from functools import partial, reduce
+from datetime import UTC, datetime
+from functools import partial
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
+from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import AgentCycle, AgentNotFound, TooLarge
 from pawl.job_store.agents.rules import AGENT, DRAFTS_MAX, drafted
-from pawl.job_store.ledger.rules import usage
-from pawl.job_store.ledger.rules.rows import RunRow
-from pawl.job_store.ledger.rules.usage import Used, month_end
 from pawl.job_store.versions import rules as versions
 from pawl.job_store.versions.rules import DefinitionRow, VersionRow
-from pawl.values import RunState
 
 saved = partial(versions.saved, AGENT)
 
@@ -103,73 +96,3 @@ def test_a_draft_is_validated_like_the_agent_with_its_name() -> None:
         drafted(version("a"), ("b",), there, {})
     with pytest.raises(AgentNotFound, match="'c'"):
         drafted(version("a"), ("c",), there, {})
-
-
-NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
-NOTHING = Used()
-FIGURES = st.builds(Used, **dict.fromkeys(set(Used.__struct_fields__) - {"runs"}, st.integers(0, 10**6)))
-
-
-def run(number: int = 1, user: str = "ann", agent: str = "clerk", used: Used = NOTHING) -> RunRow:
-    return RunRow(
-        store_id=StoreId("acme"),
-        run_id=RunId(f"run_{number}"),
-        conversation_id=ConversationId("conv"),
-        user_id=UserId(user),
-        state=RunState.QUEUED,
-        token_budget=0,
-        token_ceiling=0,
-        queued_message=None,
-        options=b"",
-        create_time=NOW,
-        update_time=NOW,
-        state_time=NOW,
-        agent_name=agent,
-        usage=packed(used),
-    )
-
-
-def packed(used: Used) -> bytes:
-    return msgspec.msgpack.encode(used)
-
-
-def read(data: bytes) -> Used:
-    return msgspec.msgpack.decode(data, type=Used)
-
-
-@given(st.lists(st.tuples(st.sampled_from(["ann", "bob"]), st.sampled_from(["clerk", "default"]), FIGURES, FIGURES)))
-def test_usage_counts_are_the_sum_of_the_changes(runs: list[tuple[str, str, Used, Used]]) -> None:
-    created = [run(number, user, agent, used) for number, (user, agent, used, _) in enumerate(runs)]
-    changed = [(row, replace(row, usage=packed(after))) for row, (_, _, _, after) in zip(created, runs, strict=True)]
-    counts = usage.added(created, [], read, NOW), usage.added([], changed, read, NOW)
-    for part in counts:
-        keys = [key for key, _ in part]
-        assert keys == sorted(set(keys)), "each once, in one order"
-    for user in ("ann", "bob"):
-        for agent in ("clerk", "default"):
-            own = [row for row in runs if row[:2] == (user, agent)]
-            found = [used for part in counts for key, used in part if (key.user_id, key.agent_name) == (user, agent)]
-            used = reduce(Used.plus, (after for *_, after in own), Used(runs=len(own)))
-            assert reduce(Used.plus, found, NOTHING) == used
-
-
-def test_changes_without_usage_do_not_add_anything() -> None:
-    row = run(used=Used(input_tokens=7))
-    assert usage.added([], [(row, replace(row, state=RunState.RUNNING))], read, NOW) == []
-    assert usage.added([], [(row, replace(row, usage=packed(Used(input_tokens=7))))], read, NOW) == []
-
-
-def test_an_imported_history_does_not_count_as_usage() -> None:
-    assert usage.added([replace(run(used=Used(input_tokens=7)), imported=True)], [], read, NOW) == []
-
-
-def test_months_end_with_their_last_day_in_utc() -> None:
-    late = datetime(2026, 12, 31, 23, 30, tzinfo=timezone(timedelta(hours=-2)))
-    assert month_end(late) == datetime(2027, 2, 1, tzinfo=UTC)
-    assert month_end(datetime(2028, 2, 29, tzinfo=UTC)) == datetime(2028, 3, 1, tzinfo=UTC)
-
-
-def test_usage_days_are_utc_days() -> None:
-    west = datetime(2026, 1, 31, 23, tzinfo=timezone(-timedelta(hours=5)))
-    ((key, _),) = usage.added([run()], [], read, west)
-    assert key.day == date(2026, 2, 1)

@@ -31,6 +31,7 @@ export class Pawl extends Transport {
   readonly operator = this.service<typeof pb.OperatorService>("pawl.agent.v1.OperatorService");
   readonly schedules = this.service<typeof pb.ScheduleService>("pawl.agent.v1.ScheduleService");
   readonly triggers = this.service<typeof pb.TriggerService>("pawl.agent.v1.TriggerService");
+  readonly usage = this.service<typeof pb.UsageService>("pawl.agent.v1.UsageService");
   readonly workflows = this.service<typeof pb.WorkflowService>("pawl.agent.v1.WorkflowService");
   readonly notifications = this.service<typeof pb.NotifyService>("pawl.notify.v1.NotifyService");
   readonly channels = this.service<typeof pb.ChannelService>("pawl.notify.v1.ChannelService");

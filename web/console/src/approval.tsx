@@ -6,8 +6,7 @@ import { useEffect, useState } from "preact/hooks";
 
 import { approveWithRule, canRemember, type Decision, decideCall, type Scope } from "./decide";
 import { Icon } from "./design/icons";
-import { Fault, Form, type Schema } from "./form";
-import { Json } from "./json-view";
+import { Fault, Form, Json, type Schema } from "./form";
 import { entriesOf, iconOf, inWords, read, wish } from "./sentence";
 import { ago, may, moment, pawl } from "./state";
 import { visible } from "./visible";
@@ -68,12 +67,8 @@ export function Approval({ call, about }: { call: CallJson; about: ComponentChil
             <button disabled={busy || !args} data-key="a" onClick={() => void decide(changed ? "DECISION_KIND_EDIT" : "DECISION_KIND_APPROVE")}>
               {changed ? "Approve with edits" : "Approve"}
             </button>
-            <button class="second" disabled={busy} data-key="e" onClick={() => (setArgs(first), setEditing(!editing))}>
-              {editing ? "Discard edits" : "Edit"}
-            </button>
-            <button class="second bad" disabled={busy} data-key="r" onClick={() => void decide("DECISION_KIND_REJECT")}>
-              Reject
-            </button>
+            <button class="second" disabled={busy} data-key="e" onClick={() => (setArgs(first), setEditing(!editing))}>{editing ? "Discard edits" : "Edit"}</button>
+            <button class="second bad" disabled={busy} data-key="r" onClick={() => void decide("DECISION_KIND_REJECT")}>Reject</button>
           </div>
         )}
       </header>
@@ -115,21 +110,13 @@ export function Approval({ call, about }: { call: CallJson; about: ComponentChil
         </div>
       )}
       {answer !== undefined && (
-        <form
-          class="row"
-          onSubmit={(event) => {
-            event.preventDefault();
-            void decide("DECISION_KIND_ANSWER");
-          }}
-        >
+        <form class="row" onSubmit={(event) => (event.preventDefault(), void decide("DECISION_KIND_ANSWER"))}>
           <input aria-label="Result to return instead of running the call" placeholder="Result to return instead of running the call" required value={answer} onInput={(event) => setAnswer(event.currentTarget.value)} />
           <button disabled={busy}>Answer</button>
         </form>
       )}
       <footer class="row quiet">
-        <span>
-          <Terms call={call} />
-        </span>
+        <span><Terms call={call} /></span>
         {mayDecide && (
           <button class="plain small" disabled={busy} aria-expanded={answer !== undefined} onClick={() => setAnswer(answer === undefined ? "" : undefined)}>
             Answer instead
@@ -153,9 +140,7 @@ function Terms({ call: { approval = {}, deadlineTime, category } }: { call: Call
       {deadlineTime && (
         <>
           {" · "}
-          <span class={isSoon ? "fault" : ""} title={moment(deadlineTime)}>
-            expires {ago(deadlineTime)}
-          </span>
+          <span class={isSoon ? "fault" : ""} title={moment(deadlineTime)}>expires {ago(deadlineTime)}</span>
           {approval.escalated ? ", then it does not run; it was escalated" : ", then it is escalated or does not run"}
         </>
       )}
@@ -209,9 +194,7 @@ function Diff({ before, after }: { before: Record<string, unknown>; after: Recor
         {names.map((name) => (
           <div key={name}>
             <dt>{visible(name)}</dt>
-            <dd>
-              <del>{name in before ? inWords(before[name]) : "–"}</del> <ins>{name in after ? inWords(after[name]) : "–"}</ins>
-            </dd>
+            <dd><del>{name in before ? inWords(before[name]) : "–"}</del> <ins>{name in after ? inWords(after[name]) : "–"}</ins></dd>
           </div>
         ))}
       </dl>

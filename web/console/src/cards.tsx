@@ -8,8 +8,7 @@ import { Approval, Fields } from "./approval";
 import { Chart, chartOf } from "./chart";
 import { decideCall } from "./decide";
 import { Icon } from "./design/icons";
-import { blank, Fault, Form, type Schema } from "./form";
-import { Json } from "./json-view";
+import { blank, Fault, Form, Json, type Schema } from "./form";
 import { bounded, Markdown } from "./markdown";
 import { argumentsOf, entriesOf, iconOf, isPlain, objectOf, read, resultLine, title, wish } from "./sentence";
 import { ago, attempt, jobs, keep, kept, lasted, may, moment, pawl, titleOf, who, word } from "./state";
@@ -46,15 +45,8 @@ export const CallCard = bounded(Card, ({ call }) =>
 );
 export const TopUp = bounded(Tokens, ({ run }) => `${run.runId} is waiting for tokens.`);
 
-interface CardProps {
-  call: CallJson;
-  progress?: Progress | undefined;
-  /** Says where the call is from. */
-  where?: boolean;
-  children?: ComponentChildren;
-}
-
-function Card({ call, progress, where, children }: CardProps): VNode {
+/** With `where`, the card says where the call is from. */
+function Card({ call, progress, where, children }: { call: CallJson; progress?: Progress | undefined; where?: boolean; children?: ComponentChildren }): VNode {
   const state = call.state ?? "";
   const isApproval = state === "CALL_STATE_AWAITING_APPROVAL";
   const open = isApproval || state === "CALL_STATE_ASKED";
@@ -63,15 +55,23 @@ function Card({ call, progress, where, children }: CardProps): VNode {
   const mark = { role: "group" as const, "data-item": true, tabIndex: open ? 0 : -1, "data-call": call.callId, "data-state": word(state) };
   const name = `${visible(call.toolName ?? "")}: ${word(state)}, ${[visible((call.question?.question || call.approval?.preview || "").replace(/\s+/g, " ").slice(0, 100)), objectOf(call)].filter(Boolean).join(", ")}`;
   const asked = call.askedUserId === who.value?.caller?.userId ? "" : call.askedUserId;
+  const chart = call.toolName === "show_chart" ? chartOf(read(call.argumentsJson)) : "";
   if (!open)
     return (
       <div {...mark} class={`card call ${kind}`} aria-label={name}>
         {children}
         <Summary call={call} job={job} where={where} />
         {progress && !call.endTime && <Done {...progress} />}
+        {state === "CALL_STATE_DELEGATED" && call.childRunId && may("agent.v1.AgentService/CancelRun") && (
+          <p>
+            <button class="second bad small" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId: call.childRunId ?? "" }))}>
+              Stop
+            </button>
+          </p>
+        )}
         {job && <Background job={job} />}
         <Decided call={call} />
-        {call.toolName === "show_chart" && <Drawn args={read(call.argumentsJson)} />}
+        {typeof chart !== "string" && <Chart {...chart} />}
       </div>
     );
   return (
@@ -177,9 +177,7 @@ export function Decided({ call: { approval, ruleId } }: { call: CallJson }): VNo
 
 function Done({ fraction, message }: { fraction?: number | undefined; message: string }): VNode {
   return (
-    <p class="quiet progress">
-      {fraction !== undefined && <progress value={fraction} max={1} aria-label="Progress" />} {visible(message)}
-    </p>
+    <p class="quiet progress">{fraction !== undefined && <progress value={fraction} max={1} aria-label="Progress" />} {visible(message)}</p>
   );
 }
 
@@ -202,9 +200,7 @@ function Background({ job }: { job: BackgroundJobJson }): VNode {
       <JobProgress job={job} />
       {notStopped && <p class="fault">{visible(notStopped)}</p>}
       {(expectedEndTime || mayStop(job)) && (
-        <p class="row quiet">
-          {expectedEndTime && `expected to end ${ago(expectedEndTime)}`} {mayStop(job) && <StopJob job={job} />}
-        </p>
+        <p class="row quiet">{expectedEndTime && `expected to end ${ago(expectedEndTime)}`} {mayStop(job) && <StopJob job={job} />}</p>
       )}
     </>
   );
@@ -253,16 +249,9 @@ export function JobStrip({ open }: { open: BackgroundJobJson[] }): VNode | null 
           {mayStop(job) && <StopJob job={job} />}
         </div>
       ))}
-      <a class="quiet" href="/background">
-        {open.length > PINNED_MAX ? `Manage all ${open.length}` : "Manage"}
-      </a>
+      <a class="quiet" href="/background">{open.length > PINNED_MAX ? `Manage all ${open.length}` : "Manage"}</a>
     </div>
   );
-}
-
-function Drawn({ args }: { args: unknown }): VNode | null {
-  const chart = chartOf(args);
-  return typeof chart === "string" ? null : <Chart {...chart} />;
 }
 
 function Question({ call }: { call: CallJson }): VNode {
@@ -289,19 +278,9 @@ function Question({ call }: { call: CallJson }): VNode {
       {!isPlain(question.question ?? "") && <Markdown text={question.question ?? ""} />}
       {question.why && <p class="quiet">{visible(question.why)}</p>}
       <p class="buttons">
-        {options.map((option) => (
-          <button key={option} class="second" disabled={busy} onClick={() => void say(option)}>
-            {visible(option)}
-          </button>
-        ))}
+        {options.map((option) => <button key={option} class="second" disabled={busy} onClick={() => void say(option)}>{visible(option)}</button>)}
       </p>
-      <form
-        class={names.length ? "" : "row"}
-        onSubmit={(event) => {
-          event.preventDefault();
-          void say(names.length ? whole : answer);
-        }}
-      >
+      <form class={names.length ? "" : "row"} onSubmit={(event) => (event.preventDefault(), void say(names.length ? whole : answer))}>
         {names.length ? (
           <Form schema={schema} value={filled ?? {}} onValue={setFilled} fault={fault} name="Answer" />
         ) : (
@@ -309,10 +288,7 @@ function Question({ call }: { call: CallJson }): VNode {
             aria-label="Your answer"
             placeholder={question.defaultAnswer ? `default: ${visible(question.defaultAnswer)}` : "Your answer"}
             value={answer}
-            onInput={(event) => {
-              setAnswer(event.currentTarget.value);
-              keep(call.callId ?? "", event.currentTarget.value);
-            }}
+            onInput={({ currentTarget: { value } }) => (setAnswer(value), keep(call.callId ?? "", value))}
           />
         )}
         <button disabled={busy || !filled}>Answer</button>
@@ -331,14 +307,9 @@ function Tokens({ run, children }: { run: RunJson; children?: ComponentChildren 
       data-item
       tabIndex={0}
       aria-label={`Run waiting for tokens: ${run.runId?.slice(-8)}`}
-      onSubmit={(event) => {
-        event.preventDefault();
-        void attempt(() => pawl.agent.topUpRun({ requestId: requestId(), runId: run.runId ?? "", tokens: String(tokens) }));
-      }}
+      onSubmit={(event) => (event.preventDefault(), void attempt(() => pawl.agent.topUpRun({ requestId: requestId(), runId: run.runId ?? "", tokens: String(tokens) })))}
     >
-      <p>
-        {children ?? "This run"} has used up its token budget. It needs {run.tokensNeeded ? `${run.tokensNeeded} more tokens` : "more tokens"}.
-      </p>
+      <p>{children ?? "This run"} has used up its token budget. It needs {run.tokensNeeded ? `${run.tokensNeeded} more tokens` : "more tokens"}.</p>
       {may("agent.v1.AgentService/TopUpRun") && (!run.userId || run.userId === who.value?.caller?.userId) && (
         <p class="buttons">
           <input type="number" min={1} required aria-label="Tokens" value={tokens} onInput={(event) => setTokens(event.currentTarget.valueAsNumber)} />

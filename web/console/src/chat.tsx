@@ -1,15 +1,5 @@
-import {
-  type ConversationJson,
-  type ConversationView,
-  emptyConversation,
-  isEnded,
-  type MessageJson,
-  type PartJson,
-  pendingCalls,
-  requestId,
-  type Sent,
-  turnsOf,
-} from "@pawl/client";
+import { type ConversationJson, type ConversationView, emptyConversation, isEnded, type MessageJson, type PartJson } from "@pawl/client";
+import { pendingCalls, requestId, type Sent, turnsOf } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
@@ -39,12 +29,8 @@ export function Chat({ conversationId }: { conversationId: string }): VNode {
       <Conversation key={conversationId} conversationId={conversationId} />
       {run && (
         <aside class="detail" aria-label="Run">
-          <a class="button second small" href={`/c/${conversationId}`}>
-            Close
-          </a>
-          <Boundary key={run}>
-            <Later show={({ RunPage }) => <RunPage runId={run} beside />} />
-          </Boundary>
+          <a class="button second small" href={`/c/${conversationId}`}>Close</a>
+          <Boundary key={run}><Later show={({ RunPage }) => <RunPage runId={run} beside />} /></Boundary>
         </aside>
       )}
     </div>
@@ -165,23 +151,15 @@ function Conversation({ conversationId }: { conversationId: string }): VNode {
             onResend={onResend}
           />
         ))}
-        {elsewhere.map((call) => (
-          <CallCard key={call.callId} call={call} where />
-        ))}
+        {elsewhere.map((call) => <CallCard key={call.callId} call={call} where />)}
       </div>
       <div class="foot">
-        {isFar && (
-          <button class="second jump" onClick={() => ((near.current = true), toEnd())}>
-            <Icon name="down" /> Latest
-          </button>
-        )}
+        {isFar && <button class="second jump" onClick={() => ((near.current = true), toEnd())}><Icon name="down" /> Latest</button>}
         <JobStrip open={open} />
         <Composer conversationId={conversationId} agent={agent === DEFAULT ? "the agent" : agent} active={active} onSend={send}>
           {agents.some((name) => name !== DEFAULT) && (
             <select aria-label="Agent" value={agent} onChange={(event) => setChosen(event.currentTarget.value)}>
-              {[...new Set([DEFAULT, ...agents])].map((name) => (
-                <option key={name}>{name}</option>
-              ))}
+              {[...new Set([DEFAULT, ...agents])].map((name) => <option key={name}>{name}</option>)}
             </select>
           )}
         </Composer>
@@ -203,12 +181,8 @@ function Menu({ conversation }: { conversation: ConversationJson }): VNode {
       onFocusOut={({ currentTarget, relatedTarget }) => relatedTarget && !currentTarget.contains(relatedTarget as Node) && close()}
       onKeyDown={({ key }) => key === "Escape" && close()}
     >
-      <summary class="button icon" aria-label="Conversation actions">
-        <Icon name="more" />
-      </summary>
-      <div>
-        <Actions all={ACTIONS} item={conversation} onDone={() => (close(), reload())} gone={() => (go("/"), reload())} />
-      </div>
+      <summary class="button icon" aria-label="Conversation actions"><Icon name="more" /></summary>
+      <div><Actions all={ACTIONS} item={conversation} onDone={() => (close(), reload())} gone={() => (go("/"), reload())} /></div>
     </details>
   );
 }
@@ -257,7 +231,7 @@ async function messagesBefore(conversationId: string, firstNumber: number): Prom
   return found;
 }
 
-const LONG = 8000;
+const LONG = 4000;
 const PACE_MAX_MS = 400;
 
 /** Passes each view on; while a long text grows, less often: its last view, up to 0.4 s later. */
@@ -274,7 +248,7 @@ function paced(draw: (view: ConversationView) => void): (view: ConversationView)
     latest = view;
     const open = Object.values(view.logs).filter(({ ended }) => !ended);
     const length = open.reduce((sum, { rounds }) => Math.max(sum, rounds.at(-1)?.text.length ?? 0), 0);
-    const wait = length > LONG ? drawn + Math.min(PACE_MAX_MS, length / 200) - performance.now() : 0;
+    const wait = length > LONG ? drawn + Math.min(PACE_MAX_MS, length / 100) - performance.now() : 0;
     if (wait <= 0) {
       clearTimeout(timer);
       flush();

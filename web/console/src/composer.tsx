@@ -55,25 +55,18 @@ export function Composer({ conversationId, agent, active, onSend, children }: Co
   };
   if (!may("agent.v1.AgentService/StartRun")) return <p class="strip">You have read-only access.</p>;
   const mayFiles = mayAttach();
+  const take = (event: Event, from: DataTransfer | null): void => {
+    if (!mayFiles || !from?.files.length) return;
+    event.preventDefault();
+    void attach(from.files);
+  };
   return (
     <form
       class={`composer ${isOver ? "over" : ""}`}
-      onSubmit={(event) => {
-        event.preventDefault();
-        void send();
-      }}
-      onDragOver={(event) => {
-        if (!mayFiles || !event.dataTransfer?.types.includes("Files")) return;
-        event.preventDefault();
-        setOver(true);
-      }}
+      onSubmit={(event) => (event.preventDefault(), void send())}
+      onDragOver={(event) => event.dataTransfer?.types.includes("Files") && (event.preventDefault(), setOver(mayFiles))}
       onDragLeave={() => setOver(false)}
-      onDrop={(event) => {
-        setOver(false);
-        if (!mayFiles || !event.dataTransfer?.files.length) return;
-        event.preventDefault();
-        void attach(event.dataTransfer.files);
-      }}
+      onDrop={(event) => (setOver(false), take(event, event.dataTransfer))}
     >
       {attached.length > 0 && (
         <div class="parts">
@@ -95,18 +88,8 @@ export function Composer({ conversationId, agent, active, onSend, children }: Co
         aria-label="Your message"
         placeholder={`Message ${agent}`}
         onInput={(event) => keep(conversationId, event.currentTarget.value)}
-        onPaste={(event) => {
-          const files = event.clipboardData?.files;
-          if (!mayFiles || !files?.length) return;
-          event.preventDefault();
-          void attach(files);
-        }}
-        onKeyDown={(event) => {
-          if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-            event.preventDefault();
-            void send();
-          }
-        }}
+        onPaste={(event) => take(event, event.clipboardData)}
+        onKeyDown={(event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && (event.preventDefault(), void send())}
       />
       <div class="buttons">
         {mayFiles && (

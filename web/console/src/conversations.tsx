@@ -130,26 +130,16 @@ export function Conversations({ conversationId, onChoose }: { conversationId: st
   const shown = listed.value?.filter((each) => !newer(each) || each.conversationId === conversationId);
   return (
     <aside class="conversations" aria-label="Conversations">
-      <a class="button second" href="/">
-        <Icon name="plus" /> New conversation
-      </a>
+      <a class="button second" href="/"><Icon name="plus" /> New conversation</a>
       <input type="search" aria-label="Search conversations" placeholder="Search conversations" value={words} onInput={(event) => (search.value = { ...search.value, words: event.currentTarget.value })} />
       {!shown && <Skeleton lines={5} />}
       {byDay(shown ?? []).map(([day, all]) => (
         <div key={day}>
           <small class="quiet">{day}</small>
-          <ul onClick={onChoose}>
-            {all.map((each) => (
-              <Item key={each.conversationId} conversation={each} isOpen={each.conversationId === conversationId} />
-            ))}
-          </ul>
+          <ul onClick={onChoose}>{all.map((each) => <Item key={each.conversationId} conversation={each} isOpen={each.conversationId === conversationId} />)}</ul>
         </div>
       ))}
-      {hasMore.value && (
-        <button class="plain" onClick={() => (search.value = { ...search.value, most: most + PAGE })}>
-          More
-        </button>
-      )}
+      {hasMore.value && <button class="plain" onClick={() => (search.value = { ...search.value, most: most + PAGE })}>More</button>}
       {shown?.length === 0 && <p class="quiet">{words ? "No matches." : archived ? "No archived conversations." : "No conversations yet."}</p>}
       <label class="row quiet">
         <input type="checkbox" checked={archived} onChange={(event) => (search.value = { ...search.value, archived: event.currentTarget.checked })} /> Show archived

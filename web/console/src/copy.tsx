@@ -14,8 +14,6 @@ export function CopyButton({ text, name = "Copy", shown = "Copy" }: { text: stri
     navigator.clipboard.writeText(text).then(() => say("Copied"), () => say("Could not copy"));
   };
   return (
-    <button type="button" class="plain small" aria-label={done || name} onClick={copy}>
-      <span aria-live="polite">{done || shown}</span>
-    </button>
+    <button type="button" class="plain small" aria-label={done || name} onClick={copy}><span aria-live="polite">{done || shown}</span></button>
   );
 }

@@ -1,6 +1,6 @@
 /** Decisions about calls. */
 
-import { type CallDecisionJson, type CallJson, requestId } from "@pawl/client";
+import { type CallDecisionJson, type CallJson, type DecisionJson, requestId } from "@pawl/client";
 
 import { attempt, may, notice, pawl, who } from "./state";
 
@@ -10,14 +10,17 @@ const CORRECTABLE = new Set(["INVALID_ARGUMENTS", "INVALID_FIELD", "INVALID_JSON
 export type Decision = Omit<CallDecisionJson, "runId" | "callId">;
 
 /**
- * Decides about a call; true if the decision was accepted. Correctable faults go to `onFault`. If another tab or user decided
+ * Decides on a call; true if the decision was accepted. Correctable faults go to `onFault`. If another tab or user decided
  * first, a notice says so, because the card disappears.
  */
 export function decideCall(call: CallJson, decision: Decision, onFault: (message: string) => void): Promise<boolean> {
   return decideAll([call], () => decision, onFault);
 }
 
-/** Decides about several calls, at most 64 per request; true if all decisions were accepted. */
+/** The decisions made in this window, by call. */
+export const made = new Map<string, DecisionJson>();
+
+/** Decides on several calls, at most 64 per request; true if all decisions were accepted. */
 export async function decideAll(calls: CallJson[], decision: (call: CallJson) => Decision, onFault?: (message: string) => void): Promise<boolean> {
   const done = await attempt(async () => {
     const refused = [];
@@ -25,6 +28,11 @@ export async function decideAll(calls: CallJson[], decision: (call: CallJson) =>
       const decisions = calls.slice(start, start + DECISIONS_MAX).map((call) => ({ runId: call.runId ?? "", callId: call.callId ?? "", ...decision(call) }));
       const { receipts = [] } = await pawl.agent.decideCalls({ requestId: requestId(), decisions });
       refused.push(...receipts.filter(({ status }) => status !== "RECEIPT_STATUS_ACCEPTED" && status !== "RECEIPT_STATUS_DUPLICATE"));
+      const [userId, time] = [who.value?.caller?.userId ?? "", new Date().toISOString()];
+      receipts.forEach(({ status }, at) => {
+        const { callId = "", kind, reason = "" } = decisions[at] ?? {};
+        if (status === "RECEIPT_STATUS_ACCEPTED" && kind) made.set(callId, { kind, reason, userId, time });
+      });
     }
     const [first] = refused;
     if (!first) return true;

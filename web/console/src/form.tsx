@@ -204,3 +204,10 @@ export function blank(schema: Schema | undefined): Record<string, unknown> {
   const initial = Object.entries(schema?.properties ?? {}).map(([name, each]) => [name, each.default ?? (each.type === "boolean" ? false : undefined)]);
   return Object.fromEntries(initial.filter(([, each]) => each !== undefined));
 }
+
+const SHOWN_MAX = 20_000;
+
+export function Json({ value }: { value: unknown }): VNode {
+  const text = typeof value === "string" ? value : (JSON.stringify(value, null, 2) ?? "");
+  return <pre class="json" tabIndex={0}>{visible(text.length > SHOWN_MAX ? `${text.slice(0, SHOWN_MAX)}\n... (${text.length} characters)` : text)}</pre>;
+}

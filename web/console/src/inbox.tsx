@@ -3,11 +3,11 @@ import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { CallCard, Decided, TopUp } from "./cards";
-import { decideAll } from "./decide";
+import { decideAll, made } from "./decide";
 import { Icon } from "./design/icons";
 import { Empty } from "./design/parts";
 import { objectOf, title } from "./sentence";
-import { ago, forPeople, may, pawl, pendingRuns, query } from "./state";
+import { ago, forPeople, may, pawl, pendingRuns, query, who } from "./state";
 
 /** How long a decided call stays, so that the user sees who decided what. */
 const LEAVES_MS = 6000;
@@ -16,6 +16,11 @@ export function Inbox(): VNode {
   const calls = forPeople.value;
   const runs = pendingRuns.value;
   const decided = useDecided(calls);
+  // A decided call stays where it was.
+  const order = useRef<(string | undefined)[]>([]);
+  const ids = calls.map(({ callId }) => callId);
+  if (ids.some((id) => !order.current.includes(id))) order.current = [...order.current.filter((id) => !ids.includes(id)), ...ids];
+  const inOrder = [...calls, ...decided].sort((one, other) => order.current.indexOf(one.callId) - order.current.indexOf(other.callId));
   const approvals = calls.filter(({ state }) => state === "CALL_STATE_AWAITING_APPROVAL");
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
   const choose = (call: CallJson, on: boolean): void => {
@@ -54,9 +59,7 @@ export function Inbox(): VNode {
         )}
       </div>
       {!calls.length && !runs.length && !decided.length && (
-        <Empty icon="inbox" title="Nothing waits for you">
-          <p>Approvals and questions of your agents appear here automatically.</p>
-        </Empty>
+        <Empty icon="inbox" title="Nothing waits for you"><p>Approvals and questions of your agents appear here automatically.</p></Empty>
       )}
       {maySelect && (
         <Several
@@ -66,23 +69,20 @@ export function Inbox(): VNode {
           onDone={() => setSelected(new Set())}
         />
       )}
-      {decided.map((call) => (
-        <Gone key={call.callId} call={call} />
-      ))}
-      {calls.map((call) => (
-        <CallCard key={call.callId} call={call} where>
-          {maySelect && call.state === "CALL_STATE_AWAITING_APPROVAL" && (
-            <label class="select">
-              <input type="checkbox" data-key="x" aria-label="Select" checked={selected.has(call.callId ?? "")} onChange={(event) => choose(call, event.currentTarget.checked)} />
-            </label>
-          )}
-        </CallCard>
-      ))}
-      {runs.map((run) => (
-        <TopUp key={run.runId} run={run}>
-          <a href={`/runs/${run.runId}`}>A run</a> ({ago(run.updateTime)})
-        </TopUp>
-      ))}
+      {inOrder.map((call) =>
+        decided.includes(call) ? (
+          <Gone key={call.callId} call={call} />
+        ) : (
+          <CallCard key={call.callId} call={call} where>
+            {maySelect && call.state === "CALL_STATE_AWAITING_APPROVAL" && (
+              <label class="select">
+                <input type="checkbox" data-key="x" aria-label="Select" checked={selected.has(call.callId ?? "")} onChange={(event) => choose(call, event.currentTarget.checked)} />
+              </label>
+            )}
+          </CallCard>
+        ),
+      )}
+      {runs.map((run) => <TopUp key={run.runId} run={run}><a href={`/runs/${run.runId}`}>A run</a> ({ago(run.updateTime)})</TopUp>)}
     </section>
   );
 }
@@ -94,14 +94,18 @@ function useDecided(calls: CallJson[]): CallJson[] {
   useEffect(() => {
     const left = before.current.filter(({ callId }) => !calls.some((call) => call.callId === callId));
     before.current = calls;
-    for (const { runId = "", callId } of left) {
-      const leave = (): void => setDecided((all) => all.filter((each) => each.callId !== callId));
-      pawl.agent.listCalls({ runId, pageSize: 200 }).then(({ calls: all = [] }) => {
-        const call = all.find((each) => each.callId === callId);
-        if (!call?.approval?.decision) return;
-        setDecided((others) => [...others.filter((each) => each.callId !== callId), call]);
-        setTimeout(leave, LEAVES_MS);
-      }, () => {});
+    const show = (call: CallJson | undefined): void => {
+      if (!call?.approval?.decision) return;
+      const others = (all: CallJson[]): CallJson[] => all.filter(({ callId }) => callId !== call.callId);
+      setDecided((all) => [...others(all), call]);
+      setTimeout(() => setDecided(others), LEAVES_MS);
+    };
+    for (const call of left) {
+      const decision = made.get(call.callId ?? "");
+      if (decision) show({ ...call, approval: { ...call.approval, decision } });
+      // Other users' calls cannot be read once they are decided.
+      else if (call.userId === who.value?.caller?.userId)
+        pawl.agent.listCalls({ runId: call.runId ?? "", pageSize: 200 }).then(({ calls: all = [] }) => show(all.find(({ callId }) => callId === call.callId)), () => {});
     }
   }, [calls]);
   return decided;
@@ -119,7 +123,7 @@ function Gone({ call }: { call: CallJson }): VNode {
   );
 }
 
-/** Decides about the selected calls, each with its own digest, so that a decision applies to what was shown. */
+/** Decides on the selected calls, each with its own digest, so that a decision applies to what was shown. */
 function Several({ selected, all, onAll, onDone }: { selected: CallJson[]; all: number; onAll: (on: boolean) => void; onDone: () => void }): VNode {
   const [reason, setReason] = useState("");
   const [busy, setBusy] = useState(false);
@@ -136,12 +140,8 @@ function Several({ selected, all, onAll, onDone }: { selected: CallJson[]; all: 
         <input type="checkbox" checked={selected.length === all} onChange={(event) => onAll(event.currentTarget.checked)} /> {selected.length ? `${selected.length} of ${all} selected` : `Select all ${all}`}
       </label>
       <input aria-label="Reason for all" value={reason} onInput={(event) => setReason(event.currentTarget.value)} placeholder="Reason for all (optional)" />
-      <button disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_APPROVE")}>
-        Approve {selected.length}
-      </button>
-      <button class="second bad" disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_REJECT")}>
-        Reject {selected.length}
-      </button>
+      <button disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_APPROVE")}>Approve {selected.length}</button>
+      <button class="second bad" disabled={busy || !selected.length} onClick={() => void decide("DECISION_KIND_REJECT")}>Reject {selected.length}</button>
     </div>
   );
 }

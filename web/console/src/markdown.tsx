@@ -25,9 +25,7 @@ export function Boundary({ text = "", children }: { text?: string; children: Com
 /** Returns a component that falls back to plain text if `View` fails to render. */
 export function bounded<P extends object>(View: FunctionComponent<P>, textOf: (props: P) => string): FunctionComponent<P> {
   return (props) => (
-    <Boundary text={textOf(props)}>
-      <View {...props} />
-    </Boundary>
+    <Boundary text={textOf(props)}><View {...props} /></Boundary>
   );
 }
 
@@ -49,8 +47,6 @@ function Formatted({ text, busy = false }: { text: string; busy?: boolean }): VN
   useEffect(loadRich, []);
   if (rich.value) return <rich.value text={text} busy={busy} />;
   return (
-    <div class="markdown">
-      <pre class="preview">{visible(text)}</pre>
-    </div>
+    <div class="markdown"><pre class="preview">{visible(text)}</pre></div>
   );
 }

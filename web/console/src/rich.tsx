@@ -21,6 +21,7 @@ export function Rich({ text, busy = false }: { text: string; busy?: boolean }): 
   useEffect(() => {
     if (!isDone) setTimeout(next, 0);
   });
+  level(parts);
   const isShown = busy || !isDone || !parts.every(isBlank);
   return (
     <div class="markdown">
@@ -28,6 +29,14 @@ export function Rich({ text, busy = false }: { text: string; busy?: boolean }): 
       {(isShown ? rest : text).trim() && <pre class="preview">{visible(isShown ? rest : text)}</pre>}
     </div>
   );
+}
+
+const LEVELS = new WeakMap<Nodes, number>();
+
+/** Gives headings levels below those of the page, without gaps, whatever levels the model chose. */
+function level(parts: RootContent[]): void {
+  let before = 1;
+  for (const part of parts) if (part.type === "heading") LEVELS.set(part, (before = Math.min(part.depth + 1, before + 1, 6)));
 }
 
 const DRAWN = new WeakMap<Nodes, VNode>();
@@ -61,31 +70,20 @@ function children(node: Parents): ComponentChildren {
 
 function Node({ node }: { node: Nodes }): VNode | null {
   switch (node.type) {
-    case "text":
-      return <>{visible(node.value)}</>;
-    case "html":
-      return <code>{visible(node.value)}</code>;
-    case "plain":
-      return <pre class="preview">{visible(node.value)}</pre>;
-    case "paragraph":
-      return <p>{children(node)}</p>;
+    case "text": return <>{visible(node.value)}</>;
+    case "html": return <code>{visible(node.value)}</code>;
+    case "plain": return <pre class="preview">{visible(node.value)}</pre>;
+    case "paragraph": return <p>{children(node)}</p>;
     case "heading": {
-      // Start below the heading levels of the page.
-      const Tag = `h${Math.min(node.depth + 1, 6)}` as "h2";
+      const Tag = LEVELS.has(node) ? (`h${LEVELS.get(node)}` as "h2") : "p";
       return <Tag>{children(node)}</Tag>;
     }
-    case "strong":
-      return <strong>{children(node)}</strong>;
-    case "emphasis":
-      return <em>{children(node)}</em>;
-    case "delete":
-      return <del>{children(node)}</del>;
-    case "inlineCode":
-      return <code>{visible(node.value)}</code>;
-    case "code":
-      return <CodeBlock node={node} />;
-    case "blockquote":
-      return <blockquote>{children(node)}</blockquote>;
+    case "strong": return <strong>{children(node)}</strong>;
+    case "emphasis": return <em>{children(node)}</em>;
+    case "delete": return <del>{children(node)}</del>;
+    case "inlineCode": return <code>{visible(node.value)}</code>;
+    case "code": return <CodeBlock node={node} />;
+    case "blockquote": return <blockquote>{children(node)}</blockquote>;
     case "list": {
       const items = inGroups(node.children, (group) => group);
       return node.ordered ? <ol start={node.start ?? 1}>{items}</ol> : <ul>{items}</ul>;
@@ -98,31 +96,22 @@ function Node({ node }: { node: Nodes }): VNode | null {
           <div>{children(node)}</div>
         </li>
       );
-    case "break":
-      return <br />;
-    case "thematicBreak":
-      return <hr />;
+    case "break": return <br />;
+    case "thematicBreak": return <hr />;
     case "link":
       return SAFE.test(node.url) ? (
-        <a href={node.url} target="_blank" rel="noopener noreferrer nofollow" title={visible(node.url)}>
-          {children(node)}
-        </a>
+        <a href={node.url} target="_blank" rel="noopener noreferrer nofollow" title={visible(node.url)}>{children(node)}</a>
       ) : (
         <span>{children(node)}</span>
       );
     case "image":
       if (INLINE_IMAGE.test(node.url)) return <img src={node.url} alt={visible(node.alt ?? "")} />;
       return <Absent name={node.alt || node.url} url={node.url} />;
-    case "imageReference":
-      return <Absent name={node.alt || (node.label ?? "")} />;
-    case "footnoteReference":
-      return <sup>[{visible(node.label ?? node.identifier)}]</sup>;
-    case "table":
-      return <Rows node={node} />;
-    case "tableRow":
-      return <tr>{children(node)}</tr>;
-    case "tableCell":
-      return <td>{children(node)}</td>;
+    case "imageReference": return <Absent name={node.alt || (node.label ?? "")} />;
+    case "footnoteReference": return <sup>[{visible(node.label ?? node.identifier)}]</sup>;
+    case "table": return <Rows node={node} />;
+    case "tableRow": return <tr>{children(node)}</tr>;
+    case "tableCell": return <td>{children(node)}</td>;
     default:
       return "children" in node ? <>{children(node as Parents)}</> : "value" in node ? <>{visible(node.value as string)}</> : null;
   }
@@ -132,9 +121,7 @@ function Node({ node }: { node: Nodes }): VNode | null {
 function Absent({ name, url = "" }: { name: string; url?: string }): VNode {
   const text = `[image: ${visible(name)}]`;
   return SAFE.test(url) ? (
-    <a href={url} target="_blank" rel="noopener noreferrer nofollow" title={visible(url)}>
-      {text}
-    </a>
+    <a href={url} target="_blank" rel="noopener noreferrer nofollow" title={visible(url)}>{text}</a>
   ) : (
     <span class="quiet">{text}</span>
   );
@@ -146,23 +133,11 @@ function Rows({ node }: { node: Table }): VNode {
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label="Table">
       <table>
-        <thead>
-          <tr>
-            {head?.children.map((cell, key) => (
-              <th key={key} scope="col" class={cells(key)}>
-                {children(cell)}
-              </th>
-            ))}
-          </tr>
-        </thead>
+        <thead><tr>{head?.children.map((cell, key) => <th key={key} scope="col" class={cells(key)}>{children(cell)}</th>)}</tr></thead>
         {inGroups(rows, (group) => (
           <tbody>{group}</tbody>
         ), (row, key) => (
-          <tr key={key}>
-            {(row as Parents).children.map((cell, column) => (
-              <td key={column} class={cells(column)}>{children(cell as Parents)}</td>
-            ))}
-          </tr>
+          <tr key={key}>{(row as Parents).children.map((cell, column) => <td key={column} class={cells(column)}>{children(cell as Parents)}</td>)}</tr>
         ))}
       </table>
     </div>
@@ -199,9 +174,7 @@ function CodeBlock({ node: { value, lang, position } }: { node: Code }): VNode {
         <span>{visible(lang || "text")}</span>
         <CopyButton text={value} name="Copy code" />
       </figcaption>
-      <pre tabIndex={0}>
-        <code>{groups}</code>
-      </pre>
+      <pre tabIndex={0}><code>{groups}</code></pre>
     </figure>
   );
 }

@@ -10,7 +10,7 @@ import { Icon } from "./design/icons";
 import { Badge, Empty, Head, Skeleton, Tabs, toneOf } from "./design/parts";
 import { Rows } from "./design/rows";
 import { time } from "./format";
-import { Json } from "./json-view";
+import { Json } from "./form";
 import { Fact, kindOf, State, tokens } from "./runs";
 import { ago, attempt, clock, lasted, may, moment, pawl, word } from "./state";
 import { type Bar, lay, NO_BARS, type Part, type Timeline } from "./timeline";
@@ -78,7 +78,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
       </Head>
       {!run.state && <Skeleton />}
       {asked && !beside && <p class="asks prose">{visible(asked).slice(0, ASKED_SHOWN)}</p>}
-      <Facts run={run} hasChildren={calls.some(({ childRunId }) => childRunId)} />
+      <Facts run={run} beside={!!beside} hasChildren={calls.some(({ childRunId }) => childRunId)} />
       <Why run={run} />
       {run.undo && <UndoReport key={run.state} runId={runId} of={run.undo.runId ?? ""} />}
       <Bars timeline={timeline} onCall={() => setTab("calls")} />
@@ -93,7 +93,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
 /** Characters of the message that started the run. */
 const ASKED_SHOWN = 600;
 
-function Facts({ run, hasChildren }: { run: RunJson; hasChildren: boolean }): VNode {
+function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; hasChildren: boolean }): VNode {
   const end = run.endTime ? Date.parse(run.endTime) : clock.value;
   return (
     <dl class="facts">
@@ -105,7 +105,7 @@ function Facts({ run, hasChildren }: { run: RunJson; hasChildren: boolean }): VN
       <Fact name="Rounds" value={run.round} />
       <Fact name="Tokens" value={tokens(run)} />
       <Fact name="User" value={run.userId} />
-      <Fact name="Conversation" value={run.conversationId && <a href={`/c/${run.conversationId}`}>{run.conversationId.slice(-8)}</a>} />
+      <Fact name="Conversation" value={!beside && run.conversationId && <a href={`/c/${run.conversationId}`}>{run.conversationId.slice(-8)}</a>} />
       <Fact name="Parent run" value={run.parentRunId && <a href={`/runs/${run.parentRunId}`}>{run.parentRunId.slice(-8)}</a>} />
       <Fact name="Child runs" value={hasChildren && <a href={`/runs?parent=${run.runId}`}>Show child runs</a>} />
     </dl>
@@ -267,13 +267,13 @@ function Call({ call }: { call: CallJson }): VNode {
 
 const LINE = 200;
 
-/** A short, flat object as names and values, anything else as JSON. */
+/** A short object as names and values without the empty ones, anything else as JSON. */
 function Value({ value }: { value: unknown }): VNode {
-  const all = entriesOf(value);
+  const all = entriesOf(value).filter(([, each]) => each !== "" && each !== null && !(Array.isArray(each) && !each.length));
   return all.length && all.every(([, each]) => inWords(each).length < LINE) ? <Fields all={all} /> : <Json value={value} />;
 }
 
-/** What an event says, in words where there are some. */
+/** The content of an event, in words if possible. */
 function said(event: RunEventJson): string {
   const { runChanged, roundStarted, roundEnded, outputDelta, messageAdded, callChanged, toolProgress } = event;
   if (runChanged) return [runChanged.fromState, runChanged.run?.state].filter(Boolean).map(word).join(" → ");

@@ -63,11 +63,7 @@ function Whole({ run, log, known, asked, parts, answers, notice, last, conversat
       )}
       {notice && <p class="quiet">↩ {visible(asked.replace(/ \(run_\w+\)$/gm, "") || "background update")}</p>}
       {known ? <RunLog view={log} answers={answers} /> : answers.map((each, key) => <Markdown key={key} text={each} />)}
-      {pending && (
-        <div class="mine">
-          {visible(pending)} <small class="quiet">(sending)</small>
-        </div>
-      )}
+      {pending && <div class="mine">{visible(pending)} <small class="quiet">(sending)</small></div>}
       <p class="deeds">
         {isEnded(run) && text && <CopyButton text={text} name="Copy answer" />}
         {mayChange && <Deed icon="again" name="Regenerate" disabled={busy} onClick={() => void again(asked)} />}
@@ -81,9 +77,7 @@ function Whole({ run, log, known, asked, parts, answers, notice, last, conversat
 
 function Deed({ icon, name, disabled = false, onClick }: { icon: IconName; name: string; disabled?: boolean; onClick: () => void }): VNode {
   return (
-    <button type="button" class="icon" aria-label={name} title={name} disabled={disabled} onClick={onClick}>
-      <Icon name={icon} />
-    </button>
+    <button type="button" class="icon" aria-label={name} title={name} disabled={disabled} onClick={onClick}><Icon name={icon} /></button>
   );
 }
 
@@ -92,20 +86,11 @@ function Editor({ text, busy, onSend, onClose }: { text: string; busy: boolean; 
   const field = useRef<HTMLTextAreaElement>(null);
   useEffect(() => field.current?.focus(), []);
   return (
-    <form
-      class="editor"
-      onSubmit={(event) => {
-        event.preventDefault();
-        const changed = field.current?.value.trim();
-        if (changed) onSend(changed);
-      }}
-    >
+    <form class="editor" onSubmit={(event) => (event.preventDefault(), field.current?.value.trim() && onSend(field.current.value.trim()))}>
       <textarea ref={field} rows={3} aria-label="Edited message" defaultValue={text} onKeyDown={(event) => event.key === "Escape" && onClose()} />
       <div class="buttons">
         <span class="quiet">The earlier version stays reachable.</span>
-        <button type="button" class="second" onClick={onClose}>
-          Cancel
-        </button>
+        <button type="button" class="second" onClick={onClose}>Cancel</button>
         <button disabled={busy}>Send again</button>
       </div>
     </form>

@@ -56,7 +56,7 @@ it("a long text is parsed in short steps, with the rest as plain text", () => {
   }
   expect(growing.grow(LIST + TABLE, true)).toMatchObject({ rest: "", isDone: true });
   expect(said(growing.grow(LIST, true).parts)).toBe(said(treeOf(LIST)?.children));
-});
+}, 60_000);
 
 it.each([
   ["quotes", ">".repeat(5000)],

@@ -313,56 +313,6 @@ class DeleteAgentResponse(_message.Message):
 Global___DeleteAgentResponse: _TypeAlias = DeleteAgentResponse  # noqa: Y015
 
 @_typing.final
-class GetAgentUsageRequest(_message.Message):
-    """Request for GetAgentUsage."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    DAYS_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """Agent name."""
-    days: _builtins.int
-    """Number of days up to and including today, 1 to 400. The default is 30."""
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        days: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days", "name", b"name"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GetAgentUsageRequest: _TypeAlias = GetAgentUsageRequest  # noqa: Y015
-
-@_typing.final
-class GetAgentUsageResponse(_message.Message):
-    """Response from GetAgentUsage."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DAYS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def days(self) -> _containers.RepeatedCompositeFieldContainer[_agent_pb2.AgentUsage]:
-        """Days on which the agent was used, newest first."""
-
-    def __init__(
-        self,
-        *,
-        days: _abc.Iterable[_agent_pb2.AgentUsage] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GetAgentUsageResponse: _TypeAlias = GetAgentUsageResponse  # noqa: Y015
-
-@_typing.final
 class UpdateDraftRequest(_message.Message):
     """Request for UpdateDraft."""
 

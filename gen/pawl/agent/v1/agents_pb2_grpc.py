@@ -65,11 +65,6 @@ class AgentRegistryServiceStub(object):
                 request_serializer=pawl_dot_agent_dot_v1_dot_agents__pb2.DeleteAgentRequest.SerializeToString,
                 response_deserializer=pawl_dot_agent_dot_v1_dot_agents__pb2.DeleteAgentResponse.FromString,
                 _registered_method=True)
-        self.GetAgentUsage = channel.unary_unary(
-                '/pawl.agent.v1.AgentRegistryService/GetAgentUsage',
-                request_serializer=pawl_dot_agent_dot_v1_dot_agents__pb2.GetAgentUsageRequest.SerializeToString,
-                response_deserializer=pawl_dot_agent_dot_v1_dot_agents__pb2.GetAgentUsageResponse.FromString,
-                _registered_method=True)
         self.UpdateDraft = channel.unary_unary(
                 '/pawl.agent.v1.AgentRegistryService/UpdateDraft',
                 request_serializer=pawl_dot_agent_dot_v1_dot_agents__pb2.UpdateDraftRequest.SerializeToString,
@@ -154,19 +149,6 @@ class AgentRegistryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetAgentUsage(self, request, context):
-        """Returns an agent's daily usage, even if it was deleted. The figures are kept for 400 days, even if the runs are
-        deleted. Requires the admin role. Read-only.
-
-        Errors:
-        - NOT_FOUND / AGENT_NOT_FOUND
-        - INVALID_ARGUMENT / INVALID_ID
-        - INVALID_ARGUMENT / INVALID_FIELD: `days`.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def UpdateDraft(self, request, context):
         """Creates or replaces one of the caller's drafts. The draft gets the next version; earlier versions are not kept. An
         identical definition has no effect. The request is therefore safe to repeat. To publish a draft, an admin calls
@@ -223,11 +205,6 @@ def add_AgentRegistryServiceServicer_to_server(servicer, server):
                     servicer.DeleteAgent,
                     request_deserializer=pawl_dot_agent_dot_v1_dot_agents__pb2.DeleteAgentRequest.FromString,
                     response_serializer=pawl_dot_agent_dot_v1_dot_agents__pb2.DeleteAgentResponse.SerializeToString,
-            ),
-            'GetAgentUsage': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetAgentUsage,
-                    request_deserializer=pawl_dot_agent_dot_v1_dot_agents__pb2.GetAgentUsageRequest.FromString,
-                    response_serializer=pawl_dot_agent_dot_v1_dot_agents__pb2.GetAgentUsageResponse.SerializeToString,
             ),
             'UpdateDraft': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdateDraft,
@@ -381,33 +358,6 @@ class AgentRegistryService(object):
             '/pawl.agent.v1.AgentRegistryService/DeleteAgent',
             pawl_dot_agent_dot_v1_dot_agents__pb2.DeleteAgentRequest.SerializeToString,
             pawl_dot_agent_dot_v1_dot_agents__pb2.DeleteAgentResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetAgentUsage(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/pawl.agent.v1.AgentRegistryService/GetAgentUsage',
-            pawl_dot_agent_dot_v1_dot_agents__pb2.GetAgentUsageRequest.SerializeToString,
-            pawl_dot_agent_dot_v1_dot_agents__pb2.GetAgentUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -82,15 +82,6 @@ class AgentRegistryServiceStub:
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
     """
-    GetAgentUsage: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentUsageRequest, _agents_pb2.GetAgentUsageResponse]
-    """Returns an agent's daily usage, even if it was deleted. The figures are kept for 400 days, even if the runs are
-    deleted. Requires the admin role. Read-only.
-
-    Errors:
-    - NOT_FOUND / AGENT_NOT_FOUND
-    - INVALID_ARGUMENT / INVALID_ID
-    - INVALID_ARGUMENT / INVALID_FIELD: `days`.
-    """
     UpdateDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.UpdateDraftRequest, _agents_pb2.UpdateDraftResponse]
     """Creates or replaces one of the caller's drafts. The draft gets the next version; earlier versions are not kept. An
     identical definition has no effect. The request is therefore safe to repeat. To publish a draft, an admin calls
@@ -166,15 +157,6 @@ class AgentRegistryServiceAsyncStub(AgentRegistryServiceStub):
 
     Errors:
     - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
-    """
-    GetAgentUsage: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentUsageRequest, _agents_pb2.GetAgentUsageResponse]  # type: ignore[assignment]
-    """Returns an agent's daily usage, even if it was deleted. The figures are kept for 400 days, even if the runs are
-    deleted. Requires the admin role. Read-only.
-
-    Errors:
-    - NOT_FOUND / AGENT_NOT_FOUND
-    - INVALID_ARGUMENT / INVALID_ID
-    - INVALID_ARGUMENT / INVALID_FIELD: `days`.
     """
     UpdateDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.UpdateDraftRequest, _agents_pb2.UpdateDraftResponse]  # type: ignore[assignment]
     """Creates or replaces one of the caller's drafts. The draft gets the next version; earlier versions are not kept. An
@@ -278,21 +260,6 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - NOT_FOUND / AGENT_NOT_FOUND: Also if it was already deleted.
-        """
-
-    @_abc_1.abstractmethod
-    def GetAgentUsage(
-        self,
-        request: _agents_pb2.GetAgentUsageRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_agents_pb2.GetAgentUsageResponse, _abc.Awaitable[_agents_pb2.GetAgentUsageResponse]]:
-        """Returns an agent's daily usage, even if it was deleted. The figures are kept for 400 days, even if the runs are
-        deleted. Requires the admin role. Read-only.
-
-        Errors:
-        - NOT_FOUND / AGENT_NOT_FOUND
-        - INVALID_ARGUMENT / INVALID_ID
-        - INVALID_ARGUMENT / INVALID_FIELD: `days`.
         """
 
     @_abc_1.abstractmethod

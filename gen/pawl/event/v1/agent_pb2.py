@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/event/v1/agent.proto\x12\rpawl.event.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17pawl/event/v1/run.proto\"\xd2\x02\n\x0f\x41gentDefinition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x07options\x18\x02 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\x12+\n\x05tools\x18\x03 \x01(\x0b\x32\x1c.pawl.event.v1.ToolSelection\x12\x14\n\x0c\x64\x65legates_to\x18\x04 \x03(\t\x12\x15\n\rallowed_roles\x18\x05 \x03(\t\x12&\n\x04\x63\x61rd\x18\x06 \x01(\x0b\x32\x18.pawl.event.v1.AgentCard\x12:\n\x06labels\x18\x07 \x03(\x0b\x32*.pawl.event.v1.AgentDefinition.LabelsEntry\x12\x18\n\x10\x64\x61ily_tokens_max\x18\x08 \x01(\x04\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"A\n\rToolSelection\x12\r\n\x05names\x18\x01 \x03(\t\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x10\n\x08patterns\x18\x03 \x03(\t\"\\\n\tAgentCard\x12\r\n\x05title\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0f\x65xample_prompts\x18\x03 \x03(\t\x12\x12\n\navatar_url\x18\x04 \x01(\t\"[\n\nAgentUsage\x12\x0b\n\x03\x64\x61y\x18\x01 \x01(\t\x12\x0c\n\x04runs\x18\x02 \x01(\x04\x12\r\n\x05users\x18\x03 \x01(\x04\x12#\n\x05usage\x18\x04 \x01(\x0b\x32\x14.pawl.event.v1.Usage\"\xbf\x01\n\x0c\x41gentVersion\x12\x32\n\ndefinition\x18\x01 \x01(\x0b\x32\x1e.pawl.event.v1.AgentDefinition\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x12\n\ntool_names\x18\x03 \x03(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x63reate_user_id\x18\x05 \x01(\t\x12\r\n\x05\x64raft\x18\x06 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/event/v1/agent.proto\x12\rpawl.event.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x17pawl/event/v1/run.proto\"\xd2\x02\n\x0f\x41gentDefinition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\x07options\x18\x02 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\x12+\n\x05tools\x18\x03 \x01(\x0b\x32\x1c.pawl.event.v1.ToolSelection\x12\x14\n\x0c\x64\x65legates_to\x18\x04 \x03(\t\x12\x15\n\rallowed_roles\x18\x05 \x03(\t\x12&\n\x04\x63\x61rd\x18\x06 \x01(\x0b\x32\x18.pawl.event.v1.AgentCard\x12:\n\x06labels\x18\x07 \x03(\x0b\x32*.pawl.event.v1.AgentDefinition.LabelsEntry\x12\x18\n\x10\x64\x61ily_tokens_max\x18\x08 \x01(\x04\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"A\n\rToolSelection\x12\r\n\x05names\x18\x01 \x03(\t\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x10\n\x08patterns\x18\x03 \x03(\t\"\\\n\tAgentCard\x12\r\n\x05title\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0f\x65xample_prompts\x18\x03 \x03(\t\x12\x12\n\navatar_url\x18\x04 \x01(\t\"\xbf\x01\n\x0c\x41gentVersion\x12\x32\n\ndefinition\x18\x01 \x01(\x0b\x32\x1e.pawl.event.v1.AgentDefinition\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x12\n\ntool_names\x18\x03 \x03(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x63reate_user_id\x18\x05 \x01(\t\x12\r\n\x05\x64raft\x18\x06 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,8 +43,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOOLSELECTION']._serialized_end=508
   _globals['_AGENTCARD']._serialized_start=510
   _globals['_AGENTCARD']._serialized_end=602
-  _globals['_AGENTUSAGE']._serialized_start=604
-  _globals['_AGENTUSAGE']._serialized_end=695
-  _globals['_AGENTVERSION']._serialized_start=698
-  _globals['_AGENTVERSION']._serialized_end=889
+  _globals['_AGENTVERSION']._serialized_start=605
+  _globals['_AGENTVERSION']._serialized_end=796
 # @@protoc_insertion_point(module_scope)

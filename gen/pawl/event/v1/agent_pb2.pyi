@@ -62,9 +62,9 @@ class AgentDefinition(_message.Message):
     """
     daily_tokens_max: _builtins.int
     """Tokens that all of the agent's runs may use per day (UTC); 0 means no limit. At most 2^53. Input and output count
-    as in AgentUsage. The newest version's value applies to runs of all versions. When this quota is used up, no model
-    call starts. Depending on their TokenBudgetPolicy, runs then wait for the next day (WAIT_KIND_AGENT_QUOTA) or fail.
-    Model calls in progress finish. Not allowed for drafts.
+    as in UsageFigures.usage. The newest version's value applies to runs of all versions. When this quota is used up, no
+    model call starts. Depending on their TokenBudgetPolicy, runs then wait for the next day (WAIT_KIND_AGENT_QUOTA) or
+    fail. Model calls in progress finish. Not allowed for drafts.
     """
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
@@ -193,42 +193,6 @@ class AgentCard(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AgentCard: _TypeAlias = AgentCard  # noqa: Y015
-
-@_typing.final
-class AgentUsage(_message.Message):
-    """An agent's usage on one day. It does not include the cost, because Pawl does not know prices."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DAY_FIELD_NUMBER: _builtins.int
-    RUNS_FIELD_NUMBER: _builtins.int
-    USERS_FIELD_NUMBER: _builtins.int
-    USAGE_FIELD_NUMBER: _builtins.int
-    day: _builtins.str
-    """Day in UTC, YYYY-MM-DD."""
-    runs: _builtins.int
-    """Runs created that day, including child runs and queued runs, but not imported histories."""
-    users: _builtins.int
-    """Number of distinct users."""
-    @_builtins.property
-    def usage(self) -> _run_pb2.Usage:
-        """Usage by model calls that day, including calls in progress and calls of runs created earlier."""
-
-    def __init__(
-        self,
-        *,
-        day: _builtins.str = ...,
-        runs: _builtins.int = ...,
-        users: _builtins.int = ...,
-        usage: _run_pb2.Usage | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["day", b"day", "runs", b"runs", "usage", b"usage", "users", b"users"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AgentUsage: _TypeAlias = AgentUsage  # noqa: Y015
 
 @_typing.final
 class AgentVersion(_message.Message):

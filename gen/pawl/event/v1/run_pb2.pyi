@@ -1070,7 +1070,6 @@ class Usage(_message.Message):
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     MODEL_CALLS_FIELD_NUMBER: _builtins.int
     ESTIMATED_TOKENS_FIELD_NUMBER: _builtins.int
-    DELEGATED_TOKENS_FIELD_NUMBER: _builtins.int
     input_tokens: _builtins.int
     """Tokens in all prompts, including cached tokens."""
     cached_input_tokens: _builtins.int
@@ -1083,8 +1082,6 @@ class Usage(_message.Message):
     """Model calls, including failed attempts."""
     estimated_tokens: _builtins.int
     """Input and output tokens that were estimated."""
-    delegated_tokens: _builtins.int
-    """Input and output tokens used by the runs to which this run delegated. The other figures include them."""
     def __init__(
         self,
         *,
@@ -1094,11 +1091,10 @@ class Usage(_message.Message):
         reasoning_tokens: _builtins.int = ...,
         model_calls: _builtins.int = ...,
         estimated_tokens: _builtins.int = ...,
-        delegated_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_input_tokens", b"cached_input_tokens", "delegated_tokens", b"delegated_tokens", "estimated_tokens", b"estimated_tokens", "input_tokens", b"input_tokens", "model_calls", b"model_calls", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_input_tokens", b"cached_input_tokens", "estimated_tokens", b"estimated_tokens", "input_tokens", b"input_tokens", "model_calls", b"model_calls", "output_tokens", b"output_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1586,6 +1582,7 @@ class Run(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     LAST_SEQ_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    DELEGATED_USAGE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     STOP_CAUSE_FIELD_NUMBER: _builtins.int
     OUTPUT_TEXT_FIELD_NUMBER: _builtins.int
@@ -1735,6 +1732,10 @@ class Run(_message.Message):
         """Token usage so far, including that of child runs that have ended."""
 
     @_builtins.property
+    def delegated_usage(self) -> Global___Usage:
+        """The part of `usage` that is of child runs."""
+
+    @_builtins.property
     def failure(self) -> Global___RunFailure:
         """Why it failed; only when FAILED."""
 
@@ -1858,8 +1859,8 @@ class Run(_message.Message):
 
     @_builtins.property
     def lowered_limits(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Limits in `options.limits` that the settings of the store have lowered (pawl.settings.v1.Settings.limits), by name,
-        each with the value that the run would have had; 0 means unlimited.
+        """Limits in `options.limits` that the store's settings (pawl.settings.v1.Settings.limits) have lowered. Maps the
+        limit's name to its original value; 0 means unlimited.
         """
 
     def __init__(
@@ -1877,6 +1878,7 @@ class Run(_message.Message):
         epoch: _builtins.int = ...,
         last_seq: _builtins.int = ...,
         usage: Global___Usage | None = ...,
+        delegated_usage: Global___Usage | None = ...,
         failure: Global___RunFailure | None = ...,
         stop_cause: Global___StopCause.ValueType = ...,
         output_text: _builtins.str = ...,
@@ -1926,9 +1928,9 @@ class Run(_message.Message):
         trace: _builtins.str = ...,
         lowered_limits: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "goal", b"goal", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "options", b"options", "own_tools", b"own_tools", "progress_time", b"progress_time", "start_time", b"start_time", "undo", b"undo", "update_time", b"update_time", "usage", b"usage", "waiting", b"waiting", "workflow", b"workflow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attention", b"attention", "create_time", b"create_time", "delegated_usage", b"delegated_usage", "end_time", b"end_time", "failure", b"failure", "goal", b"goal", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "options", b"options", "own_tools", b"own_tools", "progress_time", b"progress_time", "start_time", b"start_time", "undo", b"undo", "update_time", b"update_time", "usage", b"usage", "waiting", b"waiting", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "budget_run_id", b"budget_run_id", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "generation", b"generation", "goal", b"goal", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "labels", b"labels", "last_seq", b"last_seq", "lowered_limits", b"lowered_limits", "missed_iterations", b"missed_iterations", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "reports_to_conversation_id", b"reports_to_conversation_id", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tokens_needed", b"tokens_needed", "tools", b"tools", "trace", b"trace", "trace_link", b"trace_link", "traceparent", b"traceparent", "trimmed_failures", b"trimmed_failures", "trimmed_rounds", b"trimmed_rounds", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "budget_run_id", b"budget_run_id", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "delegated_usage", b"delegated_usage", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "generation", b"generation", "goal", b"goal", "grant", b"grant", "job", b"job", "job_progress", b"job_progress", "labels", b"labels", "last_seq", b"last_seq", "lowered_limits", b"lowered_limits", "missed_iterations", b"missed_iterations", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "reports_to_conversation_id", b"reports_to_conversation_id", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tokens_needed", b"tokens_needed", "tools", b"tools", "trace", b"trace", "trace_link", b"trace_link", "traceparent", b"traceparent", "trimmed_failures", b"trimmed_failures", "trimmed_rounds", b"trimmed_rounds", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits", "waits_for_jobs", b"waits_for_jobs", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -612,7 +612,7 @@ class HistoryPrefix(_message.Message):
     summarised_to_number: _builtins.int
     """The last number covered by the summary before the history; 0 if there is no summary."""
     result_bytes: _builtins.int
-    """Total size of the call results of the prefix's runs."""
+    """Total size in bytes of all call results in the prefix's runs."""
     def __init__(
         self,
         *,
@@ -972,6 +972,8 @@ class CommitRunRequest(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     TOKENS_NEEDED_FIELD_NUMBER: _builtins.int
+    DELEGATED_USAGE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     OUTPUT_TEXT_FIELD_NUMBER: _builtins.int
     ACTIVE_SECONDS_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
@@ -1012,6 +1014,8 @@ class CommitRunRequest(_message.Message):
     """Number of rounds started; absent leaves it unchanged."""
     tokens_needed: _builtins.int
     """With `usage`: Run.tokens_needed."""
+    model: _builtins.str
+    """With `usage`: the model whose calls changed it."""
     output_text: _builtins.str
     """Text of the last answer so far."""
     active_seconds: _builtins.float
@@ -1076,6 +1080,10 @@ class CommitRunRequest(_message.Message):
         """Total usage so far."""
 
     @_builtins.property
+    def delegated_usage(self) -> _run_pb2.Usage:
+        """With `usage`: Run.delegated_usage."""
+
+    @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.PinnedTool]:
         """Pinned tools; only in the first commit."""
 
@@ -1128,6 +1136,8 @@ class CommitRunRequest(_message.Message):
         round: _builtins.int | None = ...,
         usage: _run_pb2.Usage | None = ...,
         tokens_needed: _builtins.int = ...,
+        delegated_usage: _run_pb2.Usage | None = ...,
+        model: _builtins.str = ...,
         output_text: _builtins.str | None = ...,
         active_seconds: _builtins.float | None = ...,
         tools: _abc.Iterable[_run_pb2.PinnedTool] | None = ...,
@@ -1151,9 +1161,9 @@ class CommitRunRequest(_message.Message):
         events_taken: _builtins.int = ...,
         trace: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "goal_limits", b"goal_limits", "job_progress", b"job_progress", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "delegated_usage", b"delegated_usage", "failure", b"failure", "goal_limits", b"goal_limits", "job_progress", b"job_progress", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "events_taken", b"events_taken", "failure", b"failure", "goal_limits", b"goal_limits", "has_progressed", b"has_progressed", "job_progress", b"job_progress", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "trace", b"trace", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "budget_run_id", b"budget_run_id", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegated_usage", b"delegated_usage", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "events_taken", b"events_taken", "failure", b"failure", "goal_limits", b"goal_limits", "has_progressed", b"has_progressed", "job_progress", b"job_progress", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "missed_iterations", b"missed_iterations", "model", b"model", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tokens_used", b"tokens_used", "tools", b"tools", "trace", b"trace", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active_seconds: _TypeAlias = _typing.Literal["active_seconds"]  # noqa: Y015
     _WhichOneofArgType__active_seconds: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds"]  # noqa: Y015
@@ -1783,7 +1793,7 @@ class ResolveCommand(_message.Message):
     call_id: _builtins.str
     """Call ID."""
     resolution: Global___CallResolution.ValueType
-    """The outcome."""
+    """How to resolve it."""
     content_json: _builtins.bytes
     """HAPPENED: the result."""
     def __init__(

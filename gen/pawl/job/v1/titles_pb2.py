@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/job/v1/titles.proto\x12\x0bpawl.job.v1\x1a\x17pawl/event/v1/run.proto\"(\n\x12\x43laimTitlesRequest\x12\x12\n\ntitles_max\x18\x01 \x01(\r\"<\n\x13\x43laimTitlesResponse\x12%\n\x05tasks\x18\x01 \x03(\x0b\x32\x16.pawl.job.v1.TitleTask\"\x94\x01\n\tTitleTask\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x11\n\tuser_text\x18\x05 \x01(\t\x12\x13\n\x0b\x61nswer_text\x18\x06 \x01(\t\x12\x14\n\x0cmodel_server\x18\x07 \x01(\t\"\x80\x01\n\x0fSetTitleRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12#\n\x05usage\x18\x05 \x01(\x0b\x32\x14.pawl.event.v1.Usage\"\x12\n\x10SetTitleResponse2\xa9\x01\n\x0cTitleService\x12P\n\x0b\x43laimTitles\x12\x1f.pawl.job.v1.ClaimTitlesRequest\x1a .pawl.job.v1.ClaimTitlesResponse\x12G\n\x08SetTitle\x12\x1c.pawl.job.v1.SetTitleRequest\x1a\x1d.pawl.job.v1.SetTitleResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/job/v1/titles.proto\x12\x0bpawl.job.v1\x1a\x17pawl/event/v1/run.proto\"(\n\x12\x43laimTitlesRequest\x12\x12\n\ntitles_max\x18\x01 \x01(\r\"<\n\x13\x43laimTitlesResponse\x12%\n\x05tasks\x18\x01 \x03(\x0b\x32\x16.pawl.job.v1.TitleTask\"\x94\x01\n\tTitleTask\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05model\x18\x04 \x01(\t\x12\x11\n\tuser_text\x18\x05 \x01(\t\x12\x13\n\x0b\x61nswer_text\x18\x06 \x01(\t\x12\x14\n\x0cmodel_server\x18\x07 \x01(\t\"\x8f\x01\n\x0fSetTitleRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12#\n\x05usage\x18\x05 \x01(\x0b\x32\x14.pawl.event.v1.Usage\x12\r\n\x05model\x18\x06 \x01(\t\"\x12\n\x10SetTitleResponse2\xa9\x01\n\x0cTitleService\x12P\n\x0b\x43laimTitles\x12\x1f.pawl.job.v1.ClaimTitlesRequest\x1a .pawl.job.v1.ClaimTitlesResponse\x12G\n\x08SetTitle\x12\x1c.pawl.job.v1.SetTitleRequest\x1a\x1d.pawl.job.v1.SetTitleResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,9 +39,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TITLETASK']._serialized_start=171
   _globals['_TITLETASK']._serialized_end=319
   _globals['_SETTITLEREQUEST']._serialized_start=322
-  _globals['_SETTITLEREQUEST']._serialized_end=450
-  _globals['_SETTITLERESPONSE']._serialized_start=452
-  _globals['_SETTITLERESPONSE']._serialized_end=470
-  _globals['_TITLESERVICE']._serialized_start=473
-  _globals['_TITLESERVICE']._serialized_end=642
+  _globals['_SETTITLEREQUEST']._serialized_end=465
+  _globals['_SETTITLERESPONSE']._serialized_start=467
+  _globals['_SETTITLERESPONSE']._serialized_end=485
+  _globals['_TITLESERVICE']._serialized_start=488
+  _globals['_TITLESERVICE']._serialized_end=657
 # @@protoc_insertion_point(module_scope)

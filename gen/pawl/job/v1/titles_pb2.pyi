@@ -122,6 +122,7 @@ class SetTitleRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     conversation_id: _builtins.str
@@ -130,6 +131,8 @@ class SetTitleRequest(_message.Message):
     """Attempt from the task."""
     text: _builtins.str
     """The first 4096 characters of the model's output; empty if it failed."""
+    model: _builtins.str
+    """The model that was called."""
     @_builtins.property
     def usage(self) -> _run_pb2.Usage:
         """Usage of the model call."""
@@ -142,10 +145,11 @@ class SetTitleRequest(_message.Message):
         attempt: _builtins.int = ...,
         text: _builtins.str = ...,
         usage: _run_pb2.Usage | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "conversation_id", b"conversation_id", "store_id", b"store_id", "text", b"text", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "conversation_id", b"conversation_id", "model", b"model", "store_id", b"store_id", "text", b"text", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
     from pawl.agent.v1.schedule_pb2_grpc import ScheduleServiceAsyncStub
     from pawl.agent.v1.trigger_pb2_grpc import TriggerServiceAsyncStub
+    from pawl.agent.v1.usage_pb2_grpc import UsageServiceAsyncStub
     from pawl.agent.v1.workflow_pb2_grpc import WorkflowServiceAsyncStub
     from pawl.identity.v1.key_pb2_grpc import KeyServiceAsyncStub
     from pawl.notify.v1.channel_pb2_grpc import ChannelServiceAsyncStub
@@ -126,6 +127,7 @@ class Target:
     jobs: cached_property[JobServiceAsyncStub] = _stub("agent.v1.jobs.JobService", "agent")
     scheduler: cached_property[ScheduleServiceAsyncStub] = _stub("agent.v1.schedule.ScheduleService", "agent")
     triggers: cached_property[TriggerServiceAsyncStub] = _stub("agent.v1.trigger.TriggerService", "agent")
+    usage: cached_property[UsageServiceAsyncStub] = _stub("agent.v1.usage.UsageService", "agent")
     workflows: cached_property[WorkflowServiceAsyncStub] = _stub("agent.v1.workflow.WorkflowService", "agent")
     operators: cached_property[OperatorServiceAsyncStub] = _stub("agent.v1.operator.OperatorService", "agent")
     tool_register: cached_property[ToolServiceAsyncStub] = _stub("tool.v1.tool.ToolService", "tools")

@@ -102,8 +102,7 @@ class Overlap(IntEnum):
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Token usage of model calls. `model_calls` includes failed attempts.
 
-    `estimated_tokens` counts the input and output tokens that the model server did not report, and `delegated_tokens`
-    those that the run's agents used.
+    `estimated_tokens` counts the input and output tokens that the model server did not report.
     """
 
     input_tokens: int = 0
@@ -112,17 +111,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0
     model_calls: int = 0
     estimated_tokens: int = 0
-    delegated_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
         """The number of tokens that count against the budget. Cached input and reasoning are included."""
         return self.input_tokens + self.output_tokens
-
-    @property
-    def own_tokens(self) -> int:
-        """Tokens that the run used itself."""
-        return self.total_tokens - self.delegated_tokens
 
     def __add__(self, other: Usage) -> Usage:
         """Return the sum, capped at TOKENS_MAX."""

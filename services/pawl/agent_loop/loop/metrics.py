@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
-from pawl.agent_loop.loop.ports import Timing
+from pawl.agent_loop.loop.ports import ModelTiming
 from pawl.chassis.ids import StoreId
-from pawl.server.process.metrics import OTHER, Metrics
+from pawl.server.process.metrics import Metrics
 from pawl.values import Usage
 
 _CALL_SECONDS: Final = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 60, 120)
@@ -15,10 +15,10 @@ _ADDED_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5
 
 
 class PrometheusMeter:
-    """`providers` contains the label of each model server by its name."""
+    """Measures the loop. `provider` stands for the deployment's model server; others have names."""
 
-    def __init__(self, metrics: Metrics, providers: Mapping[str, str], monotonic: Callable[[], float]) -> None:
-        self._store, self._providers, self._monotonic = metrics.store, providers, monotonic
+    def __init__(self, metrics: Metrics, provider: str, monotonic: Callable[[], float]) -> None:
+        self._store, self._provider, self._monotonic = metrics.store, provider, monotonic
         self._model_calls = metrics.counter(
             "model_calls_total",
             "Model calls ended: answered, cut (stopped), forgotten (step refused), timeout, or a failure class.",
@@ -50,15 +50,15 @@ class PrometheusMeter:
         self._held = metrics.gauge("runs_held", "Runs that this worker is driving.")
         self._left = metrics.counter("runs_left_total", "Runs that this worker released, by reason.", ("how",))
 
-    def model_called(self, store_id: StoreId, server: str, outcome: str, usage: Usage, timing: Timing) -> None:
-        store, provider = self._store(store_id), self._providers.get(server, OTHER)
+    def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: ModelTiming) -> None:
+        store, provider = self._store(store_id), timing.server or self._provider
         self._model_calls.labels(store, provider, outcome).inc()
         for kind in ("input", "cached_input", "output", "reasoning", "estimated"):
             if tokens := getattr(usage, f"{kind}_tokens"):
                 self._tokens.labels(store, provider, kind).inc(tokens)
         self._seconds.labels(store, provider).observe(self._monotonic() - timing.sent_at)
-        if timing.first_token_at is not None:
-            self._first_token.labels(store, provider).observe(timing.first_token_at - timing.sent_at)
+        if timing.first_output_at is not None:
+            self._first_token.labels(store, provider).observe(timing.first_output_at - timing.sent_at)
         if timing.due_at is not None:
             self._added.observe(timing.sent_at - timing.due_at)
 

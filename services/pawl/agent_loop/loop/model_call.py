@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import ModelTerms, TokenBudget, draft_name
-from pawl.agent_loop.loop.ports import Meter, Randomness, Timing
+from pawl.agent_loop.loop.ports import Meter, ModelTiming, Randomness
 from pawl.agent_loop.loop.rules import background, budget, file_front, guidelines, history, jobs, output, retry
 from pawl.agent_loop.loop.rules.answering import usage_of
 from pawl.agent_loop.loop.rules.assembly import Assembly, ModelAnswer
@@ -73,9 +73,8 @@ class ModelCall:
         self.prompt_tokens = 0
         self._output_bytes = 0
         self._due_at = due_at
-        self._server = ""
         self._sent_at: float | None = None
-        self._first_token_at: float | None = None
+        self._server = ""
         # A turn's output is hidden as long as the turn could still be silent.
         self._may_be_silent = state.run.is_turn
         self._opening = ""
@@ -108,7 +107,7 @@ class ModelCall:
         request = replace(
             renamed(request, names), output_tokens_max=budget.output_tokens_max(self._state, prompt_tokens)
         )
-        self._server, self._sent_at = request.server, self._monotonic()
+        self._sent_at, self._server = self._monotonic(), request.server
         try:
             async with aclosing(self._model.stream(request)) as pieces:
                 async for piece in pieces:
@@ -134,8 +133,10 @@ class ModelCall:
         """Count the call, which has just ended, if it was made."""
         if self._sent_at is None:
             return
-        timing = Timing(due_at=self._due_at, sent_at=self._sent_at, first_token_at=self._first_token_at)
-        meter.model_called(self._state.run.store_id, self._server, outcome, usage_of(self.usage()), timing)
+        timing = ModelTiming(
+            server=self._server, due_at=self._due_at, sent_at=self._sent_at, first_output_at=self.first_output_at
+        )
+        meter.model_called(self._state.run.store_id, outcome, usage_of(self.usage()), timing)
 
     def output_due_at(self) -> float | None:
         """Return the monotonic time at which output must be shown; None if there is no output to show."""
@@ -158,8 +159,6 @@ class ModelCall:
             self._opening += piece.text if isinstance(piece, TextPiece) else ""
             self._may_be_silent = not isinstance(piece, CallPiece) and jobs.may_become_silent(self._opening)
         self._output_bytes += _size(piece)
-        if self._first_token_at is None and self._output_bytes:
-            self._first_token_at = now
         if self._opened.summary:
             return
         self._coalescer.add(shown, now)

@@ -145,17 +145,21 @@ class Registry(Protocol):
         """Stop a call wherever it is running, and wait up to `wait_seconds` for it to end. Idempotent."""
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """When a model call happened, as monotonic times. Times of what did not happen are None."""
+class ModelTiming(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and when a model call happened.
+
+    The times are monotonic, and None for what did not happen. `server` is empty for the deployment's model server.
+    """
 
     sent_at: float
+    server: str = ""
     due_at: float | None = None
-    first_token_at: float | None = None
+    first_output_at: float | None = None
 
 
 class Meter(Protocol):
-    def model_called(self, store_id: StoreId, server: str, outcome: str, usage: Usage, timing: Timing) -> None:
-        """Count a call of a model server that has just ended.
+    def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: ModelTiming) -> None:
+        """Count a model call that has just ended.
 
         The outcome is `answered`, `cut`, `forgotten`, `timeout` or the class of the failure in lower case.
         """

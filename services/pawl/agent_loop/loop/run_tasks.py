@@ -156,7 +156,7 @@ class RunTasks(Tasks):
         self._model_call: ModelCall | None = None
         self._model_before: ModelCall | None = None
         # The tokens that the run had used itself before its last model call.
-        self._tokens_used = run.usage.own_tokens
+        self._tokens_used = run.own_tokens
         # Cleared while a model call is running and the step that announces it is not yet durable.
         self._is_durable = asyncio.Event()
         self._is_durable.set()
@@ -357,8 +357,8 @@ class RunTasks(Tasks):
 
     async def _terms(self, run: Run) -> ModelTerms:
         needed = self._dependencies
-        used = run.usage.own_tokens - self._tokens_used
-        self._tokens_used = run.usage.own_tokens
+        used = run.own_tokens - self._tokens_used
+        self._tokens_used = run.own_tokens
 
         async def read(store_id: StoreId, user_id: UserId, name: str) -> ModelTerms:
             ask = partial(needed.agents.model_terms, store_id, user_id, name)

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Final
 
 from pawl.agent_loop.loop import wire
-from pawl.agent_loop.loop.ports import Meter, Timing
+from pawl.agent_loop.loop.ports import Meter, ModelTiming
 from pawl.agent_loop.loop.rules import budget, history
 from pawl.agent_loop.loop.rules.answering import usage_of
 from pawl.agent_loop.loop.rules.assembly import Assembly
@@ -93,7 +93,7 @@ class TitleMaker:
 
     async def _make(self, task: pb.TitleTask) -> None:
         request, assembly = request_of(task, self._default_model), Assembly()
-        outcome, timing = "answered", Timing(sent_at=self._clock.monotonic())
+        outcome, timing = "answered", ModelTiming(server=task.model_server, sent_at=self._clock.monotonic())
         try:
             async with asyncio.timeout(SECONDS_MAX), aclosing(self._model.stream(request)) as pieces:
                 async for piece in pieces:
@@ -108,13 +108,14 @@ class TitleMaker:
             size = history.size_bytes(request.messages)
             report = budget.counted(report, prompt_bytes=size, output_bytes=len(answer.text.encode()))
         usage = usage_of(report)
-        self._meter.model_called(StoreId(task.store_id), request.server, outcome, usage, timing)
+        self._meter.model_called(StoreId(task.store_id), outcome, usage, timing)
         title = pb.SetTitleRequest(
             store_id=task.store_id,
             conversation_id=task.conversation_id,
             attempt=task.attempt,
             text=answer.text[:_TEXT_CHARACTERS_MAX] if is_whole else "",
             usage=wire.USAGE.write(usage),
+            model=request.model,
         )
         try:
             await translated(self._stub.SetTitle(title))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
 
 from pawl.agent.v1 import agents_pb2 as pb
 from pawl.chassis.identity.auth import Principal, require_decider, require_user
@@ -12,7 +11,7 @@ from pawl.chassis.identity.roles import Role
 from pawl.chassis.ids import DEFAULT_AGENT, StoreId, UserId, check_id
 from pawl.chassis.process import logs
 from pawl.chassis.rpc.kinds import Context
-from pawl.errors import AgentNotFound, InvalidField, ModelNotAllowed
+from pawl.errors import AgentNotFound, ModelNotAllowed
 from pawl.event.v1 import agent_pb2, run_pb2
 from pawl.job.v1 import agents_pb2 as ledger
 from pawl.job.v1 import agents_pb2_grpc
@@ -21,21 +20,17 @@ from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.pages import Id, next_token, page_size, read_token
 from pawl.job_store.ledger.ports import LimitsOf
 from pawl.job_store.ledger.rpc.messages import timestamp
-from pawl.job_store.ledger.rules.usage import DAYS_MAX
-from pawl.job_store.ledger.store.upkeep import PostgresUsage
+from pawl.job_store.ledger.store.usage import PostgresTokens
 from pawl.job_store.versions.rpc import VERSION_MAX, message_of, versions_for
 from pawl.job_store.versions.rules import VersionRow, saved
 from pawl.values import WaitKind
-
-_DAYS: Final = 30
 
 _log = logs.get_logger(__name__)
 
 
 class AgentServicer:
-    def __init__(self, agents: PostgresAgents, usage: PostgresUsage) -> None:
+    def __init__(self, agents: PostgresAgents) -> None:
         self._agents = agents
-        self._usage = usage
 
     async def ListAgentVersions(
         self, request: pb.ListAgentVersionsRequest, context: Context
@@ -57,15 +52,6 @@ class AgentServicer:
             raise AgentNotFound
         _log.info("agent.deleted", store=user.store_id, user=user.user_id, agent=name)
         return pb.DeleteAgentResponse()
-
-    async def GetAgentUsage(self, request: pb.GetAgentUsageRequest, context: Context) -> pb.GetAgentUsageResponse:
-        user, name = require_user(), check_id(request.name, "name")
-        if request.days > DAYS_MAX:
-            raise InvalidField(f"days must be at most {DAYS_MAX}, got {request.days}", field="days")
-        if name != DEFAULT_AGENT and await self._agents.get(user.store_id, name, 1) is None:
-            raise AgentNotFound
-        found = await self._usage.of_agent(user.store_id, name, days=request.days or _DAYS)
-        return pb.GetAgentUsageResponse(days=found)
 
     async def DeleteDraft(self, request: pb.DeleteDraftRequest, context: Context) -> pb.DeleteDraftResponse:
         user = require_user()
@@ -170,7 +156,7 @@ def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[
 class Budgets:
     """Reads the token budgets of agents, and those that `limits_of` returns for a store and its users."""
 
-    def __init__(self, agents: PostgresAgents, usage: PostgresUsage, limits_of: LimitsOf) -> None:
+    def __init__(self, agents: PostgresAgents, usage: PostgresTokens, limits_of: LimitsOf) -> None:
         self._agents = agents
         self._usage = usage
         self._limits_of = limits_of

@@ -10,7 +10,7 @@ from pawl.errors import InvalidField
 from pawl.job.v1 import titles_pb2 as pb
 from pawl.job.v1 import titles_pb2_grpc
 from pawl.job_store.conversations.store.titles import PostgresTitles
-from pawl.job_store.ledger.rpc.messages import used_of
+from pawl.job_store.ledger.rpc.messages import checked_usage
 
 TITLES_MAX: Final = 16
 _ATTEMPTS_MAX: Final = 2**15
@@ -31,5 +31,6 @@ class TitleServicer(titles_pb2_grpc.TitleServiceServicer):
         store_id = check_id(request.store_id, "store_id")
         conversation_id = ConversationId(check_id(request.conversation_id, "conversation_id"))
         attempt = min(request.attempt, _ATTEMPTS_MAX - 1)
-        await self._titles.put(store_id, conversation_id, attempt, request.text, used_of(request.usage))
+        used = checked_usage(request.usage)
+        await self._titles.put(store_id, conversation_id, attempt, request.text, model=request.model, used=used)
         return pb.SetTitleResponse()

@@ -10,7 +10,7 @@ from pawl.chassis.rpc.kinds import Context
 from pawl.chassis.rpc.translate import Exceptions, Translator
 from pawl.errors import InvalidField
 from pawl.job_store.ledger.pages import Large, make_token, page_size, read_token
-from pawl.job_store.ledger.store.upkeep import PostgresUsage
+from pawl.job_store.ledger.store.usage import PostgresTokens
 from pawl.job_store.store_settings.rules import (
     Decided,
     Layer,
@@ -43,7 +43,7 @@ _LAST_CHANGE: Final = 2**63 - 1
 
 
 class SettingsServicer(settings_pb2_grpc.SettingsServiceServicer):
-    def __init__(self, settings: SettingsSnapshot, usage: PostgresUsage) -> None:
+    def __init__(self, settings: SettingsSnapshot, usage: PostgresTokens) -> None:
         self._settings = settings
         self._usage = usage
 

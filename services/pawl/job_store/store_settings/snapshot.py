@@ -69,8 +69,8 @@ class SettingsSnapshot:
         self._raised: set[StoreId] = set()
         self._lock = asyncio.Lock()
         self.all = self._combined(())
-        self.usual = slots
-        self.unusual: Mapping[StoreId, SlotLimits] = {}
+        self.default = slots
+        self.overrides: Mapping[StoreId, SlotLimits] = {}
 
     async def run(self) -> None:
         while True:
@@ -115,9 +115,9 @@ class SettingsSnapshot:
     def _apply(self) -> None:
         self.all = self._combined(self._layers.values())
         self._limits_of.clear()
-        self.usual = self._slots(ALL_STORES)
+        self.default = self._slots(ALL_STORES)
         of_stores = {store_id: self._slots(store_id) for _, store_id in self._layers if store_id}
-        self.unusual = {store_id: slots for store_id, slots in of_stores.items() if slots != self.usual}
+        self.overrides = {store_id: slots for store_id, slots in of_stores.items() if slots != self.default}
 
     async def update(self, caller: Principal, asked: Settings, unset: Collection[str], *, only_check: bool) -> Settings:
         """Change a layer and record the change. `asked` contains the layer, its version, and the values to set.
@@ -149,7 +149,7 @@ class SettingsSnapshot:
         return settings
 
     def of(self, store_id: StoreId) -> SlotLimits:
-        return self.unusual.get(store_id, self.usual)
+        return self.overrides.get(store_id, self.default)
 
     def limits_of(self, store_id: StoreId) -> Limits:
         if (limits := self._limits_of.get(store_id)) is None:

@@ -39,7 +39,7 @@ WHERE change < $1 AND ($2::text IS NULL OR store_id = $2) ORDER BY change DESC L
 
 _STORES_WITH_OPEN_RUNS: Final = f"SELECT DISTINCT store_id FROM job_store.runs WHERE state < {RunState.COMPLETED.value}"
 # Delegated runs are stopped by their parents. Jobs outlive theirs.
-_OPEN_RUNS: Final = f"""
+_RUNS_TO_CANCEL: Final = f"""
 SELECT run_id, user_id, options FROM job_store.runs
 WHERE store_id = $1 AND state < {RunState.COMPLETED.value} AND state <> {RunState.CANCELLING.value}
 AND (parent_run_id = '' OR reports_to <> '') AND create_time < $2 AND run_id > $3
@@ -134,7 +134,7 @@ class PostgresSettings(DatabaseAdapter):
         self, store_id: StoreId, created_before: datetime, *, after_run: str, runs_max: int
     ) -> Sequence[OpenRun]:
         """Return runs by id that have not ended and are not being stopped."""
-        rows = await self._database.fetch(_OPEN_RUNS, store_id, created_before, after_run, runs_max)
+        rows = await self._database.fetch(_RUNS_TO_CANCEL, store_id, created_before, after_run, runs_max)
         return [OpenRun(RunKey(store_id, row["run_id"]), row["user_id"], row["options"]) for row in rows]
 
     async def changes(self, store_id: StoreId | None, *, before: int, changes_max: int) -> Sequence[SettingsChange]:

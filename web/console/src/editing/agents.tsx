@@ -1,6 +1,6 @@
 /** Agents: their list, the form with the tool picker, versions and usage. */
 
-import type { AgentUsageJson, AgentVersionJson, ToolJson } from "@pawl/client";
+import type { AgentVersionJson, ToolJson, UsageRowJson } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
@@ -9,7 +9,7 @@ import { Choice, type FieldSpec, get, type Option, set, type Values } from "../f
 import { cut, time } from "../format";
 import { GONE } from "../actions";
 import { Below, type Resource } from "../resource";
-import { go, may, pawl, who } from "../state";
+import { go, pawl, who } from "../state";
 import { visible } from "../visible";
 
 const EFFORTS: Option[] = [["", "As the model decides"], ...["none", "minimal", "low", "medium", "high", "xhigh"].map((each): Option => [`REASONING_EFFORT_${each.toUpperCase()}`, each])];
@@ -195,19 +195,17 @@ function AgentPage({ agent }: { agent: AgentVersionJson }): VNode {
           ]}
         />
       )}
-      {may("agent.v1.AgentRegistryService/GetAgentUsage") && (
-        <Below<AgentUsageJson>
-          name="Usage"
-          method="agent.v1.AgentRegistryService/GetAgentUsage"
-          load={async () => (await pawl.agents.getAgentUsage({ name })).days}
-          columns={[
-            { name: "Day", of: ({ day }) => day },
-            { name: "Runs", num: true, of: ({ runs }) => runs ?? 0 },
-            { name: "Users", num: true, of: ({ users }) => users ?? 0 },
-            { name: "Tokens", num: true, of: ({ usage }) => (Number(usage?.inputTokens ?? 0) + Number(usage?.outputTokens ?? 0)).toLocaleString() },
-          ]}
-        />
-      )}
+      <Below<UsageRowJson>
+        name="Usage"
+        method="agent.v1.UsageService/GetUsage"
+        load={async () => (await pawl.usage.getUsage({ agentName: name, period: "USAGE_PERIOD_DAY" })).rows}
+        columns={[
+          { name: "Day", of: ({ time }) => time?.slice(0, 10) },
+          { name: "Runs", num: true, of: ({ figures }) => figures?.runs ?? 0 },
+          { name: "Users", num: true, of: ({ figures }) => figures?.users ?? 0 },
+          { name: "Tokens", num: true, of: ({ figures }) => (Number(figures?.usage?.inputTokens ?? 0) + Number(figures?.usage?.outputTokens ?? 0)).toLocaleString() },
+        ]}
+      />
     </>
   );
 }

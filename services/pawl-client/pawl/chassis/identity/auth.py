@@ -203,7 +203,8 @@ def named_user(metadata: Iterable[tuple[str, str | bytes]]) -> Principal | None:
         user = msgspec.json.decode(values[0], type=Principal)
     except (msgspec.DecodeError, ValueError, RecursionError):
         user = Principal()
-    if len(values) > 1 or user.is_service or not is_id(user.store_id) or not is_id(user.user_id):
+    has_store = is_id(user.store_id) or (not user.store_id and Role.DEPLOYMENT in user.roles)
+    if len(values) > 1 or user.is_service or not has_store or not is_id(user.user_id):
         raise PermissionDenied(f"the metadata `{FOR_USER}` must contain exactly one valid user of a store")
     return user
 

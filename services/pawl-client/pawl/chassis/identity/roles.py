@@ -33,8 +33,8 @@ class Role(StrEnum):
 ROLES: Final = frozenset(Role)
 ROLES_OF_A_STORE: Final = ROLES - {Role.DEPLOYMENT}
 # The error for roles that give no rights.
-OWN_ROLES_GO_BESIDE: Final = (
-    f"custom roles require at least one of {', '.join(role for role in Role if role is not Role.DEPLOYMENT)}"
+OWN_ROLES_GO_BESIDE: Final = "custom roles must be combined with at least one of " + ", ".join(
+    role for role in Role if role is not Role.DEPLOYMENT
 )
 # Roles that decide on the gated calls of all users in their store.
 APPROVERS: Final = frozenset({Role.APPROVER, Role.ADMIN})
@@ -57,7 +57,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.agent.v1.AgentRegistryService": {
         READERS: "GetAgent ListAgents ListAgentVersions",
         _MEMBERS: "UpdateDraft DeleteDraft",
-        (Role.ADMIN,): "UpdateAgent DeleteAgent GetAgentUsage",
+        (Role.ADMIN,): "UpdateAgent DeleteAgent",
     },
     "pawl.agent.v1.AgentService": {
         READERS: "WatchRun GetRun ListRuns ListCalls ListSteps WatchSteps ListMessages ListPending WatchPending"
@@ -89,6 +89,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (Role.GATEWAY,): "DeliverWebhook",
         (MAILBOX,): "DeliverMail",
     },
+    "pawl.agent.v1.UsageService": {READERS | {Role.DEPLOYMENT}: "GetUsage"},
     "pawl.agent.v1.WorkflowService": {
         READERS: "GetWorkflow ListWorkflows ListWorkflowVersions GetWorkflowSchema GetExecution",
         _MEMBERS: "StartWorkflow RerunFrom PauseExecution ResumeExecution",

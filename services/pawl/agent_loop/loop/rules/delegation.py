@@ -110,8 +110,8 @@ def ended(state: State, command: AgentEnded, now: float) -> State:
             reason = run.failure.reason
         result = settle.error(reason, " ".join(filter(None, (_why(run), _left(command.job_ids)))))
         call = settle.settled(call, CallState.FAILED, result, now, note)
-    usage = replace(run.usage, delegated_tokens=run.usage.total_tokens)
-    return replace(state.with_calls([call]), run=replace(state.run, usage=state.run.usage + usage))
+    total, delegated = state.run.usage + run.usage, state.run.delegated_usage + run.usage
+    return replace(state.with_calls([call]), run=replace(state.run, usage=total, delegated_usage=delegated))
 
 
 def _for_workflow(state: State, call: Call) -> Delegation:
@@ -158,7 +158,9 @@ def _goal(state: State, call: Call, now: float) -> Goal:
     """Return the goal in a call to START_GOAL. Its attempts are child runs of the goal run."""
     run = state.run
     if run.depth + 1 >= run.options.limits.agent_depth_max:
-        raise _Refused("NOT_ALLOWED", "This agent cannot start goals, because their attempts would be too deep.")
+        raise _Refused(
+            "NOT_ALLOWED", "This agent cannot start goals, because their attempts would be nested too deeply."
+        )
     try:
         goal = asking.asked(call.arguments_json, now)
     except ValueError as error:

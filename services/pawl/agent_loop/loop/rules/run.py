@@ -345,6 +345,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 0
     last_seq: int = 0
     usage: Usage = field(default_factory=Usage)
+    # The part of `usage` that is of child runs.
+    delegated_usage: Usage = field(default_factory=Usage)
     # The minimum top-up, while the run waits for one.
     tokens_needed: int = 0
     failure: RunFailure | None = None
@@ -394,6 +396,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     trace_link: str = ""
     # The context of its first span, once it is recorded.
     trace: str = ""
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens used by the run's own model calls, excluding those used by its agents."""
+        return self.usage.total_tokens - self.delegated_usage.total_tokens
 
     @property
     def is_job(self) -> bool:

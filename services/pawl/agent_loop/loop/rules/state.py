@@ -86,7 +86,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     # The token budget that is used up. Not persisted.
     used_up: TokenBudget | None = None
 
-    # According to the last commit, the shared budget is used up when `own_tokens` reaches this value; None if unknown.
+    # According to the last commit, the shared budget is used up when the run's `own_tokens` reach this value; or None.
     shared_tokens_max: int | None = None
 
     @property

@@ -49,6 +49,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     round: int | None = None
     usage: Usage | None = None
     # Only set with `usage`.
+    delegated_usage: Usage | None = None
+    # Only set with `usage`: the model whose calls changed it.
+    model: str = ""
+    # Only set with `usage`.
     tokens_needed: int = 0
     # Only set with `usage`: tokens of the run's own model calls since the last step.
     tokens_used: int = 0
@@ -132,8 +136,10 @@ def between(
         stop_cause=new.stop_cause if moved and new.state is RunState.CANCELLED else None,
         round=_changed(old.round, new.round),
         usage=new.usage if changes_usage else None,
+        delegated_usage=new.delegated_usage if changes_usage and new.delegated_usage != Usage() else None,
+        model=base.model if changes_usage else "",
         tokens_needed=new.tokens_needed if changes_usage else 0,
-        tokens_used=after.run.usage.own_tokens - base.run.usage.own_tokens,
+        tokens_used=after.run.own_tokens - base.run.own_tokens,
         budget_run_id=new.budget_run_id,
         output_text=new.output_text if changes_output else None,
         output_json=new.output_json if changes_output else b"",
@@ -175,7 +181,7 @@ def committed(after: State, last_seq: int, shared_tokens_left: int | None) -> St
 
 
 def with_shared_budget(state: State, left: int | None) -> State:
-    return replace(state, shared_tokens_max=None if left is None else left + state.run.usage.own_tokens)
+    return replace(state, shared_tokens_max=None if left is None else left + state.run.own_tokens)
 
 
 def _advances(state: State) -> int:

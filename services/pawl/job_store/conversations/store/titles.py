@@ -16,11 +16,11 @@ from pawl.job.v1.titles_pb2 import TitleTask
 from pawl.job_store.conversations.store.search_index import put_title
 from pawl.job_store.ledger.ports import LimitsOf
 from pawl.job_store.ledger.rules.conversations import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, title_in_reply
-from pawl.job_store.ledger.rules.usage import UsageKey, Used, day_of
-from pawl.job_store.ledger.store import upkeep
+from pawl.job_store.ledger.rules.usage import UsageKey, Used
+from pawl.job_store.ledger.store import usage
 from pawl.job_store.ledger.store.columns import joined
 from pawl.server.db.database import Database, DatabaseAdapter, read_each
-from pawl.values import RunState
+from pawl.values import RunState, Usage
 
 # The statements are built only from constants in this module.
 # ruff: noqa: S608
@@ -111,9 +111,9 @@ class PostgresTitles(DatabaseAdapter):
         return tasks
 
     async def put(
-        self, store_id: StoreId, conversation_id: ConversationId, attempt: int, text: str, used: Used
+        self, store_id: StoreId, conversation_id: ConversationId, attempt: int, text: str, *, model: str, used: Usage
     ) -> None:
-        """Store the title from a model's answer if it is still needed, and count the tokens used."""
+        """Store the title from a model's answer if it is still needed, and count the usage."""
         title = title_in_reply(text)
         place = store_id, conversation_id
         async with self._database.transaction() as connection:
@@ -121,9 +121,9 @@ class PostgresTitles(DatabaseAdapter):
             if kept is not None and title and not kept["title"]:
                 await put_title(connection, store_id, conversation_id, kept["user_id"], title)
             run = await connection.fetchrow(_RUN, *place)
-            if run is not None and used != Used():
-                key = UsageKey(store_id, run["agent_name"], day_of(run["time"]), run["user_id"])
-                statement, arguments = joined(upkeep.additions([(key, used)]))
+            if run is not None and used != Usage():
+                key = UsageKey.at(run["time"], store_id, run["agent_name"], run["user_id"], model=model)
+                statement, arguments = joined(usage.additions([(key, Used.by_model(used))]))
                 await connection.execute(statement, *arguments)
 
 

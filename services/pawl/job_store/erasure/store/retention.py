@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from pawl.job_store.ledger.rules.usage import DAYS_MAX
-from pawl.job_store.ledger.store import tables
+from pawl.job_store.ledger.rules.usage import DAYS_MAX, HOURS_DAYS_MAX
+from pawl.job_store.ledger.store import tables, usage
 from pawl.job_store.ledger.store.columns import joined
 from pawl.server.db.database import Connection, Database, DatabaseAdapter, affected
 
@@ -22,11 +22,26 @@ DELETE FROM job_store.requests WHERE (store_id, user_id, request_id) IN (
 )
 """
 _OLD_USAGE: Final = """
-DELETE FROM job_store.usage_days WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM job_store.usage_days WHERE day <= (now() AT TIME ZONE 'UTC')::date - $1::integer LIMIT $2
+DELETE FROM job_store.usage_hours WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM job_store.usage_hours WHERE day <= (now() AT TIME ZONE 'UTC')::date - $1::integer LIMIT $2
 ))
 """
-_OLD_TOKENS: Final = _OLD_USAGE.replace("usage_days", "token_days")
+# The merged row of a day has the hour -1. Only this statement writes rows of old days.
+_MERGED: Final = usage.NAMES.replace("hour", "-1 AS hour", 1)
+_OLD_HOURS: Final = f"""
+WITH gone AS (
+    DELETE FROM job_store.usage_hours WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM job_store.usage_hours
+        WHERE day <= (now() AT TIME ZONE 'UTC')::date - $1::integer AND hour >= 0 ORDER BY day LIMIT $2
+    )) RETURNING *
+), merged AS (
+    INSERT INTO job_store.usage_hours AS u (slot, {usage.NAMES})
+    SELECT 0, {usage.KEY}, {usage.TOTALS} FROM (SELECT {_MERGED} FROM gone) AS old
+    GROUP BY {usage.KEY} ORDER BY {usage.ORDER} {usage.ON_CONFLICT}
+)
+SELECT count(*) FROM gone
+"""
+_OLD_TOKENS: Final = _OLD_USAGE.replace("usage_hours", "token_days")
 _OLD_RATES: Final = """
 DELETE FROM job_store.model_rates WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM job_store.model_rates WHERE unused_time < now() - interval '1 hour' LIMIT $1
@@ -240,10 +255,14 @@ class PostgresRetention(DatabaseAdapter):
         return count
 
     async def remove_usage(self, *, rows_max: int) -> int:
-        """Remove usage counts older than 400 days and unused rates. Return the number of removed rows."""
+        """Remove usage older than 400 days, and unused rates. Merge the hours of days older than 35 days.
+
+        Return how many rows were merged or removed.
+        """
+        merged: int = await self._database.fetchval(_OLD_HOURS, HOURS_DAYS_MAX, rows_max)
         removed = await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
         removed += await deleted(self._database, _OLD_TOKENS, DAYS_MAX, rows_max)
-        return removed + await deleted(self._database, _OLD_RATES, rows_max)
+        return merged + removed + await deleted(self._database, _OLD_RATES, rows_max)
 
     async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Remove old trigger events and unused lanes; return the number of rows removed."""
@@ -267,11 +286,11 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
     async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove old runs that a summary covers from conversations in use.
+        """Remove old runs from conversations that are still in use, once a summary covers the runs.
 
-        Return the approximate number of rows removed. Removes about `rows_max` rows of each kind. The runs ended before
-        the summary, and the model's history no longer needs their messages. Returns 0 when no more runs can be removed
-        for now.
+        Return the approximate number of rows removed. Removes about `rows_max` rows of each kind. The runs had ended
+        when the summary was written, and the model's history no longer needs their messages. Returns 0 when no more
+        runs can be removed for now.
         """
         async with self._database.transaction() as connection:
             summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)

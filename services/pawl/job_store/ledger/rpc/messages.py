@@ -21,9 +21,8 @@ from pawl.job_store.ledger.rules import inbox, stop
 from pawl.job_store.ledger.rules.forks import Head
 from pawl.job_store.ledger.rules.prefix import HistoryPrefix
 from pawl.job_store.ledger.rules.rows import CallRow, CommandRow, ConversationRow, LastCommit, MessageRow, Offer, RunRow
-from pawl.job_store.ledger.rules.usage import Used
 from pawl.job_store.ledger.rules.waiting import Situation, Waiting
-from pawl.values import TOKENS_MAX
+from pawl.values import TOKENS_MAX, Usage
 
 M = TypeVar("M", bound=ProtoMessage)
 
@@ -114,7 +113,7 @@ _RUN: Final = _WIRE.struct(
         ),
         of_message=(
             *("options", "tools", "usage", "failure", "output_text", "unstopped_call_ids", "user_roles", "undo"),
-            "tokens_needed",
+            *("tokens_needed", "delegated_usage"),
             *("output_json", "agent", "depth", "above", "pending_calls", "active_calls", "queue_position", "waiting"),
             *("update_time", "call_counts", "child_run_ids", "own_tools", "job", "grant"),
             *("missed_iterations", "job_progress", "workflow", "goal", "waits_for_jobs"),
@@ -122,7 +121,7 @@ _RUN: Final = _WIRE.struct(
         ),
     ),
 )
-_USAGE: Final = _WIRE.struct(Used, run_pb2.Usage, Exceptions(of_struct=("runs",)))
+_USAGE: Final = _WIRE.struct(Usage, run_pb2.Usage)
 # Used as part of a call.
 _WIRE.struct(
     Offer,
@@ -487,13 +486,15 @@ def notice(reported: tuple[RunRow, int]) -> ledger_pb2.Notice:
     return ledger_pb2.Notice(run=shown, occasion=occasion)
 
 
-def used_of(usage: run_pb2.Usage) -> Used:
+def checked_usage(message: run_pb2.Usage) -> Usage:
     """Return token usage; raise InvalidField if it is too large to count."""
-    used = _USAGE.read(usage)
-    if max(astuple(used)) > TOKENS_MAX:
+    usage = _USAGE.read(message)
+    if max(astuple(usage)) > TOKENS_MAX:
         raise InvalidField(f"counts in usage must be at most {TOKENS_MAX}", field="usage")
-    return used
+    return usage
 
 
-def usage_of(data: bytes) -> Used:
-    return _USAGE.read(run_pb2.Run.FromString(data).usage)
+def own_usage(data: bytes) -> Usage:
+    """Return the usage of a run's own model calls."""
+    run = run_pb2.Run.FromString(data)
+    return _USAGE.read(run.usage) - _USAGE.read(run.delegated_usage)

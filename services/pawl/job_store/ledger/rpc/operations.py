@@ -48,7 +48,7 @@ from pawl.job_store.ledger.rules.events import OwnerEvent
 from pawl.job_store.ledger.rules.inbox import EVENT, NoteCompletion
 from pawl.job_store.ledger.rules.jobs import Entered
 from pawl.job_store.ledger.rules.offers import LeaseOffer
-from pawl.job_store.ledger.rules.states import Program
+from pawl.job_store.ledger.rules.states import RunProgram
 from pawl.job_store.ledger.rules.submit import Submit
 from pawl.values import (
     CallState,
@@ -193,10 +193,10 @@ def key_hash_of(
     )
 
 
-def _program(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> Program:
+def _program(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> RunProgram:
     if request.HasField("workflow"):
-        return Program.WORKFLOW
-    return Program.GOAL if request.HasField("goal") else Program.DEFAULT
+        return RunProgram.WORKFLOW
+    return RunProgram.GOAL if request.HasField("goal") else RunProgram.DEFAULT
 
 
 def commit(request: ledger_pb2.CommitRunRequest, limits_of: LimitsOf) -> Commit:
@@ -207,7 +207,8 @@ def commit(request: ledger_pb2.CommitRunRequest, limits_of: LimitsOf) -> Commit:
         )
     if len({call.call_id for call in request.calls}) != len(request.calls):
         raise InvalidField("a step may contain each call only once", field="calls")
-    messages.used_of(request.usage)
+    for usage in (request.usage, request.delegated_usage):
+        messages.checked_usage(usage)
     for call_id in request.unstopped_call_ids:
         check_id(call_id, "unstopped_call_ids")
     has, of_runs = request.HasField, limits_of(check_id(request.store_id, "store_id")).of_runs
@@ -224,7 +225,8 @@ def commit(request: ledger_pb2.CommitRunRequest, limits_of: LimitsOf) -> Commit:
         exhausts_budget=request.failure.reason == BUDGET_EXHAUSTED,
         stop_cause=enum_member(StopCause, request.stop_cause, "stop_cause") if request.stop_cause else None,
         round=int32(request.round, "round") if has("round") else None,
-        usage=_run_part(request, "usage", "tokens_needed") if has("usage") else None,
+        usage=_usage(request) if has("usage") else None,
+        model=request.model,
         tokens_used=request.tokens_used,
         budget_run_id=RunId(check_id(request.budget_run_id, "budget_run_id", optional=True)),
         output=_output(request) if has("output_text") else None,
@@ -254,6 +256,11 @@ def _output(request: ledger_pb2.CommitRunRequest) -> bytes:
     progress = ("job_progress",) if request.HasField("job_progress") else ()
     output = _run_part(request, "output_text", "output_json", "missed_iterations", *progress)
     return output + goal_limits.encoded(request)
+
+
+def _usage(request: ledger_pb2.CommitRunRequest) -> bytes:
+    delegated = ("delegated_usage",) if request.HasField("delegated_usage") else ()
+    return _run_part(request, "usage", "tokens_needed", *delegated)
 
 
 def _run_part(request: ledger_pb2.CommitRunRequest, *fields: str) -> bytes:

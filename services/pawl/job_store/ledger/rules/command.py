@@ -39,7 +39,7 @@ from pawl.job_store.ledger.rules.decisions import Decide, Decider
 from pawl.job_store.ledger.rules.events import CallChanged, OperatorActed, ToolProgressed, ToppedUp
 from pawl.job_store.ledger.rules.inbox import Refused, Replaced
 from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, RunRow
-from pawl.job_store.ledger.rules.states import OperatorAct, Program
+from pawl.job_store.ledger.rules.states import OperatorAct, RunProgram
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import TOKENS_MAX, CallState, CommandOutcome, DecisionRight, RunState, StopCause
 
@@ -254,7 +254,7 @@ class Send(Decider, frozen=True, kw_only=True):
         if isinstance(command, TopUp | RaiseGoal):
             return self._top_up(unit, run, incoming, command.tokens)
         if isinstance(command, Pause | Event):
-            if not (run.program is Program.WORKFLOW or (run.reports_to and isinstance(command, Pause))):
+            if not (run.program is RunProgram.WORKFLOW or (run.reports_to and isinstance(command, Pause))):
                 raise Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is not a job or workflow"))
             if isinstance(command, Event):
                 run = inbox.keep_event(unit, run, incoming, self.inbox_limits, is_awaited=command.is_awaited)

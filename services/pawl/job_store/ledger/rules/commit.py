@@ -28,7 +28,7 @@ from pawl.job_store.ledger.rules.delegation import Delegation
 from pawl.job_store.ledger.rules.events import EventBody, MessageAdded, OwnerEvent, RunChanged
 from pawl.job_store.ledger.rules.rows import Attention, CommandKey, CommandRow, LastCommit, MessageRow, RunRow
 from pawl.job_store.ledger.rules.states import AttentionReason
-from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
+from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork, UsageChange
 from pawl.values import CallState, LeaseAction, RunState, StopCause, WaitKind
 
 ROUND_STARTED: Final = "round.started"
@@ -63,11 +63,11 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     An owner whose lease has expired may still commit until another worker claims the run, because fencing is by epoch,
     not by time. An owner's commit ids are ascending, so that a late copy of an earlier step is recognised.
 
-    `tokens_used` counts the tokens of the run's own model calls since the last commit. `asks_title` requests a title
-    once the run has completed. `entered` lists the job notices in the step's messages. `tells_iteration` is the job
-    iteration to report to the conversation, or 0. `events_taken` counts the events that nodes of a workflow have taken.
-    `has_progressed` means that a job's open call is further than ever before. `child_cancel` is the opaque command for
-    the child run of a call that the step cancels.
+    `model` is the model whose calls changed `usage`. `tokens_used` counts the tokens of the run's own model calls since
+    the last commit. `asks_title` requests a title once the run has completed. `entered` lists the job notices in the
+    step's messages. `tells_iteration` is the job iteration to report to the conversation, or 0. `events_taken` counts
+    the events that nodes of a workflow have taken. `has_progressed` means that a job's open call is further than ever
+    before. `child_cancel` is the opaque command for the child run of a call that the step cancels.
     """
 
     run: RunKey
@@ -83,6 +83,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     stop_cause: StopCause | None = None
     round: int | None = None
     usage: bytes | None = None
+    model: str = ""
     tokens_used: int = 0
     budget_run_id: RunId = RunId("")
     output: bytes | None = None
@@ -168,6 +169,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         run = jobs.enter(unit, run, self.entered)
         self._delegate(unit, run)
         steps += [event for event in self.events if event.type == ROUND_STARTED]
+        if self.usage is not None and self.usage != before.usage:
+            unit.usage.add([UsageChange(run=before, model=self.model, before=before.usage, after=self.usage)])
         run, trim = trimming.after_round(before, self._with_figures(run, unit.now), unit.iterations_kept)
         unit.trims.add([] if trim is None else [trim])
         run, shared_tokens_left = self._spend(unit, run)

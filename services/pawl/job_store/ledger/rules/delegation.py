@@ -17,7 +17,7 @@ from pawl.errors import IllegalTransition
 from pawl.job_store.ledger.rules import jobs, stop, turn
 from pawl.job_store.ledger.rules.events import RunChanged
 from pawl.job_store.ledger.rules.rows import CallRow, ConversationKey, ConversationRow, RunRow
-from pawl.job_store.ledger.rules.states import Program
+from pawl.job_store.ledger.rules.states import RunProgram
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.values import CallState, RunState, StopCause
 
@@ -43,7 +43,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     is_job: bool = False
     is_silent: bool = False
     labels: Mapping[str, str] = {}
-    program: Program = Program.DEFAULT
+    program: RunProgram = RunProgram.DEFAULT
     traceparent: str = ""
 
 

@@ -31,7 +31,7 @@ from pawl.chassis.ids import (
 )
 from pawl.job_store.ledger.rules.approval import Actor, Decision, Grant
 from pawl.job_store.ledger.rules.background import NO_BACKGROUND, Background
-from pawl.job_store.ledger.rules.states import AttentionReason, Program, Sharing
+from pawl.job_store.ledger.rules.states import AttentionReason, RunProgram, Sharing
 from pawl.values import CallState, CommandOutcome, RunState, Series, StopCause
 
 
@@ -283,7 +283,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
     mark_round: int = 0
     mark_seq: int = 0
     grant: Grant | None = None
-    program: Program = Program.DEFAULT
+    program: RunProgram = RunProgram.DEFAULT
     trace: str = ""
 
     @property
@@ -294,9 +294,9 @@ class RunRow(Actor, frozen=True, kw_only=True):
     @property
     def loaded_from_round(self) -> int:
         """The first round whose settled calls a worker loads. For jobs and goals, this is the last round."""
-        if self.program is Program.WORKFLOW:
+        if self.program is RunProgram.WORKFLOW:
             return _NO_ROUND
-        return self.round if self.reports_to or self.program is Program.GOAL else 0
+        return self.round if self.reports_to or self.program is RunProgram.GOAL else 0
 
     @property
     def jobs_conversation_id(self) -> ConversationId:

@@ -27,14 +27,14 @@ class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
     weight: int = 1
 
     @property
-    def usual(self) -> SlotLimits:
+    def default(self) -> SlotLimits:
         return self
 
     def of(self, _store_id: StoreId) -> SlotLimits:
         return self
 
     @property
-    def unusual(self) -> Mapping[StoreId, SlotLimits]:
+    def overrides(self) -> Mapping[StoreId, SlotLimits]:
         return {}
 
 
@@ -42,10 +42,10 @@ class StoreSlots(Protocol):
     """The default limits, and the limits of stores that have their own limits."""
 
     @property
-    def usual(self) -> SlotLimits: ...
+    def default(self) -> SlotLimits: ...
 
     @property
-    def unusual(self) -> Mapping[StoreId, SlotLimits]: ...
+    def overrides(self) -> Mapping[StoreId, SlotLimits]: ...
 
     def of(self, store_id: StoreId, /) -> SlotLimits: ...
 

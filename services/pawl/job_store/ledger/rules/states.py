@@ -10,7 +10,7 @@ class AttentionReason(IntEnum):
     QUARANTINED = 2
 
 
-class Program(IntEnum):
+class RunProgram(IntEnum):
     """What drives a run. DEFAULT means the model, a job's schedule or an undo."""
 
     DEFAULT = 0

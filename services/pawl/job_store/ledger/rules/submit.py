@@ -33,7 +33,7 @@ from pawl.job_store.ledger.rules.rows import (
     RunRow,
 )
 from pawl.job_store.ledger.rules.slots import QueueKey
-from pawl.job_store.ledger.rules.states import Program
+from pawl.job_store.ledger.rules.states import RunProgram
 from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork
 from pawl.values import Feature, MessagePolicy, RunState, StopCause
 
@@ -95,7 +95,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     own_tools: OwnTools | None = None
     new_conversation_id: ConversationId = ConversationId("")
     only_repeat: bool = False
-    program: Program = Program.DEFAULT
+    program: RunProgram = RunProgram.DEFAULT
     off: frozenset[Feature] = frozenset()
     refused_model: str = ""
     is_reported: bool = False
@@ -204,7 +204,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             case MessagePolicy.QUEUE:
                 return self._create(unit, conversation)
             case MessagePolicy.STEER:
-                if active.is_stopping or active.program is Program.WORKFLOW:
+                if active.is_stopping or active.program is RunProgram.WORKFLOW:
                     # A run that is being stopped would lose the message, and workflow runs read no messages.
                     return self._create(unit, conversation)
                 incoming = self._command(unit, active, inbox.STEER, self.steer)

@@ -104,6 +104,15 @@ class Wakeup(msgspec.Struct, frozen=True, kw_only=True):
     run: RunKey
 
 
+class UsageChange(msgspec.Struct, frozen=True, kw_only=True):
+    """The encoded usage of a run before and after calls of a model."""
+
+    run: RunRow
+    model: str
+    before: bytes
+    after: bytes
+
+
 # A store, and the segments that hold a fork's messages.
 Path: TypeAlias = tuple[StoreId, tuple[Segment, ...]]
 
@@ -190,6 +199,7 @@ class UnitOfWork:
         self.off_log: Entries[Event] = Entries(undo)
         self.wakeups: Entries[Wakeup] = Entries(undo)
         self.trims: Entries[Trim] = Entries(undo)
+        self.usage: Entries[UsageChange] = Entries(undo)
         self.iterations_kept = ITERATIONS_KEPT
         self.kept: dict[Path, tuple[int, int]] = {}
         self.work_ready = False

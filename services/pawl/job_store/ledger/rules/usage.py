@@ -1,37 +1,99 @@
-"""Computes agents' daily usage from the runs before and after a group of operations. All functions are pure."""
+"""Computes usage figures: pure functions of the changes of a group of operations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Final
 
 import msgspec
 
-from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.ids import RunKey, StoreId, UserId
 from pawl.job_store.ledger.rules.rows import CallRow, RunRow
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
-from pawl.values import Usage
+from pawl.values import CallState, Usage
 
-# Number of days that are kept and can be queried.
+# Number of days for which hours are kept, and for which their sums by day are kept.
+HOURS_DAYS_MAX: Final = 35
 DAYS_MAX: Final = 400
+# Stands for all tools that a run did not have, because a model can make up any number of names.
+UNKNOWN_TOOL: Final = "?"
+_MODEL_CHARACTERS_MAX: Final = 128
+_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class UsageKey(msgspec.Struct, frozen=True, order=True):
+    """What a row of figures is about. It has a tool for figures of calls, and a model for those of model calls."""
+
     store_id: StoreId
     agent_name: str
     day: date
+    hour: int
     user_id: UserId
+    tool_name: str = ""
+    model: str = ""
+
+    @classmethod
+    def of(cls, run: RunRow, now: datetime, *, tool_name: str = "", model: str = "") -> UsageKey:
+        return cls.at(now, run.store_id, run.agent_name, run.user_id, tool_name=tool_name, model=model)
+
+    @classmethod
+    def at(
+        cls, now: datetime, store_id: StoreId, agent_name: str, user_id: UserId, *, tool_name: str = "", model: str = ""
+    ) -> UsageKey:
+        now = now.astimezone(UTC)
+        tool_name, model = tool_name.replace("\0", ""), model.replace("\0", "")[:_MODEL_CHARACTERS_MAX]
+        return cls(store_id, agent_name, now.date(), now.hour, user_id, tool_name, model)
 
 
 class Used(Usage, frozen=True, kw_only=True):
-    """The numbers of runs started and tokens used. Negative values correct earlier counts."""
+    """Figures of runs, calls and model calls. Negative values correct earlier ones. `schema.sql` describes them."""
 
     runs: int = 0
+    runs_completed: int = 0
+    runs_failed: int = 0
+    runs_cancelled: int = 0
+    runs_expired: int = 0
+    rounds: int = 0
+    run_milliseconds: int = 0
+    calls_succeeded: int = 0
+    calls_failed: int = 0
+    calls_refused: int = 0
+    call_milliseconds: int = 0
 
-    def plus(self, other: Used, times: int = 1) -> Used:
-        names = Used.__struct_fields__
-        return Used(**{name: getattr(self, name) + times * getattr(other, name) for name in names})
+    def plus(self, other: Used) -> Used:
+        return Used(**{name: getattr(self, name) + getattr(other, name) for name in Used.__struct_fields__})
+
+    @classmethod
+    def by_model(cls, usage: Usage) -> Used:
+        return cls(**msgspec.structs.asdict(usage))
+
+    @classmethod
+    def by_run_end(cls, run: RunRow) -> Used:
+        return cls(
+            rounds=run.round,
+            run_milliseconds=_milliseconds(run.create_time, run.end_time),
+            **{f"runs_{run.state.name.lower()}": 1},
+        )
+
+    @classmethod
+    def by_call_end(cls, call: CallRow) -> Used:
+        return cls(
+            call_milliseconds=_milliseconds(call.start_time, call.end_time), **{_FIGURE_OF.get(call.state, _REFUSED): 1}
+        )
+
+
+_REFUSED: Final = "calls_refused"
+_FIGURE_OF: Final = {
+    CallState.SUCCEEDED: "calls_succeeded",
+    CallState.DETACHED: "calls_succeeded",
+    CallState.FAILED: "calls_failed",
+    CallState.OUTCOME_UNKNOWN: "calls_failed",
+}
+
+
+def _milliseconds(start: datetime | None, end: datetime | None) -> int:
+    return 0 if start is None or end is None else max(0, (end - start) // _MILLISECOND)
 
 
 def day_of(now: datetime) -> date:
@@ -65,26 +127,27 @@ def ended_calls(unit: UnitOfWork) -> list[CallRow]:
     return ended + [call for call in unit.calls.created() if call.state.is_terminal]
 
 
-def added(
-    created: Iterable[RunRow],
-    changed: Iterable[tuple[RunRow, RunRow]],
-    usage_of: Callable[[bytes], Used],
-    now: datetime,
-) -> Sequence[tuple[UsageKey, Used]]:
-    """Return what runs add to the day's counts, in key order. `changed` contains (before, after) pairs.
+def added(unit: UnitOfWork, usage_of: Callable[[bytes], Usage]) -> Sequence[tuple[UsageKey, Used]]:
+    """Return what the operations add to the figures, in key order.
 
-    Imported histories are not counted.
+    `usage_of` returns the usage of a run's own model calls. That of its child runs counts for them.
     """
     found: dict[UsageKey, Used] = {}
 
-    def add(run: RunRow, used: Used) -> None:
-        if used != Used() and not run.imported:
-            key = UsageKey(run.store_id, run.agent_name, day_of(now), run.user_id)
-            found[key] = found.get(key, Used()).plus(used)
+    def add(run: RunRow, used: Used, *, tool_name: str = "", model: str = "") -> None:
+        key = UsageKey.of(run, unit.now, tool_name=tool_name, model=model)
+        before = found.get(key)
+        found[key] = used if before is None else before.plus(used)
 
-    for run in created:
-        add(run, usage_of(run.usage).plus(Used(runs=1)))
-    for before, run in changed:
-        if before.usage is not run.usage:
-            add(run, usage_of(run.usage).plus(usage_of(before.usage), -1))
+    for run in started_runs(unit):
+        add(run, Used(runs=1))
+    for run in ended_runs(unit):
+        add(run, Used.by_run_end(run))
+    for change in unit.usage.rows:
+        usage = usage_of(change.after) - usage_of(change.before)
+        if usage != Usage():
+            add(change.run, Used.by_model(usage), model=change.model)
+    for call in ended_calls(unit):
+        if (of_call := unit.runs.get(RunKey(call.store_id, call.run_id))) is not None:
+            add(of_call, Used.by_call_end(call), tool_name=call.tool_name if call.tool_version else UNKNOWN_TOOL)
     return sorted(found.items())

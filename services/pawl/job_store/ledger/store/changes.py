@@ -10,12 +10,12 @@ from typing import Any, Final, TypeVar
 from pawl.job_store.ledger.ports import LogRow
 from pawl.job_store.ledger.rpc import log_rows
 from pawl.job_store.ledger.rpc.events import encode_event
-from pawl.job_store.ledger.rpc.messages import usage_of
+from pawl.job_store.ledger.rpc.messages import own_usage
 from pawl.job_store.ledger.rules.events import Event
 from pawl.job_store.ledger.rules.steps import ESTIMATE_SECONDS_MAX, Step
 from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork
 from pawl.job_store.ledger.rules.usage import UsageKey, Used, added
-from pawl.job_store.ledger.store import tables, upkeep
+from pawl.job_store.ledger.store import tables, usage
 from pawl.job_store.ledger.store.columns import IS_HEAD, Columns, Statement, Write, joined
 
 R = TypeVar("R")
@@ -118,8 +118,8 @@ class Changes:
 
     @property
     def counts(self) -> Sequence[tuple[UsageKey, Used]]:
-        """What the changes add to the usage counts, in key order."""
-        return added(self.unit.runs.created(), self.unit.runs.changed(), usage_of, self.unit.now)
+        """What the changes add to the usage figures, in key order."""
+        return added(self.unit, own_usage)
 
 
 def of_group(changed: Changes) -> tuple[str, list[Any]] | None:
@@ -197,7 +197,7 @@ def _writes(parts: Sequence[Changes], heads: Sequence[int] | None) -> list[Write
         *_changed(tables.CALLS, *flat([unit.calls.changed() for unit in units])),
         *_created(tables.EVENTS, *flat([part.events for part in parts])),
         *_created(tables.OUTBOX, [event for event, _ in outbox], outbox_heads, [payload for _, payload in outbox]),
-        *upkeep.additions(counts, count_heads),
+        *usage.additions(counts, count_heads),
     ]
 
 

@@ -180,15 +180,15 @@ class DueRuns:
 
         Other claims on these stores wait until the transaction ends.
         """
-        usual, unusual = self._slots.usual, self._slots.unusual
+        default, overrides = self._slots.default, self._slots.overrides
         records = await connection.fetch(
             _STORES,
             after_store,
-            usual.per_store,
+            default.per_store,
             stores_max,
-            usual.background_per_store,
+            default.background_per_store,
             msgspec.json.encode(
-                {store: (limits.per_store, limits.background_per_store) for store, limits in unusual.items()}
+                {store: (limits.per_store, limits.background_per_store) for store, limits in overrides.items()}
             ).decode(),
         )
         if not records:

@@ -30,7 +30,7 @@ from pawl.job_store.ledger.rules.rows import (
     RunRow,
     SegmentRow,
 )
-from pawl.job_store.ledger.rules.states import AttentionReason, Program, Sharing
+from pawl.job_store.ledger.rules.states import AttentionReason, RunProgram, Sharing
 from pawl.job_store.ledger.rules.unit_of_work import Table
 from pawl.job_store.ledger.store.columns import Column, Columns
 from pawl.job_store.schedules.rules import Definition, FireOutcome, FireRow, ScheduleRow
@@ -157,7 +157,7 @@ RUNS: Final[Columns[RunRow]] = Columns(
         *_same("text", "worker_id", "trace"),
         _enum("state", RunState),
         _enum("stop_cause", StopCause),
-        _enum("program", Program, fixed=True),
+        _enum("program", RunProgram, fixed=True),
         *_same("integer", "crashes", "command_count", "round", "steers_waiting", "idle_receipts"),
         *_same("integer", "trimmed_rounds", "trimmed_failures", "mark_round"),
         *_same("bigint", "trimmed_log_seq", "mark_seq"),

@@ -1,23 +1,18 @@
-"""Maintains the ledger in PostgreSQL: expired offers, counts for metrics, trims and usage."""
+"""Maintains the ledger in PostgreSQL: expired offers, counts for metrics, and trims."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Final
 
 import msgspec
 from asyncpg import Record
-from msgspec.structs import astuple
 
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
-from pawl.event.v1 import agent_pb2, run_pb2
 from pawl.job_store.ledger.rules.slots import StoreSlots
 from pawl.job_store.ledger.rules.trimming import Trim
-from pawl.job_store.ledger.rules.usage import UsageKey, Used, day_end, month_end
-from pawl.job_store.ledger.store.columns import IS_HEAD, Statement, Write
 from pawl.server.db.database import Connection, Database, DatabaseAdapter
-from pawl.values import CallState, RunState, Usage, WaitKind
+from pawl.values import CallState, RunState, WaitKind
 
 _HELD_BY: Final = """
 SELECT store_id, run_id, call_id FROM job_store.calls
@@ -33,7 +28,7 @@ ORDER BY offer_expire_time LIMIT $1
 
 # Background runs are `queued` if they could start, `waiting` if they continue at a certain time (for the next iteration
 # or a deadline), and `late` if no worker has claimed them within 5 s, for lack of a worker or a slot.
-_OPEN_RUNS: Final = """
+_RUNS_BY_STATE: Final = """
 SELECT state, waits, count(*) AS runs,
     count(*) FILTER (WHERE in_background AND active) AS working,
     count(*) FILTER (WHERE is_job AND (state = 1 OR (round = 0 AND claim_at <= now()))) AS queued,
@@ -108,16 +103,16 @@ class PostgresLedgerStats:
         the due runs that could be claimed now. The other due runs wait for a slot: `over_user_limit` because of the
         user's limit, and `over_store_limit` because of the store's limit.
         """
-        usual = self._slots.usual
+        default = self._slots.default
         own = msgspec.json.encode(
-            {store: (limits.per_store, limits.per_user) for store, limits in self._slots.unusual.items()}
+            {store: (limits.per_store, limits.per_user) for store, limits in self._slots.overrides.items()}
         ).decode()
         async with self._database.transaction() as connection:
-            runs = await connection.fetch(_OPEN_RUNS)
+            runs = await connection.fetch(_RUNS_BY_STATE)
             notices = await connection.fetchrow(_NOTICES)
             # Two of the joined parts have no index: with nested loops, the time would grow with their product.
             await connection.execute("SET LOCAL enable_hashjoin = on")
-            backlog = await connection.fetchrow(_BACKLOG, usual.per_store, usual.per_user, own)
+            backlog = await connection.fetchrow(_BACKLOG, default.per_store, default.per_user, own)
         states = dict.fromkeys((state.name for state in RunState if not state.is_terminal), 0)
         waits = dict.fromkeys((kind.name for kind in WaitKind), 0)
         for record in runs:
@@ -162,126 +157,3 @@ async def remove(connection: Connection, trims: Sequence[Trim]) -> None:
     stores, runs = [trim.run.store_id for trim in trims], [trim.run.run_id for trim in trims]
     await connection.execute(_CALLS, stores, runs, [trim.round for trim in trims], CallState.SUCCEEDED)
     await connection.execute(_EVENTS, stores, runs, [trim.seq for trim in trims])
-
-
-# The statements are built only from constants in this module.
-# ruff: noqa: S608
-
-_FIGURES: Final = Used.__struct_fields__
-_NAMES: Final = ", ".join(("store_id", "agent_name", "day", "user_id", *_FIGURES))
-# Counts are capped so that sums over all users stay in range.
-_COUNT_MAX: Final = 2**62
-_SUMS: Final = ", ".join(f"least(u.{name}, {_COUNT_MAX}) + excluded.{name}" for name in _FIGURES)
-_KEY: Final = "store_id, agent_name, day, user_id"
-# By code point, as transactions sort them, whatever the database's collation: both lock the rows in the same order.
-_ORDER: Final = 'store_id COLLATE "C", agent_name COLLATE "C", day, user_id COLLATE "C"'
-_ON_CONFLICT: Final = f"ON CONFLICT ({_KEY}, slot) DO UPDATE SET ({', '.join(_FIGURES)}) = ROW({_SUMS})"
-_TYPES: Final = ("text", "text", "date", "text", *["bigint"] * len(_FIGURES))
-_ADD: Final = Statement(
-    f"""INSERT INTO job_store.usage_days AS u (slot, {_NAMES})
-    SELECT pg_backend_pid() % 8, k.* FROM ({{rows}}) AS k ({_NAMES}) {_ON_CONFLICT}""",
-    _TYPES,
-    gathered=False,
-)
-_ADD_GUARDED: Final = Statement(
-    f"""INSERT INTO job_store.usage_days AS u (slot, {_NAMES})
-    SELECT pg_backend_pid() % 8, {_KEY}, {", ".join(f"least(sum({name}), {_COUNT_MAX})::bigint" for name in _FIGURES)}
-    FROM ({{rows}}) AS u (head, {_NAMES}) WHERE {IS_HEAD} GROUP BY {_KEY} ORDER BY {_ORDER} {_ON_CONFLICT}""",
-    ("integer", *_TYPES),
-    gathered=False,
-)
-
-
-def _count(total: str) -> str:
-    # An estimate that was too high on the day before may make the sum negative.
-    return f"greatest(least(coalesce({total}, 0), {_COUNT_MAX}), 0)::bigint"
-
-
-_OF_AGENT: Final = f"""
-SELECT day, count(DISTINCT user_id) AS users, {", ".join(f"{_count(f'sum({n})')} AS {n}" for n in _FIGURES)}
-FROM job_store.usage_days
-WHERE store_id = $1 AND agent_name = $2 AND day > (now() AT TIME ZONE 'UTC')::date - $3::integer
-GROUP BY day ORDER BY day DESC
-"""
-
-
-_TODAY: Final = f"""
-SELECT {_count("sum(input_tokens) + sum(output_tokens)")} AS tokens,
-    ((now() AT TIME ZONE 'UTC')::date + 1)::timestamp AT TIME ZONE 'UTC' AS day_end_time
-FROM job_store.usage_days WHERE store_id = $1 AND agent_name = $2 AND day = (now() AT TIME ZONE 'UTC')::date
-"""
-
-
-_TOKENS_ADDED: Final = f"""INSERT INTO job_store.token_days AS t (slot, store_id, user_id, day, tokens)
-SELECT pg_backend_pid() % 8, u.store_id, k.user_id, u.day, least(sum(u.tokens), {_COUNT_MAX})::bigint
-FROM ({{rows}}) AS u ({{names}}) CROSS JOIN LATERAL (VALUES (u.user_id), ('')) AS k (user_id){{guard}}
-GROUP BY u.store_id, k.user_id, u.day ORDER BY u.store_id COLLATE "C", k.user_id COLLATE "C", u.day
-ON CONFLICT (store_id, user_id, day, slot)
-DO UPDATE SET tokens = least(t.tokens, {_COUNT_MAX}) + excluded.tokens"""
-_TOKEN_NAMES: Final = ("store_id", "user_id", "day", "tokens")
-_TOKEN_TYPES: Final = ("text", "text", "date", "bigint")
-_ADD_TOKENS: Final = Statement(
-    _TOKENS_ADDED.format(rows="{rows}", names=", ".join(_TOKEN_NAMES), guard=""), _TOKEN_TYPES, gathered=False
-)
-_ADD_TOKENS_GUARDED: Final = Statement(
-    _TOKENS_ADDED.format(rows="{rows}", names=", ".join(("head", *_TOKEN_NAMES)), guard=f" WHERE {IS_HEAD}"),
-    ("integer", *_TOKEN_TYPES),
-    gathered=False,
-)
-_TOKENS: Final = f"""
-SELECT t.user_id, now() AS now, {_count("sum(t.tokens)")} AS month,
-    {_count("sum(t.tokens) FILTER (WHERE t.day = today.day)")} AS day
-FROM (SELECT (now() AT TIME ZONE 'UTC')::date AS day) AS today
-CROSS JOIN (SELECT DISTINCT unnest(ARRAY['', $2::text])) AS k (user_id)
-LEFT JOIN job_store.token_days AS t ON t.store_id = $1 AND t.user_id = k.user_id
-    AND t.day BETWEEN date_trunc('month', today.day)::date AND today.day
-GROUP BY t.user_id
-"""
-
-
-def additions(counts: Sequence[tuple[UsageKey, Used]], heads: Sequence[int] | None = None) -> list[Write]:
-    """Return the writes that add to usage counts: without `heads`, in key order, to avoid deadlocks."""
-    if not counts:
-        return []
-    numbers = [None] * len(counts) if heads is None else heads
-    tokens = [
-        (number, key.store_id, key.user_id, key.day, used.own_tokens)
-        for number, (key, used) in zip(numbers, counts, strict=True)
-        if used.own_tokens
-    ]
-    columns = list(zip(*((*astuple(key), *astuple(used)) for key, used in counts), strict=True))
-    of_tokens = list(zip(*tokens, strict=True))
-    if heads is None:
-        return [Write(_ADD, columns), *([Write(_ADD_TOKENS, of_tokens[1:])] if tokens else [])]
-    return [Write(_ADD_GUARDED, [heads, *columns]), *([Write(_ADD_TOKENS_GUARDED, of_tokens)] if tokens else [])]
-
-
-class PostgresUsage(DatabaseAdapter):
-    async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[agent_pb2.AgentUsage]:
-        """Return an agent's usage on each of the last `days` days, newest first. Days without usage are left out."""
-        return [
-            agent_pb2.AgentUsage(
-                day=record["day"].isoformat(),
-                runs=record["runs"],
-                users=record["users"],
-                usage=run_pb2.Usage(**{name: record[name] for name in Usage.__struct_fields__}),
-            )
-            for record in await self._database.fetch(_OF_AGENT, store_id, name, days)
-        ]
-
-    async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
-        """Return the tokens that an agent has used today (UTC), and the time when the day ends."""
-        record = (await self._database.fetch(_TODAY, store_id, name))[0]
-        return record["tokens"], record["day_end_time"]
-
-    async def tokens(self, store_id: StoreId, user_id: UserId) -> Mapping[WaitKind, tuple[int, datetime]]:
-        """Return the tokens that the store and the user have used this day and month (UTC), and when these end."""
-        rows = {row["user_id"]: row for row in await self._database.fetch(_TOKENS, store_id, user_id)}
-        now = next(iter(rows.values()))["now"]
-        used = {each: (rows[each]["day"], rows[each]["month"]) if each in rows else (0, 0) for each in ("", user_id)}
-        return {
-            WaitKind.STORE_DAILY_TOKENS: (used[""][0], day_end(now)),
-            WaitKind.STORE_MONTHLY_TOKENS: (used[""][1], month_end(now)),
-            WaitKind.USER_DAILY_TOKENS: (used[user_id][0], day_end(now)),
-            WaitKind.USER_MONTHLY_TOKENS: (used[user_id][1], month_end(now)),
-        }
