@@ -61,7 +61,7 @@ async def main(stop: asyncio.Event) -> None:
         is_gone = gone(settings, service.clock, lambda: service.key_rows)
         worker = None
         if settings.drives_runs:
-            tracing = tracing_of(tracer, settings.openai_base_url)
+            tracing = tracing_of(tracer, {name: url for name, (url, _) in settings.model_servers.items()})
             worker = await _worker(
                 service, settings, bus, job_store, registry, tracing=tracing, credential_is_gone=is_gone
             )

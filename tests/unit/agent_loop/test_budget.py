@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.agents.rules import AgentDefinition, ModelTerms, ToolSelection
 from pawl.agent_loop.loop.drive import DriveEnd
+from pawl.agent_loop.loop.metrics import PrometheusMeter
 from pawl.agent_loop.loop.model_call import TermsCache
 from pawl.agent_loop.loop.rules import budget, loop_state
 from pawl.agent_loop.loop.rules.fact import RoundEnded, RoundRetrying, RoundStarted, Warned
@@ -23,6 +24,7 @@ from pawl.agent_loop.model.request import UsageReport
 from pawl.agent_loop.model.shared import PerMinute, SharedModels
 from pawl.chassis.ids import RunKey, StoreId
 from pawl.job.v1.models_pb2 import TakeModelCallRequest, TakeModelCallResponse
+from pawl.server.process.metrics import Metrics
 from pawl.values import RunState, Usage, WaitKind
 from tests.fakes.loop_world import STORE, World
 from tests.fakes.model import calls, fails, says
@@ -342,7 +344,9 @@ class Refusing:
 async def test_a_run_waits_for_the_limits_per_minute_and_counts_all_tokens(policy: TokenBudgetPolicy) -> None:
     world = World(VERDICTS, [says("Done.")])
     shared: Any = Refusing(2)
-    world.dependencies = dataclasses.replace(world.dependencies, shared=shared)
+    metrics = Metrics("agent_loop")
+    meter = PrometheusMeter(metrics, "models.example", world.clock.monotonic)
+    world.dependencies = dataclasses.replace(world.dependencies, shared=shared, meter=meter)
     key = world.ledger.submit("hello", RunOptions(token_budget_policy=policy))
     assert await world.drive() is DriveEnd.PARKED
     assert (world.ledger.run(key).waits, world.model.requests) == ((WaitKind.RATE,), [])
@@ -351,6 +355,9 @@ async def test_a_run_waits_for_the_limits_per_minute_and_counts_all_tokens(polic
     (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
     assert (warned.reason, len(world.model.requests)) == ("RATE_LIMITED", 1)
     assert shared.taken[0] + shared.more == world.ledger.run(key).usage.total_tokens
+    samples = [each for family in metrics.registry.collect() for each in family.samples]
+    counted = [(each.labels["outcome"], each.value) for each in samples if each.name.endswith("model_calls_total")]
+    assert counted == [("answered", 1)], "only calls that were made count"
 
 
 @pytest.mark.parametrize("reason", ["PROVIDER_UNAVAILABLE", "MODEL_SERVER_UNKNOWN", "NETWORK"])
@@ -408,5 +415,6 @@ async def test_tokens_of_agents_never_enlarge_what_a_run_may_use() -> None:
     world.dependencies = dataclasses.replace(world.dependencies, terms=Terms())
     key = world.ledger.submit("plan")
     await sub_agents.finish(world, key)
-    assert world.ledger.run(key).usage.delegated_tokens
+    run = world.ledger.run(key)
+    assert run.own_tokens < run.usage.total_tokens
     assert min(found) >= 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from pawl.agent_loop.loop.metrics import PrometheusMeter
 from pawl.agent_loop.loop.rules.run import RunOptions
 from pawl.agent_loop.loop.spans import tracing_of
 from pawl.chassis.process.start import StartError
@@ -18,7 +20,7 @@ from pawl.server.process import tracing
 from pawl.server.process.metrics import Metrics
 from pawl.server.process.tracing import Tracer
 from pawl.values import ENDED
-from tests.fakes.loop_world import World
+from tests.fakes.loop_world import STORE, World
 from tests.fakes.model import calls, fails, says
 from tests.fakes.otlp_receiver import Received, Receiver, over_grpc, over_http
 from tests.tables import for_each
@@ -43,7 +45,7 @@ def trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trace]:
             monkeypatch.setenv(name, value)
         metrics = Metrics("agent_loop")
         tracers.append(Tracer("agent_loop", "i-1", metrics))
-        tracing = tracing_of(tracers[-1], "https://models.example:8443/v1")
+        tracing = tracing_of(tracers[-1], {"": "https://models.example:8443/v1", "eu": "http://eu.example"})
         world.dependencies = replace(world.dependencies, tracing=tracing)
         return metrics
 
@@ -104,10 +106,26 @@ async def test_contents_and_failures_are_recorded(trace: Trace, monkeypatch: pyt
     assert look.context in {each.traceparent[3:52] for each in world.registry.checked}
     assert [chat.attributes.get("error.type") for chat in chats] == [None, None, "HTTP_500", None]
     assert chats[0].attributes["server.address"] == "models.example"
+    assert chats[0].attributes["server.port"] == 8443
     roles = [message["role"] for message in json.loads(chats[-1].attributes["gen_ai.input.messages"])]
     assert roles == ["system", "user", "assistant", "tool", "assistant", "tool"]
     (answer,) = json.loads(chats[-1].attributes["gen_ai.output.messages"])
     assert answer["parts"] == [{"type": "text", "content": "Ok"}]
+
+
+async def test_spans_and_metrics_name_the_model_server_of_the_store(trace: Trace) -> None:
+    with over_http() as receiver:
+        world = World(VERDICTS, [says("Ok")])
+        metrics = trace(world, receiver)
+        meter = PrometheusMeter(metrics, "models.example", world.clock.monotonic)
+        world.dependencies = replace(world.dependencies, meter=meter)
+        world.agents.limits = dataclasses.replace(world.agents.limits, model_server="eu")
+        await world.finish(world.ledger.submit("hello"))
+        (chat,) = receiver.named("chat model")
+
+    assert (chat.attributes["server.address"], chat.attributes["server.port"]) == ("eu.example", 80)
+    labels = {"store": STORE, "provider": "eu", "outcome": "answered"}
+    assert metrics.registry.get_sample_value("pawl_agent_loop_model_calls_total", labels) == 1
 
 
 async def test_without_a_tracer_the_callers_context_reaches_the_tools() -> None:

@@ -56,8 +56,6 @@ class PrometheusMeter:
         for kind in ("input", "cached_input", "output", "reasoning", "estimated"):
             if tokens := getattr(usage, f"{kind}_tokens"):
                 self._tokens.labels(store, provider, kind).inc(tokens)
-        if timing.sent_at is None:
-            return
         self._seconds.labels(store, provider).observe(self._monotonic() - timing.sent_at)
         if timing.first_output_at is not None:
             self._first_token.labels(store, provider).observe(timing.first_output_at - timing.sent_at)

@@ -130,7 +130,9 @@ class ModelCall:
         return budget.counted(self._assembly.usage, prompt_bytes=self._prompt_bytes, output_bytes=self._output_bytes)
 
     def measure(self, outcome: str, meter: Meter) -> None:
-        """Count the call, which has just ended."""
+        """Count the call, which has just ended, if it was made."""
+        if self._sent_at is None:
+            return
         timing = ModelTiming(
             server=self._server, due_at=self._due_at, sent_at=self._sent_at, first_output_at=self.first_output_at
         )

@@ -151,9 +151,9 @@ class ModelTiming(msgspec.Struct, frozen=True, kw_only=True):
     The times are monotonic, and None for what did not happen. `server` is empty for the deployment's model server.
     """
 
+    sent_at: float
     server: str = ""
     due_at: float | None = None
-    sent_at: float | None = None
     first_output_at: float | None = None
 
 

@@ -40,27 +40,29 @@ _ENDED_WELL: Final = frozenset({Outcome.SUCCEEDED, Outcome.INPUT_REQUIRED, Outco
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracing:
-    """How to record runs. `model_server` has attributes of all model calls.
+    """How to record runs. `model_servers` contains the attributes of the calls of each model server, by its name.
 
     With `contents`, spans contain prompts, answers, arguments and results.
     """
 
     tracer: Tracer
-    model_server: Mapping[str, str | int] = field(default_factory=dict)
+    model_servers: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
     contents: bool = False
 
 
-def tracing_of(tracer: Tracer | None, model_url: str) -> Tracing | None:
-    """Return how to record runs that call the model server at this URL; None without a tracer."""
+def tracing_of(tracer: Tracer | None, model_urls: Mapping[str, str]) -> Tracing | None:
+    """Return how to record runs that call the model servers at these URLs. None without a tracer."""
     if tracer is None:
         return None
-    url = urlsplit(model_url)
-    server: dict[str, str | int] = {
-        "server.address": url.hostname or "",
-        "server.port": url.port or (443 if url.scheme == "https" else 80),
-    }
+    servers = {name: _server(url) for name, url in model_urls.items()}
     asked = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").lower()
-    return Tracing(tracer=tracer, model_server=server, contents=asked in _WITH_CONTENTS)
+    return Tracing(tracer=tracer, model_servers=servers, contents=asked in _WITH_CONTENTS)
+
+
+def _server(model_url: str) -> dict[str, str | int]:
+    url = urlsplit(model_url)
+    port = url.port or (443 if url.scheme == "https" else 80)
+    return {"server.address": url.hostname or "", "server.port": port}
 
 
 class Traced:
@@ -147,7 +149,7 @@ class RunSpans:
             yield self._drive
             return
         attributes = {
-            **self._tracing.model_server,
+            **self._tracing.model_servers.get(request.server, {}),
             "gen_ai.provider.name": "openai",
             "gen_ai.request.model": request.model,
             "gen_ai.request.stream": True,

@@ -72,7 +72,7 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
         _W.AGENT_QUOTA: "It continues automatically after the day (UTC), or once an admin gives the agent more tokens.",
         _W.STORE_TOKENS: _RAISE.format("store"),
         _W.USER_TOKENS: _RAISE.format("user"),
-        _W.RATE: "It continues automatically, in turn with other runs.",
+        _W.RATE: "It continues automatically once the limit allows it.",
         _W.TIME: "It continues automatically at that time.",
         _W.PAUSED: "Its user must resume it: pawl jobs resume JOB, or pawl workflows resume RUN.",
         _W.COMPLETION: "The holder of the call's token must complete it (CompletionService.CompleteCall).",
