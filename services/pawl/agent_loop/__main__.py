@@ -153,6 +153,7 @@ async def _worker(
         maker = TitleMaker(
             TitleServiceStub(job_store),
             model,
+            shared,
             clock=service.clock,
             meter=dependencies.meter,
             default_model=settings.model,

@@ -12,10 +12,12 @@ from pawl.job.v1 import agents_pb2
 from pawl.job.v1 import titles_pb2 as pb
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
 from pawl.job.v1.titles_pb2_grpc import TitleServiceStub
+from pawl.job_store.store_settings.rules import Layer, Settings
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.test_agents import budget
 from tests.rpc.job_store.test_conversations import get, index_all, listed, update
 from tests.rpc.job_store.test_erasures import erase
+from tests.rpc.job_store.test_settings import DEPLOYMENT
 from tests.rpc.job_store.user import Owner, User
 
 
@@ -116,6 +118,16 @@ async def test_no_title_is_requested_while_the_agent_budget_is_exhausted(replica
     await pass_time(replica)
     (task,) = await claim(replica)
     assert task.attempt == 1
+
+
+async def test_no_title_is_requested_from_a_model_that_the_store_may_no_longer_use(
+    replica: Replica, user: User
+) -> None:
+    for version, allowed in enumerate((("small",), ("small", "steady"))):
+        settings = Settings(layer=Layer.DEPLOYMENT, models=allowed, version=version)
+        await replica.settings.update(DEPLOYMENT, settings, (), only_check=False)
+        await answered(user)
+        assert [task.model for task in await claim(replica)] == ["steady"] * version
 
 
 async def test_user_title_is_kept(replica: Replica, user: User) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -228,9 +229,24 @@ def tasks(count: int) -> list[TitleTask]:
     return [task(conversation_id=f"conv_{number}") for number in range(count)]
 
 
-async def made(ledger: Ledger, model: FakeModel) -> TitleMaker:
+class CountedTitles:
+    """Allows the calls of all stores but one, and counts tokens."""
+
+    def __init__(self) -> None:
+        self.tokens: Counter[str] = Counter()
+
+    async def take(self, store_id: str, _server: str, tokens: int) -> float:
+        self.tokens[store_id] += tokens
+        return 5.0 if store_id == "full" else 0.0
+
+    def used(self, store_id: str, _server: str, tokens: int) -> None:
+        self.tokens[store_id] += tokens
+
+
+async def made(ledger: Ledger, model: FakeModel, shared: Any = None) -> TitleMaker:
     stub: Any = ledger
-    maker = TitleMaker(stub, model, clock=VirtualClock(), meter=CountingMeter(), default_model="default")
+    counted: Any = shared or CountedTitles()
+    maker = TitleMaker(stub, model, counted, clock=VirtualClock(), meter=CountingMeter(), default_model="default")
     loop = asyncio.create_task(maker.run())
     await asyncio.sleep(5 * SECONDS_MAX)
     assert not loop.done()
@@ -248,6 +264,16 @@ async def test_the_model_that_answered_writes_the_title_from_what_it_saw() -> No
     assert asked.messages[1]["content"] == "User: How warm is it?\n\nAssistant: 12 degrees."
     used = run_pb2.Usage(input_tokens=10, output_tokens=5, model_calls=1)
     assert ledger.brought == [("conv_0", "Warmth", used)] * 2
+
+
+async def test_titles_count_toward_the_limits_per_minute() -> None:
+    shared, model = CountedTitles(), FakeModel([says("Warmth")])
+    full = task(conversation_id="full")
+    full.store_id = "full"
+    ledger = Ledger([full, task()])
+    await made(ledger, model, shared)
+    assert ([each for each, _, _ in ledger.brought], len(model.requests)) == (["conv_0"], 1)
+    assert shared.tokens[task().store_id] == 15
 
 
 @pytest.mark.parametrize("script", [fails(), fails(after=says("Half a ti")[:1]), [2 * SECONDS_MAX]])

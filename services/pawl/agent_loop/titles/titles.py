@@ -13,6 +13,7 @@ from pawl.agent_loop.loop.rules import budget, history
 from pawl.agent_loop.loop.rules.answering import usage_of
 from pawl.agent_loop.loop.rules.assembly import Assembly
 from pawl.agent_loop.model.request import ModelError, ModelPort, ModelRequest
+from pawl.agent_loop.model.shared import SharedModels
 from pawl.chassis.ids import StoreId
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
@@ -56,6 +57,7 @@ class TitleMaker:
         self,
         stub: titles_pb2_grpc.TitleServiceAsyncStub,
         model: ModelPort,
+        shared: SharedModels,
         *,
         clock: Clock,
         meter: Meter,
@@ -63,6 +65,7 @@ class TitleMaker:
     ) -> None:
         self._stub = stub
         self._model = model
+        self._shared = shared
         self._clock = clock
         self._meter = meter
         self._default_model = default_model
@@ -88,11 +91,18 @@ class TitleMaker:
     async def _make_alone(self, task: pb.TitleTask) -> None:
         try:
             await self._make(task)
+        except PawlError as error:
+            _log.warning("title.not_kept", conversation=task.conversation_id, error=error.message)
         except Exception:  # noqa: BLE001  # a failure must not affect the others
             _log.exception("title.failed", conversation=task.conversation_id, attempt=task.attempt)
 
     async def _make(self, task: pb.TitleTask) -> None:
         request, assembly = request_of(task, self._default_model), Assembly()
+        store_id, size = StoreId(task.store_id), history.size_bytes(request.messages)
+        prompt_tokens = budget.estimate(size)
+        if await self._shared.take(store_id, request.server, prompt_tokens):
+            # A limit per minute is reached. The conversation is claimed again after its lease.
+            return
         outcome, timing = "answered", ModelTiming(server=task.model_server, sent_at=self._clock.monotonic())
         try:
             async with asyncio.timeout(SECONDS_MAX), aclosing(self._model.stream(request)) as pieces:
@@ -105,10 +115,10 @@ class TitleMaker:
         answer, is_whole = assembly.answer(), outcome == "answered"
         report = answer.usage
         if is_whole or answer.text:
-            size = history.size_bytes(request.messages)
             report = budget.counted(report, prompt_bytes=size, output_bytes=len(answer.text.encode()))
         usage = usage_of(report)
-        self._meter.model_called(StoreId(task.store_id), outcome, usage, timing)
+        self._shared.used(store_id, request.server, usage.total_tokens - prompt_tokens)
+        self._meter.model_called(store_id, outcome, usage, timing)
         title = pb.SetTitleRequest(
             store_id=task.store_id,
             conversation_id=task.conversation_id,
@@ -117,7 +127,4 @@ class TitleMaker:
             usage=wire.USAGE.write(usage),
             model=request.model,
         )
-        try:
-            await translated(self._stub.SetTitle(title))
-        except PawlError as error:
-            _log.warning("title.not_kept", conversation=task.conversation_id, error=error.message)
+        await translated(self._stub.SetTitle(title))

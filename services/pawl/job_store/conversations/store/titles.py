@@ -94,19 +94,21 @@ class PostgresTitles(DatabaseAdapter):
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
         """Claim conversations that need a title. Each claim lasts for two minutes.
 
-        If a token budget is used up, postpone the title until its day or month ends.
+        If a token budget is used up, postpone the title until its day or month ends. Leave out titles whose model the
+        store may not use; they are given up after the last claim.
         """
         records = await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE)
         read = read_each("title", records, lambda each: (each, _task(each)), itemgetter("conversation_id"))
         tasks = []
         for record, task in read:
             budgets = await self._budgets(record["store_id"], record["user_id"], record["agent_name"])
+            limits = self._limits_of(StoreId(task.store_id))
             used_up = [each.end_time.ToDatetime(UTC) for each in budgets if each.tokens_max <= each.tokens_used]
             if used_up:
                 attempt = record["store_id"], record["conversation_id"], record["attempt"]
                 await self._database.execute(_PUT_OFF, *attempt, max(used_up))
-            else:
-                task.model_server = self._limits_of(StoreId(task.store_id)).model_server
+            elif not limits.refused_model([task.model]):
+                task.model_server = limits.model_server
                 tasks.append(task)
         return tasks
 
