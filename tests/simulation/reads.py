@@ -33,7 +33,7 @@ from pawl.job_store.ledger.reading import (
 from pawl.job_store.ledger.rules.offers import is_pending
 from pawl.job_store.ledger.rules.prefix import HistoryPrefix
 from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, ConversationKey, RunRow
-from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
+from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, Turns, assign_slots
 from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.values import CallState, CommandOutcome, RunState, StopCause, WaitKind
 from tests.simulation.attention import crashes, page
@@ -50,7 +50,7 @@ class MemoryLeases:
         self._database = database
         self._limits = limits
         self._crashes_max = crashes_max
-        self._last_store = ""
+        self._turns = Turns()
 
     async def claim(
         self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int
@@ -59,15 +59,16 @@ class MemoryLeases:
         runs, time = self._database.tables.runs, self._database.now()
         holds_one = any(row.worker_id == worker_id and self._is_last_chance(row.crashes) for row in runs.values())
         held = sum(row.worker_id == worker_id and row.in_background for row in runs.values())
-        picked = assign_slots(
+        assigned = assign_slots(
             self._lines(time),
+            self._turns,
             runs_max=runs_max,
             last_chances_max=0 if holds_one else 1,
             background_max=max(0, background_runs_max - held),
         )
+        self._turns = assigned.turns
         claimed = []
-        for due in picked:
-            self._last_store = due.key.store_id
+        for due in assigned.runs:
             row = with_lease(runs[due.key], worker_id, time, lease_seconds)
             self._database.history.owners[row.run_id, row.epoch] = worker_id
             runs[due.key] = row
@@ -94,11 +95,11 @@ class MemoryLeases:
         return min((time - self._database.now()).total_seconds() for time in times) if times else None
 
     def _lines(self, time: datetime) -> list[Line]:
-        """Return the due runs of each store, starting after the store that was served last."""
+        """Return the due runs of each store, starting with the store whose turn it is."""
         rows = self._database.tables.runs.values()
         due = [row for row in rows if row.claim_at is not None and row.claim_at <= time and not self._is_doomed(row)]
         due.sort(key=lambda row: (not row.is_active, row.in_background, crashes(row), row.claim_at, row.run_id))
-        stores = sorted({row.store_id for row in due}, key=lambda store: (store <= self._last_store, store))
+        stores = sorted({row.store_id for row in due}, key=lambda store: (store <= self._turns.after, store))
         active = [row for row in rows if row.is_active and not row.in_background]
         background = Counter(row.store_id for row in rows if row.is_active and row.in_background)
         return [

@@ -3,60 +3,59 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import cycle, islice
 
-import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from pawl.chassis.ids import RunId, RunKey, StoreId, UserId
-from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
+from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, Turns, assign_slots
 
 
-def line(
-    store: str, due: int, *, used: int = 0, weight: int = 1, active: int = 0, used_background: int | None = None
-) -> Line:
-    """Return a store with `due` runs, of which the first `active` already have slots.
-
-    They are background runs if `used_background` is given.
-    """
+def line(store: str, due: int, *, weight: int = 1) -> Line:
     return Line(
         due=[
             DueRun(
                 key=RunKey(StoreId(store), RunId(f"run_{number}")),
                 user_id=UserId("ann"),
-                is_active=number < active,
+                is_active=False,
                 at_last_chance=False,
-                is_background=used_background is not None,
             )
             for number in range(due)
         ],
         limits=SlotLimits(per_store=1000, per_user=1000, weight=weight),
-        used=used,
+        used=0,
         used_by_user={},
-        used_background=used_background or 0,
     )
 
 
-@pytest.mark.parametrize(
-    ("lines", "runs_max", "expected"),
-    [
-        # A store with much load gets its turn last, but it does get turns.
-        ([line("busy", 900, used=100), line("calm", 2), line("idle", 1)], 2, {"calm": 1, "idle": 1}),
-        ([line("busy", 900, used=100), line("calm", 2), line("idle", 1)], 6, {"busy": 3, "calm": 2, "idle": 1}),
-        ([line("busy", 900, used=100), line("calm", 2)], 1, {"calm": 1}),
-        # Runs with slots are not delayed.
-        ([line("calm", 2, used=1), line("busy", 900, used=100, active=1)], 1, {"busy": 1}),
-        # Background runs have slots of their own.
-        ([line("busy", 5, used_background=90), line("calm", 5, used=1, used_background=0)], 1, {"calm": 1}),
-        # Turns and slots are in proportion to weights.
-        ([line("one", 90), line("three", 90, weight=3)], 40, {"one": 10, "three": 30}),
-        ([line("one", 90, used=20), line("three", 90, used=50, weight=3)], 1, {"three": 1}),
-        ([line("alone", 900, used=100)], 50, {"alone": 50}),
-    ],
+@given(
+    weights=st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    claims=st.lists(st.integers(1, 9), max_size=40),
+    read=st.integers(1, 5),
 )
-def test_stores_get_turns_by_weight_and_those_with_fewer_slots_come_first(
-    lines: list[Line], runs_max: int, expected: dict[str, int]
+@example(weights=[3, 1], claims=[1] * 16, read=1)
+@example(weights=[3, 1], claims=[2] * 8, read=2)
+def test_stores_get_turns_by_weight_however_few_runs_a_claim_takes(
+    weights: list[int], claims: list[int], read: int
 ) -> None:
-    picked = assign_slots(lines, runs_max=runs_max)
-    assert Counter(run.key.store_id for run in picked) == expected
-    for store in expected:
-        numbers = [int(run.key.run_id.removeprefix("run_")) for run in picked if run.key.store_id == store]
-        assert numbers == sorted(numbers), "a store's runs keep their order"
+    """A claim reads some stores, starting from the one whose turn it is, and takes all its runs from these."""
+    names = [StoreId(chr(ord("a") + number)) for number in range(len(weights))]
+    expected = cycle(name for name, weight in zip(names, weights, strict=True) for _ in range(weight))
+    turns = Turns()
+    for runs_max in claims:
+        following = sorted(names, key=lambda name: (name <= turns.after, name))[: max(read, runs_max)]
+        assigned = assign_slots(
+            [line(name, runs_max, weight=weights[names.index(name)]) for name in following], turns, runs_max=runs_max
+        )
+        assert [run.key.store_id for run in assigned.runs] == list(islice(expected, runs_max))
+        turns = assigned.turns
+
+
+def test_a_store_without_due_runs_loses_its_turns() -> None:
+    """It does not get them later, and others do not wait for it."""
+    runs = assign_slots([line("busy", 9), line("calm", 2), line("idle", 1)], Turns(), runs_max=6).runs
+    assert Counter(run.key.store_id for run in runs) == {"busy": 3, "calm": 2, "idle": 1}
+    turns = assign_slots([line("a", 1, weight=3)], Turns(), runs_max=1).turns
+    assigned = assign_slots([line("b", 1)], turns, runs_max=1)
+    assert assigned.turns == Turns(after=StoreId("b"))

@@ -222,7 +222,8 @@ class Settings(_message.Message):
           `tool_timeout_seconds`, `round_timeout_seconds`, `run_timeout_seconds`, `provider_wait_seconds`: the most that a new
           run may have of these limits (pawl.event.v1.RunLimits). A run that would have more gets this value, and
           Run.lowered_limits says so.
-        - `weight`: while several stores have runs that are due, each gets turns in proportion to its weight; 1 by default.
+        - `weight`, 1 to 100: while several stores have runs that are due, each gets turns in proportion to its weight; 1 by
+          default.
         """
 
     @_builtins.property

@@ -18,6 +18,8 @@ from pawl.errors import Conflict, InvalidField, ModelNotAllowed, PermissionDenie
 from pawl.values import TOKENS_MAX, Feature, WaitKind
 
 RUNS_MAX: Final = 10_000
+# Limits how long a store waits while another has its turns.
+_WEIGHT_MAX: Final = 100
 LISTED_STORES_MAX: Final = 10_000
 _PERCENT_MAX: Final = 100
 # All replicas have read a change after this time.
@@ -61,6 +63,8 @@ class Limit(StrEnum):
     @property
     def maximum(self) -> int:
         """The highest value. Without a default, it means that there is no limit."""
+        if self is Limit.WEIGHT:
+            return _WEIGHT_MAX
         return RUNS_MAX if self.has_default else TOKENS_MAX
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from heapq import heapify, heappop, heapreplace
-from math import floor
-from typing import Final, Protocol, TypeAlias
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Protocol
 
 import msgspec
 
 from pawl.chassis.ids import RunKey, StoreId, UserId
 
-_STORES_COUNTED_MAX: Final = 1000
-
 
 class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The maximum numbers of active runs per store and per user, and of active background runs per store.
 
-    Background runs do not use other runs' slots. `weight` is how many turns the store gets for each turn of another.
+    Background runs do not use other runs' slots. `weight` is how many turns the store gets for each turn of a store
+    with weight 1.
     """
 
     per_store: int
@@ -69,7 +67,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """The due runs of one store in the order in which they are served, with the store's limits and used slots.
 
     `used_by_user` may omit users who have no due runs. Background slots are separate and are not counted per user.
-    `turns` were taken in earlier claims (see `Turns`).
     """
 
     due: Sequence[DueRun]
@@ -77,20 +74,39 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     used: int
     used_by_user: Mapping[UserId, int]
     used_background: int = 0
-    turns: int = 0
+
+    @property
+    def store_id(self) -> StoreId:
+        return self.due[0].key.store_id
+
+
+class Turns(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose turn it is. Stores get their turns in circular order, each as many as its weight before the next store.
+
+    The next store is the first one `after` this one. `store` has had `taken` of its turns.
+    """
+
+    after: StoreId = StoreId("")
+    store: StoreId = StoreId("")
+    taken: int = 0
+
+
+class Assigned(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs that get a slot, and the turns that follow."""
+
+    runs: Sequence[DueRun]
+    turns: Turns
 
 
 def assign_slots(
     lines: Sequence[Line],
+    turns: Turns,
     *,
     runs_max: int,
     last_chances_max: int = 1,
     background_max: int | None = None,
-) -> list[DueRun]:
-    """Return up to `runs_max` runs within the limits, taking runs from each store in turn, in proportion to its weight.
-
-    Of stores that have had equally many turns, the one with fewer used slots for its weight is first, except that runs
-    that already have a slot come first. So a store with much load does not delay the runs of others.
+) -> Assigned:
+    """Return up to `runs_max` runs within the limits. The stores get their turns in the order of `lines`.
 
     At most `background_max` of these runs are background runs. None means that there is no such limit. Users at their
     limit are skipped, and do not block other users of the store. At most `last_chances_max` runs are at their last
@@ -98,38 +114,29 @@ def assign_slots(
     """
     picked: list[DueRun] = []
     last_chances, background_left = 0, runs_max if background_max is None else background_max
-    turns = [turn for number, line in enumerate(lines) if (turn := _turn(line, number, _fitting(line), line.turns))]
-    heapify(turns)
-    while turns and len(picked) < runs_max:
-        _, _, number, taken, run, following = turns[0]
-        after = _turn(lines[number], number, following, taken + 1)
-        if after is None:
-            heappop(turns)
-        else:
-            heapreplace(turns, after)
-        if run.is_background:
-            if background_left <= 0:
-                continue
-            background_left -= 1
-        if run.at_last_chance:
-            if last_chances == last_chances_max:
-                continue
-            last_chances += 1
-        picked.append(run)
-    return picked
 
+    def fits(run: DueRun) -> bool:
+        return (not run.is_background or background_left > 0) and (
+            not run.at_last_chance or last_chances < last_chances_max
+        )
 
-# Turns taken per weight, used slots per weight, number of the line, turns taken, the next run, and those after it.
-_Turn: TypeAlias = tuple[float, float, int, int, DueRun, Iterator[DueRun]]
-
-
-def _turn(line: Line, number: int, following: Iterator[DueRun], taken: int) -> _Turn | None:
-    run = next(following, None)
-    if run is None:
-        return None
-    used = line.used_background if run.is_background else line.used
-    used_by_weight = 0 if run.is_active else used / line.limits.weight
-    return taken / line.limits.weight, used_by_weight, number, taken, run, following
+    stores = [turns.after, *(line.store_id for line in lines)]
+    after = turns
+    waiting = deque(enumerate(map(_fitting, lines)))
+    while waiting and len(picked) < runs_max:
+        number, due = waiting.popleft()
+        store_id, weight = stores[number + 1], lines[number].limits.weight
+        taken = after.taken if after.store == store_id else 0
+        for run in islice(filter(fits, due), min(max(1, weight - taken), runs_max - len(picked))):
+            picked.append(run)
+            taken += 1
+            background_left -= run.is_background
+            last_chances += run.at_last_chance
+            after = Turns(after=stores[number], store=store_id, taken=taken)
+        if taken >= weight:
+            after = Turns(after=store_id)
+            waiting.append((number, due))
+    return Assigned(runs=picked, turns=after)
 
 
 def _fitting(line: Line) -> Iterator[DueRun]:
@@ -146,46 +153,6 @@ def _fitting(line: Line) -> Iterator[DueRun]:
             used += 1
             used_by_user[run.user_id] += 1
         yield run
-
-
-class Turns:
-    """Counts the turns that stores have taken since the round-robin reached them.
-
-    A claim of a few runs ends before each store has had as many turns as its weight. The next claim continues there.
-    """
-
-    def __init__(self) -> None:
-        self._taken: Counter[StoreId] = Counter()
-
-    def of(self, store_id: StoreId) -> int:
-        return self._taken[store_id]
-
-    def take(
-        self, stores: Sequence[StoreId], picked: Sequence[DueRun], weight_of: Callable[[StoreId], int], *, is_full: bool
-    ) -> StoreId | None:
-        """Count the turns of a claim that read the due runs of `stores`.
-
-        `is_full` means that the claim has as many runs as it may have. Return the last of the first stores that have
-        had all their turns or cannot use them; None if the first store has turns left.
-        """
-        self._taken.update(run.key.store_id for run in picked)
-        served = {run.key.store_id for run in picked}
-        latest = max(((self._taken[store] - 1) / weight_of(store) for store in served), default=0.0)
-        turns = {store: self._taken[store] / weight_of(store) for store in stores}
-        # If other stores had more runs that fit, these would have come before the latest turn.
-        continuing = {store: taken for store, taken in turns.items() if is_full and taken >= latest}
-        cycles = max(1, floor(min(continuing.values(), default=1)))
-        passed: StoreId | None = None
-        for store in stores:
-            if continuing.get(store, cycles) < 1:
-                break
-            left = self._taken.pop(store, 0) - cycles * weight_of(store)
-            if store in continuing and left > 0:
-                self._taken[store] = left
-            passed = store
-        if len(self._taken) > _STORES_COUNTED_MAX:
-            self._taken.clear()
-        return passed
 
 
 class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):

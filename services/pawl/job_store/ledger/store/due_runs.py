@@ -23,7 +23,7 @@ from pawl.server.db.database import Connection
 # The statements are built only from constants in this module.
 # ruff: noqa: S608
 
-# Stores with a due run that has a slot or can get one, in circular order, starting after the store served last. The
+# Stores with a due run that has a slot or can get one, in circular order, from the store whose turn it is. The
 # recursion hops from store to store through the index runs_claimable, so a store with 100,000 waiting runs costs as
 # much as one with a single run.
 _STORES: Final = """
@@ -146,13 +146,13 @@ _CURSORS_MAX: Final = 1000
 class Picked:
     """Runs that fit within the limits until the transaction ends.
 
-    `stores` lists the stores that were read, and the next claim starts after `last_store`. `has_more` means that other
+    `stores` lists the stores that were read, and `turns` are the turns after these runs. `has_more` means that other
     stores, or more runs of these stores, may be due.
     """
 
     stores: Sequence[StoreId]
-    last_store: StoreId
     runs: Sequence[DueRun]
+    turns: Turns
     has_more: bool
 
 
@@ -164,14 +164,13 @@ class DueRuns:
         self._crashes_max = crashes_max
         # Where the round-robin over a store's users continues if its oldest runs must wait.
         self._last_users: dict[StoreId, UserId] = {}
-        self._turns = Turns()
 
     async def pick(
         self,
         connection: Connection,
         worker_id: WorkerId,
         *,
-        after_store: StoreId,
+        turns: Turns,
         stores_max: int,
         runs_max: int,
         background_runs_max: int,
@@ -183,7 +182,7 @@ class DueRuns:
         default, overrides = self._slots.default, self._slots.overrides
         records = await connection.fetch(
             _STORES,
-            after_store,
+            turns.after,
             default.per_store,
             stores_max,
             default.background_per_store,
@@ -192,11 +191,12 @@ class DueRuns:
             ).decode(),
         )
         if not records:
-            return Picked(stores=(), last_store=after_store, runs=(), has_more=False)
+            return Picked(stores=(), runs=(), turns=turns, has_more=False)
         stores = [record["store_id"] for record in records]
         await connection.execute(_LOCK, stores)
         weights = [self._slots.of(store).weight for store in stores]
-        window = max(_WINDOW_MIN, -(-runs_max * max(weights) // sum(weights)))
+        rounds = -(-runs_max // sum(weights))
+        window = max(_WINDOW_MIN, min(runs_max, rounds * max(weights)))
         records = await connection.fetch(_DUE, stores, window, self._crashes_max, worker_id)
         held, due = max((record["background_held"] for record in records), default=0), _by_store(stores, records)
         kinds = {
@@ -209,25 +209,19 @@ class DueRuns:
         last_chances_max = await self._last_chances_max(connection, worker_id, due)
         share = partial(
             assign_slots,
+            turns=turns,
             runs_max=runs_max,
             last_chances_max=last_chances_max,
             background_max=max(0, background_runs_max - held),
         )
-        runs = share(self._lines(due))
-        blocked = self._blocked(due, cut, runs) if len(runs) < runs_max else []
+        assigned = share(self._lines(due))
+        blocked = self._blocked(due, cut, assigned.runs) if len(assigned.runs) < runs_max else []
         if blocked:
             for store, heads in (await self._heads(connection, blocked)).items():
                 due[store] += heads
-            runs = share(self._lines(due))
-        passed = self._turns.take(
-            stores, runs, lambda store: self._slots.of(store).weight, is_full=len(runs) == runs_max
-        )
-        return Picked(
-            stores=stores,
-            last_store=after_store if passed is None else passed,
-            runs=runs,
-            has_more=has_more or len(stores) == stores_max,
-        )
+            assigned = share(self._lines(due))
+        has_more = has_more or len(stores) == stores_max
+        return Picked(stores=stores, runs=assigned.runs, turns=assigned.turns, has_more=has_more)
 
     async def _last_chances_max(
         self, connection: Connection, worker_id: WorkerId, due: Mapping[StoreId, Sequence[Record]]
@@ -272,7 +266,6 @@ class DueRuns:
                 limits=self._slots.of(store),
                 used=records[0]["used"],
                 used_background=records[0]["used_background"],
-                turns=self._turns.of(store),
                 used_by_user={record["user_id"]: record["used_by_user"] for record in records},
             )
             for store, records in due.items()

@@ -15,9 +15,9 @@ from typing import Final
 
 from asyncpg import Record
 
-from pawl.chassis.ids import StoreId, WorkerId
+from pawl.chassis.ids import WorkerId
 from pawl.job_store.ledger.reading import Claimed, Renewed
-from pawl.job_store.ledger.rules.slots import DueRun, StoreSlots
+from pawl.job_store.ledger.rules.slots import DueRun, StoreSlots, Turns
 from pawl.job_store.ledger.store.due_runs import DueRuns
 from pawl.server.db.database import Connection, Database, affected
 
@@ -121,7 +121,7 @@ _STORES_MAX: Final = 64
 class PostgresLeases:
     """See `reading.Leases`. A run can no longer be claimed once `crashes_max` workers have died with it.
 
-    With `one_store`, each transaction of a claim takes one run, so that stores get theirs in turn.
+    With `one_store`, each transaction of a claim takes one run of one store.
     """
 
     def __init__(self, database: Database, slots: StoreSlots, *, crashes_max: int, one_store: bool = False) -> None:
@@ -129,16 +129,15 @@ class PostgresLeases:
         self._database = database
         self._due_runs = DueRuns(slots, crashes_max=crashes_max)
         self._crashes_max = crashes_max
-        self._last_store = StoreId("")
+        self._turns = Turns()
 
     async def claim(
         self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int
     ) -> list[Claimed]:
         lease = timedelta(seconds=lease_seconds)
         claimed: list[Claimed] = []
-        # Stores without a run that could be claimed.
         seen: set[str] = set()
-        after, stores_max = self._last_store, runs_max
+        turns, stores_max = self._turns, runs_max
         while len(claimed) < runs_max:
             wanted = runs_max - len(claimed)
             # Each iteration is a transaction of its own, because it blocks other claims on its stores.
@@ -146,7 +145,7 @@ class PostgresLeases:
                 picked = await self._due_runs.pick(
                     connection,
                     worker_id,
-                    after_store=after,
+                    turns=turns,
                     stores_max=1 if self._one_store else stores_max,
                     runs_max=1 if self._one_store else wanted,
                     background_runs_max=background_runs_max,
@@ -154,12 +153,11 @@ class PostgresLeases:
                 taken = await self._take(connection, picked.runs, worker_id, lease) if picked.runs else []
             claimed += taken
             if picked.runs:
-                self._last_store = picked.last_store
+                self._turns = picked.turns
             if not picked.has_more or (not taken and seen.issuperset(picked.stores)):
                 break
-            if not taken:
-                seen.update(picked.stores)
-            after = self._last_store if taken else picked.stores[-1]
+            seen.update(picked.stores)
+            turns = picked.turns if taken else Turns(after=picked.stores[-1])
             stores_max = wanted if taken else _STORES_MAX
         return claimed
 
