@@ -136,7 +136,6 @@ class PostgresLeases:
     ) -> list[Claimed]:
         lease = timedelta(seconds=lease_seconds)
         claimed: list[Claimed] = []
-        # Stores without a run that could be claimed.
         seen: set[str] = set()
         turns, stores_max = self._turns, runs_max
         while len(claimed) < runs_max:
