@@ -53,17 +53,20 @@ async def test_a_clock_that_was_set_back_blocks_no_calls(replica: Replica) -> No
 async def test_one_process_makes_the_next_attempt_for_all_and_any_answer_ends_the_outage(replica: Replica) -> None:
     stub = ModelServiceStub(replica.channel)
 
-    async def report(**asked: float) -> pb.ReportModelServerResponse:
+    async def report(**asked: int) -> pb.ReportModelServerResponse:
         return await stub.ReportModelServer(pb.ReportModelServerRequest(model_server="eu", **asked))  # type: ignore[arg-type]
 
-    assert (await report(attempt_seconds=30)).outages == 0
+    assert (await report(attempts=True)).outages == 0
     await asyncio.gather(*(report(outages=1) for _ in range(10)))
-    closed = await report(attempt_seconds=30)
+    closed = await report(attempts=True)
     assert (closed.outages, closed.may_attempt, 0 < closed.closed_seconds <= 10) == (10, False, True)
     move = "UPDATE job_store.model_outages SET closed_until = closed_until + make_interval(secs => $1)"
     for seconds in (-60.0, 3600.0):  # Time has passed, or the clock was set back.
         await replica.database.execute(move, seconds)
-        found = await asyncio.gather(*(report(attempt_seconds=30) for _ in range(5)))
+        found = await asyncio.gather(*(report(attempts=True) for _ in range(5)))
         assert sorted(each.may_attempt for each in found) == [False] * 4 + [True]
+        assert max(each.closed_seconds for each in found) <= 10, (
+            "an attempt that never ends delays the next one by 10 s"
+        )
     assert (await report(answered=True)).outages == 0
     assert (await report()).outages == 0

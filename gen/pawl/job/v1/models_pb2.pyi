@@ -91,26 +91,26 @@ class ReportModelServerRequest(_message.Message):
     MODEL_SERVER_FIELD_NUMBER: _builtins.int
     OUTAGES_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
-    ATTEMPT_SECONDS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
     model_server: _builtins.str
     """Name of the model server; empty for the default one."""
     outages: _builtins.int
     """Number of calls that have failed because of an outage."""
     answered: _builtins.bool
     """Whether the server has answered a call since these failures. An answer ends the outage."""
-    attempt_seconds: _builtins.float
-    """If above 0, the caller asks to make the next attempt. The attempt takes at most this many seconds."""
+    attempts: _builtins.bool
+    """Whether the caller asks to make the next attempt. Other callers may make one 10 s later."""
     def __init__(
         self,
         *,
         model_server: _builtins.str = ...,
         outages: _builtins.int = ...,
         answered: _builtins.bool = ...,
-        attempt_seconds: _builtins.float = ...,
+        attempts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "attempt_seconds", b"attempt_seconds", "model_server", b"model_server", "outages", b"outages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "attempts", b"attempts", "model_server", b"model_server", "outages", b"outages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

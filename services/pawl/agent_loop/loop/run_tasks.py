@@ -156,7 +156,7 @@ class RunTasks(Tasks):
         self._model_call: ModelCall | None = None
         self._model_before: ModelCall | None = None
         # The tokens that the run had used itself before its last model call.
-        self._tokens_used = run.usage.own_tokens
+        self._tokens_used = run.own_tokens
         # Cleared while a model call is running and the step that announces it is not yet durable.
         self._is_durable = asyncio.Event()
         self._is_durable.set()
@@ -283,7 +283,7 @@ class RunTasks(Tasks):
             background_as_tool=self._dependencies.background_as_tool,
         )
         model_terms = await self._terms(state.run)
-        request = replace(request, server=model_terms.model_server)
+        request = replace(request, store_id=state.run.store_id, server=model_terms.model_server)
         refused = self._refused(call, model_terms, request)
         ended = refused or await self._stream(call, request, state, model_terms)
         await self._is_durable.wait()

@@ -62,14 +62,14 @@ class SharedModels:
         self._uncounted[store_id, server] += tokens
 
     async def report(
-        self, server: str, *, outages: int = 0, answered: bool = False, attempt_seconds: float = 0.0
+        self, server: str, *, outages: int = 0, answered: bool = False, attempts: bool = False
     ) -> pb.ReportModelServerResponse | None:
         """Report how a server answers.
 
         Return what all processes have reported, or None if job-store does not answer.
         """
         request = pb.ReportModelServerRequest(
-            model_server=server, outages=outages, answered=answered, attempt_seconds=attempt_seconds
+            model_server=server, outages=outages, answered=answered, attempts=attempts
         )
         try:
             async with asyncio.timeout(_REPORT_SECONDS):

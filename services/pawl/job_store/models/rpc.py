@@ -13,7 +13,6 @@ from pawl.job_store.models.store import Exceeded, PostgresModels, Rate
 
 _NO_STORE: Final = StoreId("")
 _CLOSED_SECONDS: Final = 10.0
-_ATTEMPT_SECONDS_MAX: Final = 600.0
 
 
 class ModelServicer(models_pb2_grpc.ModelServiceServicer):
@@ -47,7 +46,6 @@ class ModelServicer(models_pb2_grpc.ModelServiceServicer):
             return pb.ReportModelServerResponse(may_attempt=True)
         if request.outages:
             await self._models.add_outages(server, min(request.outages, 1000), _CLOSED_SECONDS)
-        seconds = min(request.attempt_seconds, _ATTEMPT_SECONDS_MAX)
-        may_attempt = seconds > 0 and await self._models.attempt(server, seconds)
+        may_attempt = request.attempts and await self._models.attempt(server, _CLOSED_SECONDS)
         outages, closed_seconds = await self._models.outage(server)
         return pb.ReportModelServerResponse(outages=outages, closed_seconds=closed_seconds, may_attempt=may_attempt)

@@ -30,7 +30,7 @@ SELECT extract(epoch FROM unused_time - clock_timestamp())::double precision - 6
 FROM job_store.model_rates WHERE store_id = $1 AND name = $2
 """
 # A clock that was set back must not keep a server closed.
-_IS_CLOSED: Final = "r.closed_until > now() AND r.closed_until < now() + interval '11 minutes'"
+_IS_CLOSED: Final = "r.closed_until > now() AND r.closed_until < now() + interval '11 seconds'"
 _ADD_OUTAGES: Final = """
 INSERT INTO job_store.model_outages AS r (store_id, model_server, outages, closed_until)
 VALUES ('', $1, $2, now() + make_interval(secs => $3)) ON CONFLICT (store_id, model_server)
