@@ -24,14 +24,16 @@ class ModelServicer(models_pb2_grpc.ModelServiceServicer):
         store_id = StoreId(check_id(request.store_id, "store_id"))
         server = check_id(request.model_server, "model_server", optional=True)
         own = self._limits_of(store_id)
+        requests = 0 if request.ended else 1
         rates = [
-            Rate(store_id, "requests", own.model_requests_per_minute, 1),
+            Rate(store_id, "requests", own.model_requests_per_minute, requests),
             Rate(store_id, "tokens", own.model_tokens_per_minute, request.tokens),
-            Rate(_NO_STORE, f"requests of {server}", request.requests_per_minute, 1),
+            Rate(_NO_STORE, f"requests of {server}", request.requests_per_minute, requests),
             Rate(_NO_STORE, f"tokens of {server}", request.tokens_per_minute, request.tokens),
         ]
         try:
-            await self._models.take([rate for rate in rates if rate.per_minute])
+            used = [rate for rate in rates if rate.per_minute and rate.used]
+            await self._models.take(used, ended=request.ended)
         except Exceeded as exceeded:
             of_server = exceeded.rate.store_id == _NO_STORE
             return pb.TakeModelCallResponse(wait_seconds=exceeded.wait_seconds, of_server=of_server)
