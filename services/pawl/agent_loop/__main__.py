@@ -146,6 +146,7 @@ async def _worker(
     # Use a new id for each start, so that this process does not take over an earlier process's leases.
     worker = Worker(WorkerId(service.ids.new("wrk")), dependencies, limits)
     await worker.listen(bus)
+    service.background.start("ended model calls", shared.count_ended)
     service.background.start("claims", worker.claim_forever)
     service.background.start("leases", worker.renew_forever)
     service.background.start("fence", worker.fence_forever)

@@ -23,6 +23,7 @@ from pawl.agent_loop.loop.rules.state import MODEL
 from pawl.agent_loop.model.request import UsageReport
 from pawl.agent_loop.model.shared import PerMinute, SharedModels
 from pawl.chassis.ids import RunKey, StoreId
+from pawl.errors import Unavailable
 from pawl.job.v1.models_pb2 import TakeModelCallRequest, TakeModelCallResponse
 from pawl.server.process.metrics import Metrics
 from pawl.values import RunState, Usage, WaitKind
@@ -373,34 +374,35 @@ class Counting:
     """Stands in for job-store. Records the tokens that are counted, and answers once `answers` is set."""
 
     def __init__(self) -> None:
-        self.counted: list[int] = []
-        self.wait_seconds = 0.0
+        self.asked: list[tuple[int, bool]] = []
         self.answers = asyncio.Event()
+        self.is_down = True
 
     async def TakeModelCall(self, request: TakeModelCallRequest) -> TakeModelCallResponse:
+        self.asked.append((request.tokens, request.ended))
         await self.answers.wait()
-        self.counted += [] if self.wait_seconds else [request.tokens]
-        return TakeModelCallResponse(wait_seconds=self.wait_seconds)
+        if self.is_down:
+            raise Unavailable
+        return TakeModelCallResponse()
 
 
-async def test_concurrent_calls_count_all_tokens_once() -> None:
+async def test_the_tokens_of_ended_calls_are_counted_once_without_another_call() -> None:
+    """None are lost if job-store is unavailable, or if other calls end while it counts."""
     store_id, stub = StoreId(STORE), Counting()
     shared = SharedModels(cast("Any", stub), {"": PerMinute(tokens=1000)})
+    counting = asyncio.create_task(shared.count_ended())
     shared.used(store_id, "", 500)
-    takes = [asyncio.create_task(shared.take(store_id, "", 10)) for _ in range(2)]
     await asyncio.sleep(0.1)
-    shared.used(store_id, "", 300)
-    stub.answers.set()
-    await asyncio.gather(*takes)
-    assert sum(stub.counted) == 520
-    stub.wait_seconds = 5.0
-    assert await shared.take(store_id, "", 10) == 5.0
-    stub.wait_seconds = 0.0
-    await shared.take(store_id, "", 10)
     shared.used(store_id, "", -100)
-    for _ in range(3):
-        await shared.take(store_id, "", 40)
-    assert stub.counted[2:] == [310, 0, 0, 20]
+    stub.answers.set()
+    with pytest.raises(Unavailable):
+        await counting
+    stub.is_down = False
+    counting = asyncio.create_task(shared.count_ended())
+    await shared.take(store_id, "", 10)
+    await asyncio.sleep(0.1)
+    assert sorted(stub.asked[1:]) == [(10, False), (400, True)]
+    counting.cancel()
 
 
 async def test_tokens_of_agents_never_enlarge_what_a_run_may_use() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import msgspec
@@ -27,7 +28,7 @@ from pawl.agent_loop.model.request import (
     ReasoningPiece,
     TextPiece,
 )
-from pawl.chassis.ids import RunKey
+from pawl.chassis.ids import RunKey, StoreId
 from pawl.errors import InvalidField
 from pawl.job.v1.models_pb2 import ReportModelServerResponse
 from pawl.values import CallState, RunState, WaitKind
@@ -149,8 +150,11 @@ def test_a_run_that_has_waited_for_the_model_server_survives_broken_answers() ->
     run_in_virtual_time(main())
 
 
-async def asked(breaker: Breaker) -> str:
-    request = ModelRequest(model="m", messages=({"role": "user", "content": "hi"},))
+async def asked(breaker: Breaker, store: str = "acme", timeout_seconds: float = 30.0) -> str:
+    messages = ({"role": "user", "content": "hi"},)
+    request = ModelRequest(
+        store_id=StoreId(store), model="m", messages=messages, headers_timeout_seconds=timeout_seconds
+    )
     try:
         return "".join([piece.text async for piece in breaker.stream(request) if isinstance(piece, TextPiece)])
     except ModelError as error:
@@ -187,10 +191,10 @@ async def test_processes_that_share_outages_stop_calling_together_and_one_of_the
             return None
         return ReportModelServerResponse(outages=outages, closed_seconds=10, may_attempt=may_attempt)
 
-    models = [FakeModel([[ModelError(OUTAGE)]] * 9 + [says("Here.")]), FakeModel([[ModelError(OUTAGE)]])]
+    models = [FakeModel([[ModelError(OUTAGE)]] * 7 + [says("Here.")]), FakeModel([[ModelError(OUTAGE)]] * 3)]
     first, second = (Breaker(model, clock.monotonic, report) for model in models)
-    assert [await asked(first) for _ in range(9)] == ["NETWORK"] * 9
-    assert [await asked(second) for _ in range(2)] == ["NETWORK", "PROVIDER_UNAVAILABLE"]
+    assert [await asked(first) for _ in range(7)] == ["NETWORK"] * 7
+    assert [await asked(second) for _ in range(4)] == [*["NETWORK"] * 3, "PROVIDER_UNAVAILABLE"]
     await clock.advance(10)
     assert await asked(second) == "PROVIDER_UNAVAILABLE", "another process makes the attempt"
     assert await asked(first) == "Here."
@@ -202,6 +206,33 @@ async def test_processes_that_share_outages_stop_calling_together_and_one_of_the
     models[1].scripts.extend([[ModelError(OUTAGE)]] * 10)
     assert [await asked(second) for _ in range(11)] == [*["NETWORK"] * 10, "PROVIDER_UNAVAILABLE"]
     assert not may_attempt
+
+
+async def test_no_store_can_close_a_healthy_server_for_others() -> None:
+    """A store chooses its timeouts, and its prompts may make the server fail. It may also cancel the next attempt."""
+    clock, model = ManualClock(), FakeModel([])
+    breaker = Breaker(model, clock.monotonic)
+
+    async def fail(reason: str, times: int, timeout_seconds: float = 30.0) -> list[str]:
+        model.scripts.extend([[ModelError(Problem(reason=reason, message=""))]] * times)
+        return [await asked(breaker, "evil", timeout_seconds) for _ in range(times)]
+
+    for reason, seconds in (("HEADERS_TIMEOUT", 29.0), ("ROUND_TIMEOUT", 30.0), ("HTTP_409", 30.0)):
+        assert await fail(reason, 12, seconds) == [reason] * 12
+    assert await fail("HTTP_500", 9) + await fail("HEADERS_TIMEOUT", 1) == [*["HTTP_500"] * 9, "HEADERS_TIMEOUT"]
+    assert await asked(breaker, "evil") == "PROVIDER_UNAVAILABLE"
+    await clock.advance(10)
+    model.scripts.append([60.0])
+    attempt = asyncio.create_task(asked(breaker, "evil", 600.0))
+    await asyncio.sleep(0)
+    attempt.cancel()
+    assert await asked(breaker, "evil") == "PROVIDER_UNAVAILABLE"
+    for reason in ("ROUND_TIMEOUT", "HEADERS_TIMEOUT"):
+        await clock.advance(10)
+        assert await fail(reason, 1, 1.0) == [reason], "the attempt before does not delay the next one"
+        assert await asked(breaker, "evil") == "PROVIDER_UNAVAILABLE", "a short timeout is no answer"
+    model.scripts.extend([says("Here.")] * 2)
+    assert [await asked(breaker, store) for store in ("acme", "evil")] == ["Here."] * 2
 
 
 @pytest.mark.parametrize("name", ["functions.look", "look()", "look<|channel|>commentary", " look{}", "tool:look"])

@@ -27,6 +27,7 @@ class TakeModelCallRequest(_message.Message):
     REQUESTS_PER_MINUTE_FIELD_NUMBER: _builtins.int
     TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     model_server: _builtins.str
@@ -36,8 +37,12 @@ class TakeModelCallRequest(_message.Message):
     tokens_per_minute: _builtins.int
     """The model server's limit of tokens per minute. 0 means no limit."""
     tokens: _builtins.int
-    """Tokens to count: the estimated tokens of the prompt, plus the tokens that earlier calls used beyond their
-    estimates. A call never counts as more than the limit of one minute.
+    """Tokens to count: the estimated tokens of the prompt. A call may be made once a single token is left, whatever its
+    size, and later calls wait until the rest is made up for. At most an hour of tokens is owed.
+    """
+    ended: _builtins.bool
+    """Whether the call has ended. `tokens` are then those that it used beyond the counted ones, or negative if it used
+    fewer. They are counted even if a limit is reached.
     """
     def __init__(
         self,
@@ -47,10 +52,11 @@ class TakeModelCallRequest(_message.Message):
         requests_per_minute: _builtins.int = ...,
         tokens_per_minute: _builtins.int = ...,
         tokens: _builtins.int = ...,
+        ended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_server", b"model_server", "requests_per_minute", b"requests_per_minute", "store_id", b"store_id", "tokens", b"tokens", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "model_server", b"model_server", "requests_per_minute", b"requests_per_minute", "store_id", b"store_id", "tokens", b"tokens", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -91,26 +97,26 @@ class ReportModelServerRequest(_message.Message):
     MODEL_SERVER_FIELD_NUMBER: _builtins.int
     OUTAGES_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
-    ATTEMPT_SECONDS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
     model_server: _builtins.str
     """Name of the model server; empty for the default one."""
     outages: _builtins.int
     """Number of calls that have failed because of an outage."""
     answered: _builtins.bool
     """Whether the server has answered a call since these failures. An answer ends the outage."""
-    attempt_seconds: _builtins.float
-    """If above 0, the caller asks to make the next attempt. The attempt takes at most this many seconds."""
+    attempts: _builtins.bool
+    """Whether the caller asks to make the next attempt. Other callers may make one 10 s later."""
     def __init__(
         self,
         *,
         model_server: _builtins.str = ...,
         outages: _builtins.int = ...,
         answered: _builtins.bool = ...,
-        attempt_seconds: _builtins.float = ...,
+        attempts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "attempt_seconds", b"attempt_seconds", "model_server", b"model_server", "outages", b"outages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "attempts", b"attempts", "model_server", b"model_server", "outages", b"outages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

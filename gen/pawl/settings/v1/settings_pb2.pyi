@@ -217,7 +217,8 @@ class Settings(_message.Message):
           (WAIT_KIND_STORE_DAILY_TOKENS and others) until the day or month ends, or until the limit is raised.
         - `daily_tokens_per_user`, `monthly_tokens_per_user`: the same, of all runs of each user.
         - `model_requests_per_minute`, `model_tokens_per_minute`: the store's model calls and their tokens. Unlimited by
-          default. Once a limit is reached, runs wait before their next model call (WAIT_KIND_RATE).
+          default. Once a limit is reached, runs wait before their next model call (WAIT_KIND_RATE). A call may exceed the
+          limit of tokens; later calls then wait until its tokens are made up for, but at most an hour.
         - `rounds_max`, `calls_per_round_max`, `model_attempts_max`, `agent_depth_max`, `total_tokens_max`,
           `tool_timeout_seconds`, `round_timeout_seconds`, `run_timeout_seconds`, `provider_wait_seconds`: the most that a new
           run may have of these limits (pawl.event.v1.RunLimits). A run that would have more gets this value, and

@@ -283,7 +283,7 @@ class RunTasks(Tasks):
             background_as_tool=self._dependencies.background_as_tool,
         )
         model_terms = await self._terms(state.run)
-        request = replace(request, server=model_terms.model_server)
+        request = replace(request, store_id=state.run.store_id, server=model_terms.model_server)
         refused = self._refused(call, model_terms, request)
         ended = refused or await self._stream(call, request, state, model_terms)
         await self._is_durable.wait()

@@ -8,7 +8,10 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from pawl.agent_loop.loop.rules.run import FailureClass
+from pawl.chassis.ids import StoreId
 from pawl.values import Usage
+
+_OUTAGE_SECONDS_MIN: Final = 30.0
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +22,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
+    store_id: StoreId = StoreId("")
     # Name of the model server; empty for the default one.
     server: str = ""
     messages: tuple[Mapping[str, Any], ...]
@@ -32,6 +36,17 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     idle_timeout_seconds: float = 45.0
     # The round's remaining active time, from the start of the call.
     deadline_seconds: float = 120.0
+
+    def shows_outage(self, problem: Problem) -> bool | None:
+        """Return whether the failed call shows that the server cannot answer any request. None if it shows nothing.
+
+        Clients choose timeouts, so a short one shows nothing.
+        """
+        if problem.reason == ROUND_TIMEOUT:
+            return None
+        if problem.reason == HEADERS_TIMEOUT:
+            return self.headers_timeout_seconds >= _OUTAGE_SECONDS_MIN or None
+        return problem.retryable and (problem.reason == NETWORK or problem.reason.startswith("HTTP_5"))
 
 
 class TextPiece(msgspec.Struct, frozen=True, kw_only=True):

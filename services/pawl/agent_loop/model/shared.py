@@ -29,47 +29,54 @@ class SharedModels:
     def __init__(self, stub: models_pb2_grpc.ModelServiceAsyncStub, servers: Mapping[str, PerMinute]) -> None:
         self._stub = stub
         self._servers = servers
-        # Tokens that calls have used beyond the tokens counted before the calls.
+        # Tokens that ended calls have used beyond those counted before the calls.
         self._uncounted: Counter[tuple[StoreId, str]] = Counter()
+        self._has_uncounted = asyncio.Event()
 
     def is_rated(self, server: str) -> bool:
         return any(self._servers.get(server, ()))
 
-    async def take(self, store_id: StoreId, server: str, tokens: int) -> float:
+    async def take(self, store_id: StoreId, server: str, tokens: int, *, ended: bool = False) -> float:
         """Count a model call. Return the seconds until the next attempt, or 0 if the call may be made."""
-        found, key = self._servers.get(server, PerMinute()), (store_id, server)
-        # Concurrent calls must not count the same tokens.
-        uncounted = self._uncounted.pop(key, 0)
+        found = self._servers.get(server, PerMinute())
         request = pb.TakeModelCallRequest(
             store_id=store_id,
             model_server=server,
             requests_per_minute=found.requests,
             tokens_per_minute=found.tokens,
-            tokens=max(0, tokens + uncounted),
+            tokens=tokens,
+            ended=ended,
         )
-        left = uncounted
-        try:
-            wait_seconds: float = (await translated(self._stub.TakeModelCall(request))).wait_seconds
-            if not wait_seconds:
-                left = tokens + uncounted - request.tokens
-        finally:
-            if left:
-                self._uncounted[key] += left
+        wait_seconds: float = (await translated(self._stub.TakeModelCall(request))).wait_seconds
         return wait_seconds
 
     def used(self, store_id: StoreId, server: str, tokens: int) -> None:
         """Note that a call used `tokens` more than were counted. A negative number means that it used fewer."""
         self._uncounted[store_id, server] += tokens
+        self._has_uncounted.set()
+
+    async def count_ended(self) -> None:
+        """Count the tokens of ended calls. A restart loses the tokens of open calls and of those ended just before."""
+        while await self._has_uncounted.wait():
+            self._has_uncounted.clear()
+            while self._uncounted:
+                # The key is removed first, so that calls that end during the request add to a new number.
+                key, tokens = self._uncounted.popitem()
+                try:
+                    await self.take(*key, tokens, ended=True)
+                except BaseException:
+                    self.used(*key, tokens)
+                    raise
 
     async def report(
-        self, server: str, *, outages: int = 0, answered: bool = False, attempt_seconds: float = 0.0
+        self, server: str, *, outages: int = 0, answered: bool = False, attempts: bool = False
     ) -> pb.ReportModelServerResponse | None:
         """Report how a server answers.
 
         Return what all processes have reported, or None if job-store does not answer.
         """
         request = pb.ReportModelServerRequest(
-            model_server=server, outages=outages, answered=answered, attempt_seconds=attempt_seconds
+            model_server=server, outages=outages, answered=answered, attempts=attempts
         )
         try:
             async with asyncio.timeout(_REPORT_SECONDS):

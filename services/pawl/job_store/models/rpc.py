@@ -13,7 +13,6 @@ from pawl.job_store.models.store import Exceeded, PostgresModels, Rate
 
 _NO_STORE: Final = StoreId("")
 _CLOSED_SECONDS: Final = 10.0
-_ATTEMPT_SECONDS_MAX: Final = 600.0
 
 
 class ModelServicer(models_pb2_grpc.ModelServiceServicer):
@@ -25,14 +24,16 @@ class ModelServicer(models_pb2_grpc.ModelServiceServicer):
         store_id = StoreId(check_id(request.store_id, "store_id"))
         server = check_id(request.model_server, "model_server", optional=True)
         own = self._limits_of(store_id)
+        requests = 0 if request.ended else 1
         rates = [
-            Rate(store_id, "requests", own.model_requests_per_minute, 1),
+            Rate(store_id, "requests", own.model_requests_per_minute, requests),
             Rate(store_id, "tokens", own.model_tokens_per_minute, request.tokens),
-            Rate(_NO_STORE, f"requests of {server}", request.requests_per_minute, 1),
+            Rate(_NO_STORE, f"requests of {server}", request.requests_per_minute, requests),
             Rate(_NO_STORE, f"tokens of {server}", request.tokens_per_minute, request.tokens),
         ]
         try:
-            await self._models.take([rate for rate in rates if rate.per_minute])
+            used = [rate for rate in rates if rate.per_minute and rate.used]
+            await self._models.take(used, ended=request.ended)
         except Exceeded as exceeded:
             of_server = exceeded.rate.store_id == _NO_STORE
             return pb.TakeModelCallResponse(wait_seconds=exceeded.wait_seconds, of_server=of_server)
@@ -47,7 +48,6 @@ class ModelServicer(models_pb2_grpc.ModelServiceServicer):
             return pb.ReportModelServerResponse(may_attempt=True)
         if request.outages:
             await self._models.add_outages(server, min(request.outages, 1000), _CLOSED_SECONDS)
-        seconds = min(request.attempt_seconds, _ATTEMPT_SECONDS_MAX)
-        may_attempt = seconds > 0 and await self._models.attempt(server, seconds)
+        may_attempt = request.attempts and await self._models.attempt(server, _CLOSED_SECONDS)
         outages, closed_seconds = await self._models.outage(server)
         return pb.ReportModelServerResponse(outages=outages, closed_seconds=closed_seconds, may_attempt=may_attempt)

@@ -1,7 +1,9 @@
 """Counts model calls per minute, and outages of model servers, in PostgreSQL.
 
-A rate's row holds the time at which the rate will be fully available again (generic cell rate algorithm). If this time
-is more than a minute ahead, the row was written before the clock was set back, and counts as unused.
+A rate's row holds the time at which the rate will be fully available again (generic cell rate algorithm). A call may be
+made if one request or token is left, and is then counted in full, so that large calls need not wait for longer than
+small ones. If the row's time is more than an hour ahead, the row was written before the clock was set back, and counts
+as unused.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from pawl.server.db.database import DatabaseAdapter
 # ruff: noqa: S608
 
 _UNUSED_TIME: Final = """greatest(clock_timestamp(), CASE
-    WHEN r.unused_time <= clock_timestamp() + interval '61 seconds' THEN r.unused_time ELSE clock_timestamp()
+    WHEN r.unused_time <= clock_timestamp() + interval '1 hour 1 second' THEN r.unused_time ELSE clock_timestamp()
 END)"""
 _TAKE: Final = f"""
 INSERT INTO job_store.model_rates AS r (store_id, name, unused_time)
 VALUES ($1, $2, clock_timestamp() + make_interval(secs => $3))
-ON CONFLICT (store_id, name) DO UPDATE SET unused_time = {_UNUSED_TIME} + make_interval(secs => $3)
-WHERE {_UNUSED_TIME} + make_interval(secs => $3) <= clock_timestamp() + interval '60 seconds 1 millisecond'
+ON CONFLICT (store_id, name) DO UPDATE
+SET unused_time = least({_UNUSED_TIME} + make_interval(secs => $3), clock_timestamp() + interval '1 hour')
+WHERE $5 OR {_UNUSED_TIME} + make_interval(secs => $4) <= clock_timestamp() + interval '60 seconds 1 millisecond'
 RETURNING true
 """
 _WAIT: Final = """
@@ -30,7 +33,7 @@ SELECT extract(epoch FROM unused_time - clock_timestamp())::double precision - 6
 FROM job_store.model_rates WHERE store_id = $1 AND name = $2
 """
 # A clock that was set back must not keep a server closed.
-_IS_CLOSED: Final = "r.closed_until > now() AND r.closed_until < now() + interval '11 minutes'"
+_IS_CLOSED: Final = "r.closed_until > now() AND r.closed_until < now() + interval '11 seconds'"
 _ADD_OUTAGES: Final = """
 INSERT INTO job_store.model_outages AS r (store_id, model_server, outages, closed_until)
 VALUES ('', $1, $2, now() + make_interval(secs => $3)) ON CONFLICT (store_id, model_server)
@@ -46,6 +49,7 @@ SELECT outages, greatest(0, extract(epoch FROM closed_until - now()))::double pr
 FROM job_store.model_outages WHERE store_id = '' AND model_server = $1
 """
 _MINUTE_SECONDS: Final = 60.0
+_HOUR_SECONDS: Final = 3600.0
 
 
 class Rate(NamedTuple):
@@ -58,11 +62,12 @@ class Rate(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The time for which the call uses the whole rate.
+        """The time for which the call uses the whole rate."""
+        return max(-_HOUR_SECONDS, min(_HOUR_SECONDS, self.unit_seconds * self.used))
 
-        It is at most a minute, so that even a call that exceeds the limit can be made.
-        """
-        return min(_MINUTE_SECONDS, _MINUTE_SECONDS * self.used / self.per_minute)
+    @property
+    def unit_seconds(self) -> float:
+        return _MINUTE_SECONDS / self.per_minute
 
 
 class Exceeded(Exception):  # It rolls back the transaction.
@@ -73,8 +78,8 @@ class Exceeded(Exception):  # It rolls back the transaction.
 
 
 class PostgresModels(DatabaseAdapter):
-    async def take(self, rates: Sequence[Rate]) -> None:
-        """Count a call against all rates. If one rate is used up, count it against none.
+    async def take(self, rates: Sequence[Rate], *, ended: bool = False) -> None:
+        """Count a call against all rates. If one rate is used up, count it against none, unless the call has ended.
 
         Raises:
             Exceeded: One of the rates is used up.
@@ -82,9 +87,9 @@ class PostgresModels(DatabaseAdapter):
         async with self._database.transaction() as connection:
             # Lock in a fixed order, so that concurrent calls do not deadlock.
             for rate in sorted(rates):
-                arguments = (rate.store_id, rate.name, rate.seconds)
-                if not await connection.fetchval(_TAKE, *arguments):
-                    wait = await connection.fetchval(_WAIT, *arguments)
+                key = (rate.store_id, rate.name)
+                if not await connection.fetchval(_TAKE, *key, rate.seconds, rate.unit_seconds, ended):
+                    wait = await connection.fetchval(_WAIT, *key, rate.unit_seconds)
                     raise Exceeded(rate, max(0.001, wait or 0.0))
 
     async def end_outage(self, model_server: str) -> None:
