@@ -12,6 +12,7 @@ it.each([
   [call("crm__close_deals", { deal_ids: [1, 2, 3] }), "The agent wants to close deals (3 deals)"],
   [call("ask_user", {}, { question: { question: "Which one?" } }), "The agent asks: Which one?"],
   [call("ask_user", {}, { question: { question: "One\n\n---\n\ntwo" } }), "The agent asks"],
+  [call("approval", { question: "Send it?" }, { approval: { cause: "workflow" } }), "A workflow asks for your approval"],
   [call("evil\u202e", {}), "The agent wants to evil<U+202E>"],
 ])("a request is a sentence: %#", (asked, sentence) => {
   expect(wish(asked)).toBe(sentence);
