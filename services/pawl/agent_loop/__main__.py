@@ -35,6 +35,7 @@ from pawl.agent_loop.workflows.reading import Graphs
 from pawl.agent_loop.workflows.versions import WorkflowLedger
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import WorkerId
+from pawl.job.v1.models_pb2_grpc import ModelServiceStub
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
 from pawl.job.v1.titles_pb2_grpc import TitleServiceStub
 from pawl.job.v1.triggers_pb2_grpc import TriggerLedgerServiceStub
@@ -106,7 +107,7 @@ async def _worker(
     credential_is_gone: Callable[[Principal], bool],
 ) -> Worker:
     shared = SharedModels(
-        job_store,
+        ModelServiceStub(job_store),
         {
             "" if name == DEFAULT_SERVER else name: PerMinute(each.requests_per_minute, each.tokens_per_minute)
             for name, each in settings.limits.model_servers.items()

@@ -165,7 +165,7 @@ async def watch(
 ) -> int:
     """Watch a job until it ends.
 
-    Of its earlier progress, only the newest is shown. The exit code is 0 if it
+    Of its earlier progress reports, only the newest is shown. The exit code is 0 if it
     completed, otherwise 1. Ctrl-C does not stop the job.
     """
     await target.get_job(job_id)

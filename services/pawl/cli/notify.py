@@ -277,13 +277,13 @@ def _quiet_hours(text: str) -> preference_pb2.QuietHours:
     match = _QUIET.fullmatch(text.strip().lower())
     if match is None:
         raise CommandError(
-            f"{text!r} are not quiet hours like 22:00-07:00 or 'mon-fri 22:00-07:00'.", parameter="quiet"
+            f"{text!r} is not valid: quiet hours look like 22:00-07:00 or 'mon-fri 22:00-07:00'.", parameter="quiet"
         )
     days: list[preference_pb2.Weekday.ValueType] = []
     for part in (match["days"] or "").split(",") if match["days"] else ():
         span = _RANGE.fullmatch(part)
         if span is None:
-            raise CommandError(f"{part!r} are not days like mon or mon-fri.", parameter="quiet")
+            raise CommandError(f"{part!r} is not valid: days look like mon or mon-fri.", parameter="quiet")
         first = _DAYS.index(span[1])
         count = (_DAYS.index(span[2] or span[1]) - first) % 7 + 1
         days += [preference_pb2.Weekday.values()[(first + number) % 7 + 1] for number in range(count)]

@@ -137,8 +137,8 @@ async def undo(
 ) -> int:
     """Undo a run's effects, most recent first.
 
-    Shows what can and cannot be undone, then undoes what it can and reports the results. Undo calls that need approval
-    wait for it. The exit code is 0 if everything that can be undone was undone.
+    Shows what can and cannot be undone, then undoes what it can and reports the results. If undoing a call needs
+    approval, this waits for it. The exit code is 0 if everything that can be undone was undone.
     """
     found = await items(target, undo_pb2.PreviewUndoRequest(run_id=run_id, call_id=call))
     _show_undos(console, found)

@@ -20,7 +20,7 @@ class RegistryMetrics:
         self._executions = metrics.counter(
             "executions_total", "Executions ended, by outcome.", ("store", "tool", "outcome")
         )
-        self.seconds = metrics.histogram("execution_duration_seconds", "Duration of an execution.", ("tool",))
+        self._seconds = metrics.histogram("execution_duration_seconds", "Duration of an execution.", ("tool",))
         self.checks = metrics.counter("checks_total", "Calls checked, by disposition.", ("disposition",))
         self._running = metrics.gauge("executions_in_flight", "Executions in progress.")
         self._threads = metrics.gauge("tool_threads_busy", "Threads busy with sync tools, including unstoppable ones.")
@@ -28,9 +28,11 @@ class RegistryMetrics:
             "tool_processes_busy", "Processes busy with tools that run in their own process."
         )
 
-    def executed(self, store_id: str, tool_name: str, outcome: str) -> None:
+    def executed(self, store_id: str, tool_name: str, outcome: str, seconds: float) -> None:
         store = self._store(store_id)
-        self._executions.labels(store, self._tools.label(tool_name, store), outcome).inc()
+        tool = self._tools.label(tool_name, store)
+        self._executions.labels(store, tool, outcome).inc()
+        self._seconds.labels(tool).observe(seconds)
 
     def watch(
         self, *, running: Callable[[], float], threads_busy: Callable[[], float], processes_busy: Callable[[], float]

@@ -398,7 +398,7 @@ READING = [
 async def test_second_user_never_receives_another_users_job(
     follow: Any, ledger: PlayedLedger, conversations: ConversationServiceAsyncStub, channel: grpc.aio.Channel, seed: int
 ) -> None:
-    """ASYNC-5: by no read and on no stream, whatever is shared and whatever happens to the job."""
+    """ASYNC-5: no read or stream shows the job, whatever is shared and whatever happens to the job."""
     choose = random.Random(seed)
     await add_job(ledger, 1)
     ledger.put_run("job_1", options=run_pb2.Run(job=run_pb2.Job(tool_name=SECRET.decode())).SerializeToString())

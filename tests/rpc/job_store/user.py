@@ -84,13 +84,14 @@ class User:
         return user
 
     async def ask(self, method: str, **fields: Any) -> Any:
+        own = _FORWARDED[method].input_type.fields_by_name if method in _FORWARDED else {}
+        mine = {"store_id": self.store_id, "user_id": self.user_id} | {
+            name: fields.pop(name) for name in ("store_id", "user_id") if name in fields and name not in own
+        }
         if method in _FORWARDED:
             channel: grpc.aio.Channel = self.stub.channel  # type: ignore[attr-defined]  # see conftest
-            user = user_principal(StoreId(self.store_id), UserId(self.user_id), self.roles)
+            user = user_principal(StoreId(mine["store_id"]), UserId(mine["user_id"]), self.roles)
             return await translated(forwarded(channel, user, method, **fields))
-        mine = {"store_id": self.store_id, "user_id": self.user_id} | {
-            name: fields.pop(name) for name in ("store_id", "user_id") if name in fields
-        }
         request = getattr(pb, f"{method}Request")
         values = {name: value for name, value in mine.items() if name in request.DESCRIPTOR.fields_by_name} | fields
         return await getattr(Translated(self.stub), method)(request(**values))

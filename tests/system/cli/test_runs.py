@@ -27,7 +27,7 @@ def test_first_program_of_the_readme_works(pawl: CommandLine, tmp_path: Path) ->
     assert done.stderr == ""
 
 
-def test_a_run_is_shown_and_its_json_output_equals_the_log_from_any_seq(pawl: CommandLine) -> None:
+def test_watching_a_run_again_prints_the_same_events_from_any_seq(pawl: CommandLine) -> None:
     """EVT-1: watching the run again prints the same lines."""
     output = pawl.succeed("run", "what is 17 * 23")
     assert "calculate" in output

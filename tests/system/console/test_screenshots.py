@@ -40,7 +40,7 @@ async def test_chat_inbox_and_run_match_the_screenshots(open_page: NewPage, tmp_
     await page.get_by_role("region", name="Timeline", exact=True).scroll_into_view_if_needed()
     await page.screenshot(path=folder / "console-run.png")
     await page.get_by_role("button", name="Toggle dark mode").click()
-    await page.set_viewport_size({"width": 1200, "height": 740})
+    await page.set_viewport_size({"width": 1120, "height": 660})
     await page.goto(at(page, f"/c/{conversation}?run={run_id}"))
     await expect(page.get_by_role("complementary", name="Run").locator("[data-bar]").first).to_be_visible()
     await expect(page.locator(".card.good", has_text="Send an e-mail")).to_be_visible()

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import AgentDefinition, ToolSelection
+from pawl.agent_loop.agents.rules import AgentDefinition, ModelTerms, ToolSelection
 from pawl.agent_loop.loop.drive import DriveEnd
+from pawl.agent_loop.loop.model_call import TermsCache
 from pawl.agent_loop.loop.rules import budget, loop_state
 from pawl.agent_loop.loop.rules.fact import RoundEnded, RoundRetrying, RoundStarted, Warned
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
-from pawl.agent_loop.loop.rules.run import PinnedAgent, RunOptions, TokenBudgetPolicy
+from pawl.agent_loop.loop.rules.run import PinnedAgent, Run, RunOptions, TokenBudgetPolicy
 from pawl.agent_loop.loop.rules.state import MODEL
 from pawl.agent_loop.model.request import UsageReport
+from pawl.agent_loop.model.shared import PerMinute, SharedModels
 from pawl.chassis.ids import RunKey, StoreId
+from pawl.job.v1.models_pb2 import TakeModelCallRequest, TakeModelCallResponse
 from pawl.values import RunState, Usage, WaitKind
 from tests.fakes.loop_world import STORE, World
-from tests.fakes.model import says
+from tests.fakes.model import calls, fails, says
+from tests.unit.agent_loop import test_sub_agents as sub_agents
 from tests.unit.agent_loop.scenario import VERDICTS, present
 from tests.unit.agent_loop.simulation import TOKENS_PER_ANSWER, Simulation, answer, run_state
 from tests.unit.agent_loop.test_sub_agents import ANN
@@ -346,3 +351,62 @@ async def test_a_run_waits_for_the_limits_per_minute_and_counts_all_tokens(polic
     (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
     assert (warned.reason, len(world.model.requests)) == ("RATE_LIMITED", 1)
     assert shared.taken[0] + shared.more == world.ledger.run(key).usage.total_tokens
+
+
+@pytest.mark.parametrize("reason", ["PROVIDER_UNAVAILABLE", "MODEL_SERVER_UNKNOWN", "NETWORK"])
+async def test_a_prompt_that_no_model_received_costs_no_tokens(reason: str) -> None:
+    world = World(VERDICTS, [fails(reason), says("Done.")])
+    key = world.ledger.submit("hello " * 3000, RunOptions(limits=Limits(provider_wait_seconds=900.0)))
+    await world.finish(key)
+    usage = world.ledger.run(key).usage
+    assert (world.ledger.run(key).state, usage.estimated_tokens) == (RunState.COMPLETED, 0)
+
+
+class Counting:
+    """Stands in for job-store. Records the tokens that are counted, and answers once `answers` is set."""
+
+    def __init__(self) -> None:
+        self.counted: list[int] = []
+        self.wait_seconds = 0.0
+        self.answers = asyncio.Event()
+
+    async def TakeModelCall(self, request: TakeModelCallRequest) -> TakeModelCallResponse:
+        await self.answers.wait()
+        self.counted += [] if self.wait_seconds else [request.tokens]
+        return TakeModelCallResponse(wait_seconds=self.wait_seconds)
+
+
+async def test_concurrent_calls_count_all_tokens_once() -> None:
+    store_id, stub = StoreId(STORE), Counting()
+    shared = SharedModels(cast("Any", stub), {"": PerMinute(tokens=1000)})
+    shared.used(store_id, "", 500)
+    takes = [asyncio.create_task(shared.take(store_id, "", 10)) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    shared.used(store_id, "", 300)
+    stub.answers.set()
+    await asyncio.gather(*takes)
+    assert sum(stub.counted) == 520
+    stub.wait_seconds = 5.0
+    assert await shared.take(store_id, "", 10) == 5.0
+    stub.wait_seconds = 0.0
+    await shared.take(store_id, "", 10)
+    shared.used(store_id, "", -100)
+    for _ in range(3):
+        await shared.take(store_id, "", 40)
+    assert stub.counted[2:] == [310, 0, 0, 20]
+
+
+async def test_tokens_of_agents_never_enlarge_what_a_run_may_use() -> None:
+    world = sub_agents.world_of(plan=[calls(sub_agents.agent("work"))] * 2, work=[says("Did it.")])
+    found: list[int] = []
+
+    class Terms(TermsCache):
+        async def of(self, run: Run, tokens: int, now: float, read: Any) -> ModelTerms:
+            found.append(tokens)
+            return await super().of(run, tokens, now, read)
+
+    world.dependencies = dataclasses.replace(world.dependencies, terms=Terms())
+    key = world.ledger.submit("plan")
+    await sub_agents.finish(world, key)
+    assert world.ledger.run(key).usage.delegated_tokens
+    assert min(found) >= 0

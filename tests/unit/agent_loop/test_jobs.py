@@ -59,9 +59,9 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"_executeAsync": True, "_interval": 1, "_stopAfter": True}, "whole number"),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": "never"}, "_reports must be"),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": "cheap"}, "_until: column 1: "),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": 7}, "_until must be like"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": 7}, "_until must look like"),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value.price <"}, "_when: column 14: "),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": False}}, "_when must be like"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": False}}, "_when must look like"),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "times": 0}}, "times of"),
     (
         {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "pause": -1}},
@@ -94,7 +94,10 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"every": 1.5}}, "_reports must be"),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"never": 0}}, '_reports must be "every'),
     ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"digest": 0}}, "digest of _reports must be"),
-    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "above": 2}}, "_until must be"),
+    (
+        {"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "above": 2}},
+        "_until must look like",
+    ),
     ({"_executeAsync": True, "_until": {"below": 1}}, "requires _interval"),
 ]
 

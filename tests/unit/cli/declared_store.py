@@ -29,6 +29,7 @@ class Store:
         self.writes_left = 10**6
         self.writes: list[str] = []
         self.limits: dict[str, int] = {}
+        self.ceiling: dict[str, int] = {}
 
     def __getattr__(self, _service: str) -> Store:
         return self
@@ -123,11 +124,16 @@ class Store:
         if request.layer == settings_pb2.SETTINGS_LAYER_DEPLOYMENT:
             raise PermissionDenied("reading the layer DEPLOYMENT requires a deployment key")
         return settings_pb2.GetSettingsResponse(
-            settings=settings_pb2.Settings(layer=request.layer, limits=self.limits if request.layer == 3 else None)
+            settings=settings_pb2.Settings(
+                layer=request.layer,
+                limits=self.limits if request.layer == settings_pb2.SETTINGS_LAYER_STORE else self.ceiling,
+            )
         )
 
     async def UpdateSettings(self, request: Any) -> Any:
         asked = request.settings
+        if asked.layer != settings_pb2.SETTINGS_LAYER_STORE:
+            raise PermissionDenied("changing the layer requires a deployment key")
         if asked.switches:
             raise InvalidField(
                 "switches can be set only for all stores, by a deployment key", field="settings.switches"

@@ -393,3 +393,16 @@ def test_a_set_is_a_single_folder_with_a_name(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("name: x\n")
     with pytest.raises(CommandError, match="--prune need a folder"):
         applying.read([tmp_path / "x.yaml"], prune=True)
+
+
+async def test_an_exported_set_can_be_applied_again_by_the_same_caller(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The ceiling of the store, which the caller may read but not change, is left out."""
+    monkeypatch.setattr(applying, "KINDS", {"settings": KINDS["settings"]})
+    store = Store()
+    store.limits, store.ceiling = {"active_runs": 3}, {"active_runs": 9}
+    found: Any = store
+    files = [line async for line in applying.export(found, tmp_path, "mine") if line.startswith("settings ")]
+    assert files == [f"settings store: {tmp_path}/settings/store.yaml"]
+    assert await applied(store, tmp_path, adopt=True) == ["settings store: adopted"]

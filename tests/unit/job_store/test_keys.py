@@ -207,5 +207,5 @@ def test_keys_per_store_are_limited_with_a_reserve_for_the_deployment(
     check_new(key, keys_max - 1, kept_max - 1)
     with pytest.raises(InvalidField, match="revoke one first"):
         check_new(key, keys_max, keys_max)
-    with pytest.raises(TooLarge, match="90 days after it ends: create fewer keys"):
+    with pytest.raises(TooLarge, match="within the last 90 days: create fewer keys"):
         check_new(key, 0, kept_max)

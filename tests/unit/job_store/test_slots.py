@@ -10,8 +10,13 @@ from pawl.chassis.ids import RunId, RunKey, StoreId, UserId
 from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, assign_slots
 
 
-def line(store: str, due: int, *, used: int = 0, weight: int = 1, active: int = 0) -> Line:
-    """Return a store with `due` runs, of which the first `active` already have slots."""
+def line(
+    store: str, due: int, *, used: int = 0, weight: int = 1, active: int = 0, used_background: int | None = None
+) -> Line:
+    """Return a store with `due` runs, of which the first `active` already have slots.
+
+    They are background runs if `used_background` is given.
+    """
     return Line(
         due=[
             DueRun(
@@ -19,12 +24,14 @@ def line(store: str, due: int, *, used: int = 0, weight: int = 1, active: int = 
                 user_id=UserId("ann"),
                 is_active=number < active,
                 at_last_chance=False,
+                is_background=used_background is not None,
             )
             for number in range(due)
         ],
         limits=SlotLimits(per_store=1000, per_user=1000, weight=weight),
         used=used,
         used_by_user={},
+        used_background=used_background or 0,
     )
 
 
@@ -37,6 +44,8 @@ def line(store: str, due: int, *, used: int = 0, weight: int = 1, active: int = 
         ([line("busy", 900, used=100), line("calm", 2)], 1, {"calm": 1}),
         # Runs with slots are not delayed.
         ([line("calm", 2, used=1), line("busy", 900, used=100, active=1)], 1, {"busy": 1}),
+        # Background runs have slots of their own.
+        ([line("busy", 5, used_background=90), line("calm", 5, used=1, used_background=0)], 1, {"calm": 1}),
         # Turns and slots are in proportion to weights.
         ([line("one", 90), line("three", 90, weight=3)], 40, {"one": 10, "three": 30}),
         ([line("one", 90, used=20), line("three", 90, used=50, weight=3)], 1, {"three": 1}),

@@ -182,7 +182,7 @@ def test_limits_of_files_and_stores_are_enforced(tmp_path: Path) -> None:
         ("write_file", {"path": "d/e", "content": ""}),
         ("move_file", {"path": "c", "new_path": "d/e/c"}),
     ]:
-        with pytest.raises(ToolError, match="may have 4 files and folders"):
+        with pytest.raises(ToolError, match="at most 4 files and folders"):
             desk(name, **arguments)
     desk("make_folder", path="d")
     desk("write_file", path="c", content="x" * 40, overwrite=True)

@@ -332,7 +332,7 @@ def test_the_output_is_kept_if_another_process_will_continue(tmp_path: Path) -> 
 
 
 def test_a_large_file_takes_bounded_memory(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """128 MiB of rows, of which only the beginning and the end exist on disk, and the rest is read from there again."""
+    """The 128 MiB file is sparse: each read returns `piece` instead of zeros."""
     monkeypatch.setattr(processing, "PIECE_BYTES", 256 * 1024)
     monkeypatch.setattr(processing, "CHECKPOINT_BYTES", 8 * 1024 * 1024)
     piece = ("x" * 4095 + "\n").encode() * 64

@@ -10,7 +10,7 @@ const CORRECTABLE = new Set(["INVALID_ARGUMENTS", "INVALID_FIELD", "INVALID_JSON
 export type Decision = Omit<CallDecisionJson, "runId" | "callId">;
 
 /**
- * Decides about a call; true if the decision was accepted. Correctable faults go to `onFault`. If another tab or user decided
+ * Decides on a call; true if the decision was accepted. Correctable faults go to `onFault`. If another tab or user decided
  * first, a notice says so, because the card disappears.
  */
 export function decideCall(call: CallJson, decision: Decision, onFault: (message: string) => void): Promise<boolean> {
@@ -20,7 +20,7 @@ export function decideCall(call: CallJson, decision: Decision, onFault: (message
 /** The decisions made in this window, by call. */
 export const made = new Map<string, DecisionJson>();
 
-/** Decides about several calls, at most 64 per request; true if all decisions were accepted. */
+/** Decides on several calls, at most 64 per request; true if all decisions were accepted. */
 export async function decideAll(calls: CallJson[], decision: (call: CallJson) => Decision, onFault?: (message: string) => void): Promise<boolean> {
   const done = await attempt(async () => {
     const refused = [];

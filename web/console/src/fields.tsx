@@ -1,4 +1,4 @@
-/** Fields of a definition, each at a path such as options.model. What has no field is kept as it is. */
+/** Fields of a definition, each at a path such as options.model. Values without a field stay unchanged. */
 
 import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useId, useState } from "preact/hooks";

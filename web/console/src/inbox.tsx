@@ -123,7 +123,7 @@ function Gone({ call }: { call: CallJson }): VNode {
   );
 }
 
-/** Decides about the selected calls, each with its own digest, so that a decision applies to what was shown. */
+/** Decides on the selected calls, each with its own digest, so that a decision applies to what was shown. */
 function Several({ selected, all, onAll, onDone }: { selected: CallJson[]; all: number; onAll: (on: boolean) => void; onDone: () => void }): VNode {
   const [reason, setReason] = useState("");
   const [busy, setBusy] = useState(false);

@@ -273,7 +273,7 @@ function Value({ value }: { value: unknown }): VNode {
   return all.length && all.every(([, each]) => inWords(each).length < LINE) ? <Fields all={all} /> : <Json value={value} />;
 }
 
-/** What an event says, in words where there are some. */
+/** The content of an event, in words if possible. */
 function said(event: RunEventJson): string {
   const { runChanged, roundStarted, roundEnded, outputDelta, messageAdded, callChanged, toolProgress } = event;
   if (runChanged) return [runChanged.fromState, runChanged.run?.state].filter(Boolean).map(word).join(" → ");

@@ -28,7 +28,7 @@ const ICONS: [RegExp, IconName][] = [
   [/job|background/, "background"],
   [/task|project|check/, "check"],
 ];
-/** Arguments that say what a call is about, most telling first. */
+/** Arguments that show what a call is about, most informative first. */
 const TELLING = ["to", "recipients", "subject", "title", "name", "query", "question", "url", "path", "expression", "text", "task", "page"];
 const LENGTH_MAX = 90;
 const RESULT_MAX = 60;
@@ -77,7 +77,7 @@ function short(text: string, most = LENGTH_MAX): string {
   return line.length > most ? `${line.slice(0, most)} ...` : line;
 }
 
-/** What the call is about, in one short line: its most telling arguments. */
+/** What the call is about, in one short line: its most informative arguments. */
 export function objectOf(call: CallJson): string {
   const all = argumentsOf(call);
   const entries = entriesOf(all).filter(([, value]) => value && !(Array.isArray(value) && !value.length));

@@ -114,7 +114,7 @@ class _PendingScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PendingS
     """The caller's own runs and their calls."""
     PENDING_SCOPE_STORE: _PendingScope.ValueType  # 2
     """Calls of all the store's users that await approval, and runs that are waiting for tokens. Requires the approver or
-    admin role. Only the runs' own users can add tokens. Conversations stay private. Of another user's call, only the
+    admin role. Only the runs' own users can add tokens. Conversations stay private. For another user's call, only the
     tool, arguments, preview, cause, approvals so far, expiry and user are shown.
     """
 
@@ -127,7 +127,7 @@ PENDING_SCOPE_MINE: PendingScope.ValueType  # 1
 """The caller's own runs and their calls."""
 PENDING_SCOPE_STORE: PendingScope.ValueType  # 2
 """Calls of all the store's users that await approval, and runs that are waiting for tokens. Requires the approver or
-admin role. Only the runs' own users can add tokens. Conversations stay private. Of another user's call, only the
+admin role. Only the runs' own users can add tokens. Conversations stay private. For another user's call, only the
 tool, arguments, preview, cause, approvals so far, expiry and user are shown.
 """
 Global___PendingScope: _TypeAlias = PendingScope  # noqa: Y015

@@ -66,9 +66,9 @@ class GetConversationRequest(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     CONVERSATION_KEY_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
-    """Conversation ID; empty if there is a key."""
+    """Conversation ID; empty if `conversation_key` is set."""
     conversation_key: _builtins.str
-    """Key of the conversation; empty if there is an ID. See StartRunRequest.conversation_key."""
+    """Key of the conversation; empty if `conversation_id` is set. See StartRunRequest.conversation_key."""
     def __init__(
         self,
         *,

@@ -1859,8 +1859,8 @@ class Run(_message.Message):
 
     @_builtins.property
     def lowered_limits(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Limits in `options.limits` that the settings of the store have lowered (pawl.settings.v1.Settings.limits), by name,
-        each with the value that the run would have had; 0 means unlimited.
+        """Limits in `options.limits` that the store's settings (pawl.settings.v1.Settings.limits) have lowered. Maps the
+        limit's name to its original value; 0 means unlimited.
         """
 
     def __init__(

@@ -612,7 +612,7 @@ class HistoryPrefix(_message.Message):
     summarised_to_number: _builtins.int
     """The last number covered by the summary before the history; 0 if there is no summary."""
     result_bytes: _builtins.int
-    """Total size of the call results of the prefix's runs."""
+    """Total size in bytes of all call results in the prefix's runs."""
     def __init__(
         self,
         *,
@@ -1793,7 +1793,7 @@ class ResolveCommand(_message.Message):
     call_id: _builtins.str
     """Call ID."""
     resolution: Global___CallResolution.ValueType
-    """The outcome."""
+    """How to resolve it."""
     content_json: _builtins.bytes
     """HAPPENED: the result."""
     def __init__(

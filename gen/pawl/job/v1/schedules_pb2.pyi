@@ -257,7 +257,7 @@ class FireScheduleRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     BACKFILL_TIME_FIELD_NUMBER: _builtins.int
     refusal: _builtins.str
-    """Why a run cannot be started; empty if there is a message."""
+    """Why the run cannot be started; empty if `message` is set."""
     request_id: _builtins.str
     """Request ID of a TriggerSchedule request, which has no `expected_time`, or of the backfill for one scheduled
     time.

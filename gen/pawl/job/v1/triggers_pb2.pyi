@@ -433,7 +433,7 @@ class FireTriggerRequest(_message.Message):
     claimed: _builtins.bool
     """Whether the event was claimed after waiting."""
     refusal: _builtins.str
-    """Why a run cannot be started; empty if there is a message."""
+    """Why the run cannot be started; empty if `message` is set."""
     skipped: _builtins.str
     """Why the event must not fire the trigger; empty if it may."""
     @_builtins.property

@@ -47,8 +47,8 @@ class _NotificationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Noti
     run.
     """
     NOTIFICATION_KIND_APPROVAL_NEEDED: _NotificationKind.ValueType  # 7
-    """A call in the store, usually another user's, awaits an approval that the user may give. Sent when the
-    approval is requested, the call is edited, or no decision is made in time.
+    """A call in the store, usually another user's, awaits an approval that the recipient may give. Sent when approval
+    is requested, when the call is edited, or when nobody has decided in time.
     """
     NOTIFICATION_KIND_CHANNEL_DISABLED: _NotificationKind.ValueType  # 8
     """A channel was disabled because its destination is gone, it failed for days, or a recipient unsubscribed.
@@ -81,8 +81,8 @@ NOTIFICATION_KIND_ATTENTION_NEEDED: NotificationKind.ValueType  # 6
 run.
 """
 NOTIFICATION_KIND_APPROVAL_NEEDED: NotificationKind.ValueType  # 7
-"""A call in the store, usually another user's, awaits an approval that the user may give. Sent when the
-approval is requested, the call is edited, or no decision is made in time.
+"""A call in the store, usually another user's, awaits an approval that the recipient may give. Sent when approval
+is requested, when the call is edited, or when nobody has decided in time.
 """
 NOTIFICATION_KIND_CHANNEL_DISABLED: NotificationKind.ValueType  # 8
 """A channel was disabled because its destination is gone, it failed for days, or a recipient unsubscribed.

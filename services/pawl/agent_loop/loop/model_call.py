@@ -23,7 +23,6 @@ from pawl.agent_loop.loop.rules.state import State
 from pawl.agent_loop.loop.rules.tool import Tool
 from pawl.agent_loop.model.names import names_of, renamed
 from pawl.agent_loop.model.request import (
-    NETWORK,
     CallPiece,
     Finished,
     ModelError,
@@ -114,9 +113,7 @@ class ModelCall:
                 async for piece in pieces:
                     self._take(piece)
         except ModelError as error:
-            reason = error.problem.reason
-            if not self._output_bytes and (reason == NETWORK or reason.startswith("HTTP_")):
-                # The model never received the prompt.
+            if not self._output_bytes and error.problem.is_free:
                 self._prompt_bytes = 0
             return ModelFailed(error=error.problem, answer=self.answer(), jitter=random())
         answer = self.answer()

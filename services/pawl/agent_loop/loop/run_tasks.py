@@ -155,8 +155,8 @@ class RunTasks(Tasks):
         self._run_tools = RunTools(self.tool_calls, own_tools)
         self._model_call: ModelCall | None = None
         self._model_before: ModelCall | None = None
-        # The run's usage before its last model call.
-        self._tokens_used = run.usage.total_tokens
+        # The tokens that the run had used itself before its last model call.
+        self._tokens_used = run.usage.own_tokens
         # Cleared while a model call is running and the step that announces it is not yet durable.
         self._is_durable = asyncio.Event()
         self._is_durable.set()

@@ -88,7 +88,10 @@ EMPTY_ANSWER: Final = "EMPTY_ANSWER"
 HEADERS_TIMEOUT: Final = "HEADERS_TIMEOUT"
 # The server was not called, because too many calls in a row failed with an outage.
 UNAVAILABLE: Final = "PROVIDER_UNAVAILABLE"
+# The store's model server is not in the limits file of this agent-loop.
+SERVER_UNKNOWN: Final = "MODEL_SERVER_UNKNOWN"
 _OUTAGES: Final = frozenset({NETWORK, HEADERS_TIMEOUT, UNAVAILABLE})
+_NOT_SENT: Final = frozenset({NETWORK, UNAVAILABLE, SERVER_UNKNOWN})
 
 # Lower-case finish reasons of an answer that reached a limit.
 CUT_OFF: Final = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
@@ -117,6 +120,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def is_outage(self) -> bool:
         """True if the model server is unreachable or cannot answer now, regardless of the request."""
         return self.retryable and (self.reason in _OUTAGES or self.reason.startswith("HTTP_"))
+
+    @property
+    def is_free(self) -> bool:
+        """True if no model received the prompt, so that it cost no tokens."""
+        return self.reason in _NOT_SENT or self.reason.startswith("HTTP_")
 
 
 class ModelError(Exception):

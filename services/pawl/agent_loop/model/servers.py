@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 
-from pawl.agent_loop.model.request import ModelError, ModelPort, ModelRequest, Piece, Problem
+from pawl.agent_loop.model.request import SERVER_UNKNOWN, ModelError, ModelPort, ModelRequest, Piece, Problem
 
 
 class ModelServers:
@@ -17,5 +17,5 @@ class ModelServers:
         server = self._servers.get(request.server)
         if server is None:
             message = f"This agent-loop has no model server {request.server!r}: add it to the limits file."
-            raise ModelError(Problem(reason="MODEL_SERVER_UNKNOWN", retryable=False, message=message))
+            raise ModelError(Problem(reason=SERVER_UNKNOWN, retryable=False, message=message))
         return server.stream(request)

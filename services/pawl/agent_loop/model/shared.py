@@ -7,13 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-import grpc
-
 from pawl.chassis.ids import StoreId
 from pawl.chassis.rpc.client import translated
 from pawl.errors import PawlError
 from pawl.job.v1 import models_pb2 as pb
-from pawl.job.v1.models_pb2_grpc import ModelServiceStub
+from pawl.job.v1 import models_pb2_grpc
 
 _REPORT_SECONDS: Final = 1.0
 
@@ -28,8 +26,8 @@ class PerMinute(NamedTuple):
 class SharedModels:
     """`servers` contains the limits of each model server by its name. The default server's name is empty."""
 
-    def __init__(self, channel: grpc.aio.Channel, servers: Mapping[str, PerMinute]) -> None:
-        self._stub = ModelServiceStub(channel)
+    def __init__(self, stub: models_pb2_grpc.ModelServiceAsyncStub, servers: Mapping[str, PerMinute]) -> None:
+        self._stub = stub
         self._servers = servers
         # Tokens that calls have used beyond the tokens counted before the calls.
         self._uncounted: Counter[tuple[StoreId, str]] = Counter()
@@ -40,16 +38,23 @@ class SharedModels:
     async def take(self, store_id: StoreId, server: str, tokens: int) -> float:
         """Count a model call. Return the seconds until the next attempt, or 0 if the call may be made."""
         found, key = self._servers.get(server, PerMinute()), (store_id, server)
+        # Concurrent calls must not count the same tokens.
+        uncounted = self._uncounted.pop(key, 0)
         request = pb.TakeModelCallRequest(
             store_id=store_id,
             model_server=server,
             requests_per_minute=found.requests,
             tokens_per_minute=found.tokens,
-            tokens=max(0, tokens + self._uncounted[key]),
+            tokens=max(0, tokens + uncounted),
         )
-        wait_seconds: float = (await translated(self._stub.TakeModelCall(request))).wait_seconds
-        if not wait_seconds:
-            del self._uncounted[key]
+        left = uncounted
+        try:
+            wait_seconds: float = (await translated(self._stub.TakeModelCall(request))).wait_seconds
+            if not wait_seconds:
+                left = tokens + uncounted - request.tokens
+        finally:
+            if left:
+                self._uncounted[key] += left
         return wait_seconds
 
     def used(self, store_id: StoreId, server: str, tokens: int) -> None:

@@ -66,7 +66,7 @@ def delegation(state: State, call: Call, run_id: RunId) -> Delegation:
     # Parts of a workflow run have the depth of the run.
     depth = run.depth + (pinned is not None and pinned.chunk is None)
     if depth > run.options.limits.agent_depth_max:
-        raise NotStarted("NOT_ALLOWED", "Too many workflows and agents have started each other.")
+        raise NotStarted("NOT_ALLOWED", "Workflows and agents are nested too deeply.")
     return Delegation(
         call_id=call.call_id,
         run_id=run_id,

@@ -232,7 +232,7 @@ class Executions:
                 node.map.succeeded, node.map.running = node.map.succeeded + done, node.map.running - done
 
     async def rerun(self, caller: Principal, run_id: RunId, node: str) -> tuple[WorkflowRun, Rerun]:
-        """Return how an ended run would run again if it were restarted from a node.
+        """Return an ended run, and what would run again if it were restarted from a node.
 
         Raises:
             RunNotFound, NodeNotFound

@@ -261,7 +261,7 @@ _TEXTS: Final = ("models", "model_server")
 
 
 class _SettingsLayers:
-    """The layers of settings that the caller may read. A file has all values of its layer."""
+    """The layers of settings that the caller may change. A file has all values of its layer."""
 
     definition: type[Any] = settings_pb2.Settings
 
@@ -275,6 +275,8 @@ class _SettingsLayers:
             with suppress(PermissionDenied, InvalidField):  # It is another's, or a deployment key has no store.
                 settings = await self._read(target, layer)
                 if _names(settings):
+                    same = settings_pb2.Settings(layer=layer, version=settings.version)
+                    await ask(target, settings_pb2.UpdateSettingsRequest(settings=same, validate_only=True))
                     found[wording.short_name(settings_pb2.SettingsLayer.DESCRIPTOR, layer)] = _values(settings)
         return found
 

@@ -225,7 +225,7 @@ class _Thread:
                 shown[change["runId"]] = max(turn._last_seq, int(change["lastSeq"]))
 
     async def leave(self, run_id: str) -> None:
-        """Stop a run whose client disconnected before this AG-UI run ended."""
+        """Cancel the run if the client disconnected before the AG-UI run ended."""
         if not self._has_ended:
             await self._try_cancel(run_id)
 

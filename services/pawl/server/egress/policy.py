@@ -287,7 +287,7 @@ def _read_pattern(text: str) -> HostPattern:
         host, address, port = _read_authority(text.removeprefix("*."))
     except EgressRefused as error:
         raise ValueError(
-            f"hosts: {text!r} is not like example.com, *.example.com or example.com:8443: {error}"
+            f"hosts: {text!r} must look like example.com, *.example.com or example.com:8443: {error}"
         ) from None
     is_below = text.startswith("*.")
     if is_below and address is not None:
@@ -307,7 +307,7 @@ def _read_opening(text: str) -> Opening:
     try:
         host, address, port = _read_authority(text)
     except EgressRefused as error:
-        raise ValueError(f"private: {text!r} is not like 10.1.2.3:8080 or 10.0.0.0/8: {error}") from None
+        raise ValueError(f"private: {text!r} must look like 10.1.2.3:8080 or 10.0.0.0/8: {error}") from None
     if port is None:
         raise ValueError(f"private: {text!r} must have a port")
     if address is None:

@@ -260,7 +260,7 @@ class Service:
             )
 
     async def open_tracer(self) -> Tracer | None:
-        """Return what records spans; None unless an OTEL_* variable names an endpoint to send them to.
+        """Return a tracer if an OTEL_* variable names an endpoint that receives spans, otherwise None.
 
         Raises:
             StartError: An OTEL_* variable has a value that cannot be used.

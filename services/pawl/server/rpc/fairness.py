@@ -40,9 +40,9 @@ class FairQueue(Generic[K, T]):
         return len(self._queues.get(key, ()))
 
     def take(self, key: K | None = None) -> T:
-        """Return the next item, or the next one of a key, whose turn this ends.
+        """Return the next item in turn or, with `key`, the next item of that key. This ends the key's turn.
 
-        While several keys have items, consecutive items of the queue belong to different keys.
+        Without `key`, two consecutive items belong to different keys as long as several keys have items.
 
         Raises:
             LookupError: The queue, or the key's part of it, is empty.

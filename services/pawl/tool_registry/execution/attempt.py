@@ -160,7 +160,7 @@ class Attempt:
     async def _wait_for_earlier(self) -> None:
         """Wait until the code of an earlier attempt has ended.
 
-        Otherwise, both attempts could act, or use up the threads.
+        Otherwise, both attempts could take effect, and hung attempts could use up the thread pool.
         """
         earlier = self._earlier
         if earlier is None:

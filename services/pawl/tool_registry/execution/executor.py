@@ -305,8 +305,7 @@ class Executor:
             result = await self._write_end(job, known, attempt)
         if not attempt.task.done():
             tasks.start(self._attempts, self._follow(attempt, job), name="execution late")
-        self._observer.executed(job.context.store_id, job.tool.name, result.outcome)
-        self._observer.seconds.labels(job.tool.name).observe(seconds)
+        self._observer.executed(job.context.store_id, job.tool.name, result.outcome, seconds)
         _log.info(
             "execution.ended",
             tool=job.definition.name,

@@ -76,7 +76,7 @@ def check_policies(policies: Sequence[SourceToolPolicy]) -> None:
     names = {policy.tool_name for policy in policies}
     if len(policies) > POLICIES_MAX or len(names) != len(policies):
         raise InvalidField(
-            f"policies must have at most {POLICIES_MAX} entries, and one for each tool", field="policies"
+            f"policies must have at most {POLICIES_MAX} entries, with at most one for each tool", field="policies"
         )
     for policy in policies:
         if policy.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:

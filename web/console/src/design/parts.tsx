@@ -23,7 +23,7 @@ export function toneOf(state = ""): Tone {
   return TONES.find(([pattern]) => pattern.test(state))?.[1] ?? "grey";
 }
 
-/** The top of a page: breadcrumbs, title with badges, and actions at the right. */
+/** The top of a page: breadcrumbs, title with badges, and actions on the right. */
 export function Head({ title, crumbs, badges, children }: { title: ComponentChildren; crumbs?: [string, string][]; badges?: ComponentChildren; children?: ComponentChildren }): VNode {
   return (
     <>

@@ -13,7 +13,7 @@ export interface Column<T> {
   priority?: 2 | 3;
   /** Only in lists, not on the page of an item. */
   listed?: true;
-  /** Numbers are aligned at the right. */
+  /** Numbers are right-aligned. */
   num?: true;
 }
 

@@ -33,8 +33,8 @@ class Role(StrEnum):
 ROLES: Final = frozenset(Role)
 ROLES_OF_A_STORE: Final = ROLES - {Role.DEPLOYMENT}
 # The error for roles that give no rights.
-OWN_ROLES_GO_BESIDE: Final = (
-    f"custom roles require at least one of {', '.join(role for role in Role if role is not Role.DEPLOYMENT)}"
+OWN_ROLES_GO_BESIDE: Final = "custom roles must be combined with at least one of " + ", ".join(
+    role for role in Role if role is not Role.DEPLOYMENT
 )
 # Roles that decide on the gated calls of all users in their store.
 APPROVERS: Final = frozenset({Role.APPROVER, Role.ADMIN})

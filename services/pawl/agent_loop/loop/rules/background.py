@@ -438,7 +438,7 @@ def _condition(name: str, written: object) -> Condition:
     if found is None:
         example = '"value.price < 20" or {"path": "/price", "below": 20}'
         kinds = '"below", "above", "equals", "changed" and "cel"'
-        raise _Fault(f"{name} must be like {example}: CEL, or a JSON pointer and one of {kinds}.")
+        raise _Fault(f"{name} must look like {example}: CEL, or a JSON pointer and one of {kinds}.")
     return found
 
 

@@ -158,7 +158,9 @@ def _goal(state: State, call: Call, now: float) -> Goal:
     """Return the goal in a call to START_GOAL. Its attempts are child runs of the goal run."""
     run = state.run
     if run.depth + 1 >= run.options.limits.agent_depth_max:
-        raise _Refused("NOT_ALLOWED", "This agent cannot start goals, because their attempts would be too deep.")
+        raise _Refused(
+            "NOT_ALLOWED", "This agent cannot start goals, because their attempts would be nested too deeply."
+        )
     try:
         goal = asking.asked(call.arguments_json, now)
     except ValueError as error:

@@ -72,10 +72,10 @@ class JobProgram(Program):
         return _paused(state, command.time, resumes=command.kind.resumes) if isinstance(command.kind, Pause) else state
 
     def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:
-        """Record the result of the iteration that a step has settled, and decide whether to report it.
+        """Record the result of the iteration that a step settled, and decide whether to report it.
 
-        If a rule denies an iteration of a series, the job pauses and reports the pause. Its user can resume it once the
-        rule allows it.
+        If a rule denies an iteration of a series, the job pauses and reports the pause. The user can resume the job
+        once the rule allows the call.
         """
         job, cursor = after.run.job, _cursor(after)
         if job is None:

@@ -286,11 +286,11 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
     async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove old runs that a summary covers from conversations in use.
+        """Remove old runs from conversations that are still in use, once a summary covers the runs.
 
-        Return the approximate number of rows removed. Removes about `rows_max` rows of each kind. The runs ended before
-        the summary, and the model's history no longer needs their messages. Returns 0 when no more runs can be removed
-        for now.
+        Return the approximate number of rows removed. Removes about `rows_max` rows of each kind. The runs had ended
+        when the summary was written, and the model's history no longer needs their messages. Returns 0 when no more
+        runs can be removed for now.
         """
         async with self._database.transaction() as connection:
             summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)

@@ -11,9 +11,9 @@ _TOKENS: Final = ("total_tokens_max", "topped_up_tokens_max")
 
 
 def lower(run: run_pb2.Run, most: Mapping[str, int]) -> None:
-    """Lower the run's limits to those in `most`, and record the values that it would have had.
+    """Lower the run's limits to those in `most`, and record their original values.
 
-    0 tokens mean that there is no limit. Top-ups cannot exceed the store's limit of tokens either.
+    A limit of 0 tokens means no limit. The store's token limit also applies to top-ups.
     """
     limits = run.options.limits
     if (tokens_max := most.get(_TOKENS[0])) is not None:

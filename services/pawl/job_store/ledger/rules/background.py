@@ -87,11 +87,11 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(each.run_id for each in self.open_jobs if each.receiver == receiver)
 
     def passed_on(self, ended: Container[str], answered_by: RunId = RunId("")) -> Background:
-        """Return the state after delegated runs have ended. The next runs above them now receive their notices.
+        """Return the state after delegated runs have ended. Their notices go to the next runs above them.
 
-        The notices that `answered_by` received are removed. No model will read the conversations of the other ended
-        runs again, so the next run receives their notices once more. Notices about an iteration are left out if the job
-        has reported a later one.
+        Notices that `answered_by` received are removed. Notices that another ended run received go to the next run too,
+        because no model will read the ended run's conversation again. A notice about an iteration is dropped if the job
+        has reported a later iteration.
         """
         notices: list[Notice] = []
         # A job that reported its end is no longer open.

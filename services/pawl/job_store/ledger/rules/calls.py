@@ -259,7 +259,7 @@ def _check_child(call: CallRow | None, change: CallChange) -> None:
             f"call {change.call_id}: a delegated call must have a child_run_id", field="calls.child_run_id"
         )
     if not has_child and change.child_run_id != had:
-        raise IllegalTransition("the child run of a call is set when it is delegated and never changes")
+        raise IllegalTransition("a call's child run is set when the call is delegated, and never changes")
 
 
 def _check_gate_has_digest(change: CallChange) -> None:
@@ -286,7 +286,7 @@ def _check_gate(run: RunRow, call: CallRow, change: CallChange) -> None:
     if decision is not None and decision.kind in _APPROVALS and not change.state.is_terminal:
         shown = _shown_of(call, decision)
     if not _is_same(call, change, shown) and not _is_settled_edit(call, change):
-        raise IllegalTransition("a gated call must stay as it was shown to its approvers")
+        raise IllegalTransition("a gated call must not change after it is shown to its approvers")
 
 
 def _check_shown_again(call: CallRow, change: CallChange) -> None:
@@ -297,7 +297,7 @@ def _check_shown_again(call: CallRow, change: CallChange) -> None:
     elif call.reserved_by or call.escalated or not change.escalated:
         raise IllegalTransition("a request for approval can only be edited by an approver, or escalated once")
     if not _is_same(call, change, shown):
-        raise IllegalTransition("a gated call must stay as it was shown to its approvers")
+        raise IllegalTransition("a gated call must not change after it is shown to its approvers")
 
 
 def _is_granted(call: CallRow) -> bool:

@@ -122,8 +122,9 @@ def _turn(line: Line, number: int, following: Iterator[DueRun], taken: int) -> _
     run = next(following, None)
     if run is None:
         return None
-    used = 0 if run.is_active else line.used / line.limits.weight
-    return taken / line.limits.weight, used, number, taken, run, following
+    used = line.used_background if run.is_background else line.used
+    used_by_weight = 0 if run.is_active else used / line.limits.weight
+    return taken / line.limits.weight, used_by_weight, number, taken, run, following
 
 
 def _fitting(line: Line) -> Iterator[DueRun]:

@@ -42,7 +42,7 @@ class UsageKey(msgspec.Struct, frozen=True, order=True):
         cls, now: datetime, store_id: StoreId, agent_name: str, user_id: UserId, *, tool_name: str = "", model: str = ""
     ) -> UsageKey:
         now = now.astimezone(UTC)
-        model = model.replace("\0", "")[:_MODEL_CHARACTERS_MAX]
+        tool_name, model = tool_name.replace("\0", ""), model.replace("\0", "")[:_MODEL_CHARACTERS_MAX]
         return cls(store_id, agent_name, now.date(), now.hour, user_id, tool_name, model)
 
 

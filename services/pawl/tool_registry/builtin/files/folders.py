@@ -257,7 +257,7 @@ class FileFolders:
             if size > limits.store_bytes_max:
                 raise OverLimit(f"the store's files would be {size} bytes, over the limit of {limits.store_bytes_max}")
         if count + _missing(root, change.target) > limits.entries_max:
-            raise OverLimit(f"the store may have {limits.entries_max} files and folders; delete some first")
+            raise OverLimit(f"a store can have at most {limits.entries_max} files and folders; delete some first")
 
     def _prune(self, done: int, key: str) -> None:
         """Delete old records, but only on about one change in a hundred, chosen by a hash of the key."""
