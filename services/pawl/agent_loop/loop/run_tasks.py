@@ -156,7 +156,7 @@ class RunTasks(Tasks):
         self._model_call: ModelCall | None = None
         self._model_before: ModelCall | None = None
         # The tokens that the run had used itself before its last model call.
-        self._tokens_used = run.usage.own_tokens
+        self._tokens_used = run.own_tokens
         # Cleared while a model call is running and the step that announces it is not yet durable.
         self._is_durable = asyncio.Event()
         self._is_durable.set()
