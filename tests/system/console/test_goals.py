@@ -83,7 +83,7 @@ async def test_judged_goal_is_started_raised_and_met(open_page: NewPage, suite: 
     await expect(page.locator(".card", has_text="Send an e-mail")).to_be_visible()
 
     await page.goto(at(page, "/goals"))
-    await expect(page.get_by_text("No goals.")).to_be_visible()
+    await expect(page.get_by_text("No open goals.")).to_be_visible()
     await page.get_by_label("Include ended").check()
     row = page.get_by_role("row", name=re.compile("Tidy up"))
     await expect(row).to_contain_text("100%, All rooms are tidy.")

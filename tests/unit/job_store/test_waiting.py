@@ -263,6 +263,13 @@ ASKED: list[tuple[tuple[WaitKind, ...], list[CallRow], WaitReason, str, tuple[st
     ),
     (
         (WaitKind.PERSON,),
+        [call_row("call", CallState.AWAITING_APPROVAL, tool_name="approval", asked_user_id="kim")],
+        WaitReason.APPROVAL,
+        "It is waiting for an approval by kim.",
+        ("kim",),
+    ),
+    (
+        (WaitKind.PERSON,),
         [call_row("call", CallState.AWAITING_APPROVAL, asked_user_id="")],
         WaitReason.APPROVAL,
         "It is waiting for an approval of send_email.",

@@ -157,6 +157,13 @@ def test_an_escalated_request_notifies_all_approvers_and_the_user() -> None:
     assert shown(drafts[-1]).conversation_id == "conv_1"
 
 
+def test_an_approval_of_a_workflow_has_no_tool() -> None:
+    event = asked()
+    event.call_changed.call.approval.cause = "workflow"
+    (draft,) = drafts_of(event, APPROVERS[1:2])
+    assert draft.title == "ann's workflow awaits your approval"
+
+
 def test_a_call_that_asks_a_user_by_name_notifies_only_that_user() -> None:
     question = asked()
     question.call_changed.call.state = call_pb2.CALL_STATE_ASKED

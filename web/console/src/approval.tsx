@@ -7,7 +7,7 @@ import { useEffect, useState } from "preact/hooks";
 import { approveWithRule, canRemember, type Decision, decideCall, type Scope } from "./decide";
 import { Icon } from "./design/icons";
 import { Fault, Form, Json, type Schema } from "./form";
-import { entriesOf, iconOf, inWords, read, wish } from "./sentence";
+import { entriesOf, iconOf, inWords, isOfNode, read, wish } from "./sentence";
 import { ago, may, moment, pawl } from "./state";
 import { visible } from "./visible";
 
@@ -67,7 +67,7 @@ export function Approval({ call, about }: { call: CallJson; about: ComponentChil
             <button disabled={busy || !args} data-key="a" onClick={() => void decide(changed ? "DECISION_KIND_EDIT" : "DECISION_KIND_APPROVE")}>
               {changed ? "Approve with edits" : "Approve"}
             </button>
-            <button class="second" disabled={busy} data-key="e" onClick={() => (setArgs(first), setEditing(!editing))}>{editing ? "Discard edits" : "Edit"}</button>
+            {!isOfNode(call) && <button class="second" disabled={busy} data-key="e" onClick={() => (setArgs(first), setEditing(!editing))}>{editing ? "Discard edits" : "Edit"}</button>}
             <button class="second bad" disabled={busy} data-key="r" onClick={() => void decide("DECISION_KIND_REJECT")}>Reject</button>
           </div>
         )}
@@ -99,7 +99,7 @@ export function Approval({ call, about }: { call: CallJson; about: ComponentChil
       {mayDecide && (
         <div class="row reasons">
           <input aria-label="Reason" value={reason} onInput={(event) => setReason(event.currentTarget.value)} placeholder="Reason (optional)" />
-          {canRemember(call) && !series && (
+          {canRemember(call) && !series && !isOfNode(call) && (
             <select aria-label="Remember as a rule" value={scope} onChange={(event) => setScope(event.currentTarget.value as Scope | "")}>
               <option value="">Only this call</option>
               <option value="RULE_SCOPE_RUN">Always in this run</option>
@@ -117,7 +117,7 @@ export function Approval({ call, about }: { call: CallJson; about: ComponentChil
       )}
       <footer class="row quiet">
         <span><Terms call={call} /></span>
-        {mayDecide && (
+        {mayDecide && !isOfNode(call) && (
           <button class="plain small" disabled={busy} aria-expanded={answer !== undefined} onClick={() => setAnswer(answer === undefined ? "" : undefined)}>
             Answer instead
           </button>

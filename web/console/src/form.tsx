@@ -76,7 +76,8 @@ export function Form({
         )}
       </div>
     );
-  const names = [...new Set([...Object.keys(schema?.properties ?? {}), ...Object.keys(value)])];
+  // Required fields come first: schemas are stored with sorted names.
+  const names = [...new Set([...(schema?.required ?? []), ...Object.keys(schema?.properties ?? {}), ...Object.keys(value)])];
   const meant = names.filter((name) => refused.includes(name)).sort((one, other) => other.length - one.length)[0];
   return (
     <div class="form">

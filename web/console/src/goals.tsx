@@ -56,7 +56,7 @@ async function start({ totalTokensMax = 0, ...goal }: Values): Promise<void> {
 export const goals: Resource<GoalStatusJson> = {
   path: "goals",
   lead: "A goal has an agent try again until a tool or a judge finds its aim met.",
-  empty: "No goals. Start one to have an agent try until a tool or a judge finds the aim met.",
+  empty: "No open goals. Start one to have an agent try until a tool or a judge finds the aim met.",
   live: true,
   list: async (pageToken, filters) => {
     const page = await pawl.goals.listGoals({ pageSize: 50, pageToken, openOnly: !filters["all"] });

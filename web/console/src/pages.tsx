@@ -141,7 +141,7 @@ const howFar = ({ iterations = 0, missedIterations: missed = 0, definition: { it
 const jobs: Resource<BackgroundJobJson> = {
   path: "background",
   lead: "Long calls and series that run while you do something else.",
-  empty: "No background jobs. Long-running and repeated calls appear here.",
+  empty: "No open background jobs. Long-running and repeated calls appear here.",
   live: true,
   list: async (pageToken, filters) => {
     const page = await pawl.jobs.listJobs({ pageSize: 50, pageToken, openOnly: !filters["all"] });

@@ -53,7 +53,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
     );
   const calls = Object.values(view.calls);
   const asked = events.find(({ messageAdded }) => messageAdded?.message?.role === "ROLE_USER")?.messageAdded?.message?.text;
-  const tabs: [Tab, string][] = [["calls", `Calls ${calls.length || ""}`], ["events", `Events: ${events.length}`]];
+  const tabs: [Tab, string][] = [["calls", `Calls ${calls.length || ""}`], ["events", `Events ${events.length}`]];
   return (
     <section class="page run">
       <Head

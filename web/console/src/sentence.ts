@@ -93,10 +93,16 @@ export function isPlain(question: string): boolean {
   return question.length < 140 && !/[\n*_`[\]|<>#]/.test(question);
 }
 
+/** True for a question of a workflow that is answered by approving or rejecting: there is no tool to run. */
+export function isOfNode({ approval }: CallJson): boolean {
+  return approval?.cause === "workflow";
+}
+
 /** What the agent wants, as the title of a request: "helpdesk wants to send an e-mail to 5 people". */
 export function wish(call: CallJson): string {
   const who = visible(call.agentName || "The agent");
   if (call.question) return call.question.question && isPlain(call.question.question) ? `${who} asks: ${visible(call.question.question)}` : `${who} asks`;
+  if (isOfNode(call)) return "A workflow asks for your approval";
   return `${who} wants to ${verb(call.toolName)}${target(entriesOf(argumentsOf(call)))}`;
 }
 

@@ -27,7 +27,7 @@ export function RunLog({ view, answers = [] }: { view: RunView; answers?: string
       {run.state === "RUN_STATE_NEEDS_ATTENTION" && <p class="fault">Needs an operator: {word(run.attention?.reason?.replace("ATTENTION_REASON_", ""))}</p>}
       {run.state === "RUN_STATE_FAILED" && <p class="fault" role="alert">Failed: {visible(run.failure?.message ?? run.failure?.reason ?? "")}</p>}
       {run.state === "RUN_STATE_CANCELLED" && <p class="quiet">Stopped.</p>}
-      {!view.rounds.length && !ended && <p class="quiet dots">{word(run.state) || "Loading"} ...</p>}
+      {!view.rounds.length && !ended && <p class="quiet dots">{word(run.state) || "Loading"} </p>}
     </div>
   );
 }
@@ -59,7 +59,7 @@ function Round({ round, view, busy }: { round: RoundView; view: RunView; busy: b
           {at(key + 1)}
         </Fragment>
       ))}
-      {busy && !round.text && !round.reasoning && !round.drafts.length && <p class="quiet dots">...</p>}
+      {busy && !round.text && !round.reasoning && !round.drafts.length && <p class="quiet dots" />}
     </>
   );
 }

@@ -15,6 +15,7 @@ it.each([
   [call("constructor", {}), "The agent wants to constructor"],
   [call("toString", {}), "The agent wants to toString"],
   [call("__proto__", {}), "The agent wants to call a tool"],
+  [call("approval", { question: "Send it?" }, { approval: { cause: "workflow" } }), "A workflow asks for your approval"],
   [call("evil\u202e", {}), "The agent wants to evil<U+202E>"],
 ])("a request is a sentence: %#", (asked, sentence) => {
   expect(wish(asked)).toBe(sentence);

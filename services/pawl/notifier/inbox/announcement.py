@@ -177,7 +177,9 @@ def _requests(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[
         return drafts if call.asked_user_id != call.user_id else []
     knowing = {call.user_id, *(approval.user_id for approval in call.approval.approvals)}
     late = ": no decision in time" if call.approval.escalated else ""
-    title = f"{call.user_id}'s {call.tool_name} {'still ' if late else ''}awaits your approval{late}"
+    # A workflow's approval has no tool. Its call is named "approval".
+    what = "workflow" if call.approval.cause == "workflow" else call.tool_name
+    title = f"{call.user_id}'s {what} {'still ' if late else ''}awaits your approval{late}"
     others = dict.fromkeys(user_id for user_id in approvers if user_id not in knowing)
     drafts = [_request(event, user_id, NotificationKind.APPROVAL_NEEDED, title) for user_id in others]
     if late:

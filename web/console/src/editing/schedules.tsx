@@ -196,10 +196,10 @@ export const schedules: Resource<ScheduleJson> = {
   id: ({ definition }) => definition?.name ?? "",
   get: async (name) => (await pawl.schedules.getSchedule({ name })).schedule,
   columns: [
-    { name: "Name", of: ({ definition }) => definition?.name },
+    { name: "Name", size: 160, of: ({ definition }) => definition?.name },
     { name: "When", of: ({ definition: each, cronText }) => cronText || each?.cron || (each?.intervalSeconds ? `Every ${span(each.intervalSeconds)}` : "") },
     { name: "Next", size: 110, priority: 2, of: ({ nextTime }) => time(nextTime) },
-    { name: "State", size: 170, priority: 2, of: paused },
+    { name: "State", size: 150, priority: 2, of: paused },
     { name: "Starts", priority: 3, of: ({ definition }) => (definition?.workflow ? `workflow ${definition.workflow}` : cut(definition?.text)) },
     { name: "Failures", size: 90, priority: 3, num: true, of: ({ failures }) => failures || "" },
   ],

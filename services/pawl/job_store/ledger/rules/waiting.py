@@ -328,12 +328,19 @@ def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
 def _approvals(calls: Sequence[CallRow]) -> str:
     if len(calls) == 1 and calls[0].approvals_required > 1:
         call = calls[0]
-        what = f"{call.approvals_required} approvals of {call.tool_name} ({len(call.approvals)} given)"
+        what = f"{call.approvals_required} approvals{_of(calls)} ({len(call.approvals)} given)"
     else:
-        what = f"an approval of {_tools(calls) or 'a call'}"
+        what = f"an approval{_of(calls)}"
         if _is_named(calls):
             what += f" by {_listed([call.asked_user_id or '' for call in calls[:_TOOLS_MAX]], len(calls))}"
     return f"{what} (requested twice, not decided in time)" if any(call.escalated for call in calls) else what
+
+
+def _of(calls: Sequence[CallRow]) -> str:
+    # A workflow's approval has no tool. Its call is named "approval".
+    if calls and all(call.tool_name == "approval" for call in calls):
+        return ""
+    return f" of {_tools(calls) or 'a call'}"
 
 
 def _tools(calls: Sequence[CallRow]) -> str:
