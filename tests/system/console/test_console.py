@@ -22,6 +22,7 @@ LISTS = (
         "background",
         "workflows",
         "goals",
+        "operations",
         "attention",
         "agents",
         "tools",

@@ -161,8 +161,9 @@ function Page(): VNode {
   return (
     <Later
       key={path.value}
-      show={({ RESOURCES, RunPage, ExecutionPage, Settings, List, Detail }) => {
+      show={({ RESOURCES, RunPage, ExecutionPage, Settings, Operations, List, Detail }) => {
         if (first === "settings") return <Settings />;
+        if (first === "operations") return <Operations />;
         if (first === "runs" && second) return <RunPage key={second} runId={decoded(second)} />;
         if (first === "workflows" && third) return <ExecutionPage key={third} runId={decoded(third)} />;
         const resource = RESOURCES.find((each) => each.path === first);

@@ -1,5 +1,6 @@
 /** Values of the contract as text. */
 
+import type { UsageJson } from "@pawl/client";
 import type { VNode } from "preact";
 
 import { ago, moment, word } from "./state";
@@ -10,6 +11,7 @@ export const short = (name: string | undefined, prefix: string): string => word(
 export const sentence = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1);
 export const time = (at: string | undefined): VNode | undefined => (at ? <time title={moment(at)}>{ago(at)}</time> : undefined);
 export const cut = (text: string | undefined): string => visible(text ?? "").slice(0, 300);
+export const tokenCount = (usage: UsageJson | undefined): number => Number(usage?.inputTokens ?? 0) + Number(usage?.outputTokens ?? 0);
 export const runLink = (id: string | undefined, name?: string): VNode | undefined => (id ? <a href={`/runs/${id}`}>{name ?? id.slice(-8)}</a> : undefined);
 
 /** A time span such as "every 5 minutes". */

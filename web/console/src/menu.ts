@@ -14,6 +14,7 @@ export const MENU = {
   schedules: { name: "Schedules", method: "agent.v1.ScheduleService/ListSchedules" },
   triggers: { name: "Triggers", method: "agent.v1.TriggerService/ListTriggers" },
   rules: { name: "Approval rules", method: "tool.v1.RuleService/ListRules" },
+  operations: { name: "Operations", method: "agent.v1.UsageService/GetUsage" },
   attention: { name: "Needs attention", method: "agent.v1.OperatorService/ListAttention" },
   audit: { name: "Audit", method: "tool.v1.AuditService/ListAudit" },
   notifications: { name: "Notifications", method: "notify.v1.NotifyService/ListNotifications" },
@@ -38,7 +39,7 @@ export function groups(): [string, Entry[]][] {
   const all: [string, Entry[]][] = [
     ["", [{ path: "/", name: "Chat", icon: "chat", key: "c" }, { path: "/inbox", name: "Inbox", icon: "inbox", key: "i" }, ...some("runs", "background", "workflows", "goals")]],
     ["Build", some("agents", "tools", "sources", "documents", "schedules", "triggers", "rules")],
-    ["Operate", [...some("attention", "audit", "notifications", "channels"), { path: "/settings", name: "Settings", icon: "settings" }]],
+    ["Operate", [...some("operations", "attention", "audit", "notifications", "channels"), { path: "/settings", name: "Settings", icon: "settings" }]],
   ];
   return all.filter(([, entries]) => entries.length);
 }

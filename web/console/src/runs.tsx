@@ -4,7 +4,7 @@ import type { RunJson, RunStateJson } from "@pawl/client";
 import type { VNode } from "preact";
 
 import { Badge, toneOf } from "./design/parts";
-import { cut, time } from "./format";
+import { cut, time, tokenCount } from "./format";
 import type { Resource } from "./resource";
 import { lasted, pawl, STATES, word } from "./state";
 
@@ -63,7 +63,6 @@ export function State({ run }: { run: RunJson }): VNode {
 }
 
 export function tokens(run: RunJson): string {
-  const usage = run.usage;
-  const sum = Number(usage?.inputTokens ?? 0) + Number(usage?.outputTokens ?? 0);
+  const sum = tokenCount(run.usage);
   return sum ? sum.toLocaleString() : "";
 }

@@ -16,6 +16,7 @@ const PATHS = {
   schedules: "M2 3h12v11H2zM2 6h12M5 1.5v3M11 1.5v3",
   triggers: "M9 1L3 9h4l-1 6 6-8H8z",
   rules: "M8 2l5 2v4c0 3-2 5-5 6-3-1-5-3-5-6V4z",
+  operations: "M2 2v12h12M5 11V8M8 11V4M11 11V6",
   attention: "M8 2l6 11H2zM8 6v3M8 11v.2",
   audit: "M4 2h6l3 3v9H4zM6 8h5M6 11h5",
   notifications: "M4 11V7a4 4 0 0 1 8 0v4l1 1H3zM7 14h2",

@@ -6,7 +6,7 @@ import { useEffect, useState } from "preact/hooks";
 
 import { Badge, type Tone } from "../design/parts";
 import { Choice, type FieldSpec, get, type Option, set, type Values } from "../fields";
-import { cut, time } from "../format";
+import { cut, time, tokenCount } from "../format";
 import { GONE } from "../actions";
 import { Below, type Resource } from "../resource";
 import { go, pawl, who } from "../state";
@@ -203,7 +203,7 @@ function AgentPage({ agent }: { agent: AgentVersionJson }): VNode {
           { name: "Day", of: ({ time }) => time?.slice(0, 10) },
           { name: "Runs", num: true, of: ({ figures }) => figures?.runs ?? 0 },
           { name: "Users", num: true, of: ({ figures }) => figures?.users ?? 0 },
-          { name: "Tokens", num: true, of: ({ figures }) => (Number(figures?.usage?.inputTokens ?? 0) + Number(figures?.usage?.outputTokens ?? 0)).toLocaleString() },
+          { name: "Tokens", num: true, of: ({ figures }) => tokenCount(figures?.usage).toLocaleString() },
         ]}
       />
     </>
