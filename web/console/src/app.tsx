@@ -94,8 +94,8 @@ export function App(): VNode {
           </Toast>
         </div>
       )}
-      {open === "help" && <Help onClose={() => setOpen("")} />}
-      {open === "palette" && <Search show={({ Palette }) => <Palette onClose={() => setOpen("")} />} />}
+      {open === "help" && <Help onClose={() => setOpen((now) => (now === "help" ? "" : now))} />}
+      {open === "palette" && <Search show={({ Palette }) => <Palette onClose={() => setOpen((now) => (now === "palette" ? "" : now))} />} />}
     </div>
   );
 }
