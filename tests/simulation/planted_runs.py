@@ -410,10 +410,10 @@ OF_RUNS = (
     Mutant(
         name="workers_have_two_last_chances",
         module="pawl.job_store.ledger.rules.slots",
-        text="if last_chances == last_chances_max:",
-        instead="if last_chances > last_chances_max:",
+        text="last_chances < last_chances_max",
+        instead="last_chances <= last_chances_max",
         checker=REFERENCE_MODEL,
-        seed=15,
+        seed=5,
     ),
     Mutant(
         name="stopped_runs_are_resumed",
