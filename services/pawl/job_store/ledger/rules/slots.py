@@ -83,7 +83,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
     """Whose turn it is. Stores get their turns in circular order, each as many as its weight before the next store.
 
-    The next store is the first one `after` this one. `store` has had `taken` of its turns.
+    The next turn goes to the first store that follows `after`. `store` has had `taken` of its turns.
     """
 
     after: StoreId = StoreId("")
