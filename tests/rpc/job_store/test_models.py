@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from typing import Any
 
 from pawl.chassis.ids import StoreId
+from pawl.chassis.process.clock import SystemClock
+from pawl.event.v1 import run_pb2
 from pawl.job.v1 import models_pb2 as pb
 from pawl.job.v1.models_pb2_grpc import ModelServiceStub
+from pawl.job_store.erasure.store.retention import PostgresRetention
+from pawl.job_store.ledger.ports import Limits
+from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.store_settings.rules import Layer, Settings
-from tests.rpc.job_store.conftest import Replica
+from pawl.job_store.store_settings.snapshot import SettingsSnapshot
+from pawl.job_store.store_settings.store import PostgresSettings
+from pawl.job_store.sweeps import sweep_retention
+from tests.rpc.job_store.conftest import RETENTION, Replica
 from tests.rpc.job_store.test_settings import DEPLOYMENT
 
+_numbers = itertools.count(1)
 
-async def take(replica: Replica, store_id: str = "acme", **asked: int) -> pb.TakeModelCallResponse:
-    request = pb.TakeModelCallRequest(store_id=store_id, model_server="eu", **asked)  # type: ignore[arg-type]
+
+async def take(
+    replica: Replica, store_id: str = "acme", model_call_id: str = "", **asked: Any
+) -> pb.TakeModelCallResponse:
+    model_call_id = model_call_id or f"call_{next(_numbers)}"
+    request = pb.TakeModelCallRequest(store_id=store_id, model_server="eu", model_call_id=model_call_id, **asked)
     return await ModelServiceStub(replica.channel).TakeModelCall(request)
 
 
@@ -53,6 +68,54 @@ async def test_the_tokens_of_an_ended_call_are_no_further_request(replica: Repli
     for _ in range(2):
         await take(replica, tokens=10, ended=True)
     assert not (await take(replica)).wait_seconds
+
+
+async def test_a_repeated_request_counts_the_start_and_the_end_of_a_call_once(replica: Replica) -> None:
+    await limit(replica, model_tokens_per_minute=100)
+    for _ in range(3):
+        assert not (await take(replica, model_call_id="c1", tokens=60)).wait_seconds
+    for _ in range(3):
+        await take(replica, model_call_id="c1", tokens=100, ended=True)
+    assert 20 < (await take(replica, tokens=1)).wait_seconds <= 37
+    await replica.database.execute("UPDATE job_store.model_calls SET expire_time = now() - interval '1 second'")
+    await sweep_retention(PostgresRetention(replica.database), SystemClock(), RETENTION)
+    assert not await replica.database.fetchval("SELECT count(*) FROM job_store.model_calls")
+
+
+async def test_calls_in_progress_reserve_their_tokens_in_all_budgets(replica: Replica) -> None:
+    """Concurrent calls exceed a budget by at most one call, and the budget of another store or user is not affected."""
+    await limit(replica, daily_tokens=100, monthly_tokens_per_user=50)
+
+    async def reserve(user_id: str, **asked: Any) -> Any:
+        values: dict[str, Any] = {"tokens": 10, "output_tokens": 15, "seconds_max": 60} | asked
+        return await take(replica, user_id=user_id, **values)
+
+    found = await asyncio.gather(*(reserve("ann", model_call_id=f"ann_{number % 8}") for number in range(16)))
+    refused = [each.budget for each in found if each.HasField("budget")]
+    assert {(each.kind, each.tokens_max, each.tokens_used) for each in refused} == {
+        (run_pb2.WAIT_KIND_USER_MONTHLY_TOKENS, 50, 0)
+    }
+    open_calls = "SELECT count(*), sum(tokens) FROM job_store.model_calls WHERE NOT ended"
+    assert tuple(await replica.database.fetchrow(open_calls) or ()) == (2, 50)
+    for user_id, tokens, kind in (
+        ("bob", 40, 0),
+        ("eve", 40, 0),
+        ("dan", 40, run_pb2.WAIT_KIND_STORE_DAILY_TOKENS),
+    ):
+        assert (await reserve(user_id, model_call_id=user_id, tokens=tokens, output_tokens=0)).budget.kind == kind
+    assert not (await take(replica, "beta", user_id="ann", tokens=1000)).HasField("budget")
+    # An ended call, a call whose process has died, and a raised limit that this replica does not know yet.
+    await take(replica, model_call_id="eve", ended=True)
+    assert not (await reserve("dan", tokens=40)).HasField("budget")
+    assert (await reserve("ann")).HasField("budget")
+    await replica.database.execute("UPDATE job_store.model_calls SET expire_time = now() WHERE user_id = 'ann'")
+    assert not (await reserve("ann")).HasField("budget")
+    limits = Limits(slots=SlotLimits(per_store=5, per_user=5))
+    other = SettingsSnapshot(PostgresSettings(replica.database), SystemClock(), limits)
+    await other.refresh()
+    asked = Settings(layer=Layer.CEILING, store_id=StoreId("acme"), version=1, limits={"daily_tokens": 1000})
+    await other.update(DEPLOYMENT, asked, (), only_check=False)
+    assert not (await reserve("eve", tokens=100)).HasField("budget")
 
 
 async def test_a_clock_that_was_set_back_blocks_no_calls(replica: Replica) -> None:

@@ -16,6 +16,8 @@ from pawl.errors import Conflict, FeatureOff, InvalidField, ModelNotAllowed
 from pawl.event.v1 import agent_pb2, run_pb2, schedule_pb2
 from pawl.job.v1 import agents_pb2, ledger_pb2
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
+from pawl.job.v1.models_pb2 import ReportModelServerRequest
+from pawl.job.v1.models_pb2_grpc import ModelServiceStub
 from pawl.job_store import sweeps
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.usage import day_end
@@ -164,15 +166,20 @@ async def test_tokens_of_all_runs_count_once_toward_the_budgets_of_their_store_a
     assert "The store has used 300 tokens. A new period" in texts["monthly_tokens"][1]
     assert texts["monthly_tokens_per_user"] == ("100", "Set for all stores."), "the caller is no user of the store"
 
-    parked = owners[0]
-    await parked.park(daily, wake_time=datetime.now(UTC) + timedelta(days=1))
+    # One run is parked before the budget is raised, and another one, which has just read the old budget, afterwards.
+    await owners[0].park(daily, wake_time=datetime.now(UTC) + timedelta(days=1))
     poll = asyncio.create_task(replica.settings.run())
     await limit(pb.SETTINGS_LAYER_CEILING, daily_tokens=301)
+    claimed = list[str]()
     async with asyncio.timeout(60):
-        while not (claimed := await ann.claim()):
+        while len(claimed) < 2:
+            if found := [run.run_id for run in await ann.claim()]:
+                claimed += found
+                if len(claimed) == 1:
+                    await owners[1].park(daily, wake_time=datetime.now(UTC) + timedelta(days=1))
             await asyncio.sleep(0.02)
     poll.cancel()
-    assert [run.run_id for run in claimed] == [parked.run_id]
+    assert claimed == [owners[0].run_id, owners[1].run_id]
 
 
 async def test_limits_of_new_runs_are_lowered_to_those_of_their_store_and_the_run_says_so(
@@ -214,6 +221,20 @@ async def test_models_that_a_store_may_not_use_are_refused_for_runs_and_agents(r
     request = pb.ExplainSettingsRequest(store_id="acme")
     explained = (await SettingsServiceStub(replica.channel).ExplainSettings(request)).explanations
     assert [(each.name, each.value) for each in explained[-2:]] == [("models", "small, tiny"), ("model_server", "eu")]
+
+
+async def test_a_setting_can_name_only_a_model_server_that_an_agent_loop_has_reported(replica: Replica) -> None:
+    async def named(server: str, version: int) -> None:
+        asked = Settings(layer=Layer.DEPLOYMENT, model_server=server, version=version)
+        await replica.settings.update(DEPLOYMENT, asked, (), only_check=False)
+
+    await named("early", 0)
+    report = ReportModelServerRequest(known_servers=["default", "eu"])
+    await ModelServiceStub(replica.channel).ReportModelServer(report)
+    with pytest.raises(InvalidField, match="'moon' is not in agent-loop's limits file: use default, eu"):
+        await named("moon", 1)
+    await named("eu", 1)
+    assert replica.settings.limits_of(StoreId("acme")).model_server == "eu"
 
 
 async def test_one_of_two_concurrent_changes_conflicts_and_the_other_is_recorded(replica: Replica) -> None:

@@ -1,4 +1,4 @@
-"""Counts model calls per minute, and outages of model servers, in PostgreSQL.
+"""Counts model calls per minute, reserves their tokens in budgets, and counts outages, in PostgreSQL.
 
 A rate's row holds the time at which the rate will be fully available again (generic cell rate algorithm). A call may be
 made if one request or token is left, and is then counted in full, so that large calls need not wait for longer than
@@ -8,11 +8,15 @@ as unused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
-from pawl.chassis.ids import StoreId
-from pawl.server.db.database import DatabaseAdapter
+from asyncpg import Record
+
+from pawl.chassis.ids import StoreId, UserId
+from pawl.event.v1 import run_pb2
+from pawl.job.v1.agents_pb2 import TokenBudget
+from pawl.server.db.database import Connection, DatabaseAdapter
 
 # The statements are built only from constants in this module.
 # ruff: noqa: S608
@@ -32,6 +36,30 @@ _WAIT: Final = """
 SELECT extract(epoch FROM unused_time - clock_timestamp())::double precision - 60 + $3
 FROM job_store.model_rates WHERE store_id = $1 AND name = $2
 """
+_START: Final = """
+INSERT INTO job_store.model_calls (store_id, model_call_id, user_id, agent_name, tokens, expire_time, ended)
+VALUES ($1, $2, $3, $4, $5, now() + make_interval(secs => $6), false)
+ON CONFLICT (store_id, model_call_id) DO NOTHING RETURNING true
+"""
+_END: Final = """
+INSERT INTO job_store.model_calls AS c (store_id, model_call_id, user_id, agent_name, tokens, expire_time, ended)
+VALUES ($1, $2, '', '', 0, now() + interval '10 minutes', true)
+ON CONFLICT (store_id, model_call_id) DO UPDATE
+SET tokens = 0, expire_time = excluded.expire_time, ended = true WHERE NOT c.ended RETURNING true
+"""
+_LOCK_BUDGETS: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.model_calls'), hashtext($1))"
+_RESERVED: Final = """
+SELECT coalesce(sum(tokens), 0)::bigint AS of_store,
+    coalesce(sum(tokens) FILTER (WHERE user_id = $3), 0)::bigint AS of_user,
+    coalesce(sum(tokens) FILTER (WHERE agent_name = $4), 0)::bigint AS of_agent
+FROM job_store.model_calls
+WHERE store_id = $1 AND model_call_id <> $2 AND NOT ended AND expire_time > clock_timestamp()
+"""
+_REPORT_SERVERS: Final = """
+INSERT INTO job_store.model_servers (store_id, model_server, report_time)
+SELECT '', name, now() FROM unnest($1::text[]) AS k (name) ORDER BY name
+ON CONFLICT (store_id, model_server) DO UPDATE SET report_time = excluded.report_time
+"""
 # A clock that was set back must not keep a server closed.
 _IS_CLOSED: Final = "r.closed_until > now() AND r.closed_until < now() + interval '11 seconds'"
 _ADD_OUTAGES: Final = """
@@ -48,6 +76,11 @@ _OUTAGE: Final = """
 SELECT outages, greatest(0, extract(epoch FROM closed_until - now()))::double precision AS closed_seconds
 FROM job_store.model_outages WHERE store_id = '' AND model_server = $1
 """
+_RESERVED_OF: Final = {
+    run_pb2.WAIT_KIND_STORE_DAILY_TOKENS: "of_store",
+    run_pb2.WAIT_KIND_STORE_MONTHLY_TOKENS: "of_store",
+    run_pb2.WAIT_KIND_AGENT_QUOTA: "of_agent",
+}
 _MINUTE_SECONDS: Final = 60.0
 _HOUR_SECONDS: Final = 3600.0
 
@@ -77,20 +110,71 @@ class Exceeded(Exception):  # It rolls back the transaction.
         self.wait_seconds = wait_seconds
 
 
+class UsedUp(Exception):  # It rolls back the transaction.
+    def __init__(self, budget: TokenBudget) -> None:
+        super().__init__(budget.kind)
+        self.budget = budget
+
+
+class OpenCall(NamedTuple):
+    """A model call. `tokens` are reserved in budgets for at most `seconds_max`."""
+
+    store_id: StoreId
+    model_call_id: str
+    user_id: UserId = UserId("")
+    agent_name: str = ""
+    tokens: int = 0
+    seconds_max: float = 0.0
+
+
+def _check(budgets: Sequence[TokenBudget], reserved: Record) -> None:
+    """Raise UsedUp if a budget has no tokens left. Of several, choose one that is used up for the longest time."""
+
+    def left(budget: TokenBudget) -> int:
+        return budget.tokens_max - budget.tokens_used - int(reserved[_RESERVED_OF.get(budget.kind, "of_user")])
+
+    refusing = [each for each in budgets if left(each) <= 0]
+    if refusing:
+        raise UsedUp(max(refusing, key=lambda each: (each.tokens_max <= each.tokens_used, each.end_time.seconds)))
+
+
 class PostgresModels(DatabaseAdapter):
-    async def take(self, rates: Sequence[Rate], *, ended: bool = False) -> None:
-        """Count a call against all rates. If one rate is used up, count it against none, unless the call has ended.
+    async def take(
+        self,
+        call: OpenCall,
+        rates: Sequence[Rate],
+        budgets: Callable[[Connection], Awaitable[Sequence[TokenBudget]]] | None = None,
+        *,
+        ended: bool = False,
+    ) -> None:
+        """Count a call against all rates, and reserve its tokens in the budgets that `budgets` returns. Idempotent.
+
+        If one rate or budget is used up, count it against none, unless the call has ended. The end of a call ends its
+        reservation.
 
         Raises:
             Exceeded: One of the rates is used up.
+            UsedUp: One of the budgets is used up or reserved.
         """
         async with self._database.transaction() as connection:
+            of_call = call[:2] if ended else call
+            if not await connection.fetchval(_END if ended else _START, *of_call):
+                return
+            if budgets is not None:
+                await connection.execute(_LOCK_BUDGETS, call.store_id)
+                # A call's tokens are counted as used before its reservation ends, so they are read in this order.
+                (reserved,) = await connection.fetch(_RESERVED, *call[:4])
+                _check(await budgets(connection), reserved)
             # Lock in a fixed order, so that concurrent calls do not deadlock.
             for rate in sorted(rates):
                 key = (rate.store_id, rate.name)
                 if not await connection.fetchval(_TAKE, *key, rate.seconds, rate.unit_seconds, ended):
                     wait = await connection.fetchval(_WAIT, *key, rate.unit_seconds)
                     raise Exceeded(rate, max(0.001, wait or 0.0))
+
+    async def report_servers(self, names: Collection[str]) -> None:
+        """Record that a process knows these model servers."""
+        await self._database.execute(_REPORT_SERVERS, sorted(names))
 
     async def end_outage(self, model_server: str) -> None:
         await self._database.execute(_END_OUTAGE, model_server)

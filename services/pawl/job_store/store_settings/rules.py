@@ -417,6 +417,13 @@ def _check_models(asked: Settings, current: AllSettings) -> None:
             raise ModelNotAllowed(f"this store may not use the model {name!r}", model=name)
 
 
+def check_model_server(name: str, known: Collection[str]) -> None:
+    """Check that a process knows the model server, unless no process has reported its servers."""
+    if known and name not in known:
+        text = f"the model server {name!r} is not in agent-loop's limits file: use {', '.join(sorted(known))}"
+        raise InvalidField(text, field="settings.model_server")
+
+
 def _check_switch(name: str, switch: Switch) -> None:
     field = f"settings.switches.{name}"
     if switch.percent > _PERCENT_MAX:

@@ -11,7 +11,7 @@ import msgspec
 
 from pawl.chassis.ids import CredentialId, RunKey, StoreId, UserId
 from pawl.job_store.store_settings.rules import Layer, Settings
-from pawl.server.db.database import DatabaseAdapter
+from pawl.server.db.database import DatabaseAdapter, affected
 from pawl.values import RunState, WaitKind
 
 # The statements are built only from constants in this module.
@@ -56,6 +56,11 @@ WITH waiting AS MATERIALIZED (
 )
 UPDATE job_store.runs AS r SET claim_at = now() FROM waiting AS w
 WHERE r.store_id = w.store_id AND r.run_id = w.run_id
+"""
+
+
+_MODEL_SERVERS: Final = """
+SELECT model_server FROM job_store.model_servers WHERE store_id = '' AND report_time > now() - interval '10 minutes'
 """
 
 
@@ -123,9 +128,13 @@ class PostgresSettings(DatabaseAdapter):
             await connection.execute(_PUT, after.layer, after.store_id, msgspec.json.encode(after), change_id)
         return after
 
-    async def wake(self, store_id: StoreId, waits: Sequence[WaitKind]) -> None:
-        """Let workers claim runs that wait only for one of these, in a store."""
-        await self._database.execute(_WAKE, store_id, [bytes([each]) for each in waits])
+    async def wake(self, store_id: StoreId, waits: Sequence[WaitKind]) -> int:
+        """Let workers claim runs that wait only for one of these, in a store. Return their number."""
+        return affected(await self._database.execute(_WAKE, store_id, [bytes([each]) for each in waits]))
+
+    async def model_servers(self) -> frozenset[str]:
+        """Return the model servers that agent-loop processes have reported lately."""
+        return frozenset(row["model_server"] for row in await self._database.fetch(_MODEL_SERVERS))
 
     async def stores_with_open_runs(self) -> Sequence[StoreId]:
         return [row["store_id"] for row in await self._database.fetch(_STORES_WITH_OPEN_RUNS)]
