@@ -199,7 +199,7 @@ async def _until(subject: Pawl, query: str, wanted: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sample:
-    """The state of a series after a number of iterations. The claim times are those since the previous sample."""
+    """State of a series after a number of iterations. The claim times are those since the previous sample."""
 
     iterations: int
     rows: int
@@ -289,7 +289,7 @@ async def _start(store: JobStore) -> None:
 async def _one(store: JobStore, number: int) -> float:
     """Claim the series, start and end an iteration, and park until the next iteration, which is due immediately.
 
-    Returns the duration of the claim in seconds.
+    Return the duration of the claim in seconds.
     """
     began = time.monotonic()
     request = pb.ClaimRunsRequest(worker_id="bench", runs_max=1, lease_seconds=30, background_runs_max=1)

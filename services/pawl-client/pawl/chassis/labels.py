@@ -1,4 +1,4 @@
-"""Checks labels. Labels are key-value pairs by which users can find things again."""
+"""Labels: key-value pairs that help users find conversations and runs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _REFUSED: Final = frozenset({"Cc", "Zl", "Zp"})
 
 
 def check_labels(labels: Mapping[str, str], field: str = "labels", *, reserved: Collection[str] = ()) -> dict[str, str]:
-    """Return a copy of the labels after checking them. `reserved` contains keys that only services may set.
+    """Validate labels and return a copy of them. `reserved` contains keys that only services may set.
 
     Raises:
-        InvalidField: A label is invalid, or there are too many. The message gives the problem and names the invalid
-            label; the metadata names the `field`.
+        InvalidField: A label is invalid, or there are too many. The message describes the problem and names the invalid
+            label. The metadata names the `field`.
     """
     count = len(labels.keys() - reserved)
     if count > LABELS_MAX:

@@ -44,12 +44,11 @@ class _ChatMessage(msgspec.Struct):
 
 
 def history(messages: Sequence[Mapping[str, Any]]) -> list[conversation_pb2.HistoryMessage]:
-    """Convert chat-completions messages to the contract's messages. The service validates their meaning.
+    """Convert chat-completions messages to protobuf messages. The service validates their meaning.
 
-    Multiple text parts in one message are joined with an empty line.
+    Multiple text parts in one message are joined by a blank line.
 
-    Raises:
-        InvalidHistory: The messages are malformed; the error message lists up to 20 faults.
+    Raises: InvalidHistory: The messages are malformed. The error lists up to 20 problems.
     """
     read: list[conversation_pb2.HistoryMessage] = []
     faults: list[str] = []
@@ -85,7 +84,7 @@ def _message(message: _ChatMessage) -> conversation_pb2.HistoryMessage:
 
 
 def chat_messages(messages: Sequence[message_pb2.Message], calls: Mapping[str, call_pb2.Call]) -> list[dict[str, Any]]:
-    """Convert a conversation's messages to chat-completions messages. `calls` has the calls of the messages by id.
+    """Convert a conversation's messages to chat-completions messages. `calls` maps ids to the messages' calls.
 
     This is the inverse of `history`. Servers that validate histories accept the messages, and `import_conversation`
     imports them. Each call has one result. If a call has not ended, its result is an error. Attachments become

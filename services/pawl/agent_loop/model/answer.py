@@ -46,9 +46,9 @@ def _joined(pieces: Iterator[Piece]) -> Iterator[Piece]:
 class Answer:
     """Parses an event stream or a single JSON object into pieces.
 
-    `finished` means that the model has given a finish reason, so the answer is complete even if the connection ends
-    now. `done` means that nothing more will arrive. A body without events, such as a proxy's error page or plain
-    text, is kept for the error message.
+    `finished` means that the model has sent a finish reason, so the answer is complete even if the connection breaks
+    now. `done` means that nothing more will arrive. A body without events, such as a proxy's error page or plain text,
+    becomes part of the error message.
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ _RETRY_SECONDS: Final = 1.0
 class TriggerServicer:
     """Fires triggers. `stub` calls job-store, which stores the triggers.
 
-    The methods here need agents or parse untrusted data; `forward` passes the others to job-store.
+    The methods here need agents or parse untrusted data. `forward` passes the others to job-store.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class TriggerServicer:
                 await self._pause.wait(wait_seconds)
 
     async def _fire_waiting(self) -> float:
-        """Fire triggers for waiting events. Return the number of seconds until there may be more."""
+        """Fire triggers for waiting events. Return the number of seconds until more events may be due."""
         try:
             response = await translated(
                 self._stub.ClaimEvents(triggers_pb2.ClaimEventsRequest(events_max=_CLAIMED_MAX))

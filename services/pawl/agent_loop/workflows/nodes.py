@@ -236,7 +236,7 @@ class Nodes:
             free -= share
 
     def conclude(self) -> None:
-        """Set the output of a run that processes items of a map, once all of them have ended."""
+        """Set the output of a run for items of a map, once all of these have ended."""
         if self._pinned.chunk is None or self._state.run.output_json:
             return
         if not graph.has_ended(self._graph, self._cursor):

@@ -1,4 +1,4 @@
-"""Creates and revokes API keys, and synchronises them with the services."""
+"""API keys: creating and revoking them, and synchronising them with the services."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KeysExist(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeKey:
-    """A created key with its secret. The secret is empty if an earlier attempt of the same request created the key."""
+    """Created key with its secret. The secret is empty if an earlier attempt of the same request created the key."""
 
     key: Key
     secret: str
@@ -133,7 +133,7 @@ class Keys:
         return kept
 
     async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
-        """Return the keys that changed after `after_change`, and record the use of keys.
+        """Return the keys that changed after `after_change`, and record which keys were used.
 
         Raises:
             InvalidField: The request reports too many used keys.

@@ -1,4 +1,4 @@
-"""Defines the roles, and a table of the callers that may call each method."""
+"""Roles, and the table of callers that may call each method."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Role(StrEnum):
-    """A role of a credential. A credential can have several roles, and has the rights of each of them."""
+    """Role of a credential. A credential with several roles has the rights of all of them."""
 
     # Read-only.
     VIEWER = "viewer"
@@ -184,6 +184,6 @@ CALLERS: Final[Mapping[str, frozenset[str]]] = dict(_rows())
 def rights(roles: Collection[str]) -> frozenset[str]:
     """Return the entries of CALLERS for a credential with these roles. A credential without roles is a member.
 
-    Unknown roles, such as misspelt ones, give no rights.
+    Unknown roles, such as misspelt ones, grant no rights.
     """
     return ROLES.intersection(roles) if roles else frozenset({Role.MEMBER})

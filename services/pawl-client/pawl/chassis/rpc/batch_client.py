@@ -1,4 +1,4 @@
-"""Sends calls in batches: see `pawl.batch.v1`.
+"""Batched calls, as defined in `pawl.batch.v1`.
 
 With empty handlers and 32 concurrent calls, a single call takes 572 us of CPU time on both sides together. A call in a
 batch takes 21 us. The pattern follows TiKV's BatchCommands.
@@ -108,7 +108,7 @@ class Call:
             self._wake()
 
     def end(self) -> None:
-        """Forget the call. If it is still running, cancel it on the server."""
+        """Discard the call. If it is still running, cancel it on the server."""
         if self._timer is not None:
             self._timer.cancel()
         if self.stream is not None:
@@ -121,7 +121,7 @@ class Call:
 
 
 class Line:
-    """The connection to one replica, or to several replicas from which gRPC chooses.
+    """Connection to one replica, or to several replicas from which gRPC chooses.
 
     It has up to `streams_max` streams. `open_stream` is a channel's Batch method, and `state` returns that channel's
     state.
@@ -172,14 +172,12 @@ class Line:
 
 
 class Batches:
-    """The batches of one channel.
+    """Batched calls of one channel.
 
-    `choose` selects the replica for a call. Of the streams to this replica, the one with the fewest calls carries the
-    call.
+    `choose` selects the replica for a call. The call uses the stream to this replica that has the fewest calls.
 
-    When `identity` changes, new calls use streams opened with the new metadata. A call is never executed twice. If a
-    stream breaks before a call was sent, the call moves to another stream. It moves at most as many times as there are
-    replicas.
+    When `identity` changes, new calls use streams that were opened with the new metadata. A call is never executed
+    twice. If a stream breaks before a call was sent, the call moves to another stream, at most once per replica.
     """
 
     def __init__(self, lines: Sequence[Line], *, identity: Callable[[], Identity], response_bytes_max: int) -> None:
@@ -230,7 +228,7 @@ class Batches:
         return any(not other.health(now).is_unavailable for other in self._lines if other is not line)
 
     def widen(self, line: Line, identity: Identity) -> None:
-        """Open one more stream on a line, unless it has `streams_max`.
+        """Open another stream on a line, unless it already has `streams_max`.
 
         The stream may reach another replica of the same name.
         """
@@ -335,7 +333,7 @@ class _Stream:
             self.fail(failure)
 
     async def _opens(self, rpc: Any) -> bool:
-        """Wait until the server accepts the stream. Return False if this takes long and another replica is healthy."""
+        """Wait until the server accepts the stream. Return False if that is slow and another replica is healthy."""
         while await within(_OPENING_SECONDS, rpc.initial_metadata()) is None:
             if self._batches.has_another(self._line):
                 return False
@@ -390,13 +388,13 @@ class _Stream:
             self.leave()
 
     def leave(self) -> None:
-        """Start no more calls on this stream. It ends when its running calls have ended."""
+        """Stop accepting calls on this stream, and close it when its running calls have ended."""
         self._is_leaving = True
         self._detach()
         self._has_work.set()
 
     def fail(self, failure: PawlError) -> None:
-        """End all calls with `failure`. Calls that were never sent are moved to another stream instead."""
+        """End all calls with `failure`, but move calls that were never sent to another stream."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if call.message.id in self._unsent and call.moves < self._batches.moves_max:

@@ -1,4 +1,4 @@
-"""Explains background parameters to callers that use another system's names for them."""
+"""Hints on background parameters, for models and clients that use another system's names for them."""
 
 from __future__ import annotations
 

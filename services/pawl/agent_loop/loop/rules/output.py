@@ -1,4 +1,4 @@
-"""Handles structured answers, that is, JSON that matches a response format's schema."""
+"""Structured answers: JSON that matches a response format's schema."""
 
 from __future__ import annotations
 

@@ -325,7 +325,7 @@ def _endings(named: Sequence[RowKeys], conversations: Sequence[ConversationRow])
 async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[QueueKey, Queue]:
     """Return the counts of the queues.
 
-    Nearly full queues are locked but left out, because they are counted later.
+    Nearly full queues are locked but omitted, because they are counted later.
 
     The queues are locked before requests and runs are loaded, because a transaction that has waited for the lock must
     see the rows of the previous transaction. Otherwise, a repeated request could find a full queue instead of its run.

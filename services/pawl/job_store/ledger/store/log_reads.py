@@ -1,4 +1,4 @@
-"""Reads the events in the log of a run. A gap stands for removed events."""
+"""Reads the events in the log of a run. A gap replaces removed events."""
 
 from __future__ import annotations
 
