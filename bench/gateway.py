@@ -254,7 +254,8 @@ async def _turn(subject: Pawl) -> float:
         shown = time.time()
     finally:
         writer.close()
-    return (shown - await subject.ask(JOBS_END)) * 1000
+    ended: float = await subject.ask(JOBS_END)
+    return (shown - ended) * 1000
 
 
 def _has_output(message: Any, before: str) -> bool:
