@@ -50,7 +50,7 @@ Slices = Mapping[str, Sequence[Slice]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Limit for a figure of Pawl, as a multiple of the figure of `beside` in the same turn."""
+    """A limit for a figure of Pawl, as a multiple of the figure of `beside` in the same turn."""
 
     code: str
     load: str

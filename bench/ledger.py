@@ -134,7 +134,7 @@ class Load:
 
 
 class Generator:
-    """Process that commits in the same way as workers. An async context manager."""
+    """A process that commits in the same way as workers. An async context manager."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store

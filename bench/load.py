@@ -26,7 +26,7 @@ Stub: TypeAlias = "agent_pb2_grpc.AgentServiceAsyncStub"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Store and user of a run, which the client specifies when it uses a suite's local key."""
+    """The store and user of a run, which the client specifies when it uses a suite's local key."""
 
     store: str = "local"
     user: str = "me"

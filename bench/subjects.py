@@ -45,7 +45,7 @@ _SPLIT: Final = {"agent-loop": {"PAWL_ROLE": "api"}, "agent-loop-1": {"PAWL_ROLE
 
 
 class Subject(Protocol):
-    """Program that does runs. An async context manager."""
+    """A program that does runs. An async context manager."""
 
     name: str
 

@@ -65,7 +65,7 @@ class Report:
 
 
 class Probe:
-    """Test of one model server, through the same client that runs use."""
+    """A test of one model server, through the same client that runs use."""
 
     def __init__(self, base_url: str, api_key: str, model: str) -> None:
         self._base_url = base_url

@@ -100,7 +100,7 @@ for _kind in (TyperArgument, TyperOption):
 
 
 class _Group(TyperGroup):
-    """Group that imports a command only when it is called, because importing all of them takes a second."""
+    """A group that imports a command only when it is called, because importing all of them takes a second."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)

@@ -275,7 +275,7 @@ def show_table(console: Console, headings: Sequence[str], rows: Sequence[Sequenc
 
 
 class WordWrap:
-    """Wrapper of streamed text at word boundaries.
+    """A wrapper for streamed text that breaks lines at word boundaries.
 
     The last word is held back until it is complete, and spaces are held back until a word follows them.
     """

@@ -17,7 +17,7 @@ _TAIL_BYTES = 8192
 
 
 class LogFile:
-    """Log of one process, which appends to it directly, so that no line is lost when the launcher dies.
+    """The log of one process, which appends to it directly, so that no line is lost when the launcher dies.
 
     A rotation copies and truncates the file. A line written at that moment may be lost.
     """

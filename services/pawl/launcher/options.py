@@ -26,7 +26,7 @@ _KUBERNETES = re.compile(r"PAWL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyOptions:
-    """Set to apply, and for whom. By default, it is applied for the store and user of the local key."""
+    """The set to apply, and for whom. By default, it is applied for the store and user of the local key."""
 
     folder: Path
     store: str = ""

@@ -81,7 +81,7 @@ def next_delay(previous: float | None, alive_seconds: float) -> float:
 
 
 class Process:
-    """Process that runs from `start` to `stop`. Both can be called repeatedly, in turn or concurrently."""
+    """A process that runs from `start` to `stop`. Both can be called repeatedly, in turn or concurrently."""
 
     def __init__(
         self, spec: ProcessSpec, *, run_directory: Path, log_directory: Path, changed: Callable[[], None]

@@ -152,7 +152,7 @@ class Suite:
 
     @property
     def local_key(self) -> str:
-        """Key for callers on this machine. It is valid only if callers do not have their own keys."""
+        """The key for callers on this machine. It is valid only if callers do not have their own keys."""
         return self._secret_files.get(LOCAL_KEY)
 
     def process(self, name: str, replica: int = 0) -> Process:

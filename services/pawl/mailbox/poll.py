@@ -1,4 +1,4 @@
-"""Poll of one mailbox over IMAP (RFC 3501), without changing it: `python -m pawl.mailbox.poll`.
+"""Polls one mailbox over IMAP (RFC 3501) without changing it: `python -m pawl.mailbox.poll`.
 
 Each poll runs in its own process, which `mailboxes` kills when it times out, so that no server or message can use more
 CPU time or memory than allowed. The process imports only the standard library and the parser.

@@ -105,7 +105,7 @@ class OfferedTool(msgspec.Struct):
 
 
 class Form(msgspec.Struct):
-    """Answer format: a named JSON Schema."""
+    """An answer format: a named JSON Schema."""
 
     name: Name
     schema: dict[str, Any] = {}
@@ -152,7 +152,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
     @property
     def prompt(self) -> str:
-        """Text of the last user message, without quotes and job notices. Empty if there is no user message."""
+        """The text of the last user message, without quotes and job notices. Empty if there is no user message."""
         position = self._last_user()
         return "" if position is None else _QUOTED.sub("", _NOTICES.sub("", text_of(self.messages[position])))
 

@@ -10,7 +10,7 @@ _BETWEEN: Final = "\n\n"
 
 
 class Piece(str):
-    """Piece of a run's text. Before you append it, remove the last `takes_back` characters of the text so far.
+    """A piece of a run's text. Before you append it, remove the last `takes_back` characters of the text so far.
 
     `takes_back` is 0 unless a model call failed midway and is being retried, another worker has taken over the run, or
     events are missing. `seq` is the event's seq.

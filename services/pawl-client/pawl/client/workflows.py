@@ -20,7 +20,7 @@ _WAIT_SECONDS: Final = 50.0
 
 
 class WorkflowRun:
-    """Handle for a workflow run. `AsyncClient.start_workflow` and `workflow_run` return it."""
+    """A handle for a workflow run. `AsyncClient.start_workflow` and `workflow_run` return it."""
 
     def __init__(self, target: Target, run_id: str) -> None:
         self._target = target

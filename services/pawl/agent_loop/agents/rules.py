@@ -70,7 +70,7 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """Limit on the tokens of a day or month, for an agent, user or store.
+    """A limit on the tokens of a day or month, for an agent, user or store.
 
     `kind` is the reason for which a run waits.
     """

@@ -31,7 +31,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class _Candidate:
-    """Offered call that the client does not hold. Request it again at `retry_at`."""
+    """An offered call that the client does not hold. Request it again at `retry_at`."""
 
     call: Call
     retry_at: float = 0.0

@@ -169,7 +169,7 @@ class _Sent(NamedTuple):
 
 
 class _Followed(NamedTuple):
-    """Run whose events the stream must send: its start time, and its last known seq and state."""
+    """A run whose events the stream must send: its start time, and its last known seq and state."""
 
     began_microseconds: int
     last_seq: int

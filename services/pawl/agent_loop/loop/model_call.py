@@ -255,14 +255,14 @@ _NO_USER: Final = UserId("")
 
 
 class _Allowance(NamedTuple):
-    """Number of tokens that runs may use before their budgets are read again, and when the allowance expires."""
+    """The number of tokens that runs may use before their budgets are read again, and when the allowance expires."""
 
     tokens: float
     until: float
 
 
 class TermsCache:
-    """Cache of the terms of runs with enough tokens left, so that most model calls need not read them."""
+    """A cache of the terms of runs with enough tokens left, so that most model calls need not read them."""
 
     def __init__(self) -> None:
         # By store, user and agent. The user is empty if users have no budget, and the agent if the run's has none.

@@ -29,7 +29,7 @@ Randomness = Callable[[], float]
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Run that this worker holds. The epoch fences its commits."""
+    """A run that this worker holds. The epoch fences its commits."""
 
     key: RunKey
     epoch: int
@@ -37,7 +37,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a run in the ledger at `now` (database time), and the tools that the run's client supplied."""
+    """The state of a run in the ledger at `now` (database time), and the tools that the run's client supplied."""
 
     state: State
     now: float

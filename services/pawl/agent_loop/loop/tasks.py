@@ -72,7 +72,7 @@ class Tasks:
 
 
 class Slots:
-    """Limit on the number of tasks that make a step at the same time. Tasks are served in order of arrival.
+    """A limit on the number of tasks that make a step at the same time. Tasks are served in order of arrival.
 
     A step that takes longer than two seconds, for example in an outage, no longer counts, so it cannot block others.
     """

@@ -27,7 +27,7 @@ class Key(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Set that owns a resource, and the version of its declaration."""
+    """The set that owns a resource, and the version of its declaration."""
 
     set_name: str
     version: int

@@ -52,7 +52,7 @@ _log = logs.get_logger(__name__)
 
 
 class _Plan(msgspec.Struct):
-    """Run to stream, the interrupts and calls that the request answered, and notices about refused answers."""
+    """The run to stream, the interrupts and calls that the request answered, and notices about refused answers."""
 
     run: Json
     is_new: bool = False
@@ -100,7 +100,7 @@ async def _events(source: AsyncGenerator[Json, None]) -> AsyncGenerator[Event, N
 
 
 class _Thread:
-    """Request about a thread, made with its caller's credential."""
+    """A request about a thread, made with its caller's credential."""
 
     def __init__(self, services: Services, metadata: Metadata, found: Input, conversation_id: str = "") -> None:
         self._services = services

@@ -73,7 +73,7 @@ class Input(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def request_id(self) -> str:
-        """Request id that is always the same for one AG-UI run in a thread."""
+        """A request id that is always the same for one AG-UI run in a thread."""
         return f"agui_{_hash(self.thread_id, self.run_id)}"
 
     def id_of(self, verb: str, value: object) -> str:
@@ -85,7 +85,7 @@ class Input(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def message(self) -> Json | None:
-        """Last message if it is from the user, otherwise None."""
+        """The last message if it is from the user, otherwise None."""
         last = self.messages[-1] if self.messages else {}
         return last if last.get("role") == "user" else None
 

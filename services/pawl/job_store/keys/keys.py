@@ -35,7 +35,7 @@ class KeysExist(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeKey:
-    """Created key with its secret. The secret is empty if an earlier attempt of the same request created the key."""
+    """A created key with its secret. The secret is empty if an earlier attempt of the same request created the key."""
 
     key: Key
     secret: str

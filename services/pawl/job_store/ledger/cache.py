@@ -18,7 +18,7 @@ RUN_BYTES_MAX: Final = 1024 * 1024
 
 
 class RunCache:
-    """Cache of up to `RUNS_MAX` runs and `BYTES_MAX` bytes. Evicts the least recently used entries."""
+    """A cache of up to `RUNS_MAX` runs and `BYTES_MAX` bytes. Evicts the least recently used entries."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic

@@ -34,7 +34,7 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """Durable group. `outcomes` contains the result or the error of each operation, in order."""
+    """A durable group. `outcomes` contains the result or the error of each operation, in order."""
 
     outcomes: Sequence[Any | Exception]
     events: Sequence[LogRow] = ()

@@ -89,7 +89,7 @@ def view_of(situations: Sequence[Situation]) -> RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFilter:
-    """Filter on pending items. With a user, it selects that user's items, otherwise everything that approvers may see.
+    """A filter on pending items. With a user, it selects that user's items, otherwise all that approvers may see.
 
     Empty fields match everything. States and a tool name match only calls. With `approves`, a user's calls include
     those that only approvers may decide on.
@@ -104,7 +104,7 @@ class PendingFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFilter:
-    """Filter on a user's runs, and their order by creation time. By default, the newest run comes first.
+    """A filter on a user's runs, and their order by creation time. By default, the newest run comes first.
 
     Empty fields match everything. A run must match one of `waits` and all of `labels`. `reports_to` is the conversation
     that jobs report to. `running_jobs_of_store` matches all users' open jobs that are not being stopped. It can be
@@ -172,7 +172,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogGap:
-    """Gap that replaces the removed events from `from_seq` to `to_seq`. It contains a snapshot of their run.
+    """A gap that replaces the removed events from `from_seq` to `to_seq`. It contains a snapshot of their run.
 
     For an ended run, the snapshot contains the newest messages and calls, and the number of omitted ones. For an open
     job with a trimmed log, the snapshot contains no calls, and `omitted_calls` is the number of removed calls. Large
@@ -228,7 +228,7 @@ class ChangedRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationFilter:
-    """Filter on a user's conversations: by archive state, word prefixes and labels.
+    """A filter on a user's conversations: by archive state, word prefixes and labels.
 
     Fields that are None or empty match everything. With `shared`, the filter applies to conversations that other users
     share, instead of the user's own.

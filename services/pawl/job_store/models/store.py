@@ -53,7 +53,7 @@ _HOUR_SECONDS: Final = 3600.0
 
 
 class Rate(NamedTuple):
-    """Limit per minute, and how much of it a call uses. For limits of model servers, the store ID is empty."""
+    """A limit per minute, and how much of it a call uses. For limits of model servers, the store ID is empty."""
 
     store_id: StoreId
     name: str

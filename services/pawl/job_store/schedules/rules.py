@@ -132,7 +132,7 @@ Change: TypeAlias = Callable[[ScheduleRow | None, int, datetime], ScheduleRow]
 
 
 class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """Due schedule that was claimed at `now`. `is_busy` means that the last run that it started is still open."""
+    """A due schedule that was claimed at `now`. `is_busy` means that the last run that it started is still open."""
 
     row: ScheduleRow
     now: datetime

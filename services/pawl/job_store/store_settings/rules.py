@@ -142,7 +142,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
-    """Value that applies to a store, and the layer that decides it. The layer is None if no layer sets the value."""
+    """A value that applies to a store, and the layer that decides it. The layer is None if no layer sets the value."""
 
     name: str
     value: int = 0

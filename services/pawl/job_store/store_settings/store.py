@@ -66,7 +66,7 @@ class OpenRun(NamedTuple):
 
 
 class SettingsChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Change to a layer, with the changed values before and after it."""
+    """A change to a layer, with the changed values before and after it."""
 
     change: int
     time: datetime

@@ -103,7 +103,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """Attempt that a process has claimed. `secrets` sign it, newest first."""
+    """An attempt that a process has claimed. `secrets` sign it, newest first."""
 
     candidate: Candidate
     url: str
@@ -195,7 +195,7 @@ def _dead(*, is_test: bool, failing_since: datetime, now: datetime) -> Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """Due delivery, with everything that determines whether it is sent now."""
+    """A due delivery, with everything that determines whether it is sent now."""
 
     type: str
     # False if its e-mail address is not confirmed.
@@ -339,7 +339,7 @@ def notice(inbox: Inbox, channel: Channel, delivery_id: DeliveryId, now: datetim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnDelivery:
-    """Delivery that has no notification: a TEST, or a CODE derived from `secret`."""
+    """A delivery that has no notification: a TEST, or a CODE derived from `secret`."""
 
     delivery_id: DeliveryId
     channel_id: ChannelId

@@ -182,7 +182,7 @@ WHERE d.due_time IS NOT NULL GROUP BY kind
 
 
 class PostgresDeliveries(DatabaseAdapter):
-    """Queue of waiting deliveries. Every method raises DependencyUnavailable if the database is unavailable.
+    """The queue of waiting deliveries. Every method raises DependencyUnavailable if the database is unavailable.
 
     Locks are taken in this order: an inbox, a channel, its deliveries by id.
     """

@@ -1,4 +1,4 @@
-"""Check that PostgreSQL's settings protect acknowledged commits against a power failure."""
+"""A check that PostgreSQL's settings protect acknowledged commits against a power failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pool connections that stay checked out between uses. This is cheaper than returning them."""
+"""Pooled connections that stay checked out between uses. This is cheaper than returning them."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """Parsed token that has not been verified yet."""
+    """A parsed token that has not been verified yet."""
 
     algorithm: str
     key_id: str | None

@@ -165,7 +165,7 @@ class _Ids(IdGenerator):
 
 
 class _Bounded(SpanProcessor):
-    """Queue that exports spans in batches from a thread.
+    """A queue that exports spans in batches from a thread.
 
     It counts spans exported, refused by the receiver, or dropped.
     """

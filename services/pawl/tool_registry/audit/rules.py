@@ -249,7 +249,7 @@ def clean_name(tool_name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """Filter on a store's entries. Empty fields and None match anything."""
+    """A filter on a store's entries. Empty fields and None match anything."""
 
     store_id: StoreId
     run_id: RunId = RunId("")

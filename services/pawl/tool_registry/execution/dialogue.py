@@ -14,7 +14,7 @@ QUESTIONS_MAX: Final = 20
 
 
 class Dialogue:
-    """Queue with at most one open question. `asked` is done while a question is open, and `answered` otherwise."""
+    """A queue with at most one open question. `asked` is done while a question is open, and `answered` otherwise."""
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         loop = asyncio.get_running_loop()

@@ -26,7 +26,7 @@ DEFAULT_TIMEOUT_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedCall:
-    """Call as the model wrote it, with the tool version that its run has pinned."""
+    """A call as the model wrote it, with the tool version that its run has pinned."""
 
     tool_name: str
     tool_version: int
@@ -51,7 +51,7 @@ class ExecuteRequest(Execution, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingCall:
-    """Call whose tool is available to the user and accepts the arguments.
+    """A call whose tool is available to the user and accepts the arguments.
 
     The run has pinned a definition, and the current definition may differ. The stricter of the two applies.
     """
@@ -64,7 +64,7 @@ class FittingCall:
 
     @property
     def definition(self) -> ToolDefinition:
-        """Pinned definition. For a background call, its timeout is the background timeout."""
+        """The pinned definition. For a background call, its timeout is the background timeout."""
         pinned = self.tool.definition
         return replace(pinned, timeout_seconds=pinned.async_timeout_seconds) if self.context.in_background else pinned
 

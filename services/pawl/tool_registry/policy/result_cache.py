@@ -1,4 +1,4 @@
-"""Cache for the results of READ_ONLY tools.
+"""A cache for the results of READ_ONLY tools.
 
 Each process has its own cache in memory. A hit therefore needs no database query, but each replica calls the tool once.
 A new process starts with an empty cache, because it may run newer tool code. Keys contain the store and user, so users

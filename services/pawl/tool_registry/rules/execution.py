@@ -16,7 +16,7 @@ SUMMARY_CHARACTERS_MAX: Final = 300
 
 
 class InverseCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Call that undoes another call, with canonical arguments. `summary` describes it in one line."""
+    """A call that undoes another call, with canonical arguments. `summary` describes it in one line."""
 
     tool_name: str
     arguments: bytes

@@ -102,7 +102,7 @@ class HeldElsewhere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writer:
-    """Attempt to run a call. It may write checkpoints while it is the newest attempt."""
+    """An attempt to run a call. It may write checkpoints while it is the newest attempt."""
 
     key: CallKey
     run_id: RunId

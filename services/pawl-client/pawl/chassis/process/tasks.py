@@ -123,7 +123,7 @@ def delivered(function: Callable[[], T]) -> T:
 
 
 class Handover(Awaitable[None]):
-    """Work on another thread. In a coroutine, await it.
+    """The result of work on another thread. In a coroutine, await it.
 
     In a thread without an event loop, the constructor waits. Raises the future's exception if it has one.
     """

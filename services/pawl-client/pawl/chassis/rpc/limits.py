@@ -114,7 +114,7 @@ class Endable(Protocol):
 
 
 class AnonymousCalls:
-    """Running calls of open methods, which do not require authentication.
+    """The running calls of open methods, which do not require authentication.
 
     At the limit, a new call ends the oldest call of the connection with the most calls, so no client can lock others
     out. A connection can have at most 32 calls.

@@ -58,7 +58,7 @@ def timestamp(time: float) -> dict[str, int]:
 
 
 class Unknown(NamedTuple):
-    """Value without a counterpart: an unknown number, UNSPECIFIED, or an invalid time.
+    """A value without a counterpart: an unknown number, UNSPECIFIED, or an invalid time.
 
     `field` is the path of the field that has the value.
     """

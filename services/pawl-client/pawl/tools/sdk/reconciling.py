@@ -10,7 +10,7 @@ from pawl.tools.sdk.context import ToolError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileResult:
-    """Result of a check whether an earlier execution took effect. Create it with the functions below."""
+    """The result of checking whether an earlier execution took effect. Create it with the functions below."""
 
     finding: Literal["HAPPENED", "FAILED", "DID_NOT_HAPPEN", "CANNOT_SAY"]
     result: Any = None

@@ -40,7 +40,7 @@ class Decided(ByPerson, frozen=True, kw_only=True):
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request for a decision, with the approvals that this process knows of. Only the ledger has all approvals."""
+    """A request for a decision, with the approvals that this process knows of. Only the ledger has all approvals."""
 
     digest: str
     preview: str = ""
@@ -68,7 +68,7 @@ class OfferLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inverse(msgspec.Struct, frozen=True, kw_only=True):
-    """Call that reverses another call. `summary` is one human-readable line."""
+    """A call that reverses another call. `summary` is one human-readable line."""
 
     tool_name: str
     arguments_json: bytes

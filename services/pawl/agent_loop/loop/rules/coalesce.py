@@ -27,7 +27,7 @@ DisplayPiece = TextPiece | ReasoningPiece | RefusalPiece | CallPiece
 
 
 class Coalescer:
-    """Buffer for an answer's pieces, which holds them until it is time to show them.
+    """A buffer for an answer's pieces, which holds them until it is time to show them.
 
     The first piece is due immediately. Later pieces are due after a pause that starts when the previous output becomes
     visible. The pause is 100 ms or ten times the delay of the previous output, whichever is longer. Every piece is due

@@ -48,7 +48,7 @@ class ExpressionError(ValueError):
 
 
 class Meter:
-    """Limit on the total steps of one or more evaluations."""
+    """A limit on the total steps of one or more evaluations."""
 
     def __init__(self) -> None:
         self._steps_left = _STEPS_MAX

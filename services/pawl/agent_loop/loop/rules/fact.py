@@ -50,7 +50,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputChecked(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of validating an answer against the response format: its JSON if it conforms, otherwise all faults."""
+    """The result of validating an answer against the response format: its JSON if it conforms, or all its faults."""
 
     output_json: bytes = b""
     faults: tuple[str, ...] = ()

@@ -35,7 +35,7 @@ _ALIAS: Final = {"type": "string", "description": "another name for path"}
 
 
 class Resolved(NamedTuple):
-    """Call to the action's tool. If there is no such call, `fault` contains the reason."""
+    """A call to the action's tool. If there is no such call, `fault` contains the reason."""
 
     tool_name: str
     arguments: str

@@ -118,7 +118,7 @@ class FailureClass(StrEnum):
 
 
 class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Cause of a run's failure: its class, a machine-readable reason, and a sentence for the user."""
+    """The cause of a run's failure: its class, a machine-readable reason, and a sentence for the user."""
 
     failure_class: FailureClass
     reason: str
@@ -215,7 +215,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
-    """Request by `user_id` to undo a run's calls. If `call_id` is set, only this call is undone."""
+    """A request by `user_id` to undo a run's calls. If `call_id` is set, only this call is undone."""
 
     run_id: RunId
     call_id: CallId = CallId("")
@@ -303,7 +303,7 @@ class RunAbove(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
-    """Run to create: its first message, its options, and its ancestors, the parent last."""
+    """A run to create: its first message, its options, and its ancestors, the parent last."""
 
     call_id: CallId
     run_id: RunId

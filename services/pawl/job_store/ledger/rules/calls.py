@@ -33,7 +33,7 @@ WITH_CHILD: Final = frozenset({CallState.DELEGATED, CallState.DETACHED})
 
 
 class CallChange(CallFields, frozen=True, kw_only=True):
-    """Change of a call that the owner of its run requests.
+    """A change of a call that the owner of its run requests.
 
     `only_reads` means that `spec` has the effect class READ_ONLY.
     """

@@ -48,7 +48,7 @@ TRIES_MAX: Final = 3
 
 
 class Entered(msgspec.Struct, frozen=True, kw_only=True):
-    """Notice passed to the model. `occasion` is an iteration of the job `run_id`, or 0 for the job's end."""
+    """A notice passed to the model. `occasion` is an iteration of the job `run_id`, or 0 for the job's end."""
 
     run_id: RunId
     occasion: int

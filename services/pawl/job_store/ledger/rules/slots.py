@@ -49,7 +49,7 @@ class StoreSlots(Protocol):
 
 
 class DueRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Run that a worker could claim now.
+    """A run that a worker could claim now.
 
     An active run already has its slot.
 
@@ -64,7 +64,7 @@ class DueRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """Due runs of one store in the order in which they are served, with the store's limits and used slots.
+    """The due runs of one store in the order in which they are served, with the store's limits and used slots.
 
     `used_by_user` may omit users who have no due runs. Background slots are separate and are not counted per user.
     """
@@ -81,7 +81,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
-    """Order in which stores get slots. It is circular, and each store gets as many turns in a row as its weight.
+    """The order in which stores get slots. It is circular, and each store gets as many turns in a row as its weight.
 
     The next turn goes to the first store that follows `after`. `store` has had `taken` of its turns.
     """

@@ -54,7 +54,7 @@ class CachedRun(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Step that is ready to be written. `number` is its position among the operations."""
+    """A step that is ready to be written. `number` is its position among the operations."""
 
     number: int
     cached: CachedRun

@@ -41,7 +41,7 @@ _ON_THE_ACTIVE: Final = frozenset({MessagePolicy.STEER, MessagePolicy.INTERRUPT}
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """Run that was created or that the message entered.
+    """The run that was created or that the message entered.
 
     `queue_position` is its position in the conversation's queue, starting at 1. It is 0 if the run is not queued.
     """

@@ -51,7 +51,7 @@ class Comment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChange:
-    """Change that a call made: values before and after it. Removed tasks and comments are only in `..._before`."""
+    """A change made by a call: values before and after it. Removed tasks and comments are only in `..._before`."""
 
     project_before: Project | None = None
     project_after: Project | None = None

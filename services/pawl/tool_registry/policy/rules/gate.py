@@ -78,7 +78,7 @@ def approval_cause(definition: ToolDefinition, items: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Rate limit. A minute's worth of calls may start in one burst. `name` is unique within a store."""
+    """A rate limit. A minute's worth of calls may start in one burst. `name` is unique within a store."""
 
     name: str
     per_minute: int

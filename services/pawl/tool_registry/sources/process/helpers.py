@@ -42,7 +42,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Turn:
-    """Queue for a store's short jobs, or for its long jobs. Only one job of a queue runs at a time."""
+    """The queue for a store's short jobs, or for its long jobs. Only one job of a queue runs at a time."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0

@@ -15,7 +15,7 @@ _LENGTH_BYTES: Final = 4
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Request to run this call. It is always the first message, and is sent only once."""
+    """A request to run this call. It is always the first message, and is sent only once."""
 
     import_name: str
     # The folder of tools that contains the module. Empty for an installed module.
@@ -30,11 +30,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Request to cancel the call."""
+    """A request to cancel the call."""
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Answer to the oldest open request: a secret, or the confirmation that a checkpoint was saved.
+    """The answer to the oldest open request: a secret, or the confirmation that a checkpoint was saved.
 
     On failure, `error` names one of ERRORS.
     """
@@ -45,7 +45,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SaveCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Request to save a checkpoint. `content` is JSON."""
+    """A request to save a checkpoint. `content` is JSON."""
 
     content: bytes
 
@@ -60,7 +60,7 @@ class ReportProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Value that the tool returned, as JSON. Always the last message."""
+    """The value that the tool returned, as JSON. Always the last message."""
 
     content: bytes
     inverse: InverseCall | None = None

@@ -1,4 +1,4 @@
-"""Guard of a program: forks it, waits for it, and kills all its descendants.
+"""The guard of a program. It forks the program, waits for it, and kills all its descendants.
 
 This module imports only the standard library, because processes that run guards have nothing else.
 """

@@ -173,7 +173,7 @@ class PythonRunner:
 
 
 class PythonWork:
-    """Running tool. `task` ends together with the tool. It is cancelled if the tool ended with CancelledError."""
+    """A running tool. `task` ends together with the tool. It is cancelled if the tool ended with CancelledError."""
 
     def __init__(self, coroutine: Any, *, hindrance: Callable[[], str] = lambda: "") -> None:
         self._hindrance = hindrance

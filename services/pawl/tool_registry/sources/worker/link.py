@@ -1,4 +1,4 @@
-"""Stream of one attached worker: the calls that it holds, and the frames to send to it."""
+"""The stream of one attached worker: the calls that it holds, and the frames to send to it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _NEWS_KINDS: Final = {kind.value: kind for kind in NewsKind}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCall:
-    """Call for any worker in a group."""
+    """A call for any worker in a group."""
 
     # The message to the worker, without the epoch.
     details: pb.Invocation
