@@ -41,7 +41,7 @@ _TOOL: Final = {
 _FORM: Final = ResponseFormat(
     schema_json=b'{"type":"object","properties":{"sum":{"type":"integer"}},"required":["sum"]}'
 )
-# A red square of 64 by 64 pixels.
+# A PNG image of a red square, 64 by 64 pixels.
 _RED_PNG: Final = (
     "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAS0lEQVR42u3PQQkAAAgAsetfWiP4FgYrsKZeS0BA"
     "QEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEDgsqnc8OJg6Ln3AAAAAElFTkSuQmCC"

@@ -81,7 +81,7 @@ async def chat(
     if conversation and conversation_key:
         raise CommandError("Specify --conversation or --conversation-key, not both.")
     if conversation_key:
-        with suppress(ConversationNotFound):  # The first message creates it.
+        with suppress(ConversationNotFound):  # The first message creates the conversation.
             conversation = (await target.get_conversation(conversation_key=conversation_key)).conversation_id
     talk = Chat(
         target,

@@ -177,7 +177,7 @@ def _times(files: list[Path]) -> Mapping[Path, int]:
         try:
             found[file] = file.stat().st_mtime_ns
         except OSError:
-            continue  # An editor is replacing it.
+            continue  # An editor is replacing the file.
     return found
 
 

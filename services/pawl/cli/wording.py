@@ -263,7 +263,7 @@ def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
     else:
         if call.approval.preview:
             lines += [*quoted("", call.approval.preview), ""]
-        # What a workflow asks a person is complete in its preview.
+        # The preview of a workflow's question contains the whole question.
         if call.context != call_pb2.EXECUTION_CONTEXT_HUMAN:
             lines += json_block(call.arguments_json).splitlines()
         if call.approval.cause:

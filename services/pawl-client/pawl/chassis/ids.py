@@ -127,7 +127,7 @@ class IdSource:
         return f"{prefix}_{_base32(self._last)}"
 
 
-# Ids are made on hot paths, so encode two digits at a time.
+# Ids are created on hot paths, so encode two digits at a time.
 _PAIRS: Final = tuple(high + low for high in _DIGITS for low in _DIGITS)
 
 

@@ -13,7 +13,7 @@ LABELS_MAX: Final = 16
 VALUE_BYTES_MAX: Final = 256
 # Prefix of label keys that users may not set.
 RESERVED: Final = "pawl."
-# Labels of a run that an e-mail started: the e-mail's id, and the id of the first message of its thread.
+# Labels of a run that was started by an e-mail: the e-mail's id, and the id of the first message in its thread.
 MAIL_ID: Final = f"{RESERVED}mail_id"
 MAIL_THREAD: Final = f"{RESERVED}mail_thread"
 OF_MAIL: Final = frozenset({MAIL_ID, MAIL_THREAD})

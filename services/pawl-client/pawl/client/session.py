@@ -204,6 +204,7 @@ class AsyncSession:
         await self._send(wire.SessionRequest(decision=checked(decision)))
 
     async def cancel(self, run_id: str, reason: str = "") -> None:
+        """Cancel a run. A run that has ended does not change."""
         await self._send(wire.SessionRequest(cancel=wire.Cancel(run_id=run_id, reason=reason)))
 
     async def _send(self, frame: wire.SessionRequest) -> types_pb2.Receipt:
@@ -276,7 +277,7 @@ class AsyncSession:
                 await stream.write(wire.SessionRequest(frame_id=next(self._frame_ids), hello=self._hello))
                 await stream.initial_metadata()
             frame = await self._read(stream)
-            self._on_connected(address)  # Called first: if it raises, the connection does not count.
+            self._on_connected(address)  # This comes first, because a connection for which it raises does not count.
             self._outgoing = self._first_frames()
             writing = asyncio.create_task(self._write(stream, self._outgoing), name="session.write")
             try:
@@ -357,7 +358,7 @@ class AsyncSession:
     def _take_offer(self, offer: wire.Offer) -> None:
         call_id = offer.call.call_id
         self._offers[call_id] = offer
-        if call_id not in self._tool_tasks:  # Otherwise it is running, and was offered again after a reconnect.
+        if call_id not in self._tool_tasks:  # Otherwise, it is running and was offered again.
             self._start_call(offer)
 
     def _start_call(self, offer: wire.Offer) -> None:
@@ -389,7 +390,7 @@ class AsyncSession:
                 await self._send(wire.SessionRequest(tool_result=result))
             except Exception as error:  # noqa: BLE001  # refused, or the session is over
                 if newest is not self._offers[call.call_id]:
-                    continue  # It was offered again, after a reconnect.
+                    continue  # The call was offered again after a reconnect.
                 if isinstance(error, CallNotPending):
                     self._keep(call.call_id, content, is_error=is_error)
             break

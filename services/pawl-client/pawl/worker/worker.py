@@ -366,7 +366,7 @@ class Worker:
     ) -> dict[str, Any]:
         is_question = call.purpose == worker_pb2.INVOCATION_PURPOSE_RECONCILE
         if earlier and is_question:
-            raise OutcomeUnknown  # It still runs here.
+            raise OutcomeUnknown  # The call is still running in this process.
         if earlier:
             self._stop(call.call_id, before=call.lease_epoch)
             await asyncio.wait(earlier)
@@ -406,7 +406,7 @@ def _drain(workers: Collection[Worker]) -> None:
 
 def _settle(saved: Future[None], *, is_kept: bool) -> None:
     if not saved.set_running_or_notify_cancel():
-        return  # The function no longer waits.
+        return  # The function is no longer waiting for the answer.
     if is_kept:
         saved.set_result(None)
     else:

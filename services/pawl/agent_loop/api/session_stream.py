@@ -280,7 +280,7 @@ class Stream:
                 run = await self._parts.ledger.get_run(self._caller, run_id)
                 self._offers.adopt(run)
                 await self._answer(_receipt(frame, ACCEPTED, run_id=run_id))
-                if not attached.done():  # False if the stream is ending.
+                if not attached.done():  # The future is already done if the stream is ending.
                     attached.set_result(None)
                 async with aclosing(watcher.events()) as events:
                     await self._show(run, after_seq, events)

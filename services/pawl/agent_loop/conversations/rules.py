@@ -22,7 +22,7 @@ from pawl.errors import InvalidHistory, InvalidJson, TooLarge
 from pawl.values import CallState
 
 MESSAGES_MAX: Final = 1000
-# Per message.
+# Maximum number of calls per message.
 CALLS_MAX: Final = 128
 ID_CHARACTERS_MAX: Final = 256
 FAULTS_SHOWN_MAX: Final = 20

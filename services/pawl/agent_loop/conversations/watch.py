@@ -119,7 +119,7 @@ class ConversationWatches:
             async with aclosing(stream.responses()) as responses:
                 async for response in responses:
                     yield response
-                    del response  # Otherwise, a stream that waits for hours would keep it.
+                    del response  # Otherwise, a stream that waits for hours would hold the response in memory.
         finally:
             self._watched[key] -= 1
             if not self._watched[key]:
@@ -336,7 +336,7 @@ class _Stream:
         try:
             async with self._around.readers:
                 run = await self._around.ledger.get_run(self.caller, run_id)
-        except RunNotFound:  # It was removed.
+        except RunNotFound:  # The run was removed.
             return None
         if run_id == self._cursor.run_id:
             self._start_microseconds = _began_microseconds(run)

@@ -39,7 +39,7 @@ class GoalProgram(Program):
         attempt = rules.step_of(state, number, Step.ATTEMPT)
         return _next_attempt(state, goal, cursor, now) if attempt is None else _judgement(state, goal, attempt, now)
 
-    def commanded(self, state: State, command: Command, now: float) -> State:  # the ledger checked it
+    def commanded(self, state: State, command: Command, now: float) -> State:  # the ledger has checked the command
         return rules.raised(state, _goal(state), command.kind) if isinstance(command.kind, RaiseGoal) else state
 
     def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:

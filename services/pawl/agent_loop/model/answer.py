@@ -76,7 +76,7 @@ class Answer:
         if self._bytes > ANSWER_BYTES_MAX:
             raise ModelError(failure.TOO_LARGE)
         if self._start is not None:
-            # A server that does not stream sends an object. The content type is not reliable.
+            # A server that does not stream sends one object. Its content type is not reliable.
             self._start += data
             text = self._start.lstrip(b"\xef\xbb\xbf \t\r\n")
             if not text:

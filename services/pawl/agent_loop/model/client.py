@@ -121,7 +121,7 @@ class OpenAiModel:
             raise ModelError(failure.NETWORK) from None
 
     async def _post(self, body: bytes) -> httpx2.Response:
-        # The client does return a raw response if asked for one, despite its type annotations.
+        # The client can return a raw response, despite its type annotations.
         response: Any = await self._client.post(
             PATH,
             cast_to=httpx2.Response,

@@ -186,7 +186,7 @@ class TriggerServicer:
             due=due, event=event, claimed=claimed, message=message, refusal=refusal, mail=mail
         )
         response = await translated(self._stub.FireTrigger(request))
-        self._pause.note_change()  # It may have to wait.
+        self._pause.note_change()  # The event may have to wait.
         return response
 
     def _event(self, due: DueTrigger, event_id: str, source: dict[str, str], data: dict[str, Any]) -> TriggerEvent:

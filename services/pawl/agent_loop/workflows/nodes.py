@@ -77,7 +77,7 @@ class Nodes:
         self._added: list[Call] = []
         self._drafts: list[Call] = []
 
-    # Nodes that end.
+    # Ending nodes.
 
     def settle(self) -> None:
         """Update the cursor until the calls, events and time cause no further changes."""
@@ -155,7 +155,7 @@ class Nodes:
         self._events_taken += 1
         return replace(record, state=NodeState.SUCCEEDED, end_ms=self._now_ms, event=event[1])
 
-    # Nodes that start.
+    # Starting nodes.
 
     def start(self) -> bool:
         """Start nodes until the cursor changes, because a change can affect the order.

@@ -59,7 +59,7 @@ class WorkflowProgram(Program):
                 return _with_cursor(state, replace(cursor, is_paused=not pause.resumes))
             case Event() as event:
                 number = cursor.events_received + 1
-                # The ledger limits the number of events that no node has taken.
+                # The ledger limits the number of events that no node has consumed.
                 events = (*cursor.events, (event.name, number))
                 cursor = replace(cursor, events=events, events_received=number)
                 call = drafting.of_event(state.run, number, event.name, event.payload_json, now)

@@ -60,7 +60,7 @@ def _with_dependents(graph: Graph, cursor: WorkflowCursor, chosen: Collection[in
         if step.parent in again or sources & (again | opened):
             again.add(step.number)
         elif step.parent is not None and step.parent not in opened:
-            continue  # Its parallel node is reused with all branches.
+            continue  # The parallel node that contains it is reused with all branches.
         elif record is None or record.state not in _REUSABLE:
             (opened if step.branches else again).add(step.number)
     return frozenset(again | opened)

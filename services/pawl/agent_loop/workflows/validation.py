@@ -107,7 +107,7 @@ def _of_whole(definition: WorkflowDefinition, names: frozenset[str]) -> Iterator
     yield from (
         DefinitionFault(f"nodes.{name}", f"the name {name} is reserved")
         for name in sorted(names)
-        # Other names have a fault of their form.
+        # Names of any other form are already reported as malformed.
         if name.isidentifier() and not expressions.is_name(name)
     )
 

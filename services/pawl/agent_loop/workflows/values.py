@@ -247,7 +247,7 @@ def _cursor(data: bytes) -> WorkflowCursor:
 
 @lru_cache(maxsize=32)
 def _decoded(data: bytes) -> Any:
-    # Callers do not change the value.
+    # The value is shared, so callers must not change it.
     return msgspec.json.decode(data)
 
 

@@ -168,12 +168,12 @@ async def _validated(
             if not remaining:
                 valid[key] = Saved(State(definition, is_partial=True))
         else:
-            if needs:  # It is not known yet what they offer, so save it again after them.
+            if needs:  # The missing resources may change the result, so save this one again after they exist.
                 comments = current[key].comments if exists else ()
                 saved = Saved(State(asked.definition, comments, is_partial=True), saved.outcome)
             valid[key] = saved
             if key.kind == "source" and saved.state != current.get(key):
-                later.add(key)  # It may add tools.
+                later.add(key)  # The resource may add tools.
     if problems:
         raise ApplyError("\n".join(problems), may_pass=all(problems.values()))
     return valid

@@ -92,7 +92,7 @@ class _Agents:
         await ask(target, agents_pb2.DeleteAgentRequest(name=name))
 
 
-class Faulty(Exception):  # It carries several faults, each of which is an error.
+class Faulty(Exception):  # The exception contains several faults, each of which is an error.
     def __init__(self, faults: Iterable[WorkflowFault]) -> None:
         self.faults = [(each.path, each.message + (f" ({each.hint})" if each.hint else "")) for each in faults]
         super().__init__("; ".join(f"{path}: {text}" for path, text in self.faults))
@@ -269,7 +269,7 @@ class _SettingsLayers:
     async def current(self, target: AsyncClient) -> Mapping[str, State]:
         found = dict[str, State]()
         for layer in settings_pb2.SettingsLayer.values()[1:]:
-            with suppress(PermissionDenied, InvalidField):  # It is another's, or a deployment key has no store.
+            with suppress(PermissionDenied, InvalidField):  # Another user's layer, or no store.
                 settings = await self._read(target, layer)
                 if _names(settings):
                     same = settings_pb2.Settings(layer=layer, version=settings.version)

@@ -107,7 +107,7 @@ def _take(
 # Maximum number of operations in one group.
 OPERATIONS_MAX: Final = 128
 
-# A group of this size takes no more operations.
+# A group of this size accepts no more operations.
 GROUP_BYTES_MAX: Final = 8 * 1024 * 1024
 
 # Maximum number of waiting operations; more are refused with OVERLOADED.

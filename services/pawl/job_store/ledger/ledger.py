@@ -58,7 +58,7 @@ class Ledger:
 
     async def release_worker(self, worker_id: WorkerId) -> int:
         released = await self.leases.release(worker_id)
-        # Even if nothing was released: only that worker may have known when a parked run is due.
+        # Do this even if nothing was released, because only that worker may have known when a parked run is due.
         await self._announcer.work_ready()
         return released
 

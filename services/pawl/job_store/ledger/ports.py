@@ -152,7 +152,7 @@ class Limits:
     queue_max: int = 100
     store_queue_max: int = 10_000
     inbox: inbox.Limits = inbox.LIMITS
-    # Features that are switched off.
+    # Disabled features.
     off: frozenset[Feature] = frozenset()
     # Token budgets of the store and each user, by what a run waits for.
     tokens: Mapping[WaitKind, int] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Limits:
     # Limits of model calls; 0 for none.
     model_requests_per_minute: int = 0
     model_tokens_per_minute: int = 0
-    # The most that new runs may have of some limits (pawl.event.v1.RunLimits).
+    # The maximums of some limits of new runs (pawl.event.v1.RunLimits).
     of_runs: Mapping[str, int] = field(default_factory=dict)
 
     def refused_model(self, models: Iterable[str]) -> str:

@@ -125,7 +125,7 @@ class JetStreamLifecycle:
             payload = fitting(event.payload, self._bus.payload_bytes_max)
         except DecodeError:
             _log.exception("lifecycle.unreadable", event_id=event.event_id)
-            return 0  # Dropped, as below.
+            return 0  # The event is dropped, as below.
         if len(payload) > self._bus.payload_bytes_max:
             # Later events must not wait forever. The notifier misses this one; the ledger has it.
             _log.error("lifecycle.too_large_for_nats", event_id=event.event_id, bytes_max=self._bus.payload_bytes_max)
@@ -197,5 +197,5 @@ async def _put(jetstream: JetStreamContext, config: StreamConfig, *, exists: boo
         except BadRequestError as error:
             if error.err_code != _NAME_IN_USE:
                 raise
-    # It exists, or another replica has created it first.
+    # The stream exists, or another replica has just created it.
     return await jetstream.update_stream(config)

@@ -70,7 +70,7 @@ class Rate(NamedTuple):
         return _MINUTE_SECONDS / self.per_minute
 
 
-class Exceeded(Exception):  # It rolls back the transaction.
+class Exceeded(Exception):  # Raising it rolls back the transaction.
     def __init__(self, rate: Rate, wait_seconds: float) -> None:
         super().__init__(rate.name)
         self.rate = rate

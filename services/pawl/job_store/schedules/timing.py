@@ -22,7 +22,7 @@ INTERVAL_SECONDS_MAX: Final = 366 * 86_400
 JITTER_SECONDS_MAX: Final = 3600
 CATCH_UP_SECONDS: Final = 3600
 CATCH_UP_SECONDS_MAX: Final = 86_400
-# Maximum number of missed scheduled times that are made up for.
+# Maximum number of missed scheduled times that fire later.
 CAUGHT_UP_MAX: Final = 100
 
 # How far ahead to search for scheduled times. This bounds the search for rare days.
@@ -141,7 +141,7 @@ def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) ->
     """
     first = max(due, caught_up_from(timing, now))
     most = CAUGHT_UP_MAX - (not is_missed(timing, due, now))
-    # Only the latest missed times are made up for, and they may be far back: widen the search until enough are found.
+    # Only the latest missed times fire later, and they may be far in the past. Widen the search until enough are found.
     span = CAUGHT_UP_MAX * timedelta(seconds=timing.interval_seconds or 60)
     while True:
         begin = max(first, now - span)

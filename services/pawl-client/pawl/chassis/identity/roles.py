@@ -32,7 +32,7 @@ class Role(StrEnum):
 
 ROLES: Final = frozenset(Role)
 ROLES_OF_A_STORE: Final = ROLES - {Role.DEPLOYMENT}
-# The error for roles that give no rights.
+# The error for roles that grant no rights.
 OWN_ROLES_GO_BESIDE: Final = "custom roles must be combined with at least one of " + ", ".join(
     role for role in Role if role is not Role.DEPLOYMENT
 )

@@ -37,7 +37,7 @@ STREAM_SECONDS: Final = 30.0
 RELAY_SECONDS: Final = 600.0
 # The server pauses a relayed call while this many bytes of its responses are unprocessed.
 UNPROCESSED_BYTES_MAX: Final = 128 * 1024
-# The server enforces the deadline and gives a reason, so the client waits slightly longer.
+# The server enforces the deadline and returns a reason, so the client waits slightly longer.
 _GRACE_SECONDS: Final = 0.05
 # A replica that ended or refused a stream is avoided for this time if other replicas exist.
 _UNAVAILABLE_SECONDS: Final = 0.25

@@ -357,7 +357,7 @@ class _Maker:
                 return _Code(read=lambda code: f"seconds({code})", write=lambda code: f"timestamp({code})")
             if hint is datetime:
                 moment = self._named(self._translator.moment(self._path(field)), "moment")
-                # Message constructors accept a datetime too, at five times the cost.
+                # Message constructors also accept a datetime, but that takes five times as long.
                 return _Code(
                     read=lambda code: f"{moment}({code})",
                     write=lambda code: f"timestamp({code}.timestamp())",

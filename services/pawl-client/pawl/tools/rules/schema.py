@@ -29,7 +29,7 @@ PATTERN_BYTES_MAX: Final = 64 * 1024
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _SENTENCE_CHARACTERS_MAX: Final = 300
 _OTHER_WAYS_TO_REFER: Final = ("$dynamicRef", "$recursiveRef")
-# Each branch is tried several times: to check whether it fits, to list violations, and with coerced types.
+# Each branch is tried several times: to check whether it matches, to list violations, and with coerced types.
 _BRANCHES: Final = 4.0
 _FACTORS: Final = dict.fromkeys(
     ("anyOf", "oneOf", "not", "if", "then", "else", "contains", "dependentSchemas", "propertyNames"), _BRANCHES

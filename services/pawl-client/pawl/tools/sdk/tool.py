@@ -58,7 +58,7 @@ class Tool(Generic[P, R]):
     _bulk_count: BulkCount | None
     # Limits if each call runs in its own process. None if calls run in the registry process.
     process: ProcessLimits | None = None
-    # An execution that sends no report for this long is considered lost. 0 means that reports are not required.
+    # An execution that sends no report for this many seconds counts as lost. 0 means that no reports are required.
     heartbeat_seconds: float = 0.0
     # True if the function itself calls `ToolContext.mark_started` when the call may take effect.
     marks_start: bool = False

@@ -20,7 +20,7 @@ PAUSE_SECONDS_MIN: Final = 0.1
 # The pause after an output is at least this many times the output's delay, so that committing output takes up little of
 # a busy machine's time and commits cannot delay each other.
 PAUSE_PER_DELAY: Final = 10.0
-# Limits the size of one event.
+# Maximum number of characters in one event.
 OUTPUT_CHARACTERS_MAX: Final = 64 * 1024
 
 DisplayPiece = TextPiece | ReasoningPiece | RefusalPiece | CallPiece

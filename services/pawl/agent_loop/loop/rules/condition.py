@@ -23,7 +23,7 @@ _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
-    # Also None if the value is too large.
+    # None if there is no value, or if it is too large.
     value: Any = None
     is_too_large: bool = False
 

@@ -28,7 +28,7 @@ _CONVERSION_STEPS: Final = 5
 _PARSING_STEPS: Final = 8
 _EXACT_MAX: Final = 2**53
 _MACROS: Final = re.compile(r"\.\s*(?:all|exists|exists_one|(map|filter))\s*\(")
-# Square of the items that `map` and `filter` copy in one step: they copy their list for each item.
+# `map` and `filter` copy their list for each item. This is the square of the number of items copied in one step.
 _COPIED: Final = 25
 _OPERATIONS: Final = re.compile(r"[=!<>&|]+|[-+*/%?.(\[,:]|\bin\b")
 _PARSING: Final = re.compile(r"\b(?:timestamp|duration|double|u?int|string)\b")

@@ -67,7 +67,7 @@ class JobProgram(Program):
             return Wait(until=job.end_time, waits=paused)
         return Wait(until=due) if due > now else Propose(calls=(jobs.draft(run, job, now),))
 
-    def commanded(self, state: State, command: Command, now: float) -> State:  # it has its own time
+    def commanded(self, state: State, command: Command, now: float) -> State:  # the job has its own time
         """Pause or resume the job. A paused job does not start iterations."""
         return _paused(state, command.time, resumes=command.kind.resumes) if isinstance(command.kind, Pause) else state
 

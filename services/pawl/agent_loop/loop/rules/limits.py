@@ -26,7 +26,7 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "model_attempts_max": (1, 20),
     # A result truncated to less than this is little more than its note.
     "result_bytes_per_round_max": (1024, 2**30),
-    # Below this, a summary does not fit along with the message it is for.
+    # Below this, a summary and the message that follows it do not fit together.
     "context_bytes_max": (10_000, 2**30),
     "total_tokens_max": (0, TOKENS_MAX),
     "topped_up_tokens_max": (0, TOKENS_MAX),
@@ -133,11 +133,11 @@ class DeploymentLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     # Limits of a run that does not request any.
     defaults: Limits = Limits(provider_wait_seconds=900.0)
-    # The most that a run may request.
+    # The highest values that a run may request.
     ceilings: Limits = CEILINGS
     approvals_required: int = 1
     background: str = "on"
-    # By name.
+    # Model servers by name.
     model_servers: Mapping[str, ModelServer] = {}
 
 

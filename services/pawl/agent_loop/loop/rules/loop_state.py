@@ -139,7 +139,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     tokens_added: int = 0
     # When the run stops waiting for a top-up; None if it is not waiting.
     top_up_deadline_time: float | None = None
-    # Number of answers that did not fit the response format.
+    # Number of answers that did not match the response format.
     misfits: int = 0
     # The last prompt; None before the first one and after a summary, which changes the next prompt.
     counted_prompt: CountedPrompt | None = None

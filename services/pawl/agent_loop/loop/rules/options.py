@@ -34,7 +34,7 @@ class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     instructions: str = ""
     limits: Limits = field(default_factory=Limits)
-    # The most that a client may request.
+    # The highest values that a client may request.
     ceilings: Limits = CEILINGS
     approvals_required: int = 0
     without_background: bool = False

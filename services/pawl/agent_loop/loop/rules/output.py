@@ -12,9 +12,9 @@ from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.run import FailureClass, ResponseFormat, RoundLimitPolicy, RunFailure
 from pawl.agent_loop.loop.rules.state import State
 
-# The run fails after this many answers that do not fit.
+# The run fails after this many answers that do not match the format.
 TRIES_MAX: Final = 3
-# Failure reason of a run without a fitting answer.
+# Failure reason of a run without a matching answer.
 OUTPUT_INVALID: Final = "OUTPUT_INVALID"
 
 _DEFAULT_NAME: Final = "answer"

@@ -252,7 +252,7 @@ class PinnedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
     chunk: MapChunk | None = None
     # The cursor at its start, with the finished nodes that it reuses; empty for most runs.
     start_state: bytes = b""
-    # The ledger sets it.
+    # Set by the ledger.
     token_key: bytes = b""
 
 
@@ -345,7 +345,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 0
     last_seq: int = 0
     usage: Usage = field(default_factory=Usage)
-    # The part of `usage` that is of child runs.
+    # The part of `usage` that belongs to child runs.
     delegated_usage: Usage = field(default_factory=Usage)
     # The minimum top-up, while the run waits for one.
     tokens_needed: int = 0
@@ -373,7 +373,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     delegate_user_id: UserId = UserId("")
     # None for the deployment's `default`.
     agent: PinnedAgent | None = None
-    # The last answer as JSON, if it fits the response format.
+    # The last answer as JSON, if it matches the response format.
     output_json: bytes = b""
     # The client-supplied tools.
     own_tools: OwnTools | None = None
@@ -389,7 +389,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     reports_to_conversation_id: ConversationId = ConversationId("")
     # Number of turns leading to this run that were started by job notices rather than by messages.
     generation: int = 0
-    # The approval of a job's iterations, if there has ever been one.
+    # The latest approval of a job's iterations, if any.
     grant: Grant | None = None
     # The context of the span that started it: the run continues its trace, or has its own trace that links to it.
     traceparent: str = ""

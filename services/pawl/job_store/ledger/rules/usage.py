@@ -16,7 +16,7 @@ from pawl.values import CallState, Usage
 # Number of days for which hours are kept, and for which their sums by day are kept.
 HOURS_DAYS_MAX: Final = 35
 DAYS_MAX: Final = 400
-# Stands for all tools that a run did not have, because a model can make up any number of names.
+# The name for all tools that a run did not have, because a model can invent any number of names.
 UNKNOWN_TOOL: Final = "?"
 _MODEL_CHARACTERS_MAX: Final = 128
 _MILLISECOND: Final = timedelta(milliseconds=1)

@@ -179,7 +179,7 @@ FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (st
 # For each queue: the number of runs that may wait for a slot, and the number of slots.
 _QueueLimits: TypeAlias = Mapping[QueueKey, tuple[int, int]]
 
-# More than concurrent groups can add: 32 groups of 128 operations.
+# More runs than concurrent groups can add: 32 groups of 128 operations.
 _QUEUED_AT_ONCE_MAX: Final = 4096
 
 

@@ -18,7 +18,7 @@ from pawl.values import CommandOutcome, RunState, StopCause
 
 R = TypeVar("R")
 
-# A page that has reached this size takes no more rows.
+# A page that has reached this size accepts no more rows.
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 
 
