@@ -30,8 +30,7 @@ from pawl.job_store.ledger.rules.unit_of_work import Operation
 from pawl.server.process.metrics import Metrics
 from pawl.values import Usage
 from tests.fakes.manual_clock import VirtualClock
-from tests.simulation.attention import MemoryAttentionRepository
-from tests.simulation.conversations import MemoryConversations
+from tests.simulation.conversations import MemoryAttentionRepository, MemoryConversations
 from tests.simulation.reads import MemoryLeases, MemoryReads
 from tests.simulation.store import Database, MemoryJournal, MemoryOfferRepository
 
