@@ -25,11 +25,9 @@ from pawl.launcher.suite import Suite
 from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 from tests.chaos.caller import Caller, Stub, pages
-from tests.chaos.errands import WORKFLOWS
-from tests.chaos.history import Effect, EffectFile, History
-from tests.chaos.logs import Scan
+from tests.chaos.history import Effect, EffectFile, History, Scan
 from tests.chaos.people import Person, Watcher
-from tests.chaos.prompts import PANEL
+from tests.chaos.prompts import PANEL, WORKFLOWS
 from tests.chaos.tools import FILE_VARIABLE
 from tests.keys import LOCAL_KEY, keyed_channel
 from tests.service import stages
