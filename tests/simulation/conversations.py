@@ -1,4 +1,4 @@
-"""In-memory reads of conversations, of their changes, and of the runs that need an operator."""
+"""In-memory reads of conversations, their changes, offers to clients, and the runs that need an operator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TypeVar
 
-from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallKey, ClientId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.labels import has_all
 from pawl.errors import ConversationNotFound, RunNotFound
 from pawl.job_store.ledger.reading import ChangedRuns, ConversationFilter, Page, RunView
@@ -205,3 +205,44 @@ def _fits(wanted: tuple[str, ...], text: str) -> bool:
 
 def _position(row: ConversationRow) -> tuple[datetime, str]:
     return row.update_time, row.conversation_id
+
+
+class MemoryOfferRepository:
+    def __init__(self, database: Database) -> None:
+        self._memory = database
+
+    @reached()
+    def held_by(
+        self, store_id: StoreId, user_id: UserId, client_id: ClientId, run_id: RunId
+    ) -> tuple[tuple[RunKey, CallKey], ...]:
+        return tuple(
+            _both(call)
+            for call in self._held()
+            if (call.store_id, call.user_id) == (store_id, user_id)
+            and call.offer is not None
+            and call.offer.client_id == client_id
+            and run_id in {"", call.run_id}
+        )
+
+    @reached()
+    def run_out(self, *, calls_max: int) -> tuple[tuple[RunKey, CallKey], ...]:
+        out = [
+            call
+            for call in self._held()
+            if call.offer is not None
+            and call.offer.expire_time is not None
+            and call.offer.expire_time <= self._memory.now()
+            and not call.reserved_by
+        ]
+        return tuple(map(_both, out[:calls_max]))
+
+    def _held(self) -> list[CallRow]:
+        return [
+            call
+            for call in self._memory.tables.calls.values()
+            if call.state is CallState.OFFERED and call.offer is not None and call.offer.client_id
+        ]
+
+
+def _both(call: CallRow) -> tuple[RunKey, CallKey]:
+    return RunKey(call.store_id, call.run_id), call.key

@@ -37,7 +37,7 @@ from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, Turns, a
 from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.values import CallState, CommandOutcome, RunState, StopCause, WaitKind
 from tests.simulation.conversations import MemoryChanges, crashes, page
-from tests.simulation.store import Database, continues, reached, with_lease
+from tests.simulation.store import Database, continues, reached
 
 R = TypeVar("R")
 
@@ -460,3 +460,15 @@ def _asks(row: CallRow, wanted: PendingFilter) -> bool:
     if not wanted.user_id:
         return row.state is CallState.AWAITING_APPROVAL and not row.asked_user_id
     return (row.asked_user_id or row.user_id) == wanted.user_id and (wanted.approves or row.asked_user_id != "")
+
+
+def with_lease(row: RunRow, worker_id: WorkerId, time: datetime, seconds: float) -> RunRow:
+    end = time + timedelta(seconds=seconds)
+    return replace(
+        row,
+        worker_id=worker_id,
+        epoch=row.epoch + 1,
+        claim_at=end,
+        start_time=row.start_time or time,
+        crashes=row.crashes + (row.worker_id is not None),
+    )

@@ -18,13 +18,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallKey, ClientId, ConversationId, IdSource, RunId, RunKey, StoreId, UserId, WorkerId
+from pawl.chassis.ids import CallKey, ConversationId, IdSource, RunKey, StoreId
 from pawl.errors import DependencyUnavailable, PawlError
 from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.ports import GroupConflict, LogRow, Written
@@ -470,56 +470,3 @@ def _put(
     for key in found:
         take(key, rows[key])
     return [rows[key] for key in found]
-
-
-class MemoryOfferRepository:
-    def __init__(self, database: Database) -> None:
-        self._memory = database
-
-    @reached()
-    def held_by(
-        self, store_id: StoreId, user_id: UserId, client_id: ClientId, run_id: RunId
-    ) -> tuple[tuple[RunKey, CallKey], ...]:
-        return tuple(
-            _both(call)
-            for call in self._held()
-            if (call.store_id, call.user_id) == (store_id, user_id)
-            and call.offer is not None
-            and call.offer.client_id == client_id
-            and run_id in {"", call.run_id}
-        )
-
-    @reached()
-    def run_out(self, *, calls_max: int) -> tuple[tuple[RunKey, CallKey], ...]:
-        out = [
-            call
-            for call in self._held()
-            if call.offer is not None
-            and call.offer.expire_time is not None
-            and call.offer.expire_time <= self._memory.now()
-            and not call.reserved_by
-        ]
-        return tuple(map(_both, out[:calls_max]))
-
-    def _held(self) -> list[CallRow]:
-        return [
-            call
-            for call in self._memory.tables.calls.values()
-            if call.state is CallState.OFFERED and call.offer is not None and call.offer.client_id
-        ]
-
-
-def _both(call: CallRow) -> tuple[RunKey, CallKey]:
-    return RunKey(call.store_id, call.run_id), call.key
-
-
-def with_lease(row: RunRow, worker_id: WorkerId, time: datetime, seconds: float) -> RunRow:
-    end = time + timedelta(seconds=seconds)
-    return replace(
-        row,
-        worker_id=worker_id,
-        epoch=row.epoch + 1,
-        claim_at=end,
-        start_time=row.start_time or time,
-        crashes=row.crashes + (row.worker_id is not None),
-    )

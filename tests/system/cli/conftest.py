@@ -67,10 +67,7 @@ class CommandLine:
         return run_id
 
     def pending(self, run_id: str) -> str:
-        output = self.succeed("inbox")
-        found = re.search(rf"run {run_id}  call (call_\w+)", output)
-        assert found is not None, output
-        return found[1]
+        return find(rf"run {run_id}  call (call_\w+)", self.succeed("inbox"))
 
     def until(self, check: Callable[[str], object], *arguments: str) -> str:
         deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -112,6 +109,13 @@ def started(folder: Path, environment: Mapping[str, str], *arguments: str) -> It
     finally:
         command.send_signal(signal.SIGINT)
         assert command.wait(120) == 0
+
+
+def find(pattern: str, text: str) -> str:
+    """Return the first group of the first match, and fail if there is none."""
+    found = re.search(pattern, text)
+    assert found is not None, text
+    return found[1]
 
 
 def shows(screen: Path, text: str) -> None:
