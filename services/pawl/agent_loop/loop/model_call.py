@@ -83,7 +83,7 @@ class ModelCall:
         self.first_output_at: float | None = None
 
     def refused(self, terms: ModelTerms, model: str) -> ModelFailed | None:
-        """Return why the call must not be made now; None if it may."""
+        """Return why the call must not be made now, or None if it may."""
         if exhausted := terms.exhausted:
             return ModelFailed(error=budget.used_up(exhausted), answer=self.answer(), jitter=0.0, used_up=exhausted)
         if terms.models and model not in terms.models:
@@ -133,7 +133,7 @@ class ModelCall:
         return budget.counted(self._assembly.usage, prompt_bytes=self._prompt_bytes, output_bytes=self._output_bytes)
 
     def measure(self, outcome: str, meter: Meter) -> None:
-        """Count the call, which has just ended, if it was made."""
+        """Record the metrics of the call that has just ended, if it was made."""
         if self._sent_at is None:
             return
         timing = ModelTiming(
@@ -142,14 +142,14 @@ class ModelCall:
         meter.model_called(self._state.run.store_id, outcome, usage_of(self.usage()), timing)
 
     def output_due_at(self) -> float | None:
-        """Return the monotonic time at which output must be shown; None if there is no output to show."""
+        """Return the monotonic time at which output must be shown, or None if there is no output to show."""
         return None if self._may_be_silent else self._coalescer.due_at()
 
     def take_output(self) -> tuple[OutputDelta, ...]:
         return self._coalescer.take(self._monotonic())
 
     def output_shown(self) -> None:
-        """Record that the output taken so far is durable."""
+        """Record that the output collected so far is durable."""
         self._coalescer.shown(self._monotonic())
 
     def _take(self, piece: Piece) -> None:

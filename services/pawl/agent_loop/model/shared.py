@@ -1,4 +1,4 @@
-"""Shares the limits and outages of model servers with all other agent-loop processes."""
+"""Limits and outages of model servers, shared with all other agent-loop processes."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class CountedCall(NamedTuple):
 
 
 class PerMinute(NamedTuple):
-    """The limits per minute of a model server. 0 means no limit."""
+    """A model server's limits per minute. 0 means no limit."""
 
     requests: int = 0
     tokens: int = 0
 
 
 class SharedModels:
-    """`servers` contains the limits of each model server by its name. The default server's name is empty."""
+    """Shared state of model servers. `servers` maps names to limits. The default server's name is empty."""
 
     def __init__(self, stub: models_pb2_grpc.ModelServiceAsyncStub, servers: Mapping[str, PerMinute]) -> None:
         self._stub = stub
@@ -100,9 +100,9 @@ class SharedModels:
     async def report(
         self, server: str, *, outages: int = 0, answered: bool = False, attempts: bool = False
     ) -> pb.ReportModelServerResponse | None:
-        """Report how a server answers.
+        """Report how a server responds.
 
-        Return what all processes have reported, or None if job-store does not answer.
+        Return the reports of all processes, or None if job-store does not answer.
         """
         request = pb.ReportModelServerRequest(
             model_server=server, outages=outages, answered=answered, attempts=attempts

@@ -1,4 +1,4 @@
-"""Holds the settings of all stores in memory, and changes them."""
+"""The settings of all stores, which are held in memory and can be changed."""
 
 from __future__ import annotations
 
