@@ -168,14 +168,14 @@ def on_postgres(
     relay = Relay(PostgresOutbox(database), JetStreamLifecycle(bus), meter)
     parts = wire(ports, limits, settings.limits_of, lifecycle_written=relay.wake, one_store=one_store)
     group_commit, ledger, exports = parts.group_commit, parts.ledger, PostgresExports(database)
-    erasing = _erasing(database, bus, ports, group_commit, ids)
-    keys = Keys(PostgresKeyRepository(database), clock, ids)
+    erasing, keys = _erasing(database, bus, ports, group_commit, ids), Keys(PostgresKeyRepository(database), clock, ids)
     schedules = Schedules(PostgresSchedules(database), group_commit, meter, ids)
     triggers = Triggers(PostgresTriggers(database), group_commit, meter, ids)
     loops: Loops = {
         "refusals": partial(sweeps.add_refusals, triggers, clock),
         "erasing": erasing.run,
         "off": partial(sweeps.cancel_where_off, settings, ledger, ids, clock),
+        "on": partial(sweeps.start_turns_where_on, settings, ledger, clock),
         "relay": relay.run,
         "settings": settings.run,
         "retention": partial(sweeps.remove_expired, PostgresRetention(database), clock, periods),

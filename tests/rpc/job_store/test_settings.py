@@ -112,6 +112,28 @@ async def test_open_runs_are_cancelled_where_runs_are_off_if_the_switch_requests
     assert (await beta.run(runs[1][1])).state == run_pb2.RUN_STATE_QUEUED
 
 
+async def test_notices_that_waited_while_runs_were_off_start_turns_once_runs_are_on(replica: Replica) -> None:
+    """LOOP-14: in stores where runs stay off, they still wait. A second replica changes nothing."""
+    ann, beta = User(replica.stub), User(replica.stub, store_id="beta")
+    conversation_id, _ = [await start_jobs(user, user.store_id) for user in (ann, beta)]
+    await switch(replica, Feature.RUNS, SwitchState.OFF)
+    for run in await ann.claim("jobs", runs_max=2):
+        job = {"acme": ann, "beta": beta}[run.store_id].owner(run.run_id, run.epoch)
+        await job.commit(state=run_pb2.RUN_STATE_RUNNING)
+        await ended(job)
+    assert await ann.claim() == []
+    await switch(replica, Feature.RUNS, SwitchState.LISTED, store_ids=frozenset({"acme"}))
+    active = "SELECT count(*) FROM job_store.conversations WHERE active_run_id IS NOT NULL"
+    for _ in range(2):
+        sweep = asyncio.create_task(sweeps.start_turns_where_on(replica.settings, replica.ledger, ManualClock(0)))
+        async with asyncio.timeout(60):
+            while not await replica.database.fetchval(active):
+                await asyncio.sleep(0.02)
+        sweep.cancel()
+    (claimed,) = await ann.claim(runs_max=5)
+    assert (await ann.run(claimed.run_id)).conversation_id == conversation_id
+
+
 async def test_a_stores_own_limits_decide_how_many_of_its_runs_can_be_claimed(start: StartReplica) -> None:
     replica = await start(slots=SlotLimits(per_store=3, per_user=3))
     users = {store_id: User(replica.stub, store_id=store_id) for store_id in ("acme", "beta", "gamma")}

@@ -199,7 +199,7 @@ class Settings(_message.Message):
     def switches(self) -> _containers.MessageMap[_builtins.str, Global___Switch]:
         """Switches by name; only in the layer DEPLOYMENT. A store in which a switch is off gets FAILED_PRECONDITION /
         FEATURE_OFF. A run keeps the features that were on when it was created.
-        - `runs`: start runs of any kind. Undo is always possible. Reports of jobs wait for the user's next message.
+        - `runs`: start runs of any kind. Undo is always possible. Reports of jobs wait until it is on again.
         - `background`: start jobs, workflows and goals, and run tools in the background. Models can still call
           workflows and start_goal as tools and wait for the results.
         - `delegation`: start child runs with the run_agent tool, and start workflows and goals.

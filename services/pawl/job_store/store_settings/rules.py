@@ -282,6 +282,12 @@ class AllSettings:
         )
 
     @property
+    def runs_set_time(self) -> datetime | None:
+        """Return when the switch for runs was last set."""
+        switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(Feature.RUNS)
+        return None if switch is None else switch.set_time
+
+    @property
     def cancels_before(self) -> datetime | None:
         """Return the time before which open runs were created if they must be cancelled because runs are disabled."""
         switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(Feature.RUNS)
