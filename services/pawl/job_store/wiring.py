@@ -193,7 +193,7 @@ def on_postgres(
         internal(add_KeySyncServiceServicer_to_server, KeySyncServicer(keys))
         server.add(add_SettingsServiceServicer_to_server, SettingsServicer(settings, PostgresTokens(database)))
         internal(add_ErasureServiceServicer_to_server, ErasureServicer(erasing))
-        _add_resources(server, database, clock, settings)
+        _add_resources(server, database, clock, settings, meter)
         _add_starters(server, schedules, triggers, settings.limits_of)
 
     return JobStore(
@@ -217,7 +217,9 @@ def _erasing(database: Database, bus: Bus, ports: Ports, group_commit: GroupComm
     )
 
 
-def _add_resources(server: RpcServer, database: Database, clock: Clock, settings: SettingsSnapshot) -> None:
+def _add_resources(
+    server: RpcServer, database: Database, clock: Clock, settings: SettingsSnapshot, meter: PrometheusMeter
+) -> None:
     internal = partial(server.add, service_only=True)
     agents = PostgresAgents(database)
     of_agent = partial(daily_tokens_max, agents)
@@ -230,7 +232,8 @@ def _add_resources(server: RpcServer, database: Database, clock: Clock, settings
     workflows = PostgresVersions(database, WORKFLOW)
     internal(add_WorkflowLedgerServiceServicer_to_server, WorkflowLedgerServicer(workflows))
     server.add_forwarded(add_WorkflowServiceServicer_to_server, WorkflowServicer(workflows))
-    internal(add_ModelServiceServicer_to_server, ModelServicer(PostgresModels(database), settings.limits_of, budgets))
+    models = ModelServicer(PostgresModels(database), settings.limits_of, budgets, meter)
+    internal(add_ModelServiceServicer_to_server, models)
     declarations = PostgresDeclarations(database)
     server.add_forwarded(add_DeclarationServiceServicer_to_server, DeclarationServicer(declarations))
 

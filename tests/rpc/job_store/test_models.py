@@ -97,6 +97,9 @@ async def test_calls_in_progress_reserve_their_tokens_in_all_budgets(replica: Re
     }
     open_calls = "SELECT count(*), sum(tokens) FROM job_store.model_calls WHERE NOT ended"
     assert tuple(await replica.database.fetchrow(open_calls) or ()) == (2, 50)
+    samples = [each for family in replica.metrics.registry.collect() for each in family.samples]
+    counted = {each.labels["limit"]: each.value for each in samples if each.name.endswith("limit_used_ratio_count")}
+    assert counted.keys() == {"store_daily_tokens", "user_monthly_tokens"}, "alerts need both"
     for user_id, tokens, kind in (
         ("bob", 40, 0),
         ("eve", 40, 0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from pawl.chassis.ids import StoreId, UserId, check_id
@@ -10,9 +10,10 @@ from pawl.chassis.rpc.kinds import Context
 from pawl.job.v1 import models_pb2 as pb
 from pawl.job.v1 import models_pb2_grpc
 from pawl.job.v1.agents_pb2 import TokenBudget
+from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.ports import LimitsOf
 from pawl.job_store.ledger.rpc.budgets import Budgets
-from pawl.job_store.models.store import Exceeded, OpenCall, PostgresModels, Rate, UsedUp
+from pawl.job_store.models.store import Exceeded, OpenCall, PostgresModels, Rate, UsedUp, part_of
 from pawl.server.db.database import Connection
 from pawl.values import TOKENS_MAX
 
@@ -22,8 +23,9 @@ _CALL_SECONDS_MAX: Final = 4000.0
 
 
 class ModelServicer(models_pb2_grpc.ModelServiceServicer):
-    def __init__(self, models: PostgresModels, limits_of: LimitsOf, budgets: Budgets) -> None:
+    def __init__(self, models: PostgresModels, limits_of: LimitsOf, budgets: Budgets, meter: PrometheusMeter) -> None:
         self._models = models
+        self._meter = meter
         self._limits_of = limits_of
         self._budgets = budgets
 
@@ -48,15 +50,18 @@ class ModelServicer(models_pb2_grpc.ModelServiceServicer):
         )
         used = [rate for rate in rates if rate.per_minute and rate.used]
         try:
-            await self._take(call, used, ended=request.ended)
+            for limit, part in (await self._take(call, used, ended=request.ended)).items():
+                self._meter.limit_used(store_id, limit, part)
         except Exceeded as exceeded:
+            self._meter.limit_used(store_id, exceeded.rate.limit, 1 + exceeded.wait_seconds / 60)
             of_server = exceeded.rate.store_id == _NO_STORE
             return pb.TakeModelCallResponse(wait_seconds=exceeded.wait_seconds, of_server=of_server)
         except UsedUp as used_up:
+            self._meter.limit_used(store_id, *part_of(used_up.budget))
             return pb.TakeModelCallResponse(budget=used_up.budget)
         return pb.TakeModelCallResponse()
 
-    async def _take(self, call: OpenCall, rates: Sequence[Rate], *, ended: bool) -> None:
+    async def _take(self, call: OpenCall, rates: Sequence[Rate], *, ended: bool) -> Mapping[str, float]:
         if ended or not call.user_id:
             return await self._models.take(call, rates, ended=ended)
         try:

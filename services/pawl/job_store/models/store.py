@@ -8,7 +8,7 @@ as unused.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from asyncpg import Record
@@ -17,6 +17,7 @@ from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import run_pb2
 from pawl.job.v1.agents_pb2 import TokenBudget
 from pawl.server.db.database import Connection, DatabaseAdapter
+from pawl.values import WaitKind
 
 # The statements are built only from constants in this module.
 # ruff: noqa: S608
@@ -30,7 +31,7 @@ VALUES ($1, $2, clock_timestamp() + make_interval(secs => $3))
 ON CONFLICT (store_id, name) DO UPDATE
 SET unused_time = least({_UNUSED_TIME} + make_interval(secs => $3), clock_timestamp() + interval '1 hour')
 WHERE $5 OR {_UNUSED_TIME} + make_interval(secs => $4) <= clock_timestamp() + interval '60 seconds 1 millisecond'
-RETURNING true
+RETURNING extract(epoch FROM r.unused_time - clock_timestamp())::double precision / 60
 """
 _WAIT: Final = """
 SELECT extract(epoch FROM unused_time - clock_timestamp())::double precision - 60 + $3
@@ -99,6 +100,11 @@ class Rate(NamedTuple):
         return max(-_HOUR_SECONDS, min(_HOUR_SECONDS, self.unit_seconds * self.used))
 
     @property
+    def limit(self) -> str:
+        """Name of the limit in metrics."""
+        return f"{'model' if self.store_id else 'server'}_{self.name.split()[0]}_per_minute"
+
+    @property
     def unit_seconds(self) -> float:
         return _MINUTE_SECONDS / self.per_minute
 
@@ -127,8 +133,17 @@ class OpenCall(NamedTuple):
     seconds_max: float = 0.0
 
 
-def _check(budgets: Sequence[TokenBudget], reserved: Record) -> None:
-    """Raise UsedUp if a budget has no tokens left. Of several, choose one that is used up for the longest time."""
+def part_of(budget: TokenBudget) -> tuple[str, float]:
+    """Return the limit's name in metrics, and which part of it is used."""
+    return WaitKind(budget.kind).name.lower(), budget.tokens_used / budget.tokens_max
+
+
+def _checked(budgets: Sequence[TokenBudget], reserved: Record) -> dict[str, float]:
+    """Return which part of each budget is used.
+
+    Raises:
+        UsedUp: A budget has no tokens left. Of several, it is one that is used up for the longest time.
+    """
 
     def left(budget: TokenBudget) -> int:
         return budget.tokens_max - budget.tokens_used - int(reserved[_RESERVED_OF.get(budget.kind, "of_user")])
@@ -136,6 +151,7 @@ def _check(budgets: Sequence[TokenBudget], reserved: Record) -> None:
     refusing = [each for each in budgets if left(each) <= 0]
     if refusing:
         raise UsedUp(max(refusing, key=lambda each: (each.tokens_max <= each.tokens_used, each.end_time.seconds)))
+    return dict(map(part_of, budgets))
 
 
 class PostgresModels(DatabaseAdapter):
@@ -146,11 +162,11 @@ class PostgresModels(DatabaseAdapter):
         budgets: Callable[[Connection], Awaitable[Sequence[TokenBudget]]] | None = None,
         *,
         ended: bool = False,
-    ) -> None:
+    ) -> Mapping[str, float]:
         """Count a call against all rates, and reserve its tokens in the budgets that `budgets` returns. Idempotent.
 
         If one rate or budget is used up, count it against none, unless the call has ended. The end of a call ends its
-        reservation.
+        reservation. Return which part of each limit is used.
 
         Raises:
             Exceeded: One of the rates is used up.
@@ -159,18 +175,22 @@ class PostgresModels(DatabaseAdapter):
         async with self._database.transaction() as connection:
             of_call = call[:2] if ended else call
             if not await connection.fetchval(_END if ended else _START, *of_call):
-                return
+                return {}
+            used = dict[str, float]()
             if budgets is not None:
                 await connection.execute(_LOCK_BUDGETS, call.store_id)
                 # A call's tokens are counted as used before its reservation ends, so they are read in this order.
                 (reserved,) = await connection.fetch(_RESERVED, *call[:4])
-                _check(await budgets(connection), reserved)
+                used = _checked(await budgets(connection), reserved)
             # Lock in a fixed order, so that concurrent calls do not deadlock.
             for rate in sorted(rates):
                 key = (rate.store_id, rate.name)
-                if not await connection.fetchval(_TAKE, *key, rate.seconds, rate.unit_seconds, ended):
+                part = await connection.fetchval(_TAKE, *key, rate.seconds, rate.unit_seconds, ended)
+                if part is None:
                     wait = await connection.fetchval(_WAIT, *key, rate.unit_seconds)
                     raise Exceeded(rate, max(0.001, wait or 0.0))
+                used[rate.limit] = part
+        return used
 
     async def report_servers(self, names: Collection[str]) -> None:
         """Record that a process knows these model servers."""
