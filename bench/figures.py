@@ -27,7 +27,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point(Figure):
-    """A figure for one of several `series`, which are shown together in a table. Multiples have no unit."""
+    """A figure for one of several `series`, shown together in a table. Multiples have no unit."""
 
     series: str
 

@@ -114,7 +114,7 @@ class Process:
         return self._ready.is_set()
 
     def start(self) -> None:
-        """Start to supervise the process. Has no effect if it is already supervised."""
+        """Start supervising the process. Has no effect if it is already supervised."""
         if self._task is None:
             self._stopping.clear()
             self._failure = asyncio.get_running_loop().create_future()

@@ -70,7 +70,7 @@ def loads(data: bytes, *, bytes_max: int) -> JsonValue:
 
 
 def dumps_canonical(value: JsonValue) -> bytes:
-    """Return the canonical text of `value`. Equal values give equal bytes in every process.
+    """Return the canonical text of `value`. Equal values result in equal bytes in every process.
 
     As in RFC 8785, the text is UTF-8 without white space, with sorted keys and only the escapes that JSON requires.
     Unlike in RFC 8785, keys are sorted by code point, integers keep all their digits (up to 64 bits), and a float stays

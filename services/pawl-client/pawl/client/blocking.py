@@ -137,7 +137,7 @@ def _as(
 
 
 class SyncSession:
-    """A blocking front-end session; see `AsyncSession`. A context manager and an iterator over frames."""
+    """A blocking front-end session. See `AsyncSession`."""
 
     def __init__(self, thread: LoopThread, session: AsyncSession) -> None:
         self._thread = thread
@@ -159,7 +159,7 @@ class SyncSession:
 
 
 class SyncWorkflowRun:
-    """A blocking handle for a workflow run; see `WorkflowRun`."""
+    """A blocking handle for a workflow run. See `WorkflowRun`."""
 
     def __init__(self, thread: LoopThread, run: WorkflowRun) -> None:
         self._thread = thread

@@ -158,8 +158,8 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         """Yield each of a run's events after `after_seq` once, until the run ends.
 
         A gap replaces events that are no longer stored. If the connection is lost, the stream continues with any
-        replica, after the last event seen. Reading the next event marks the previous one as seen. Pawl does not send
-        delayed notifications about events that have been seen.
+        replica, after the last event seen. Reading the next event marks the previous one as seen. Pawl sends no delayed
+        notifications about seen events.
         """
         after_seq = natural(after_seq, "after_seq")
 
@@ -445,7 +445,10 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
                 yield document
 
     async def get_document(self, name: str, *, shared: bool = False) -> document_pb2.GetDocumentResponse:
-        """Return one of your documents with its text. With `shared`, return one of the store's documents."""
+        """Return one of your documents or, with `shared`, one of the store's documents.
+
+        The result includes the text.
+        """
         request = document_pb2.GetDocumentRequest(name=name, owner=_owner(shared=shared))
         return await self.again(self.document_store.GetDocument, request)
 

@@ -178,7 +178,7 @@ class Agents:
             raise AgentNotFound(f"delegates_to: there is no agent {name!r}: create it first", agent=name) from None
 
     async def get(self, caller: Principal, name: str, version: int) -> AgentVersion:
-        """Return one version of an agent; 0 means the newest version. A draft's name starts with the draft prefix.
+        """Return one version of an agent. Version 0 is the newest. A draft's name starts with the draft prefix.
 
         Raises:
             AgentNotFound

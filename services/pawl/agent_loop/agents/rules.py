@@ -207,7 +207,7 @@ def check_draft(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefi
 
 
 def draft_name(name: str) -> str:
-    """Return the draft's name without its prefix; empty if `name` is not a draft.
+    """Return the draft's name without its prefix, or an empty string if `name` is not a draft.
 
     Raises:
         InvalidId: `name` is neither a draft name nor an agent name.

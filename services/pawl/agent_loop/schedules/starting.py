@@ -144,8 +144,7 @@ class Starting:
         `scope` contains the values that the templates in a workflow's input may use. The run's trace links to the
         request that fires it or, if there is none, to `last_run_id`, the run of the previous firing.
 
-        Raises:
-            PawlError: one of the transient errors in RETRYABLE.
+        Raises: PawlError: a transient error in RETRYABLE.
         """
         try:
             if self._credential_is_gone(caller):

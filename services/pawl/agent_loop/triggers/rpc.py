@@ -108,7 +108,7 @@ class TriggerServicer:
 
         Raises:
             TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused, InvalidField, TooLarge
-            DependencyUnavailable: the trigger kept changing, or the ledger is unavailable.
+            DependencyUnavailable: the trigger changed repeatedly, or the ledger is unavailable.
         """
         headers = _checked(headers, body)
         data = outside.read_body(body)

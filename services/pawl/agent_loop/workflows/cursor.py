@@ -62,7 +62,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     has an `end_ms`, its call has ended (with `reason` if it failed), and the program decides what happens next. `stop`
     is the reason why the node is being stopped. `value` is the output of a condition, or true if a person's answer is
     the default. A map has started `chunks` chunks of its `items`, and `open_chunks` are open. `failed_items` items have
-    failed, and at most `tolerate` may fail; `chunk` is the chunk that failed the map. `event` is the number of the
+    failed, and at most `tolerate` may fail. `chunk` is the chunk that failed the map. `event` is the number of the
     event that ended a wait. `origin` is the position in `WorkflowCursor.origins`, counted from 1, of the run that made
     the node's calls. It is 0 for this run.
     """

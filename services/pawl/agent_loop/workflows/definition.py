@@ -1,6 +1,6 @@
 """The parts of a workflow definition.
 
-A definition is a JSON document. Its strings are templates; see `expressions`.
+A definition is a JSON document. Its strings are templates (see `expressions`).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Asked:
     def problem(self, text: str, field: str = "") -> str:
         """Return `text` as an error message that starts with the file and the line.
 
-        The line is the one of the deepest field mentioned in `text` or `field`.
+        The line is where the deepest field mentioned in `text` or `field` is.
         """
         return f"{self.file}:{_line(self.lines, f'{text} {field}')}: {text}"
 

@@ -59,7 +59,7 @@ def history(messages: Iterable[message_pb2.Message], calls: Mapping[str, call_pb
 
 
 def summary(text: str) -> pb.HistoryMessage:
-    """Return the user message that stands for deleted messages. The text is empty if the reader may not see it."""
+    """Return the user message that replaces deleted messages."""
     return _of_user(f"Summary of the conversation so far:\n\n{text}" if text else "Earlier messages were deleted.")
 
 

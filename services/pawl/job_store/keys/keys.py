@@ -53,7 +53,7 @@ class Keys:
         Raises:
             PermissionDenied: The caller may not create the key.
             InvalidField: The key is invalid, or the store has too many.
-            TooLarge: The store keeps too many ended keys.
+            TooLarge: The store has too many ended keys.
             InvalidId: The store or user id is malformed.
             RequestIdReused: The request id created a different key.
         """

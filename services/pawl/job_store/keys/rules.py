@@ -125,7 +125,7 @@ def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
 
     Raises:
         InvalidField: The store has too many live keys, or the new key has already expired.
-        TooLarge: The store keeps too many ended keys.
+        TooLarge: The store has too many ended keys.
     """
     if key.expire_time is not None and key.expire_time <= key.create_time:
         raise InvalidField(_EXPIRE_TIME, field="key.expire_time")

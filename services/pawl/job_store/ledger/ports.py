@@ -166,7 +166,7 @@ class Limits:
     of_runs: Mapping[str, int] = field(default_factory=dict)
 
     def refused_model(self, models: Iterable[str]) -> str:
-        """Return the first of the models that the store may not use. An empty name stands for the default model."""
+        """Return the first of the models that the store may not use. An empty name means the default model."""
         return next((each for each in models if self.models and each and each not in self.models), "")
 
 

@@ -66,7 +66,7 @@ class Owner(Actor, frozen=True, kw_only=True):
 
 
 class FireRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of a firing, which had a scheduled time, an event or a user's request (`request_id`) as its cause."""
+    """The outcome of a firing at a scheduled time, for an event, or for a user's request (`request_id`)."""
 
     due_time: datetime
     fire_time: datetime
@@ -265,7 +265,7 @@ def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tupl
 def with_fire(row: StarterT, fire: FireRow) -> StarterT:
     """Return a schedule or trigger with `fire` added. If the firing was waiting, `fire` replaces its earlier entry.
 
-    The newest `FIRES_MAX` entries are kept. A waiting entry is kept even if it is older.
+    The newest `FIRES_MAX` entries remain, and also a waiting entry, even if it is older.
     """
     rest: list[FireRow] = []
     for old in row.fires:

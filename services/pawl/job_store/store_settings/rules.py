@@ -319,8 +319,8 @@ def layer_of(caller: Principal, layer: Layer, store_id: str, *, writes: bool = F
     """Return the store whose layer is requested, by default the caller's own store.
 
     Raises: PermissionDenied: The caller may not read the layer or, with `writes`, change it.
-        InvalidField: A store is given for the layer DEPLOYMENT, or missing for another layer. InvalidId: The store id
-        is malformed.
+        InvalidField: The request names a store for the layer DEPLOYMENT, or no store for another layer. InvalidId: The
+        store id is malformed.
     """
     if writes and layer is Layer.STORE and Role.ADMIN not in caller.roles:
         raise PermissionDenied("changing the layer STORE requires the admin role in the store")

@@ -311,7 +311,7 @@ class Catalog:
         """Return the tools in `names`, sorted by name. If `names` is empty, return all tools.
 
         Tools in `pinned` are returned in their pinned version. With `skip_missing`, tools that do not exist or that the
-        caller may not call are left out.
+        caller may not call are omitted.
 
         Raises: ToolNotFound: A pinned version does not exist or, without `skip_missing`, a tool in `names` does not
         exist or may not be called by the caller.

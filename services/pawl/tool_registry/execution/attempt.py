@@ -170,7 +170,7 @@ class Attempt:
         self.is_reconciling = self.has_asked_journal = False
 
     async def _is_known(self) -> bool:
-        """Return whether the journal already contains the call. If so, set the outcome. Does not wait for locks."""
+        """Return whether the journal already contains the call. If so, set the outcome. Do not wait for locks."""
         if not self._job.effect.is_journaled:
             return False
         known = await self._parts.admission.journal.known(self._job.journal_call(self._token))

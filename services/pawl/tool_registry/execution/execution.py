@@ -85,7 +85,7 @@ class Execution:
         self._announce()
 
     def report(self, progress: Progress) -> None:
-        """Publish progress. Thread-safe. Only the newest report is kept, so a tool cannot flood the event loop."""
+        """Publish progress. Thread-safe. Only the newest report counts, so a tool cannot flood the event loop."""
         self.note_heartbeat()
         with self._lock:
             is_on_its_way = self._unseen is not None

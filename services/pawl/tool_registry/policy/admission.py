@@ -325,7 +325,7 @@ class Admission:
         return found
 
     async def begin(self, job: Job, token: str) -> Begun | HeldElsewhere | ExecutionResult:
-        """Record the start of an attempt in the journal, or return the known state of the call.
+        """Record the start of an attempt in the journal, or return the call's recorded state.
 
         Raises:
             InvalidArguments, DependencyUnavailable: See `PostgresExecutionJournal.begin`.

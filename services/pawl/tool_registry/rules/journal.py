@@ -82,7 +82,7 @@ class JournalCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The call may now run in this process. With `must_reconcile`, the tool must be asked first."""
+    """The call may now run in this process. With `must_reconcile`, first ask the tool whether it took effect."""
 
     must_reconcile: bool = False
     # True if the call has been cancelled since: it must be reconciled, but must not run.

@@ -95,8 +95,7 @@ class Retry:
     ) -> T:
         """Send `request` until it is answered, and return the answer. `call` is its name in the log.
 
-        Raises:
-            Exception: The error of the last attempt, if it is not transient or the time for retries is over.
+        Raises: Exception: The error of the last attempt, if it is not transient or no time for retries is left.
         """
         stop_at, failures = self._clock.monotonic() + seconds_max, Failures()
         while True:

@@ -73,7 +73,7 @@ def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jso
     references must be pointers (`#/$defs/task`) and must not be recursive. Only trusted code of the deployment may use
     `recursion`.
 
-    Checking arguments against an accepted schema can still take minutes; see `weigh`.
+    Checking arguments against an accepted schema can still take minutes (see `weigh`).
 
     Raises: InvalidSchema: The schema is unusable. The message contains the position and the cause.
     """
@@ -339,7 +339,7 @@ def output_schema_problem(schema_json: bytes) -> str:
 def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
     """Return an answer's canonical JSON if it matches the schema. Otherwise, return the violations.
 
-    Values are not coerced and defaults are not inserted, because users have already seen the answer. If the schema is
+    Users have already seen the answer, so values are not coerced and defaults are not inserted. If the schema is
     unusable, every answer fails.
     """
     try:

@@ -270,8 +270,8 @@ def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """Apply the tool's report policy, unless the request has its own.
 
     A monitoring job ignores the policy. A job with a single call follows the policy only if the policy concerns
-    progress or is to report nothing. In the latter case, the job does not report progress either, even if the request
-    asks for it.
+    progress or is to report nothing. In the latter case, the job reports no progress either, even if the request does
+    so.
     """
     policy = verdict.reports
     if policy is None or terms.until is not None or terms.when is not None:

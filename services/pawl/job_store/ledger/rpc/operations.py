@@ -169,7 +169,7 @@ def _without(off: Collection[Feature]) -> bytes:
 
 
 def _token_key(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> bytes:
-    """Return an encoded Run that, appended to another, gives a workflow a random key for its tokens."""
+    """Return an encoded Run that, appended to another, sets a random key for the tokens of a workflow."""
     if not request.HasField("workflow"):
         return b""
     pinned = workflow_pb2.PinnedWorkflow(token_key=secrets.token_bytes(_TOKEN_KEY_BYTES))

@@ -1,7 +1,7 @@
 """Inbox of a run: the commands on which the run's owner has not acted yet.
 
 The inbox is bounded even if no worker reads it. Each open call can be settled or decided on once, and only one stop is
-kept. Messages, top-ups, pauses and raised limits are counted, and so are receipts of commands that had no effect. A
+stored. Messages, top-ups, pauses and raised limits are counted, and so are receipts of commands that had no effect. A
 message counts until it is in the conversation, even if the owner has already read it.
 """
 
@@ -195,7 +195,7 @@ _DONE: Final = {
 
 
 class Replaced(Refused):
-    """Raised when a session has lost the call to another session of the same client.
+    """Raised when another session of the same client has taken over the call.
 
     No receipt is stored, because the other session may send the same command.
     """

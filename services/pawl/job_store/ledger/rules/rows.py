@@ -369,7 +369,7 @@ class CallFields(msgspec.Struct, frozen=True, kw_only=True):
     `digest` is empty if the call was never gated. `escalated` means that approval was requested twice. `has_default`
     means that the question has a default answer. `child_run_id` is the run that executes the call. It is empty if no
     run ever did. `asked_user_id` is the only user who may decide on or answer the call. If it is empty, only approvers
-    may; if it is None, the usual rules apply. `series` is the series that an approval can grant, or under whose grant
+    may. If it is None, the usual rules apply. `series` is the series that an approval can grant, or under whose grant
     the call runs. `spec` contains all other fields, which are opaque here.
     """
 

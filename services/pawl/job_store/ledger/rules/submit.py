@@ -312,7 +312,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             raise ModelNotAllowed(f"this store may not use the model {self.refused_model!r}", model=self.refused_model)
 
     def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
-        """Check that not too many runs are already waiting for one of the store's slots.
+        """Raise an error if too many runs are already waiting for the store's slots.
 
         Raises:
             QueueFull: Too many runs are waiting.

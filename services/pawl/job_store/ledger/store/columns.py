@@ -77,7 +77,7 @@ class Write:
 def joined(writes: Sequence[Write], result: str = "") -> tuple[str, list[Any]]:
     """Return one statement, and its arguments, that runs all writes and selects `result`.
 
-    A write does not see the changes of the other writes.
+    Each write runs without seeing the changes of the others.
 
     If every write (except `gathered` writes) has a single row, the rows are sent without arrays, which cost more. This
     rule keeps the number of different statements small. The server plans each statement once per connection.
