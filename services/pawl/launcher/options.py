@@ -79,8 +79,9 @@ def read_options(
     PAWL_NATS_URL replace the embedded servers, and PAWL_LOCAL_KEY replaces the key. Each of them can be read from a
     file that the variable with the suffix `_FILE` names. OPENAI_API_KEY or OPENAI_BASE_URL replaces the scripted model.
 
-    Raises: StartError: An option is invalid, for example an unknown PAWL_ variable. The message is one sentence about
-    the first mistake.
+    Raises:
+        StartError: An option is invalid, for example an unknown PAWL_ variable. The message is one sentence about the
+            first mistake.
     """
     if unknown := unknown_of(environment):
         named = (f"{name} (did you mean {near}?)" if near else name for name, near in unknown.items())

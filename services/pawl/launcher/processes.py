@@ -123,9 +123,10 @@ class Process:
     async def wait_ready(self, seconds: float) -> None:
         """Return once the process is ready, possibly after restarts.
 
-        Raises: StartError: After a timeout, or immediately if the probe raises it or the process exits with code 2,
-        which means that its configuration is invalid. After a timeout or an exit, the message contains the last line of
-        the log.
+        Raises:
+            StartError: After a timeout, or immediately if the probe raises it or the process exits with code 2, which
+                means that its configuration is invalid. After a timeout or an exit, the message contains the last line
+                of the log.
         """
         if self._failure is None:
             raise StartError(f"{self.name} is not started.")

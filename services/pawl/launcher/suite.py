@@ -189,7 +189,8 @@ class Suite:
     async def reload_tools(self) -> None:
         """Make the tool registry import the files in PAWL_TOOLS again, and wait until it has. Running calls continue.
 
-        Raises: StartError: The registry does not respond and cannot be restarted.
+        Raises:
+            StartError: The registry does not respond and cannot be restarted.
         """
         process = self.process("tool-registry")
         process.log.mark()

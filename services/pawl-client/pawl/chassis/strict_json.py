@@ -39,8 +39,9 @@ def loads(data: bytes, *, bytes_max: int) -> JsonValue:
 
     A number without a fraction and an exponent is an int. Any other number is a float.
 
-    Raises: TooLarge: `data` is longer than `bytes_max`. InvalidJson: `data` is not strict JSON. The message contains
-    the reason and the position.
+    Raises:
+        TooLarge: `data` is longer than `bytes_max`.
+        InvalidJson: `data` is not strict JSON. The message contains the reason and the position.
     """
     if len(data) > bytes_max:
         raise TooLarge(f"JSON of {len(data)} bytes is over the limit of {bytes_max}")
@@ -76,7 +77,8 @@ def dumps_canonical(value: JsonValue) -> bytes:
     Unlike in RFC 8785, keys are sorted by code point, integers keep all their digits (up to 64 bits), and a float stays
     a float (`1.0`, the shortest text that reads back the same). Therefore, 1 and 1.0 are different values.
 
-    Raises: InvalidJson: `value` contains something that `loads` would refuse.
+    Raises:
+        InvalidJson: `value` contains something that `loads` would refuse.
     """
     _check(value)
     return _encode(value)

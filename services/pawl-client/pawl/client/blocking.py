@@ -37,7 +37,8 @@ class LoopThread:
     def run(self, work: Callable[[], Awaitable[R]]) -> R:
         """Run `work` in the loop and return its result. Interrupts such as Ctrl-C cancel the work.
 
-        Raises: RuntimeError: The client is closed, or the caller is already in the loop's thread.
+        Raises:
+            RuntimeError: The client is closed, or the caller is already in the loop's thread.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("an async callback cannot call the blocking client: use a function that is not async")

@@ -297,7 +297,8 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
     ) -> conversation_pb2.Conversation:
         """Create a conversation from a chat-completions history and return it. See `history`.
 
-        Raises: InvalidHistory: A strict model server would reject the history. The message lists up to 20 errors.
+        Raises:
+            InvalidHistory: A strict model server would reject the history. The message lists up to 20 errors.
         """
         request = requests_pb2.ImportConversationRequest(
             messages=history(messages), title=title, conversation_key=conversation_key, request_id=request_id

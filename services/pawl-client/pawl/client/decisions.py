@@ -81,7 +81,8 @@ def checked(decision: object) -> types_pb2.CallDecision:
 def check_taken(receipt: types_pb2.Receipt) -> None:
     """Check that a request took effect, according to its receipt.
 
-    Raises: PawlError: The request did not take effect. The receipt's reason determines the class.
+    Raises:
+        PawlError: The request did not take effect. The receipt's reason determines the class.
     """
     if receipt.status not in TAKEN:
         message = receipt.message or receipt.reason or types_pb2.ReceiptStatus.Name(receipt.status)

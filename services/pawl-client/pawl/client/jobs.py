@@ -34,7 +34,8 @@ def condition(given: str | Mapping[str, Any], field: str = "until") -> run_pb2.J
     A mapping looks like `{"path": "/price", "below": 20}`. Instead of `below`, it can have `above`, `equals`,
     `"changed": True` or `cel`.
 
-    Raises: InvalidField: The condition is invalid. The error names `field`.
+    Raises:
+        InvalidField: The condition is invalid. The error names `field`.
     """
     named = dict(given) if isinstance(given, Mapping) else {"cel": given}
     found = run_pb2.JobCondition()

@@ -83,7 +83,7 @@ class AgentLedger:
             raise AgentNotFound
         return VERSION.read(response.agent)
 
-    async def list(self, caller: Principal, asked: ListAgentsRequest) -> tuple[Sequence[AgentVersion], str]:
+    async def list(self, caller: Principal, requested: ListAgentsRequest) -> tuple[Sequence[AgentVersion], str]:
         """Return a page of agents in their newest versions, or of the caller's drafts. Also return the next page token.
 
         Raises:
@@ -91,11 +91,11 @@ class AgentLedger:
         """
         page: dict[str, Any] = {
             "store_id": caller.store_id,
-            "page_size": asked.page_size,
-            "page_token": asked.page_token,
+            "page_size": requested.page_size,
+            "page_token": requested.page_token,
         }
         response: pb.ListAgentsResponse | pb.ListDraftsResponse
-        if asked.drafts:
+        if requested.drafts:
             response = await translated(self._stub.ListDrafts(pb.ListDraftsRequest(user_id=caller.user_id, **page)))
         else:
             response = await translated(self._stub.ListAgents(pb.ListAgentsRequest(**page)))

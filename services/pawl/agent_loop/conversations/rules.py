@@ -88,7 +88,8 @@ def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
 def check(history: Sequence[HistoryMessage]) -> None:
     """Validate the history.
 
-    Raises: InvalidHistory: the history is invalid. The error lists up to 20 faults with their positions.
+    Raises:
+        InvalidHistory: the history is invalid. The error lists up to 20 faults with their positions.
     """
     found = sorted(faults(history), key=lambda fault: fault.message)
     if not found:

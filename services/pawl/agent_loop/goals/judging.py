@@ -90,7 +90,8 @@ Evidence: TypeAlias = Mapping[CallId, Call]
 def check_expression(source: str) -> None:
     """Check that a criterion's expression is allowed.
 
-    Raises: ExpressionError: the expression is not allowed. The message contains the reason.
+    Raises:
+        ExpressionError: the expression is not allowed. The message contains the reason.
     """
     kind = _EXPRESSIONS.compile(source).return_type().name().lower()
     if kind not in {"bool", "double", "int", "uint", "dyn"}:

@@ -110,7 +110,8 @@ class Registry(Protocol):
         Pinned tools keep their version. At most `most` tools are returned (0 means no limit). With `skip_missing`,
         tools that do not exist for this user are omitted.
 
-        Raises: ToolNotFound: a tool does not exist for this user. Metadata `tool_name` names it.
+        Raises:
+            ToolNotFound: a tool does not exist for this user. Metadata `tool_name` names it.
         """
 
     async def check(

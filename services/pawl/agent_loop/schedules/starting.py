@@ -144,7 +144,8 @@ class Starting:
         `scope` contains the values that the templates in a workflow's input may use. The run's trace links to the
         request that fires it or, if there is none, to `last_run_id`, the run of the previous firing.
 
-        Raises: PawlError: a transient error in RETRYABLE.
+        Raises:
+            PawlError: a transient error in RETRYABLE.
         """
         try:
             if self._credential_is_gone(caller):
@@ -176,10 +177,10 @@ class Starting:
     async def _workflow(
         self, caller: Principal, definition: Definition, request_id: RequestId, input_json: bytes
     ) -> SubmitMessageRequest:
-        asked = StartWorkflowRequest(
+        requested = StartWorkflowRequest(
             request_id=request_id, name=definition.workflow, input_json=input_json, labels=definition.labels
         )
-        message, refusal = await self._workflows.submission(caller, asked)
+        message, refusal = await self._workflows.submission(caller, requested)
         if refusal is not None:
             raise refusal
         return message

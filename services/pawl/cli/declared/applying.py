@@ -64,7 +64,8 @@ def read(
 ) -> FileSet:
     """Read a set from files and folders.
 
-    Raises: CommandError: A file is invalid. The message lists every problem with its file and line.
+    Raises:
+        CommandError: A file is invalid. The message lists every problem with its file and line.
     """
     named = {name for path in paths if (name := files.read_set(path))}
     if len(named) > 1 or (named and len(paths) > 1):

@@ -117,7 +117,8 @@ class Workflows:
     ) -> Saved:
         """Save a workflow.
 
-        Raises: Faulty: The definition has faults. Raised only with `validate_only`.
+        Raises:
+            Faulty: The definition has faults. Raised only with `validate_only`.
         """
         request = workflow_pb2.SaveWorkflowRequest(
             definition_json=json.dumps(asked).encode(), validate_only=validate_only

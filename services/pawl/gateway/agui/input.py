@@ -118,7 +118,8 @@ def labels(found: Input, message: Json) -> Json:
 def read(value: Any) -> Input:
     """Parse a RunAgentInput.
 
-    Raises: InvalidField: The input is invalid. The message contains the position.
+    Raises:
+        InvalidField: The input is invalid. The message contains the position.
     """
     try:
         found = msgspec.convert(value, Input)
@@ -143,7 +144,8 @@ def _check_thread(thread_id: str) -> None:
 def read_stop(value: Any) -> Stop:
     """Parse a request to stop a run.
 
-    Raises: InvalidField: The request is invalid. The message contains the position.
+    Raises:
+        InvalidField: The request is invalid. The message contains the position.
     """
     try:
         found = msgspec.convert(value, Stop)

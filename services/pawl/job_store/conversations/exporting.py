@@ -72,11 +72,11 @@ def _answer(message: message_pb2.Message, calls: list[call_pb2.Call]) -> Iterato
     text = _plain(message.text or message.refusal, _TEXT_BYTES_MAX)
     if not text.strip() and not calls:
         return
-    asked = [
+    requested = [
         pb.HistoryCall(call_id=_id(call), tool_name=_name(call.tool_name), arguments_json=_arguments(call))
         for call in calls
     ]
-    yield pb.HistoryMessage(role=pb.HISTORY_ROLE_ASSISTANT, text=text, calls=asked)
+    yield pb.HistoryMessage(role=pb.HISTORY_ROLE_ASSISTANT, text=text, calls=requested)
     yield from map(_result, calls)
 
 

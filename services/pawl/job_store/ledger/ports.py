@@ -64,8 +64,9 @@ class Journal(Protocol):
 
         Each operation succeeds or fails independently.
 
-        Raises: GroupConflict: Nothing was written. Try again. DependencyUnavailable: The database is unavailable. The
-        group may have been written.
+        Raises:
+            GroupConflict: Nothing was written. Try again.
+            DependencyUnavailable: The database is unavailable. The group may have been written.
         """
 
 

@@ -276,7 +276,8 @@ class EgressRules:
 def read_rules(hosts: Iterable[str] | None, private: Iterable[str]) -> EgressRules:
     """Parse a deployment's rules.
 
-    Raises: ValueError: An entry is invalid. The message names it and the problem.
+    Raises:
+        ValueError: An entry is invalid. The message names it and the problem.
     """
     return EgressRules(
         hosts=None if hosts is None else tuple(map(_read_pattern, hosts)),

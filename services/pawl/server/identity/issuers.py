@@ -146,8 +146,8 @@ class IssuerKeys:
         If there is no such key, or if all keys are outdated, the keys are fetched first, provided that `may_look_up`
         allows it.
 
-        Raises: DependencyUnavailable: The issuer does not answer, and none of the current keys can have signed the
-        token.
+        Raises:
+            DependencyUnavailable: The issuer does not answer, and none of the current keys can have signed the token.
         """
         found = fitting(self._keys, token)
         if not found or self._is_outdated():

@@ -163,8 +163,9 @@ def is_token(key: str) -> bool:
 def read_token(text: str) -> Token:
     """Parse a token without verifying it.
 
-    Raises: TokenRefused: The token is too long, malformed, encrypted or nested, is not meant for logging in, or has a
-    header that changes its interpretation.
+    Raises:
+        TokenRefused: The token is too long, malformed, encrypted or nested, is not meant for logging in, or has a
+            header that changes its interpretation.
     """
     if len(text) > KEY_LENGTH_MAX or not is_token(text):
         raise TokenRefused("it is not a token, or it is too long")
@@ -186,7 +187,8 @@ def read_token(text: str) -> Token:
 def provider_of(providers: Iterable[Provider], token: Token) -> Provider:
     """Return the first provider that matches a token's issuer and audience.
 
-    Raises: TokenRefused: No provider matches, or the matching provider does not allow the token's algorithm.
+    Raises:
+        TokenRefused: No provider matches, or the matching provider does not allow the token's algorithm.
     """
     issuer, audience = token.claims.get("iss"), token.claims.get("aud")
     audiences = audience if isinstance(audience, list) else [audience]

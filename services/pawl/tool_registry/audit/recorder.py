@@ -51,8 +51,9 @@ class AuditTrail:
     async def write(self, drafts: Sequence[AuditDraft]) -> None:
         """Write entries and return once they are durable. Safe to cancel, but the entries may still be written.
 
-        Raises: DependencyUnavailable: The entries may or may not have been written. The actions that they describe must
-        not be carried out.
+        Raises:
+            DependencyUnavailable: The entries may or may not have been written. The actions that they describe must not
+                be carried out.
         """
         if not drafts:
             return

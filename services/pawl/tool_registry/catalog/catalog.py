@@ -264,14 +264,16 @@ class Catalog:
     async def check_schema(self, store_id: StoreId, schema: Mapping[str, Any]) -> None:
         """Check that a store may register a tool with this arguments schema.
 
-        Raises: InvalidSchema: The schema is unusable. The message contains the position and the cause.
+        Raises:
+            InvalidSchema: The schema is unusable. The message contains the position and the cause.
         """
         await self._check_usable(store_id, schema_problem, schema, "the arguments schema")
 
     async def check_output_schema(self, store_id: StoreId, schema_json: bytes) -> None:
         """Check that a run may use this schema for its structured output.
 
-        Raises: InvalidSchema: The schema is unusable. The message contains the position and the cause.
+        Raises:
+            InvalidSchema: The schema is unusable. The message contains the position and the cause.
             Overloaded: The store has too many checks queued.
         """
         await self._check_usable(store_id, output_schema_problem, schema_json, "the schema")
@@ -313,8 +315,9 @@ class Catalog:
         Tools in `pinned` are returned in their pinned version. With `skip_missing`, tools that do not exist or that the
         caller may not call are omitted.
 
-        Raises: ToolNotFound: A pinned version does not exist or, without `skip_missing`, a tool in `names` does not
-        exist or may not be called by the caller.
+        Raises:
+            ToolNotFound: A pinned version does not exist or, without `skip_missing`, a tool in `names` does not exist
+                or may not be called by the caller.
         """
         store_id = caller.store_id
         if names:
@@ -408,8 +411,9 @@ class Catalog:
 
         Callers who may attach workers can also unregister worker tools.
 
-        Raises: ToolNotFound: The store has no such tool, the tool belongs to a source or to the deployment, or it is a
-        worker tool and the caller may not attach workers.
+        Raises:
+            ToolNotFound: The store has no such tool, the tool belongs to a source or to the deployment, or it is a
+                worker tool and the caller may not attach workers.
             PermissionDenied: The caller is not an admin, and the tool is restricted or belongs to another user.
         """
         if name in self._loaded:

@@ -121,7 +121,8 @@ class Execution:
 
         At the end, yield the result or the tool's question.
 
-        Raises: PawlError: There is no result, and the tool is not the cause.
+        Raises:
+            PawlError: There is no result, and the tool is not the cause.
         """
         self.listeners += 1
         checkpoints = self._checkpoints

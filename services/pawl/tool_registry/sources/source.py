@@ -70,7 +70,8 @@ class Source:
 def check_policies(policies: Sequence[SourceToolPolicy]) -> None:
     """Validate a source's policies.
 
-    Raises: InvalidField: A policy is invalid, a tool has two policies, or there are too many policies.
+    Raises:
+        InvalidField: A policy is invalid, a tool has two policies, or there are too many policies.
     """
     names = {policy.tool_name for policy in policies}
     if len(policies) > POLICIES_MAX or len(names) != len(policies):

@@ -95,7 +95,8 @@ class Retry:
     ) -> T:
         """Send `request` until it is answered, and return the answer. `call` is its name in the log.
 
-        Raises: Exception: The error of the last attempt, if it is not transient or no time for retries is left.
+        Raises:
+            Exception: The error of the last attempt, if it is not transient or no time for retries is left.
         """
         stop_at, failures = self._clock.monotonic() + seconds_max, Failures()
         while True:
@@ -112,7 +113,8 @@ class Retry:
     async def pause(self, error: Exception, failures: int, *, left: float) -> None:
         """Wait before the next attempt.
 
-        Raises: Exception: `error`, if the time for retries is over.
+        Raises:
+            Exception: `error`, if the time for retries is over.
         """
         if left <= 0:
             raise error

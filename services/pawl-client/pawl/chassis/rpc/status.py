@@ -46,7 +46,8 @@ _KINDS_BY_NUMBER: Final = {code.value[0]: kind for kind, code in CODES.items()}
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PawlError) -> NoReturn:
     """End the RPC with the code of `error` and its google.rpc.ErrorInfo.
 
-    Raises: grpc.aio.AbortError: Always. Let it propagate.
+    Raises:
+        grpc.aio.AbortError: Always. Let it propagate.
     """
     code = CODES[error.kind]
     message = shortened(error.message, _MESSAGE_BYTES_MAX)

@@ -75,7 +75,8 @@ def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jso
 
     Checking arguments against an accepted schema can still take minutes (see `weigh`).
 
-    Raises: InvalidSchema: The schema is unusable. The message contains the position and the cause.
+    Raises:
+        InvalidSchema: The schema is unusable. The message contains the position and the cause.
     """
     _check_shape(schema)
     root = dict(schema)

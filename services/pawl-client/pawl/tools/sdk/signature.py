@@ -310,8 +310,9 @@ def _add_default(
 ) -> None:
     """Add a default to the schema.
 
-    Raises: ToolDefinitionError: The schema is unusable, or the default is a pydantic `Field`, is not JSON, or does not
-    match its type.
+    Raises:
+        ToolDefinitionError: The schema is unusable, or the default is a pydantic `Field`, is not JSON, or does not
+            match its type.
     """
     place = f"{name}: parameter {parameter}"
     if isinstance(default, FieldInfo):

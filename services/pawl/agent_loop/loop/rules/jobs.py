@@ -242,7 +242,8 @@ def new_job(terms: RequestedTerms, tool_name: str, arguments_json: bytes, now: f
 def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """Return a user's job with the changes that its first call's verdict requires.
 
-    Raises: ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed. The message contains the reason.
+    Raises:
+        ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed. The message contains the reason.
     """
     check_allowed(verdict)
     if verdict.context not in IN_BACKGROUND:
@@ -260,7 +261,8 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
 def check_allowed(verdict: Verdict) -> None:
     """Check that the registry does not refuse a call.
 
-    Raises: ToolNotFound, PermissionDenied, InvalidArguments: the call is refused. The message contains the reason.
+    Raises:
+        ToolNotFound, PermissionDenied, InvalidArguments: the call is refused. The message contains the reason.
     """
     if verdict.disposition is Disposition.REFUSE:
         raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)

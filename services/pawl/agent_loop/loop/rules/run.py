@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 from msgspec import field
 
-from pawl.agent_loop.loop.rules.call import Decided
+from pawl.agent_loop.loop.rules.call import UserDecision
 from pawl.agent_loop.loop.rules.condition import Condition
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.chassis.ids import DEFAULT_AGENT, CallId, ClientId, ConversationId, CredentialId, RunId, StoreId, UserId
@@ -206,7 +206,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
     series: Series
     call_id: CallId
-    approvals: tuple[Decided, ...] = ()
+    approvals: tuple[UserDecision, ...] = ()
     ended: bool = False
 
     def covers(self, approvals_required: int) -> bool:

@@ -116,8 +116,8 @@ def accept_message(
 def keep_event(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits, *, is_awaited: bool) -> RunRow:
     """Count one more event that no workflow node has consumed. Return the run.
 
-    Raises: QueueFull: Too many events are stored, and no node waits for this one, or another unread event ends the
-    wait.
+    Raises:
+        QueueFull: Too many events are stored, and no node waits for this one, or another unread event ends the wait.
     """
     ends_wait = is_awaited and all(command.name != incoming.name for command in unit.inbox(run))
     if run.steers_waiting >= limits.commands_max and not ends_wait:
@@ -128,7 +128,8 @@ def keep_event(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limi
 def accept_one_more(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
     """Put a top-up or a pause into the inbox of `run`. Return the run.
 
-    Raises: QueueFull: Too many commands of the same kind are waiting.
+    Raises:
+        QueueFull: Too many commands of the same kind are waiting.
     """
     if sum(command.name == incoming.name for command in unit.inbox(run)) >= limits.commands_max:
         many = f"{limits.commands_max} {incoming.name} commands are waiting"

@@ -294,7 +294,8 @@ def check_room(rule: Rule, *, of_store: int, of_users: int, of_user: int) -> Non
 def check_rule(rule: Rule, now: float) -> None:
     """Validate a new rule.
 
-    Raises: InvalidField: A field is invalid. The `field` metadata names the first one.
+    Raises:
+        InvalidField: A field is invalid. The `field` metadata names the first one.
     """
     _require(_is_tool_pattern(rule.tool_name), "tool_name", "must be the name of a tool, `*` or `<source>.*`")
     needs_id = rule.scope not in (RuleScope.USER, RuleScope.STORE)

@@ -32,7 +32,8 @@ class Programs:
     def order(self, store_id: StoreId, server: McpStdioConfig, secrets: Mapping[str, str]) -> Order:
         """Return the sandbox order that starts one of a store's servers.
 
-        Raises: PermissionDenied: The deployment does not allow the program. The message explains why.
+        Raises:
+            PermissionDenied: The deployment does not allow the program. The message explains why.
         """
         paths = [*server.readable_paths, *server.writable_paths]
         if self.rules is not None:

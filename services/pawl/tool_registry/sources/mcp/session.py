@@ -124,7 +124,8 @@ class Session:
     async def opened(self) -> None:
         """Wait until calls can be made. Safe to cancel, because the connection continues to open.
 
-        Raises: SourceUnreachable: The connection cannot be opened. The message contains the reason.
+        Raises:
+            SourceUnreachable: The connection cannot be opened. The message contains the reason.
         """
         await shield(self._opened)
 
