@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2, workflow_pb2
 from pawl.event.v1 import call_pb2, run_pb2
-from tests.chaos import errands
+from tests.chaos import prompts
 from tests.chaos.caller import Caller, settled
 from tests.chaos.front_ends import FrontEnd, seen
 from tests.chaos.history import EffectFile, Kind, Operation
@@ -101,7 +101,7 @@ class Person:
 
     async def _begin(self, kind: Kind) -> None:
         operation = self.caller.invoke(kind, self.caller.next_id("req"), content=self.caller.next_id("errand"))
-        start = errands.workflow if kind is Kind.WORKFLOW else errands.goal
+        start = prompts.workflow if kind is Kind.WORKFLOW else prompts.goal
         method, request = f"Start{kind.title()}", start(self._draw, operation.request_id, operation.content)
         times = 2 if self._draw.random() < 0.2 else 1
         answers = await asyncio.gather(*(self.caller.ask(operation, method, request) for _ in range(times)))
@@ -194,7 +194,7 @@ class Desk:
 
     async def sign(self, run_id: str) -> None:
         """Send the event that a run waits for, perhaps again after it was received."""
-        request = workflow_pb2.SendEventRequest(run_id=run_id, name=errands.SIGNED, event_id="sign")
+        request = workflow_pb2.SendEventRequest(run_id=run_id, name=prompts.SIGNED, event_id="sign")
         await settled(self._caller.read(lambda: self._caller.send("SendEvent", request)))
 
     async def cancel(self, run_id: str, kind: Kind = Kind.CANCEL) -> None:

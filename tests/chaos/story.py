@@ -9,10 +9,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pawl.agent_loop.goals.rules import Step
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2
-from tests.chaos.errands import AGAIN
 from tests.chaos.front_ends import seen
 from tests.chaos.history import Effect, History, Kind, Outcome
-from tests.chaos.prompts import GATED, PANEL
+from tests.chaos.prompts import AGAIN, GATED, PANEL
 from tests.chaos.world import Record
 
 MAIN, STOPPED, FOREIGN, JOB = "run-main", "run-stopped", "run-foreign", "run-job"

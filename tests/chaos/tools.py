@@ -17,8 +17,8 @@ from pawl.tools import (
     happened,
     tool,
 )
-from tests.chaos.errands import AGAIN, PARCELS
 from tests.chaos.history import EffectFile, effect
+from tests.chaos.prompts import AGAIN, PARCELS
 
 FILE_VARIABLE = "CHAOS_EFFECTS_FILE"
 

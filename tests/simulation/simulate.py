@@ -22,28 +22,23 @@ from pawl.event.v1 import run_pb2
 from pawl.server.process import log_setup
 from tests.simulation import (
     agents,
-    budgets,
-    database_trouble,
     flows,
     goals,
     grants,
     jobs,
-    own_tools,
     process,
     senders,
-    stops,
     timers,
     usage,
 )
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import CHECKERS
-from tests.simulation.database_trouble import DatabaseTrouble
 from tests.simulation.front_end import FrontEnd, Reader
 from tests.simulation.history import History
 from tests.simulation.people import STORE, Approver, Operator, User
 from tests.simulation.record import Record
 from tests.simulation.schedules import schedules_are_played, triggers_are_played
-from tests.simulation.world import Trouble, World
+from tests.simulation.world import DatabaseTrouble, Trouble, World
 from tests.simulation.writers import talkers_of, writers_of
 
 _QUIET_SECONDS = 3.0
@@ -137,14 +132,8 @@ async def _play(seed: int, history: History, *, has_triggers: bool, has_flows: b
         task.cancel()
     await asyncio.gather(*background_tasks, return_exceptions=True)
     record = Record(world.tables, history)
-    of_parts = (
-        part.CHECKERS
-        for part in (
-            *(budgets, agents, jobs, flows, goals, stops, grants, own_tools, database_trouble, timers, usage),
-            senders,
-        )
-    )
-    for checker in itertools.chain(CHECKERS, *of_parts):
+    parts = (agents, jobs, flows, goals, grants, timers, usage, senders)
+    for checker in itertools.chain(CHECKERS, *(part.CHECKERS for part in parts)):
         for text in checker(record):
             history.violation(checker.__name__, text)
     verdict = Verdict(
