@@ -33,7 +33,7 @@ class Point(Figure):
 
     @property
     def title(self) -> str:
-        """Name of the figure, and its unit if it has one."""
+        """The name of the figure, and its unit if it has one."""
         return f"{self.what}, {self.unit}" if self.unit else self.what
 
 

@@ -28,7 +28,7 @@ _COMMITS: Final = 30_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Cost of one piece of work.
+    """The cost of one piece of work.
 
     `cpu_ms` is in milliseconds of one core, by process. `commits` are operations of the ledger, and `events` are
     entries of the log. `database_bytes` is the size of stored rows and indexes. `wal_bytes` are written to PostgreSQL's

@@ -65,7 +65,7 @@ _SOURCE_SECONDS: Final = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Parameter that fills the field at `path` of a request.
+    """A parameter that fills the field at `path` of a request.
 
     `help` replaces the field's comment. `put` sets the value where the field's type does not determine how. An option
     with a `constant` is a switch that sets the field to that value. `excludes` names an earlier option that cannot be

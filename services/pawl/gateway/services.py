@@ -68,7 +68,7 @@ _DEADLINE_SECONDS: Final = 10.0
 
 
 class Method(msgspec.Struct, frozen=True, kw_only=True):
-    """Method with a single request. `name` is `package.Service/Method`.
+    """A method with a single request. `name` is `package.Service/Method`.
 
     `peer` is the service that implements it.
     """

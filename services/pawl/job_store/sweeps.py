@@ -156,7 +156,7 @@ async def _cancel_runs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPeriods:
-    """Retention period of each kind of record, and the interval between sweeps, in seconds."""
+    """The retention period of each kind of record, and the interval between sweeps, in seconds."""
 
     events_seconds: float
     conversations_seconds: float

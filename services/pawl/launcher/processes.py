@@ -1,4 +1,4 @@
-"""Supervision of one process: start, readiness, restart after a crash, and graceful stop."""
+"""Supervises one process: starts it, restarts it after a crash, and stops it gracefully."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Command:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """How a process is started, checked and stopped.
+    """A specification for starting, checking and stopping a process.
 
     `command` is called before each start. `listens` contains the addresses at which the process will listen. Peers can
     receive them before the process is ready. `probe` checks once whether the process is ready. It returns the addresses
@@ -100,7 +100,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """Name of the process, unique in the suite."""
+        """The name of the process, unique in the suite."""
         return self.spec.name
 
     @property

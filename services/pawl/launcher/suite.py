@@ -143,7 +143,7 @@ class Suite:
 
     @property
     def database_url(self) -> str:
-        """URL of PostgreSQL, including the password. For the embedded server, it is the owner's URL."""
+        """The URL of PostgreSQL, including the password. For the embedded server, it is the owner's URL."""
         return self._secret_files.get("database.url")
 
     def nats_url(self, user: str = SUBSCRIBER) -> str:

@@ -1,4 +1,4 @@
-"""Strict parser for untrusted JSON, such as tool arguments, results and files.
+"""A strict parser for untrusted JSON, such as tool arguments, results and files.
 
 The parser is stricter than RFC 8259, so that all readers get the same value. It rejects input that parsers interpret
 differently (duplicate keys, NaN, lone surrogates, integers beyond 64 bits), and values that stores do not accept (NUL,

@@ -31,7 +31,7 @@ _TERMS: Final = wire.WIRE.struct(ModelTerms, pb.GetModelTermsResponse)
 
 
 class AgentLedger:
-    """Client for job-store's agent API.
+    """A client for job-store's agent API.
 
     It does not retry. Every method may raise DependencyUnavailable and can be retried.
     """

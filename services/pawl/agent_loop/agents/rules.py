@@ -110,7 +110,7 @@ class ModelTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_left(self) -> float:
-        """Number of tokens left until a budget is nearly used up."""
+        """The number of tokens left until a budget is nearly used up."""
         return min((each.left_until_nearly_used_up for each in self.budgets), default=math.inf)
 
 

@@ -1,4 +1,4 @@
-"""Conversion of command replies to receipts, runs or errors."""
+"""Converts command replies to receipts, runs or errors."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """Reason to refuse a history. `message` is the message's position, counted from 1, or 0 for the whole history."""
+    """A reason to refuse a history. `message` is the message's position, counted from 1, or 0 for the whole history."""
 
     message: int
     text: str

@@ -60,7 +60,7 @@ INSTRUCTIONS: Final = (
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a goal is met.
+    """A judgement on whether a goal is met.
 
     `progress` is between 0 and 1, or None if unknown. `value_sha256` is a digest of the checked result. `cited`
     contains a line for each call on which the judgement is based.

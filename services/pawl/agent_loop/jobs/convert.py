@@ -1,4 +1,4 @@
-"""Conversion of requests and responses about users' jobs."""
+"""Converts requests and responses about users' jobs."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Registry(Protocol):
 
 
 class ModelTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Server and times of a model call.
+    """The server and times of a model call.
 
     The times are monotonic, and None if the event did not happen. `server` is empty for the deployment's model server.
     """

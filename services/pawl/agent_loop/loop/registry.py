@@ -1,4 +1,4 @@
-"""Client for the tool registry."""
+"""A client for the tool registry."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ async def fire_safely(kind: str, owner: ScheduleOwner, firing: Awaitable[object]
 
 
 class ClaimPause:
-    """Pause between claims of due schedules or events."""
+    """A pause between claims of due schedules or events."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

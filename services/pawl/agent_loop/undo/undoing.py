@@ -1,4 +1,4 @@
-"""Undo of runs by users: preview, start and report."""
+"""Lets users undo runs: preview, start and report."""
 
 from __future__ import annotations
 

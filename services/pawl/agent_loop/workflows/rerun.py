@@ -15,7 +15,7 @@ _REUSABLE: Final = frozenset({NodeState.SUCCEEDED, NodeState.SKIPPED})
 
 
 class Rerun(NamedTuple):
-    """Initial cursor of the new run, and the numbers of the nodes that run again."""
+    """The initial cursor of the new run, and the numbers of the nodes that run again."""
 
     start: WorkflowCursor
     again: frozenset[int]

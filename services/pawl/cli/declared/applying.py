@@ -1,4 +1,4 @@
-"""Application of a set of files to a store. Validates all files, shows the changes, and makes them in order."""
+"""Applies a set of files to a store. Validates all files, shows the changes, and makes them in order."""
 
 from __future__ import annotations
 

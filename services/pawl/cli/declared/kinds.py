@@ -55,7 +55,7 @@ class Saved:
 
 
 class Kind(Protocol):
-    """How to manage one kind of resource. `definition` is the type of its files."""
+    """Operations on one kind of resource. `definition` is the type of its files."""
 
     definition: type[Any]
 

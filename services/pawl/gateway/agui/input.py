@@ -1,4 +1,4 @@
-"""Parsing of AG-UI requests, conversion of their answers, and the ways in which an AG-UI run ends."""
+"""AG-UI requests and their answers: parsing and conversion. Also determines how an AG-UI run ends."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Stop(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=Tr
 
 
 class Input(msgspec.Struct, frozen=True, rename="camel"):
-    """RunAgentInput of either protocol generation."""
+    """A RunAgentInput of either protocol generation."""
 
     thread_id: str
     run_id: str

@@ -200,7 +200,7 @@ class KeyEventKind(StrEnum):
 
 
 class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Event about a key, with the key's fields at that time. The store assigns `event_id`."""
+    """An event about a key, with the key's fields at that time. The store assigns `event_id`."""
 
     event_id: int = 0
     time: datetime

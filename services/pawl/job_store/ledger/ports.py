@@ -103,7 +103,7 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEnd:
-    """State of the life-cycle stream when it was last polled.
+    """The state of the life-cycle stream when it was last polled.
 
     While `poll_number` is unchanged, only messages from this process can have been added to the stream.
     """

@@ -1,4 +1,4 @@
-"""Feature switches and store limits, and which layer decides each value (LOOP-14, RES-3)."""
+"""Feature switches and store limits, and the layer that decides each value (LOOP-14, RES-3)."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Limit(StrEnum):
 
     @property
     def has_default(self) -> bool:
-        """Whether the limit has a value if no layer sets it. Other limits then do not apply."""
+        """True if the limit has a value even if no layer sets it. Other limits then do not apply."""
         return self in {Limit.ACTIVE_RUNS, Limit.ACTIVE_RUNS_PER_USER, Limit.BACKGROUND_RUNS, Limit.WEIGHT}
 
     @property
     def maximum(self) -> int:
-        """Highest value. If the limit has no default, the highest value means that there is no limit."""
+        """The highest value. If the limit has no default, the highest value means that there is no limit."""
         if self is Limit.WEIGHT:
             return _WEIGHT_MAX
         return RUNS_MAX if self.has_default else TOKENS_MAX
@@ -158,7 +158,7 @@ class EffectiveValue(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_set(self) -> bool:
-        """Whether a layer or the process has set the value. Otherwise, there is no limit."""
+        """True if a layer or the process has set the value. Otherwise, there is no limit."""
         return self.name not in list(Limit) or Limit(self.name).has_default or self.value < TOKENS_MAX
 
 

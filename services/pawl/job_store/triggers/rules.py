@@ -85,7 +85,7 @@ class WebhookSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MailboxSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Mailbox whose e-mails are events. Zero and empty values mean the defaults."""
+    """A mailbox whose e-mails are events. Zero and empty values mean the defaults."""
 
     host: str
     port: int = 0
@@ -185,7 +185,7 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Lane of events that run one at a time, with the last event's run and the waiting event.
+    """A lane of events that run one at a time, with the last event's run and the waiting event.
 
     `event_id` is empty if no event waits. If `awaits_run` is set, the event waits for that run to end. Otherwise, it
     waits until a certain time. `first_time` is when the waiting event arrived or, if it has replaced others, when the

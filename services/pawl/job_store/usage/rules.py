@@ -1,4 +1,4 @@
-"""Which usage figures a caller may see, and which hours or days a request covers."""
+"""Access to usage figures, and the hours or days that a request covers."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _USES: Final = 1000
 
 
 class PoolConnection(asyncpg.Connection):
-    """Connection that rolls back an open transaction on return to the pool, even after an interrupted ROLLBACK."""
+    """A connection that rolls back an open transaction on return to the pool, even after an interrupted ROLLBACK."""
 
     async def _reset(self) -> None:
         # Otherwise asyncpg reports a transaction that was never ended to the event loop.

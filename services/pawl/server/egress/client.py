@@ -32,7 +32,7 @@ class CodingError(Exception):
 
 
 class Unpacker:
-    """Decompressor for a body that arrives in parts. It stops once the result is too long.
+    """A decompressor for a body that arrives in parts. It stops once the result is too long.
 
     Even a decompression bomb yields at most `bytes_max` + 1 bytes.
 

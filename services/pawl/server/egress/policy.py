@@ -55,7 +55,7 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """Host and port as in the Host header, without the default port."""
+        """The host and port as in the Host header, without the default port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -65,7 +65,7 @@ class Target:
 
     @property
     def url(self) -> str:
-        """URL without its fragment."""
+        """The URL without its fragment."""
         return self.origin + self.target
 
 

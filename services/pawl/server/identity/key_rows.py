@@ -150,7 +150,7 @@ class KeyRows:
 
     @property
     def age_seconds(self) -> float:
-        """Age of the snapshot in seconds. Infinite before the first update."""
+        """The age of the snapshot in seconds. Infinite before the first update."""
         return self._clock.monotonic() - self._fresh_at
 
     @property

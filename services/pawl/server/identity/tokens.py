@@ -1,4 +1,4 @@
-"""Validation of tokens (JWT, RFC 7519 and 9068) by the rules of RFC 8725.
+"""Validates tokens (JWT, RFC 7519 and 9068) by the rules of RFC 8725.
 
 Everything here is pure. `issuers` provides the keys and the time.
 """
@@ -65,7 +65,7 @@ class TokenRefused(Exception):
 
 
 class StoreOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to find a token's store. It is the same for all tokens of an issuer, or is taken from a claim."""
+    """The rule for finding a token's store, which is fixed for an issuer or taken from a claim."""
 
     claim: _Claim | None = None
     value: _Id | None = None
@@ -80,7 +80,10 @@ class UserOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RolesOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to find a token's roles: `map` applied to a claim, or `default`. A token without roles is refused."""
+    """The rule for finding a token's roles: `map` applied to a claim, or `default`.
+
+    Tokens without roles are refused.
+    """
 
     claim: _Claim
     map: dict[str, _Roles]
@@ -95,7 +98,7 @@ class RolesOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Entry of PAWL_OIDC_FILE: an issuer and audience whose tokens are accepted, and how claims map to callers."""
+    """An entry of PAWL_OIDC_FILE: an issuer and audience whose tokens are accepted, and how claims map to callers."""
 
     issuer: _Text
     audience: _Text

@@ -1,4 +1,4 @@
-"""Uniform handling of all RPCs of a server, whatever their kind.
+"""Handles all RPCs of a server uniformly, whatever their kind.
 
 It closes several gaps in grpc.aio:
 

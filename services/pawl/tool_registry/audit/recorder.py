@@ -1,4 +1,4 @@
-"""Writer of the audit chain, which writes concurrent entries in one transaction, and verifier of the chain."""
+"""Writes concurrent entries of the audit chain in one transaction, and verifies the chain."""
 
 from __future__ import annotations
 

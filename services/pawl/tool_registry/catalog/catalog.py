@@ -1,4 +1,4 @@
-"""Lookup of tools: those that this process loaded, and those registered in each store."""
+"""Finds tools: those that this process loaded, and those registered in each store."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ArgumentsSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogTool:
-    """Tool version with its schema and, if this process can run it, its runner."""
+    """A tool version with its schema and, if this process can run it, its runner."""
 
     entry: ToolVersion
     schema: ArgumentsSchema
@@ -120,7 +120,7 @@ class CatalogTool:
 
     @property
     def newest_schema(self) -> ArgumentsSchema | None:
-        """Schema of the version that this process would run.
+        """The schema of the version that this process would run.
 
         It is None if that is the pinned version, or if there is none.
         """
@@ -131,7 +131,7 @@ class CatalogTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTool:
-    """Newest version of a tool that this process can run: a function, or a tool of one of the store's sources."""
+    """The newest version of a tool that this process can run: a function, or a tool of one of the store's sources."""
 
     tool: Tool[..., Any]
     entry: ToolVersion

@@ -114,7 +114,7 @@ class Attempt:
 
     @property
     def hindrance(self) -> str:
-        """Sentence that names the tool that blocked this call, or an empty string if no tool did."""
+        """A sentence that names the tool that blocked this call, or an empty string if no tool did."""
         return self._work.hindrance if self._work else ""
 
     @property

@@ -35,7 +35,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Refusal of a call. `reason` is for programs, and `message` is for the model."""
+    """A refusal of a call. `reason` is for programs, and `message` is for the model."""
 
     reason: str
     message: str

@@ -1,4 +1,4 @@
-"""What to do when the requested call already has an entry in the execution journal.
+"""The decision about a requested call that already has an entry in the execution journal.
 
 The registry writes an entry before the effect and completes it afterwards. The entry's writer holds a lease. An open
 entry whose writer has no lease belongs to a process that died during the call.

@@ -1,4 +1,4 @@
-"""Whether a store's tools may be registered: ownership, quotas, and conflicts."""
+"""Checks for registering a store's tools: ownership, quotas, and conflicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mapping between error kinds and gRPC codes."""
+"""The mapping between error kinds and gRPC codes."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class RequestedTerms(JobTerms, frozen=True, kw_only=True):
 
 
 class RequestedJob(JobTerms, frozen=True, kw_only=True):
-    """User's request to start a job. See pawl.agent.v1.StartJobRequest for the fields."""
+    """A user's request to start a job. See pawl.agent.v1.StartJobRequest for the fields."""
 
     conversation_id: ConversationId
     conversation_key: str

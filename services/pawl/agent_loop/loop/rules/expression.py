@@ -59,7 +59,7 @@ class Meter:
 
 
 class Environment:
-    """Environment for expressions: the CEL type of each variable (`dyn` for JSON).
+    """An environment for expressions: the CEL type of each variable (`dyn` for JSON).
 
     `hint` is added to errors about too much data.
     """

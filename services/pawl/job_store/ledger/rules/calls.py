@@ -1,4 +1,4 @@
-"""Validation of the changes that a run's owner makes to the run's calls.
+"""Validates the changes that a run's owner makes to the run's calls.
 
 A gated call has a digest of the store, run, call, tool and arguments. It may start only exactly as it was shown, and
 only after enough people have approved it, each with a different credential (I9, I10).

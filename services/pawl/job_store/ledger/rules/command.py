@@ -109,7 +109,7 @@ class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Event for a workflow run. Only the run's owner reads it. `name` is the same for all events of that name.
+    """An event for a workflow run. Only the run's owner reads it. `name` is the same for all events of that name.
 
     `is_awaited` means that a node was waiting for it when the sender read the run.
     """
@@ -126,7 +126,7 @@ _WITHOUT_CALL: Final = (Steer, Cancel, Redrive, TopUp, RaiseGoal, Pause, Event)
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """Final outcome of a command, and the run with its pending calls afterwards. UNKNOWN has no run."""
+    """The final outcome of a command, and the run with its pending calls afterwards. UNKNOWN has no run."""
 
     outcome: CommandOutcome
     reason: str = ""

@@ -1,4 +1,4 @@
-"""Inbox of a run: the commands on which the run's owner has not acted yet.
+"""The inbox of a run: the commands on which the run's owner has not acted yet.
 
 The inbox is bounded even if no worker reads it. Each open call can be settled or decided on once, and only one stop is
 stored. Messages, top-ups, pauses and raised limits are counted, and so are receipts of commands that had no effect. A

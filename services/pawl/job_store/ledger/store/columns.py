@@ -26,7 +26,7 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[R]):
-    """Column of a table: its SQL type, and how to compute its value from a row.
+    """A column of a table: its SQL type, and how to compute its value from a row.
 
     `fixed` columns are never updated. An update skips a `heavy` column if the row holds the same object as the stored
     row. `read` converts the stored value to the row's field. The field's name is `field` or, by default, the column's

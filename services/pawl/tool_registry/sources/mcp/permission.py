@@ -1,4 +1,4 @@
-"""Which programs may be started, and which paths no program may access."""
+"""Rules about programs that may be started, and about paths that no program may access."""
 
 from __future__ import annotations
 

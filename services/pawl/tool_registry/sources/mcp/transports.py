@@ -48,7 +48,7 @@ _TIMEOUT: Final = httpx2.Timeout(30.0, read=None)
 
 
 class Wire:
-    """State of a transport. `problem` is empty while the transport works, and after an intended end."""
+    """The state of a transport. `problem` is empty while the transport works, and after an intended end."""
 
     def __init__(self) -> None:
         self.problem = ""

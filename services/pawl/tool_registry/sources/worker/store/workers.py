@@ -60,7 +60,7 @@ class WorkerCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallView:
-    """State of a call, for the execution that sent it."""
+    """The state of a call, for the execution that sent it."""
 
     state: CallState
     purpose: Purpose
