@@ -111,7 +111,7 @@ def _accepts(
 
 
 def _listening(data: Path) -> set[str]:
-    """Return the loopback addresses of the suite that runs in a data folder. Empty if its launcher has ended."""
+    """Return the loopback addresses of the suite that runs in a data folder, or nothing if its launcher has ended."""
     endpoints = read_endpoints(data)
     if endpoints is None:
         return set()

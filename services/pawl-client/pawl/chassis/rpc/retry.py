@@ -52,7 +52,7 @@ def pause_seconds(failures: int, chance: float) -> float:
 
 
 def asked_seconds(header: str, *, now: float | None = None) -> float | None:
-    """Return the delay in seconds that a Retry-After header requests (RFC 9110, 10.2.3). None if it is invalid.
+    """Return the delay in seconds that a Retry-After header requests (RFC 9110, 10.2.3), or None if it is invalid.
 
     The header contains seconds or a date. `now` is the Unix time. If it is None, dates count as invalid.
     """

@@ -228,7 +228,7 @@ _COMPARED_MAX: Final = 8
 
 
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """Return the known names that are most similar to `name`, best matches first. Empty if `name` is too long.
+    """Return the known names that are most similar to `name`, best matches first, or nothing if `name` is too long.
 
     Comparisons are slow, so this compares only the few names, of the first two thousand, that share the most letters
     with `name`.
@@ -262,7 +262,7 @@ def list_violations(
 ) -> list[str]:
     """Return the violations, each with its path. Return nothing if the value is valid.
 
-    Returns at most VIOLATIONS_MAX violations, followed by "and more" if there are more of them.
+    Return at most VIOLATIONS_MAX violations, followed by "and more" if there are more.
     """
     if validator.is_valid(value):
         return []

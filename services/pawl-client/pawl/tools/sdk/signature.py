@@ -126,7 +126,7 @@ def is_context(hint: Any) -> bool:
 
 
 def text_of(hint: Any) -> str:
-    """Return the first string or `Doc` in an Annotated type, also inside an Optional. Empty if there is none."""
+    """Return the first string or `Doc` in an Annotated type, also inside an Optional, or an empty string."""
     if get_origin(hint) is Annotated:
         for extra in get_args(hint)[1:]:
             text = extra if isinstance(extra, str) else getattr(extra, "documentation", None)

@@ -67,7 +67,7 @@ class Step:
 
     @property
     def conversations(self) -> list[tuple[ConversationRow, ConversationRow]]:
-        """The conversation before and after the step. Empty unless the step appends messages or ends the run."""
+        """The conversation before and after the step, or nothing unless the step appends messages or ends the run."""
         return self.unit.conversations.changed()
 
     def written(self, version: Any) -> CachedRun | None:
