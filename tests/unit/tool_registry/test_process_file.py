@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pawl.chassis.process.tasks import kept
+from pawl.chassis.process.tasks import save_nothing
 from pawl.tool_registry.builtin.files import processing, tally
 from pawl.tool_registry.builtin.files.staging import StagedFile
 from pawl.tool_registry.builtin.files.tally import Query, Tally
@@ -145,7 +145,7 @@ def killed_at_each_checkpoint(desk: Desk, name: str, arguments: dict[str, Any]) 
         nonlocal pieces_left
         saved.append(json.loads(content))
         pieces_left = 4
-        return kept(content)
+        return save_nothing(content)
 
     def report(fraction: float | None, message: str) -> None:
         nonlocal pieces_left
@@ -291,7 +291,7 @@ def test_a_changed_file_is_processed_from_the_start(desk: Desk) -> None:
 
     def save(content: bytes) -> Future[None]:
         saved.append(json.loads(content))
-        return kept(content)
+        return save_nothing(content)
 
     run = desk.tools["process_file"]
     run.bind({"path": "in.txt"}, ToolContext(store_id="acme", _save=save))()
