@@ -15,7 +15,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from typer.testing import CliRunner
 
-from pawl.agent.v1 import agent_pb2, agents_pb2, declaration_pb2, operator_pb2, steps_pb2, undo_pb2
+from pawl.agent.v1 import agent_pb2, agents_pb2, declaration_pb2, operator_pb2, steps_pb2, undo_pb2, usage_pb2
 from pawl.agent.v1 import schedule_pb2 as schedule_requests
 from pawl.agent.v1 import trigger_pb2 as trigger_requests
 from pawl.chassis.identity.local_key import LOCAL_KEY, KeyInClear
@@ -30,6 +30,7 @@ from pawl.identity.v1 import key_pb2
 from pawl.launcher.folder import SecretFiles, write_endpoints
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import preference_pb2
+from pawl.settings.v1 import settings_pb2
 from pawl.tool.v1 import audit_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2
 from tests.tables import not_explained, not_refused
 
@@ -96,8 +97,16 @@ def test_an_invalid_command_line_exits_with_2_and_explains_why(monkeypatch: pyte
         ("triggers", "delete", "", "--yes"): "No Pawl suite answers",
         ("rules", "allow", "*", "--run", "run_1", "--all-users"): "Specify only one of --run,",
         ("apply", "--file", "/dev/null"): "No resources found in",
-        ("settings", "set", "runs", "\u0663%"): "'\u0663%' is not valid: use on, off,",
-        ("settings", "set", "active_runs", "9" * 5000): "is not valid: use on, off,",
+        ("settings", "set", "runs", "\u0663%"): "runs must be on, off, listed or a percentage such as 10%, got",
+        ("settings", "set", "active_runs", "9" * 5000): "active_runs must be a whole number of at most 18 digits, got",
+        (
+            "settings",
+            "set",
+            "active_runs",
+            "five",
+        ): "active_runs must be a whole number of at most 18 digits, got 'five'",
+        ("settings", "set", "rnus", "off"): "There is no switch 'rnus'. The switches are runs,",
+        ("--store", "a", "--store", "b", "usage"): "Specify --store only once.",
         ("notify", "update", "hook_1", "--kind", "foo"): "'--kind': 'foo' is not one of 'run-completed'",
         ("notify", "update", "hook_1", "--kind", "run-failed"): "notifier does not answer",
         ("notify", "preferences", "--quiet", "Fri-Mon,wed 22:00-07:00"): "notifier does not answer",
@@ -337,6 +346,10 @@ NEEDS_OPERATOR = operator_pb2.ListAttentionResponse(
     ]
 )
 AUDIT = audit_pb2.AuditEntry(seq=7, tool_name="pay", user_id="ann", delegate_user_id="bot", by_user_id="bob")
+SETTINGS: Mapping[str, Any] = {
+    "GetSettings": settings_pb2.GetSettingsResponse(),
+    "UpdateSettings": settings_pb2.UpdateSettingsResponse(),
+}
 MADE: Mapping[str, Any] = {
     "AddSource": source_pb2.AddSourceResponse(),
     "ApproveSource": source_pb2.ApproveSourceResponse(),
@@ -461,9 +474,37 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
         None,
         ("reasoning", "Then I answer."),
     ),
+    (
+        "--store acme usage",
+        {"GetUsage": usage_pb2.GetUsageResponse()},
+        usage_pb2.GetUsageRequest(page_size=200, store_id="acme"),
+        (),
+    ),
+    (
+        "settings set runs listed --store acme --store globex",
+        SETTINGS,
+        settings_pb2.UpdateSettingsRequest(
+            settings=settings_pb2.Settings(
+                layer=settings_pb2.SETTINGS_LAYER_DEPLOYMENT,
+                switches={
+                    "runs": settings_pb2.Switch(state=settings_pb2.SWITCH_STATE_LISTED, store_ids=["acme", "globex"])
+                },
+            )
+        ),
+        ("Set runs.",),
+    ),
+    (
+        "--store acme settings unset active_runs --ceiling",
+        SETTINGS,
+        settings_pb2.UpdateSettingsRequest(
+            settings=settings_pb2.Settings(layer=settings_pb2.SETTINGS_LAYER_CEILING, store_id="acme"),
+            unset=["active_runs"],
+        ),
+        ("Removed active_runs.",),
+    ),
     ("keys revoke key_1", MADE, key_pb2.RevokeKeyRequest(key_id="key_1"), ("Revoked key_1",)),
     (
-        "keys create shop --in-store acme --role delegate --role member",
+        "keys create shop --store acme --role delegate --role member",
         {"CreateKey": key_pb2.CreateKeyResponse(secret="pawl_s")},
         key_pb2.CreateKeyRequest(key=key_pb2.Key(store_id="acme", user_id="shop", roles=["delegate", "member"])),
         ("pawl_s",),

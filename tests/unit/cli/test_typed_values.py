@@ -325,7 +325,7 @@ def test_a_call_shows_what_happens_if_nobody_decides() -> None:
     call.deadline_time.FromDatetime(now + timedelta(seconds=Limits().approval_expiry_seconds))
     assert wording.call_lines(call, now)[-2:] == [
         "expires in 24 h",
-        "If nobody decides in time, it is escalated, or the call does not run.",
+        "If no one decides in time, the call does not run, or the deadline is extended once.",
     ]
 
 

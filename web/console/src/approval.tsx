@@ -141,7 +141,7 @@ function Terms({ call: { approval = {}, deadlineTime, category } }: { call: Call
         <>
           {" · "}
           <span class={isSoon ? "fault" : ""} title={moment(deadlineTime)}>expires {ago(deadlineTime)}</span>
-          {approval.escalated ? ", then it does not run; it was escalated" : ", then it is escalated or does not run"}
+          {approval.escalated ? ". The call then does not run; the deadline was already extended." : ". The call then does not run, or the deadline is extended once."}
         </>
       )}
     </>

@@ -173,7 +173,7 @@ def _check_meaning(asked: Key, store_id: StoreId) -> None:
         wrong = (
             "deployment keys have no store and are created with a deployment key (first: `pawl keys bootstrap`)"
             if Role.DEPLOYMENT in asked.roles
-            else "store_id is required: specify the key's store (`pawl keys create --in-store`)"
+            else "store_id is required: specify the key's store, as in `pawl keys create --store STORE`"
         )
         raise InvalidField(wrong, field="key.store_id")
     if asked.decides_for_users and Role.DELEGATE not in asked.roles:

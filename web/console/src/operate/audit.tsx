@@ -13,6 +13,7 @@ import { visible } from "../visible";
 const KINDS = ["PROPOSED", "DECIDED", "EXECUTED", "RETURNED", "RULE"] as const;
 const LABELS: Record<string, string> = { PROPOSED: "Call checked", DECIDED: "Decision", EXECUTED: "Call started", RETURNED: "Call ended", RULE: "Rule changed" };
 const TONES: Record<string, Tone> = { APPROVE: "ok", EDIT: "ok", SUCCEEDED: "ok", REJECT: "bad", FAILED: "bad", REFUSED: "bad", GATED: "warn", OUTCOME_UNKNOWN: "bad" };
+const CHECKS: Record<string, string> = { RUN: "allowed", APPROVE: "needs approval", OFFER: "for a front end", ASK: "for a person", REFUSE: "refused", DELEGATE: "for a child run" };
 const DECISIONS: Record<string, string> = { APPROVE: "approved", EDIT: "edited and approved", REJECT: "rejected", ANSWER: "answered" };
 
 /** What an entry records, as a sentence. */
@@ -22,7 +23,7 @@ export function sentenceOf({ kind, verdict = "", reason = "", userId = "", byUse
   const why = reason ? ` (${word(reason)})` : "";
   switch ((kind ?? "").replace("AUDIT_KIND_", "")) {
     case "PROPOSED":
-      return `${agent} asked to call ${toolName}${whose}: ${word(verdict) || "checked"}${why}`;
+      return `${agent} proposed ${toolName}${whose}: ${CHECKS[verdict] ?? "checked"}${why}`;
     case "DECIDED":
       return `${byUserId || "Someone"} ${DECISIONS[verdict] ?? word(verdict)} a call of ${toolName}${whose}${why}`;
     case "EXECUTED":
