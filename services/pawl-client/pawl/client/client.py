@@ -21,6 +21,7 @@ from pawl.client.streams import responses
 from pawl.client.target import DEADLINE_SECONDS
 from pawl.client.text import Piece, TextReader
 from pawl.client.triggers import TriggerVerbs
+from pawl.client.usage import UsageVerbs
 from pawl.client.workflows import WorkflowVerbs
 from pawl.errors import InvalidField, PawlError, RunNotFound, TooLarge
 from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
@@ -48,7 +49,7 @@ _TEXT_BYTES_MAX: Final = 1024 * 1024
 Item: TypeAlias = call_pb2.Call | run_pb2.Run
 
 
-class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
+class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs, UsageVerbs):
     """The asyncio client for a suite. `Target` describes addresses, keys and retries.
 
     Methods raise the classes in pawl.errors. Each request gets a new `request_id` unless you pass one. For at least 24
