@@ -74,8 +74,8 @@ REFUSALS: list[tuple[Mapping[str, str], PawlError, str]] = [
     ),
     (
         EVERY,
-        InvalidId("definition.name must match ^[A-Za-z0-9_-]{1,64}$", field="definition.name"),
-        "Name must have 1 to 64 letters, digits, _ and -, and nothing else.",
+        InvalidId("definition.name must have 1 to 64 letters, got 'a b'", field="definition.name"),
+        "Name must have 1 to 64 letters, got 'a b'.",
     ),
     (
         {"quiet": "--quiet", "zone": "--zone"},

@@ -163,7 +163,8 @@ def _check_meaning(asked: Key, store_id: StoreId) -> None:
         raise InvalidField(f"name must be at most {NAME_LENGTH_MAX} characters, all printable", field="key.name")
     if len(asked.roles) > ROLES_MAX or not all(map(is_id, asked.roles)):
         raise InvalidField(
-            f"roles must have at most {ROLES_MAX} entries, each matching ^[A-Za-z0-9_-]{{1,64}}$", field="key.roles"
+            f"roles must have at most {ROLES_MAX} entries, each with 1 to 64 letters, digits, _ and -",
+            field="key.roles",
         )
     if not rights(asked.roles):
         raise InvalidField(f"roles: {OWN_ROLES_GO_BESIDE}", field="key.roles")
