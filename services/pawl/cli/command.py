@@ -1,4 +1,4 @@
-"""Connects commands to the suite, parses values, prints output and sets exit codes."""
+"""The common part of commands: connecting to the suite, parsing values, printing output and setting exit codes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _place_store(context: typer.Context, options: dict[str, Any]) -> str | None:
 
 
 def follows(target: AsyncClient) -> None:
-    """Make a watching command survive a restart of the suite. Other commands fail immediately."""
+    """Let a watching command survive a restart of the suite. Other commands fail immediately."""
     target.retry_seconds = FOLLOW_SECONDS
 
 
@@ -207,7 +207,7 @@ def read_file(path: Path, bytes_max: int = -1) -> bytes:
 
 
 def secret_of(given: str) -> str:
-    """Read a secret. `-` reads it from standard input and `@FILE` from a file. Anything else is the secret itself.
+    """Read a secret: `-` from standard input, and `@FILE` from a file. Anything else is the secret itself.
 
     Every user of a machine can see the arguments of the programs running on it.
 
@@ -230,7 +230,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation; r
 
 
 def confirm(question: str, *, yes: bool) -> bool:
-    """Return whether the user confirms. Does not ask if `yes` is set.
+    """Return whether the user confirms. Do not ask if `yes` is set.
 
     Raises:
         CommandError: There is no terminal on which to ask.
@@ -288,7 +288,7 @@ def show_table(console: Console, headings: Sequence[str], rows: Sequence[Sequenc
 
 
 class WordWrap:
-    """Wraps streamed text at word boundaries.
+    """A wrapper for streamed text that breaks lines at word boundaries.
 
     The last word is held back until it is complete, and spaces are held back until a word follows them.
     """
@@ -333,7 +333,7 @@ class WordWrap:
 
 
 class LineReader:
-    """Reads a line only when asked to, so that an editor can use the keyboard between lines.
+    """Reader that reads a line only when needed, so that an editor can use the keyboard between lines.
 
     Reading from a terminal cannot be cancelled, so the thread ends only when the process does.
     """
@@ -347,9 +347,9 @@ class LineReader:
         threading.Thread(target=self._read, name="keyboard", daemon=True).start()
 
     async def line(self) -> str | None:
-        """Return the next line without its line break. Return None at the end of the input.
+        """Return the next line without its line break, or None at the end of the input.
 
-        This is safe to cancel. The next caller then gets the line.
+        Safe to cancel. The next caller then gets the line.
         """
         if self._pending is None:
             loop = asyncio.get_running_loop()
