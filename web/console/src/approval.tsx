@@ -1,4 +1,4 @@
-/** A request to approve a call: what happens if it runs, with the fields that can be changed. */
+/** A request to approve a call, with its effect and the fields that can be edited. */
 
 import { type CallJson, type DecisionKindJson, encode, type SeriesJson } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
@@ -148,7 +148,7 @@ function Terms({ call: { approval = {}, deadlineTime, category } }: { call: Call
   );
 }
 
-/** What only some decisions need: the exact arguments, the digest and the IDs. */
+/** Details that only some decisions need: the exact arguments, the digest and the IDs. */
 function Facts({ call, args, digest }: { call: CallJson; args: unknown; digest: string }): VNode {
   const [shown, setShown] = useState(false);
   return (

@@ -112,11 +112,11 @@ function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; ha
   );
 }
 
-/** Why the run waits, with what resumes it; or why it failed. */
+/** Why the run waits and how to resume it, or why it failed. */
 function Why({ run }: { run: RunJson }): VNode | null {
   const [waiting, setWaiting] = useState<RunJson["waiting"]>();
   const { failure, runId = "" } = run;
-  // Events of a run do not have the sentence.
+  // Events of a run do not have this explanation.
   useEffect(() => {
     if (run.state !== "RUN_STATE_WAITING" && run.state !== "RUN_STATE_QUEUED") return setWaiting(undefined);
     void attempt(async () => setWaiting((await pawl.agent.getRun({ runId })).run?.waiting), true);
@@ -125,7 +125,7 @@ function Why({ run }: { run: RunJson }): VNode | null {
     return (
       <div class="why bad">
         <strong>Why it failed</strong>
-        <p>{visible(failure?.message ?? "It took too long.")}</p>
+        <p>{visible(failure?.message ?? "The run took too long.")}</p>
         {failure?.reason && <code>{failure.reason}</code>}
       </div>
     );
