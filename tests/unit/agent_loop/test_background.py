@@ -389,7 +389,7 @@ async def test_a_tool_sets_its_jobs_default_reports(
     assert (present(job.job).reports, present(job.job).report_iterations) == (reports, iterations)
     (call,) = story.calls(story.runs[0])
     is_silent = reports is JobReports.NONE
-    assert ("you are not notified" in present(call.result).note) is is_silent
+    assert ("You are not notified" in present(call.result).note) is is_silent
     assert story.world.ledger.tables.runs[story.key(job)].silent is is_silent
 
 

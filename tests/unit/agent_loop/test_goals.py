@@ -414,10 +414,10 @@ async def test_an_agent_starts_a_goal_in_the_background_and_is_notified_of_its_e
 @pytest.mark.parametrize(
     ("arguments", "reason", "why"),
     [
-        ({}, "INVALID_ARGUMENTS", "either `check_tool` or `rubric`"),
-        ({"check_tool": "check", "rubric": "blue"}, "INVALID_ARGUMENTS", "either `check_tool` or `rubric`"),
-        ({"check_tool": "missing"}, "INVALID_ARGUMENTS", "not available: missing"),
-        ({"check_tool": "check", "tool_names": ["gone"]}, "INVALID_ARGUMENTS", "not available: gone"),
+        ({}, "INVALID_ARGUMENTS", "either a `check_tool` or a `rubric`"),
+        ({"check_tool": "check", "rubric": "blue"}, "INVALID_ARGUMENTS", "either a `check_tool` or a `rubric`"),
+        ({"check_tool": "missing"}, "INVALID_ARGUMENTS", "not available to you: missing"),
+        ({"check_tool": "check", "tool_names": ["gone"]}, "INVALID_ARGUMENTS", "not available to you: gone"),
         ({"check_tool": "check", "check_expression": "value."}, "INVALID_ARGUMENTS", "column"),
         ({"rubric": "blue", "attempts_max": 1000}, "INVALID_ARGUMENTS", "attempts_max"),
     ],

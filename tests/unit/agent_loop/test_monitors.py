@@ -183,7 +183,7 @@ def test_failures_are_reported_after_the_requested_number_of_consecutive_failure
 def test_changes_of_values_too_large_to_keep_are_detected() -> None:
     large = ["x" * 4000, "y" * 4000]
     seen = after(job(when=watched("previous != null && value != previous")), large)
-    assert "was not kept" in seen.problem
+    assert "was not stored" in seen.problem
     assert after(job(when=watched({"changed": True})), large).fired == 1
     kept = after(job(when=watched("previous != null && value != previous")), [large[0], "small", "other"])
     assert (kept.fired, kept.problem) == (1, ""), "it continues once values are small"
@@ -268,8 +268,8 @@ def test_invalid_expressions_are_refused_with_their_position() -> None:
         ("value <\n20", "one line"),
         ("\ud800 == value", "one line"),
         ("(" * 100 + "true" + ")" * 100, "recursion limit"),
-        ("value.all(x, value.all(y, true))", "only one of all, exists"),
-        ("value.map(x, [x, x]).all(y, true)", "only one of all, exists"),
+        ("value.all(x, value.all(y, true))", "may use all, exists, exists_one, map or filter only once"),
+        ("value.map(x, [x, x]).all(y, true)", "may use all, exists, exists_one, map or filter only once"),
         ("value.map(x, x)", "has type list"),
         ("value.matches('(a+)+$')", "undeclared reference to 'matches'"),
         ("timestamp(value).getHours('/etc/passwd') > 1", "undeclared reference to 'getHours'"),
@@ -380,7 +380,7 @@ async def test_a_denied_iteration_or_a_missing_key_pauses_the_series(*, key_is_g
     key, ledger, registry = story.key(job), story.world.ledger, story.world.registry
     allowed, gone = registry.verdicts["look"], set[str]()
     if key_is_gone:
-        why = "The API key that started the run was revoked or has lost a role. Start it with another key."
+        why = "The API key that started the run was revoked or has lost a role. Start a new run with another key."
         story.world.dependencies = replace_fields(
             story.world.dependencies, credential_is_gone=lambda principal: principal.user_id in gone
         )

@@ -118,7 +118,7 @@ def test_the_model_receives_every_part_in_order(text: str, given_parts: list[Par
     for part in whole:
         words = part.text if part.text is not None else part.file.text if part.file is not None else ""
         position = texts.index(words, position) + len(words)
-    assert texts.count("this model does not accept images") >= (0 if takes_images else len(shown))
+    assert texts.count("This model does not accept images") >= (0 if takes_images else len(shown))
 
 
 @given(st.lists(st.one_of(TEXTS, PARTS.filter(bool)), min_size=1, max_size=5))

@@ -439,8 +439,8 @@ def test_a_scheduled_run_sees_its_delay_and_its_scheduled_time_with_the_time_zon
     rows: list[tuple[DueSchedule, datetime, datetime | None, str]] = [
         (report(), TIME, None, f"due at {local}."),
         (report(), later, None, f"due at {local} and is 300 seconds late."),
-        (report(None), later, TIME, f"for the scheduled time {local} in the past (a backfill)."),
-        (report(None, ""), TIME, None, "by hand at 2026-07-06T07:00:00+00:00 (UTC)."),
+        (report(None), later, TIME, f"for the past scheduled time {local} (a backfill)."),
+        (report(None, ""), TIME, None, "manually at 2026-07-06T07:00:00+00:00 (UTC)."),
     ]
     for fired, now, backfill_time, sentence in rows:
         text = fire_note(fired, now, backfill_time)

@@ -232,12 +232,12 @@ def test_invalid_limits_are_all_reported_at_start(tmp_path: Path) -> None:
     (problem,) = caught.value.errors()
     assert problem["msg"].removeprefix("Value error, ").split("; ") == [
         "defaults.rounds_max must be a whole number between 1 and 1000, got 0",
-        "defaults.rounds is not a limit",
+        "defaults.rounds is not the name of a limit",
         "defaults.background must be on, tool or off, got 'yes'",
         "defaults.identical_calls_max must be a whole number between 2 and 1000, got 2.5",
         "ceilings.calls_per_round_max must not be below the default, 20, got 9",
-        "ceilings.tool_timeout_seconds_max is not a limit",
-        "ceilings.approvals_required is not a limit",
+        "ceilings.tool_timeout_seconds_max is not the name of a limit",
+        "ceilings.approvals_required is not the name of a limit",
     ]
 
 

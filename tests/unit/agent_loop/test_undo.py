@@ -154,7 +154,7 @@ async def test_an_inverse_with_an_unknown_outcome_is_never_run_again() -> None:
 
     assert await report(world, key, again) == [("write", UndoState.CANNOT_BE_UNDONE)]
     assert world.ledger.calls(again) == []
-    assert "It is not known" in world.ledger.run(again).output_text
+    assert "It is unknown" in world.ledger.run(again).output_text
 
 
 async def test_a_message_during_an_undo_stops_it_and_is_answered() -> None:

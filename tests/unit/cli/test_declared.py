@@ -282,7 +282,22 @@ BOMB = "name: a\nlabels: {a: &a [b], b: [*a]}\n"
         ("kind: [agent]\nname: a\n", "1: kind must be one of "),
         (BOMB, "2: not valid YAML: aliases are not supported"),
         (f"name: a\nlabels: {'[' * 200}{']' * 200}\n", "2: not valid YAML: nested more than 100 levels deep"),
-        ("name: a\ncolour: red\n", '2: there is no field named "colour"'),
+        ("name: a\ncolour: red\n", "2: unknown field 'colour': remove it, or correct its name"),
+        (
+            "name: a\noptions:\n  instruction: red\n",
+            "3: unknown field 'options.instruction': did you mean 'instructions'?",
+        ),
+        ("name: a\noptions: 3\n", "2: options must be a mapping of names to values, got 3"),
+        ("name: a\noptions:\n  temperature: hot\n", "3: options.temperature must be a number, got 'hot'"),
+        ("name: a\noptions:\n  without_tools: 1\n", "3: options.without_tools must be true or false, got 1"),
+        ("name: a\noptions:\n  instructions: 5\n", "3: options.instructions must be text; put it in quotes, got 5"),
+        ("name: a\noptions:\n  reasoning_effort: big\n", "3: options.reasoning_effort must be one of HIGH, "),
+        (
+            "name: a\noptions:\n  limits:\n    rounds_max: 1.5\n",
+            "4: options.limits.rounds_max must be a whole number from 0",
+        ),
+        ("name: a\ntools:\n  names: check\n", "3: tools.names must be a list, got 'check'"),
+        ("name: a\ntools:\n  names: [x, 2]\n", "3: tools.names[1] must be text; put it in quotes, got 2"),
     ],
 )
 def test_an_invalid_value_is_reported_with_its_file_and_line(text: str, problem: str, tmp_path: Path) -> None:
@@ -311,7 +326,7 @@ def test_secret_values_are_refused(tmp_path: Path) -> None:
     assert [problem.partition("; ")[0] for problem in problems] == [
         "sources/shop.yaml:3: url looks like a secret's value",
         "sources/shop.yaml:6: X-Api-Key looks like a secret's value",
-        'channels/hook.yaml:3: there is no field named "secret"',
+        "channels/hook.yaml:3: unknown field 'secret': remove it, or correct its name",
     ]
 
 

@@ -166,7 +166,7 @@ async def test_each_line_decides_on_the_call_shown() -> None:
     assert [each.call_id for each in agents.asked] == ["b", "c", "d"]
     assert (refused.kind, refused.reason) == (call_pb2.DECISION_KIND_REJECT, "not now")
     assert approved.kind == also.kind == call_pb2.DECISION_KIND_APPROVE
-    assert ("approved by 1 of 2: cyd" in shown, "escalated: no decision in time" in shown) == (True, True)
+    assert ("approved by 1 of 2: cyd" in shown, "the deadline was extended" in shown) == (True, True)
     assert ("needs two approvers" in shown, rules.made) == (True, []), "two-person decisions create no rule"
 
 

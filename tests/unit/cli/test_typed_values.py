@@ -74,8 +74,8 @@ REFUSALS: list[tuple[Mapping[str, str], PawlError, str]] = [
     ),
     (
         EVERY,
-        InvalidId("definition.name must match ^[A-Za-z0-9_-]{1,64}$", field="definition.name"),
-        "Name must have 1 to 64 letters, digits, _ and -, and nothing else.",
+        InvalidId("definition.name must have 1 to 64 letters, got 'a b'", field="definition.name"),
+        "Name must have 1 to 64 letters, got 'a b'.",
     ),
     (
         {"quiet": "--quiet", "zone": "--zone"},
@@ -325,7 +325,7 @@ def test_a_call_shows_what_happens_if_nobody_decides() -> None:
     call.deadline_time.FromDatetime(now + timedelta(seconds=Limits().approval_expiry_seconds))
     assert wording.call_lines(call, now)[-2:] == [
         "expires in 24 h",
-        "If nobody decides in time, it is escalated, or the call does not run.",
+        "If no one decides in time, the call does not run, or the deadline is extended once.",
     ]
 
 

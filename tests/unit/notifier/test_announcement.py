@@ -72,7 +72,7 @@ def test_only_events_that_concern_the_user_become_notifications() -> None:
         draft = announced(of(kind, output_text="So far", **run))
         assert (draft.kind, draft.title[: len(title)]) == (notification_kind, title)
         assert draft.body.startswith("So far")
-        assert ("If nobody decides in time" in draft.body) is (run.get("waits") == BOTH)
+        assert ("If no one decides in time" in draft.body) is (run.get("waits") == BOTH)
         found = (draft.inbox.store_id, draft.inbox.user_id, draft.run_id, draft.event_id, draft.create_time)
         assert found == ("acme", "ann", "run_1", "evt_1", TIME)
     ignored = [of(kind) for kind in ("queued", "running", "cancelling", "invented_later")]
@@ -130,7 +130,8 @@ def test_approvers_are_notified_without_details_of_the_conversation() -> None:
     drafts = drafts_of(asked(preview="An e-mail to bob"), APPROVERS)
     assert [draft.inbox.user_id for draft in drafts] == ["bob", "eve"]
     assert {draft.kind for draft in drafts} == {NotificationKind.APPROVAL_NEEDED}
-    body = "An e-mail to bob\n\nIf nobody decides by 2026-05-02 00:00 UTC, it is escalated, or the call does not run."
+    end = "If no one decides by 2026-05-02 00:00 UTC, the call does not run, or the deadline is extended once."
+    body = f"An e-mail to bob\n\n{end}"
     assert {(draft.title, draft.body) for draft in drafts} == {("ann's send_email awaits your approval", body)}
     (long,) = drafts_of(asked(preview="ü" * 5000), APPROVERS[1:2])
     assert len(long.body.encode()) <= BODY_BYTES_MAX

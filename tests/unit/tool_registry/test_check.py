@@ -35,6 +35,7 @@ SCHEMA: dict[str, Any] = {
         "priority": {"enum": ["high", "low"]},
         "count": {"anyOf": [{"type": "integer", "maximum": 9}, {"type": "null"}]},
         "parts": {"type": "array", "items": {"$ref": "#/$defs/part"}},
+        "to": {"type": "string", "pattern": "@", "examples": ["ann@example.com"]},
     },
     "required": ["title"],
     "additionalProperties": False,
@@ -56,13 +57,16 @@ def refused(raw: bytes, schema: dict[str, Any] = SCHEMA) -> Refused:
 
 
 def test_every_violation_is_listed_with_its_position_and_suggestions() -> None:
-    found = refused(b'{"titel": "x", "priority": "hihg", "count": 12, "parts": [{"name": "a"}, {"nmae": "b"}]}')
+    found = refused(
+        b'{"titel": "x", "priority": "hihg", "count": 12, "parts": [{"name": "a"}, {"nmae": "b"}], "to": "bob"}'
+    )
     assert found.reason == "INVALID_ARGUMENTS"
     assert set(found.message.splitlines()[1:]) == {
         "- title is required",
         "- titel: unknown property; did you mean 'title'?",
         '- priority: "hihg" is not one of "high" or "low"; did you mean \'high\'?',
         "- count: 12 is greater than the maximum of 9",
+        '- to: must look like "ann@example.com", got "bob"',
         "- parts[1].nmae: unknown property; did you mean 'name'?",
     }
 

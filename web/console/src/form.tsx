@@ -29,7 +29,7 @@ export function Form({
   schema: Schema | undefined;
   value: Record<string, unknown>;
   onValue: (value: Record<string, unknown> | undefined) => void;
-  /** An error from the server, shown at the field that it names. */
+  /** An error from the server, shown at the field with the error. */
   fault?: string;
   name?: string;
 }): VNode {
@@ -193,7 +193,7 @@ function isFlat(schema: Schema | undefined, value: Record<string, unknown>): boo
   return Object.values(value).every(simple) && Object.values(schema?.properties ?? {}).map(orNull).every(fits);
 }
 
-/** Returns the schema of a value that may also be null: in a form, it is left empty. */
+/** Returns the schema of a nullable value. In a form, null is an empty field. */
 function orNull({ anyOf, ...schema }: Schema): Schema {
   const [kind, other] = anyOf ?? [];
   if (!anyOf) return schema;

@@ -39,7 +39,7 @@ export function edgesOf(edges: WorkflowEdgeJson[]): Edge[] {
   return edges.map(({ source = "", target = "", kind = "" }) => ({ from: source, to: target, label: LABELS[kind] ?? "" }));
 }
 
-/** Places nodes, given in topological order with the number of their branches. */
+/** Computes the layout of nodes, given in topological order with the number of their branches. */
 export function layOut(nodes: { path: string; branches: number }[], edges: Edge[]): Layout {
   const columns = levels(nodes, edges);
   const boxes: Record<string, Box> = {};

@@ -59,7 +59,7 @@ const EFFECTS: Record<string, string> = {
 
 const tools: Resource<ToolJson> = {
   path: "tools",
-  lead: "A tool is what an agent can do. Sensitive and destructive tools ask before they act.",
+  lead: "Tools are the actions available to agents. Sensitive and destructive tools require approval.",
   empty: "No tools. Workers and sources provide tools.",
   list: async (pageToken, { words = "" }) => {
     const page = await pawl.tools.listTools({ pageSize: 200, pageToken });
@@ -111,7 +111,7 @@ const tools: Resource<ToolJson> = {
   ),
 };
 
-/** The arguments that a tool takes. */
+/** The arguments of a tool. */
 function Arguments({ of: definition }: { of: ToolJson["definition"] }): VNode | null {
   const schema = unpack({ argumentsSchemaJson: definition?.argumentsSchemaJson }).argumentsSchemaJson as Schema | undefined;
   const names = Object.keys(schema?.properties ?? {});
@@ -140,7 +140,7 @@ const howFar = ({ iterations = 0, missedIterations: missed = 0, definition: { it
 };
 const jobs: Resource<BackgroundJobJson> = {
   path: "background",
-  lead: "Long calls and series that run while you do something else.",
+  lead: "Long-running and repeated calls in the background.",
   empty: "No open background jobs. Long-running and repeated calls appear here.",
   live: true,
   list: async (pageToken, filters) => {
@@ -215,7 +215,7 @@ const resolutions: Action<CallJson>[] = [
 
 const attention: Resource<RunInNeedJson> = {
   path: "attention",
-  lead: "Runs that stopped because only an operator can say how they continue.",
+  lead: "Stopped runs. An operator must decide how each one continues.",
   empty: "No run needs an operator.",
   list: async (pageToken) => {
     const page = await pawl.operator.listAttention({ pageSize: 50, pageToken });

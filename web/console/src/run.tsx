@@ -77,7 +77,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
         {view.ended && !run.undo && <Undo runId={runId} />}
       </Head>
       {!run.state && <Skeleton />}
-      {asked && !beside && <p class="asks prose">{visible(asked).slice(0, ASKED_SHOWN)}</p>}
+      {asked && !beside && !run.workflow && <p class="asks prose">{visible(asked).slice(0, ASKED_SHOWN)}</p>}
       <Facts run={run} beside={!!beside} hasChildren={calls.some(({ childRunId }) => childRunId)} />
       <Why run={run} />
       {run.undo && <UndoReport key={run.state} runId={runId} of={run.undo.runId ?? ""} />}
@@ -99,7 +99,7 @@ function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; ha
     <dl class="facts">
       <Fact name="Agent" value={run.state && !run.workflow && visible(kindOf(run))} />
       <Fact name="Workflow" value={run.workflow && <a href={`/workflows/runs/${run.runId}`}>{run.workflow.name}</a>} />
-      <Fact name="Model" value={run.options?.model} />
+      <Fact name="Model" value={!run.workflow && run.options?.model} />
       <Fact name="Started" value={time(run.createTime)} />
       <Fact name="Duration" value={run.createTime && lasted(Math.max(0, end - Date.parse(run.createTime)) / 1000)} />
       <Fact name="Rounds" value={run.round} />
@@ -112,11 +112,11 @@ function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; ha
   );
 }
 
-/** Why the run waits, with what resumes it; or why it failed. */
+/** Why the run waits and how to resume it, or why it failed. */
 function Why({ run }: { run: RunJson }): VNode | null {
   const [waiting, setWaiting] = useState<RunJson["waiting"]>();
   const { failure, runId = "" } = run;
-  // Events of a run do not have the sentence.
+  // Events of a run do not have this explanation.
   useEffect(() => {
     if (run.state !== "RUN_STATE_WAITING" && run.state !== "RUN_STATE_QUEUED") return setWaiting(undefined);
     void attempt(async () => setWaiting((await pawl.agent.getRun({ runId })).run?.waiting), true);
@@ -125,7 +125,7 @@ function Why({ run }: { run: RunJson }): VNode | null {
     return (
       <div class="why bad">
         <strong>Why it failed</strong>
-        <p>{visible(failure?.message ?? "It took too long.")}</p>
+        <p>{visible(failure?.message ?? "The run took too long.")}</p>
         {failure?.reason && <code>{failure.reason}</code>}
       </div>
     );

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
 from typing import Final
@@ -371,11 +371,14 @@ def updated(requested: Settings, unset: Collection[str], current: AllSettings, n
     if requested.version != stored.version:
         by = f" by {stored.update_user_id}" if stored.update_user_id else ""
         raise Conflict(f"the settings were changed{by}, so version {requested.version} is outdated: read them again")
-    _check_names(switches, Feature, "switches")
-    _check_names(limits, Limit, "limits")
+    _check_names(switches, Feature, "settings.switches")
+    _check_names(limits, Limit, "settings.limits")
     for name in unset:
-        if name not in stored.texts or name in requested.texts:
-            raise InvalidField(f"{name!r} is not set in this layer, or the request sets it", field="unset")
+        _check_names([name], [*Feature, *Limit, MODELS, MODEL_SERVER], "unset")
+        if name not in stored.texts:
+            raise InvalidField(f"{name!r} is not set in the layer {stored.layer.name}", field="unset")
+        if name in requested.texts:
+            raise InvalidField(f"{name!r} cannot be set and unset in the same request", field="unset")
     if switches and stored.layer is not Layer.DEPLOYMENT:
         raise InvalidField("switches can be set only for all stores, by a deployment key", field="settings.switches")
     for name, switch in switches.items():
@@ -400,10 +403,10 @@ def updated(requested: Settings, unset: Collection[str], current: AllSettings, n
     )
 
 
-def _check_names(names: Collection[str], known: type[StrEnum], field: str) -> None:
+def _check_names(names: Collection[str], known: Iterable[str], field: str) -> None:
     for name in names:
-        if name not in list(known):
-            raise InvalidField(f"{name!r} is unknown: use {', '.join(known)}", field=f"settings.{field}")
+        if name not in (every := list(known)):
+            raise InvalidField(f"{name!r} is unknown: use one of {', '.join(every)}", field=field)
 
 
 def _check_models(requested: Settings, current: AllSettings) -> None:

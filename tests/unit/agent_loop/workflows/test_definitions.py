@@ -216,7 +216,7 @@ FAULTS: list[tuple[Any, str]] = [
     ),
     (
         document(a={"kind": "agent", "task": "${nodes['b']}"}, b=TOOL),
-        "nodes.a.task: nodes is not a value (write nodes.",
+        "nodes.a.task: nodes cannot be used as a value (write nodes.",
     ),
     (document(a={"kind": "agent", "task": "${run.time}"}), "nodes.a.task: run.time does not exist (known: id, user)"),
     (
@@ -233,7 +233,7 @@ FAULTS: list[tuple[Any, str]] = [
         document(a={"kind": "agent", "task": "${input.x +}"}),
         "nodes.a.task: 'input.x +': column 10: the expression ends too early",
     ),
-    (document(a={"kind": "agent", "task": "${input.x ) 1}"}), "nodes.a.task: 'input.x ) 1': column 9: did not expect"),
+    (document(a={"kind": "agent", "task": "${input.x ) 1}"}), "nodes.a.task: 'input.x ) 1': column 9: unexpected"),
     (document(a={"kind": "agent", "task": "${(input.x}"}), "nodes.a.task: '(input.x': column 9: ')' is missing"),
     (document(a={"kind": "agent", "task": f"${{{'1+' * 600}1}}"}), "nodes.a.task: '1+1+1+1+"),
     (

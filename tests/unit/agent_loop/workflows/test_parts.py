@@ -134,7 +134,7 @@ def test_map_fails_once_its_chunks_together_have_too_many_failures() -> None:
     assert player.state.run.state is RunState.FAILED
     assert player.state.run.failure is not None
     assert player.state.run.failure.reason == "TOOL_ERROR"
-    assert player.state.run.failure.message == "Node each: 4 items failed, and at most 3 may fail."
+    assert player.state.run.failure.message == "Node each: 4 items failed; at most 3 may fail."
 
 
 async def test_runs_of_a_map_refer_to_the_values_that_they_use() -> None:

@@ -1,4 +1,4 @@
-/** Notifications as a list of sentences, unread ones first to see. */
+/** Notifications as a list of sentences, with filters. */
 
 import type { NotificationJson } from "@pawl/client";
 
@@ -13,7 +13,7 @@ const titleOf = ({ title, kind }: NotificationJson): string => sentence(visible(
 
 export const notifications: Resource<NotificationJson> = {
   path: "notifications",
-  lead: "What happened while you were away. Choose what reaches you in the settings, and where in the channels.",
+  lead: "Recent events of your runs and calls. Choose their kinds in the settings, and where to receive them in the channels.",
   empty: "No notifications yet.",
   list: async (pageToken, filters) => {
     const page = await pawl.notifications.listNotifications({ pageSize: 50, pageToken, onlyUnread: !!filters["unread"] });
