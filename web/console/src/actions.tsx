@@ -103,5 +103,8 @@ function focus(element: HTMLElement | null): void {
   element?.focus();
 }
 
+/** Returns the action that removes an item, with a confirmation. */
+export const removal = <T,>(name: string, method: string, remove: (item: T) => Promise<unknown>): Action<T> => ({ name, method, bad: true, run: async (item) => (await remove(item), GONE) });
+
 /** Returned by an action that removed its item. */
 export const GONE = "\u0000gone";

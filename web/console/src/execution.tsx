@@ -12,12 +12,13 @@ import {
   type RerunFromResponseJson,
 } from "@pawl/client";
 import type { VNode } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions } from "./actions";
 import { CallCard, Json } from "./cards";
 import { time } from "./format";
-import { BRANCH, type Box, type Edge, edgesOf, layOut, WIDTH } from "./graph";
+import { counts, flat, Graph, took, tries } from "./flow";
+import { edgesOf } from "./graph";
 import { parse } from "./json";
 import { Badge, Empty, Head, Skeleton, toneOf } from "./design/parts";
 import { type Column, Table } from "./design/table";
@@ -117,7 +118,7 @@ export function ExecutionPage({ runId }: { runId: string }): VNode {
       {pending.map((call) => (
         <CallCard key={call.callId} call={call} />
       ))}
-      <Graph runId={runId} nodes={nodes} edges={edgesOf(execution.edges ?? [])} chosen={chosen?.path} />
+      <Graph nodes={nodes} edges={edgesOf(execution.edges ?? [])} chosen={chosen?.path} onChoose={(to) => go(`/workflows/runs/${runId}${to === chosen?.path ? "" : `?node=${encodeURIComponent(to)}`}`)} />
       {chosen && <Node key={chosen.path} runId={runId} tree={chosen} rerun={isEnded(run) && !chunk} />}
       {run.outputText && (
         <>
@@ -150,89 +151,6 @@ const ACTIONS: Action<GetExecutionResponseJson>[] = [
     run: ({ run }) => pawl.agent.cancelRun({ requestId: requestId(), runId: run?.runId ?? "" }),
   },
 ];
-
-/** A node with the branches below it. */
-function flat(node: NodeExecutionJson): NodeExecutionJson[] {
-  return [node, ...(node.nodes ?? []).flatMap(flat)];
-}
-
-/** A wide graph shrinks until its texts would be too small, then scrolls. */
-const SCALE_MIN = 0.75;
-
-function Graph({ runId, nodes, edges, chosen }: { runId: string; nodes: NodeExecutionJson[]; edges: Edge[]; chosen: string | undefined }): VNode {
-  const sizes = nodes.map((node) => ({ path: node.path ?? "", branches: flat(node).length - 1 }));
-  const { width, height, boxes, lines } = useMemo(() => layOut(sizes, edges), [JSON.stringify(sizes), JSON.stringify(edges)]);
-  const box = useRef<HTMLDivElement>(null);
-  const [scale, setScale] = useState(1);
-  useEffect(() => {
-    const fit = (): void => setScale(Math.max(SCALE_MIN, Math.min(1, ((box.current?.clientWidth ?? width) - 8) / width)));
-    const watched = new ResizeObserver(fit);
-    if (box.current) watched.observe(box.current);
-    return () => watched.disconnect();
-  }, [width]);
-  return (
-    <div ref={box} class="graph" tabIndex={0} role="region" aria-label="Nodes">
-      <div style={{ width: `${width}px`, height: `${height}px`, zoom: scale }}>
-        <svg width={width} height={height} aria-hidden="true">
-          <defs>
-            <marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">
-              <path d="M 0 0 L 8 4 L 0 8 z" />
-            </marker>
-          </defs>
-          {lines.map(({ path, x, y, label }, key) => (
-            <g key={key}>
-              <path d={path} class={label === "on error" ? "dashed" : ""} marker-end="url(#arrow)" />
-              <text x={x} y={y}>{label}</text>
-            </g>
-          ))}
-        </svg>
-        {nodes.map((node) => (
-          <NodeBox key={node.path} runId={runId} node={node} box={boxes[node.path ?? ""]!} chosen={chosen} />
-        ))}
-      </div>
-    </div>
-  );
-}
-
-function NodeBox({ runId, node, box, chosen }: { runId: string; node: NodeExecutionJson; box: Box; chosen: string | undefined }): VNode {
-  const [, ...branches] = flat(node);
-  const button = (each: NodeExecutionJson): VNode => (
-    <button
-      key={each.path}
-      type="button"
-      class={each.state === "NODE_STATE_WAITING" ? "wait" : ""}
-      data-item
-      data-node={each.path}
-      data-state={word(each.state)}
-      aria-pressed={each.path === chosen}
-      style={each === node ? {} : { height: `${BRANCH}px` }}
-      onClick={() => go(`/workflows/runs/${runId}${each.path === chosen ? "" : `?node=${encodeURIComponent(each.path ?? "")}`}`)}
-    >
-      <strong>{each === node ? each.path : each.path?.slice((node.path?.length ?? 0) + 1)}</strong>
-      <span class={`quiet state ${each.state}`}>{word(each.state)}</span>
-      {each === node && <small class="quiet">{[each.kind, took(each), tries(each), counts(each), each.reused && "reused"].filter(Boolean).join(" · ")}</small>}
-    </button>
-  );
-  return (
-    <div class={`node ${node.state}`} style={{ left: `${box.x}px`, top: `${box.y}px`, width: `${WIDTH}px`, height: `${box.height}px` }}>
-      {button(node)}
-      {branches.map(button)}
-    </div>
-  );
-}
-
-function took({ startTime, endTime }: { startTime?: string; endTime?: string }): string {
-  if (!startTime) return "";
-  return lasted(Math.max(0, (endTime ? Date.parse(endTime) : clock.value) - Date.parse(startTime)) / 1000);
-}
-
-function tries({ attempt: number = 0, iteration = 0 }: NodeExecutionJson): string {
-  return [iteration > 1 && `iteration ${iteration}`, number > 1 && `attempt ${number}`].filter(Boolean).join(", ");
-}
-
-function counts({ map }: NodeExecutionJson): string {
-  return map ? `${(map.succeeded ?? 0) + (map.failed ?? 0)} of ${map.items ?? 0}${map.failed ? `, ${map.failed} failed` : ""}` : "";
-}
 
 const nodeState = ({ state }: { state?: string }): VNode => <Badge tone={toneOf(state)}>{word(state)}</Badge>;
 

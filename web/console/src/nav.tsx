@@ -6,9 +6,10 @@ import { useEffect, useState } from "preact/hooks";
 import { Icon, type IconName } from "./design/icons";
 import { Dialog } from "./design/parts";
 import { type Entry, entries, groups, isHere } from "./menu";
-import { forPeople, logOut, path, who } from "./state";
+import { forPeople, logOut, path, unread, who } from "./state";
 
 const BAR_ENTRIES = 4;
+const COUNT_MAX = 99;
 
 export function Navigation({ onFind, onHelp }: { onFind: () => void; onHelp: () => void }): VNode {
   const [isOpen, setOpen] = useState(false);
@@ -62,15 +63,15 @@ function Groups(): VNode {
 }
 
 function Link({ entry: { path: to, name, icon, key } }: { entry: Entry }): VNode {
-  const count = to === "/inbox" ? forPeople.value.length : 0;
+  const [count, what] = to === "/inbox" ? [forPeople.value.length, "waiting"] : [to === "/notifications" ? unread.value : 0, "unread"];
   return (
     <a href={to} aria-current={isHere(to) ? "page" : undefined} title={key && `g ${key}`}>
       <Icon name={icon} />
       {name}
       {count > 0 && (
-        <span class="count">
-          {count}
-          <span class="unseen"> waiting</span>
+        <span class={`count ${what}`}>
+          {count > COUNT_MAX ? `${COUNT_MAX}+` : count}
+          <span class="unseen"> {what}</span>
         </span>
       )}
     </a>

@@ -1,24 +1,44 @@
-/** Settings: notification kinds, quiet hours and muted conversations. */
+/** Settings: display, notifications, quiet hours and muted conversations of the user, and the settings of the store. */
 
 import type { VNode } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 
 import type { NotificationKindJson, PreferencesJson } from "@pawl/client";
-import { Head } from "./design/parts";
+import { Head, Tabs } from "./design/parts";
 import { type Editing, useEditor } from "./editor";
 import { Checks, Options, Several, type Values } from "./fields";
 import { KINDS } from "./kinds";
+import { StoreSettings } from "./operate/store";
+import { useRead } from "./resource";
 import { Fact } from "./runs";
-import { ago, attempt, may, pawl, TIMES, times, who, word } from "./state";
+import { ago, attempt, go, may, pawl, query, TIMES, times, who, word } from "./state";
 
 const UPDATE = "notify.v1.PreferenceService/UpdatePreferences";
 
+const TABS = [["", "Preferences"], ["store", "Store"]] as const;
+
 export function Settings(): VNode {
-  const [found, setFound] = useState<PreferencesJson>();
+  const tab = query.value.get("tab") === "store" ? "store" : "";
+  const { userId, storeId, roles = [] } = who.value?.caller ?? {};
+  return (
+    <section class={`page ${tab ? "" : "narrow"}`}>
+      <Head title="Settings" />
+      <dl class="facts">
+        <Fact name="User" value={userId} />
+        <Fact name="Store" value={storeId} />
+        <Fact name="Version of Pawl" value={who.value?.deployment?.version} />
+        <Fact name="Roles" value={roles.join(", ") || "member"} />
+      </dl>
+      {may("settings.v1.SettingsService/ExplainSettings") && <Tabs name="Settings" all={TABS} open={tab} onOpen={(to) => go(`/settings${to && `?tab=${to}`}`)} />}
+      {tab ? <StoreSettings /> : <Preferences />}
+    </section>
+  );
+}
+
+function Preferences(): VNode {
   const [muted, setMuted] = useState("");
-  const change = (work: () => Promise<unknown>): void => void attempt(async () => (await work(), await load()));
-  const load = async (): Promise<void> => setFound((await pawl.preferences.getPreferences({})).preferences ?? {});
-  useEffect(() => void attempt(load), []);
+  const [found, load] = useRead(async (): Promise<PreferencesJson> => (await pawl.preferences.getPreferences({})).preferences ?? {});
+  const change = (work: () => Promise<unknown>): void => void attempt(async () => (await work(), load()));
   const writes = may(UPDATE);
   const quiet: Editing<PreferencesJson> = {
     name: "Edit quiet hours",
@@ -30,16 +50,9 @@ export function Settings(): VNode {
     ],
     save: async (value) => void (await pawl.preferences.updatePreferences({ quiet: value })),
   };
-  const { button, form } = useEditor(writes && found ? quiet : undefined, found ?? {}, () => void attempt(load));
+  const { button, form } = useEditor(writes && found ? quiet : undefined, found ?? {}, load);
   return (
-    <section class="page narrow">
-      <Head title="Settings" />
-      <dl class="facts">
-        <Fact name="User" value={who.value?.caller?.userId} />
-        <Fact name="Store" value={who.value?.caller?.storeId} />
-        <Fact name="Version of Pawl" value={who.value?.deployment?.version} />
-        <Fact name="Roles" value={(who.value?.caller?.roles ?? []).join(", ") || "member"} />
-      </dl>
+    <>
       <div class="panel">
         <h2>Display</h2>
         <label>
@@ -99,7 +112,7 @@ export function Settings(): VNode {
           </div>
         </>
       )}
-    </section>
+    </>
   );
 }
 

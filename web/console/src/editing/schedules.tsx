@@ -4,15 +4,15 @@ import { requestId, type ScheduleFireJson, type ScheduleJson } from "@pawl/clien
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-import { type Action, GONE } from "../actions";
+import { type Action, removal } from "../actions";
 import { Badge, type Tone } from "../design/parts";
 import { type Column, Table } from "../design/table";
 import { type FieldSpec, type Option, Options, set, type Values } from "../fields";
-import { cut, runLink, short, span, time } from "../format";
+import { cut, day, runLink, short, span, time } from "../format";
 import type { Resource } from "../resource";
-import { moment, pawl, word } from "../state";
+import { pawl, word } from "../state";
 import { visible } from "../visible";
-import { agentOptions } from "./agents";
+import { agentOptions, workflowOptions } from "./options";
 
 export const paused = (item: { pauseTime?: string; pauseNote?: string; selfPaused?: boolean }): VNode =>
   item.pauseTime ? (
@@ -40,11 +40,6 @@ export const OVERLAPS: Option[] = [
   ["SCHEDULE_OVERLAP_ALLOW", "Run both at the same time"],
   ["SCHEDULE_OVERLAP_CANCEL", "Stop the previous run"],
 ];
-
-async function workflowOptions(): Promise<Option[]> {
-  const { workflows = [] } = await pawl.workflows.listWorkflows({ pageSize: 200 });
-  return [["", "A run of an agent"], ...workflows.map(({ name = "" }): Option => [name, `The workflow ${name}`])];
-}
 
 /** Fields that say what a firing starts. */
 export const STARTS: FieldSpec[] = [
@@ -152,7 +147,7 @@ function Preview({ value: { cron, timeZone, intervalSeconds } }: { value: Values
   const times = found?.nextTimes?.length ? found.nextTimes : found?.nextTime ? [found.nextTime] : [];
   return (
     <span class="hint" role="note">
-      {found && `${found.cronText || (intervalSeconds ? `Every ${span(intervalSeconds)}` : "")}. Next: ${times.slice(0, 3).map(moment).join("; ")}.`}
+      {found && `${found.cronText || (intervalSeconds ? `Every ${span(intervalSeconds)}` : "")}. Next: ${times.slice(0, 3).map(day).join("; ")}.`}
     </span>
   );
 }
@@ -183,7 +178,7 @@ export function lifeOf<T extends { definition?: { name?: string }; pauseTime?: s
   return [
     { name: "Pause", method: method("Pause"), when: ({ pauseTime }) => !pauseTime, ask: "Reason (optional)", run: (item, note) => pause({ name: nameOf(item), note }) },
     { name: "Resume", method: method("Resume"), when: ({ pauseTime }) => !!pauseTime, run: (item) => resume({ name: nameOf(item) }) },
-    { name: "Delete", method: method("Delete"), bad: true, run: async (item) => (await remove({ name: nameOf(item) }), GONE) },
+    removal("Delete", method("Delete"), (item) => remove({ name: nameOf(item) })),
   ];
 }
 
@@ -196,12 +191,12 @@ export const schedules: Resource<ScheduleJson> = {
   id: ({ definition }) => definition?.name ?? "",
   get: async (name) => (await pawl.schedules.getSchedule({ name })).schedule,
   columns: [
-    { name: "Name", size: 160, of: ({ definition }) => definition?.name },
-    { name: "When", of: ({ definition: each, cronText }) => cronText || each?.cron || (each?.intervalSeconds ? `Every ${span(each.intervalSeconds)}` : "") },
-    { name: "Next", size: 110, priority: 2, of: ({ nextTime }) => time(nextTime) },
-    { name: "State", size: 150, priority: 2, of: paused },
-    { name: "Starts", priority: 3, of: ({ definition }) => (definition?.workflow ? `workflow ${definition.workflow}` : cut(definition?.text)) },
-    { name: "Failures", size: 90, priority: 3, num: true, of: ({ failures }) => failures || "" },
+    { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => (definition?.workflow ? `Workflow ${definition.workflow}` : cut(definition?.text)) },
+    { name: "When", of: ({ definition: each, cronText }) => cronText || each?.cron || (each?.intervalSeconds ? `Every ${span(each.intervalSeconds)}` : ""), under: ({ definition }) => definition?.cron && (definition.timeZone || "UTC") },
+    { name: "Next", size: 150, priority: 2, by: ({ nextTime = "" }) => nextTime, of: ({ nextTime }) => time(nextTime), under: ({ nextTime }) => nextTime && day(nextTime) },
+    { name: "Starts", detailed: true, of: ({ definition: { workflow, agent } = {} }) => (workflow ? <a href={`/workflows/${workflow}`}>workflow {workflow}</a> : `agent ${agent || "default"}`) },
+    { name: "State", size: 170, priority: 2, of: paused },
+    { name: "Failures", size: 84, priority: 3, num: true, of: ({ failures }) => failures || "" },
   ],
   make: {
     name: "New schedule",
@@ -238,7 +233,7 @@ export const schedules: Resource<ScheduleJson> = {
           <ol class="times">
             {nextTimes.map((at) => (
               <li key={at}>
-                {moment(at)} <span class="quiet">{time(at)}</span>
+                {day(at)} <span class="quiet">{time(at)}</span>
               </li>
             ))}
           </ol>

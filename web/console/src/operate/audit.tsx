@@ -13,6 +13,7 @@ import { visible } from "../visible";
 const KINDS = ["PROPOSED", "DECIDED", "EXECUTED", "RETURNED", "RULE"] as const;
 const LABELS: Record<string, string> = { PROPOSED: "Call checked", DECIDED: "Decision", EXECUTED: "Call started", RETURNED: "Call ended", RULE: "Rule changed" };
 const TONES: Record<string, Tone> = { APPROVE: "ok", EDIT: "ok", SUCCEEDED: "ok", REJECT: "bad", FAILED: "bad", REFUSED: "bad", GATED: "warn", OUTCOME_UNKNOWN: "bad" };
+const CHECKED: Record<string, string> = { RUN: "allowed", GATED: "needs approval", REFUSED: "refused" };
 const DECISIONS: Record<string, string> = { APPROVE: "approved", EDIT: "edited and approved", REJECT: "rejected", ANSWER: "answered" };
 
 /** What an entry records, as a sentence. */
@@ -22,7 +23,7 @@ export function sentenceOf({ kind, verdict = "", reason = "", userId = "", byUse
   const why = reason ? ` (${word(reason)})` : "";
   switch ((kind ?? "").replace("AUDIT_KIND_", "")) {
     case "PROPOSED":
-      return `${agent} asked to call ${toolName}${whose}: ${word(verdict) || "checked"}${why}`;
+      return `${agent} asked to call ${toolName}${whose}: ${CHECKED[verdict] ?? (word(verdict) || "checked")}${why}`;
     case "DECIDED":
       return `${byUserId || "Someone"} ${DECISIONS[verdict] ?? word(verdict)} a call of ${toolName}${whose}${why}`;
     case "EXECUTED":
@@ -81,15 +82,13 @@ export const audit: Resource<AuditEntryJson> = {
     <>
       <span class={`dot ${TONES[each.verdict ?? ""] ?? ""}`} />
       <span class="what">
-        <a href={`/audit/${each.seq}`} data-item>
-          {visible(sentenceOf(each))}
-        </a>
-        <span class="quiet">
-          {LABELS[(each.kind ?? "").replace("AUDIT_KIND_", "")]}
-          {each.runId && <> in run {runLink(each.runId)}</>}
-        </span>
+        <a href={`/audit/${each.seq}`} data-item>{visible(sentenceOf(each))}</a>
       </span>
-      <span class="quiet">{time(each.time)}</span>
+      <span class="quiet links">
+        {LABELS[(each.kind ?? "").replace("AUDIT_KIND_", "")]}
+        {runLink(each.runId)}
+      </span>
+      <span class="quiet when">{time(each.time)}</span>
     </>
   ),
   above: () => <Verify />,
@@ -113,15 +112,13 @@ function Verify(): VNode {
     });
   };
   return (
-    <p class="buttons">
-      <button class="second" onClick={start}>
-        Verify the chain
-      </button>
+    <>
       <span role="status">
         {fault && <span class="fault">{fault}</span>}
         {state?.problem && <span class="fault">{`The first invalid entry is ${state.problem.seq}: ${state.problem.explanation}`}</span>}
         {state && !fault && !state.problem && (state.done ? <Badge tone="ok">{`All ${state.verifiedSeq ?? 0} entries are intact.`}</Badge> : `${state.verifiedSeq ?? 0} verified ...`)}
       </span>
-    </p>
+      <button class="second" onClick={start}>Verify the chain</button>
+    </>
   );
 }
