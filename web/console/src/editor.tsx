@@ -70,9 +70,7 @@ export function useEditor<T>(editing: Editing<T> | undefined, item: T, onSaved: 
   if (text !== undefined) return { button: null, form: <Open editing={editing} fields={typeof editing.fields === "function" ? editing.fields(item) : editing.fields} text={text} onText={setText} onSave={save} /> };
   return {
     button: (
-      <button class={item === undefined || editing.main ? "" : "second"} onClick={open}>
-        {editing.name}
-      </button>
+      <button class={item === undefined || editing.main ? "" : "second"} onClick={open}>{editing.name}</button>
     ),
     form: message ? <p class="panel message" role="status">{message}</p> : null,
   };

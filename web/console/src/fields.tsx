@@ -71,11 +71,7 @@ export function FieldView({ all, ...rest }: Props): VNode {
       {!!more.length && (
         <details open={isUsed || undefined}>
           <summary>More options</summary>
-          <div class="form-grid">
-            {more.map((field) => (
-              <Field key={field.at + field.label} field={field} {...rest} />
-            ))}
-          </div>
+          <div class="form-grid">{more.map((field) => <Field key={field.at + field.label} field={field} {...rest} />)}</div>
         </details>
       )}
     </div>
@@ -89,20 +85,14 @@ function Field({ field, value, onValue, fault }: { field: FieldSpec } & Omit<Pro
   const marks = { id, "aria-invalid": !!message, "aria-describedby": [hint && `${id}-hint`, message && `${id}-fault`].filter(Boolean).join(" ") || undefined };
   const below = (
     <>
-      {hint && (
-        <span id={`${id}-hint`} class="hint">
-          {hint}
-        </span>
-      )}
+      {hint && <span id={`${id}-hint`} class="hint">{hint}</span>}
       <Fault text={message} id={`${id}-fault`} />
     </>
   );
   if (kind === "own")
     return (
       <div class="field" role="group" aria-labelledby={`${id}-label`}>
-        <span id={`${id}-label`} class="label">
-          {label}
-        </span>
+        <span id={`${id}-label`} class="label">{label}</span>
         {view?.({ value, onValue, id })}
         {below}
       </div>
@@ -111,9 +101,7 @@ function Field({ field, value, onValue, fault }: { field: FieldSpec } & Omit<Pro
   if (kind === "check")
     return (
       <div class={`field ${field.half ? "half" : ""}`}>
-        <label class="row">
-          {entry} <span>{label}</span>
-        </label>
+        <label class="row">{entry} <span>{label}</span></label>
         {below}
       </div>
     );
@@ -147,11 +135,7 @@ function Entry({ field: { kind, options, load, placeholder = "", keeps }, value,
       return <select {...marks} value={JSON.stringify(value) ?? ""} onChange={({ currentTarget: { value: to } }) => onValue(to ? parse(to) : undefined)}><Options all={loaded} /></select>;
     case "select": {
       const all = text && !loaded.some(([each]) => each === text) ? [...loaded, [text, text] as const] : loaded;
-      return (
-        <select {...marks} value={text} onChange={(event) => write(event.currentTarget.value)}>
-          <Options all={all} />
-        </select>
-      );
+      return <select {...marks} value={text} onChange={(event) => write(event.currentTarget.value)}><Options all={all} /></select>;
     }
     case "area":
       return <textarea {...marks} rows={Math.min(14, Math.max(4, text.split("\n").length + 1))} placeholder={placeholder} value={text} onInput={(event) => write(event.currentTarget.value)} />;
@@ -169,11 +153,7 @@ function Entry({ field: { kind, options, load, placeholder = "", keeps }, value,
       return (
         <>
           <input {...marks} list={kind === "suggest" ? `${marks.id}-list` : undefined} autocomplete="off" placeholder={placeholder} value={text} onInput={(event) => write(event.currentTarget.value)} />
-          {kind === "suggest" && (
-            <datalist id={`${marks.id}-list`}>
-              <Options all={loaded} />
-            </datalist>
-          )}
+          {kind === "suggest" && <datalist id={`${marks.id}-list`}><Options all={loaded} /></datalist>}
         </>
       );
   }
@@ -256,11 +236,7 @@ export function Several({ all, onAll, blank, add, row }: { all: Values[]; onAll:
           </button>
         </div>
       ))}
-      <p class="buttons">
-        <button type="button" class="second small" onClick={() => onAll([...all, blank])}>
-          {add}
-        </button>
-      </p>
+      <p class="buttons"><button type="button" class="second small" onClick={() => onAll([...all, blank])}>{add}</button></p>
     </>
   );
 }
@@ -270,9 +246,7 @@ export function Choice({ name, all, value, onValue }: { name: string; all: reado
   return (
     <div class="choice" role="radiogroup" aria-label={name}>
       {all.map(([each, label]) => (
-        <label key={each} class="row">
-          <input type="radio" name={name} checked={each === value} onChange={() => onValue(each)} /> <span>{label}</span>
-        </label>
+        <label key={each} class="row"><input type="radio" name={name} checked={each === value} onChange={() => onValue(each)} /> <span>{label}</span></label>
       ))}
     </div>
   );

@@ -10,7 +10,7 @@ import type { FieldSpec, Values } from "./fields";
 import { cut, runLink, time } from "./format";
 import { unpack } from "./json";
 import { paged, type Resource } from "./resource";
-import { Fact, State, tokens } from "./runs";
+import { Fact, State, tokens, Why } from "./runs";
 import { forPeople, go, pawl } from "./state";
 import { visible } from "./visible";
 
@@ -90,25 +90,13 @@ export const goals: Resource<GoalStatusJson> = {
 };
 
 function Goal({ goal: { run = {}, attempts = [] } }: { goal: GoalStatusJson }): VNode {
-  const { goal = {}, failure, waiting, outputText } = run;
+  const { goal = {}, outputText } = run;
   const { toolName, argumentsJson, expression, judge } = goal.criterion ?? {};
   const runs = new Set([run.runId, ...attempts.map(({ runId }) => runId)]);
   const measured = attempts.filter(({ progress }) => progress !== undefined);
   return (
     <>
-      {failure && (
-        <p class="fault" role="alert">
-          {failure.reason}: {visible(failure.message ?? "")}
-        </p>
-      )}
-      {!isEnded(run) && waiting?.sentence && (
-        <div class="why">
-          <strong>Why it waits</strong>
-          <p>
-            {visible(waiting.sentence)} {time(waiting.deadlineTime)}
-          </p>
-        </div>
-      )}
+      <Why run={run} />
       {forPeople.value.filter(({ runId }) => runs.has(runId)).map((call) => <CallCard key={call.callId} call={call} />)}
       <h2>Criterion</h2>
       <dl class="facts">
@@ -147,11 +135,7 @@ function Attempt({ attempt: { number, runId = "", startTime, endTime, met, progr
         {runId && <a href={`/runs/${runId}`}>Run {runId.slice(-8)}</a>}
       </header>
       {answer && <p>Tried: {visible(answer)}</p>}
-      {reason && (
-        <p>
-          {met ? "Met" : "Fell short"}: {visible(reason)}
-        </p>
-      )}
+      {reason && <p>{met ? "Met" : "Fell short"}: {visible(reason)}</p>}
       {!!citedCallIds.length && <p class="quiet">The judge cites {citedCallIds.map(visible).join(", ")}.</p>}
     </article>
   );

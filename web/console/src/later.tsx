@@ -23,9 +23,7 @@ export function lazy<M>(load: () => Promise<M>, waiting: VNode | null = <div cla
     return (
       <div class="empty" role="alert">
         <p>This page could not be loaded. The gateway is unavailable, or was updated.</p>
-        <button class="second" onClick={() => location.reload()}>
-          Reload the console
-        </button>
+        <button class="second" onClick={() => location.reload()}>Reload the console</button>
       </div>
     );
   };

@@ -170,15 +170,11 @@ function resolve({ runId = "", callId = "" }: CallJson, resolution: ResolutionJs
   return pawl.agent.resolveCall({ requestId: requestId(), runId, callId, resolution, ...result });
 }
 
+const RESOLVE = "agent.v1.AgentService/ResolveCall";
 const resolutions: Action<CallJson>[] = [
-  {
-    name: "It happened",
-    method: "agent.v1.AgentService/ResolveCall",
-    ask: "Result as JSON",
-    run: (call, text) => resolve(call, "RESOLUTION_HAPPENED", parse(text)),
-  },
-  { name: "Run it again", method: "agent.v1.AgentService/ResolveCall", bad: true, run: (call) => resolve(call, "RESOLUTION_RUN_AGAIN") },
-  { name: "Report to model", method: "agent.v1.AgentService/ResolveCall", run: (call) => resolve(call, "RESOLUTION_TELL_MODEL") },
+  { name: "It happened", method: RESOLVE, ask: "Result as JSON", run: (call, text) => resolve(call, "RESOLUTION_HAPPENED", parse(text)) },
+  { name: "Run it again", method: RESOLVE, bad: true, run: (call) => resolve(call, "RESOLUTION_RUN_AGAIN") },
+  { name: "Report to model", method: RESOLVE, run: (call) => resolve(call, "RESOLUTION_TELL_MODEL") },
 ];
 
 const isDoubt = ({ attention: need }: RunInNeedJson): boolean => need?.reason === "ATTENTION_REASON_UNKNOWN_OUTCOME";
@@ -219,25 +215,8 @@ const attention: Resource<RunInNeedJson> = {
     </>
   ),
   actions: [
-    {
-      name: "Retry",
-      method: "agent.v1.OperatorService/RedriveRun",
-      ask: "Reason",
-      run: async ({ runId = "" }, reason) => {
-        await pawl.operator.redriveRun({ requestId: requestId(), runId, reason });
-        return GONE;
-      },
-    },
-    {
-      name: "End",
-      method: "agent.v1.OperatorService/EndRun",
-      bad: true,
-      ask: "Reason",
-      run: async ({ runId = "" }, reason) => {
-        await pawl.operator.endRun({ requestId: requestId(), runId, reason });
-        return GONE;
-      },
-    },
+    { name: "Retry", method: "agent.v1.OperatorService/RedriveRun", ask: "Reason", run: async ({ runId = "" }, reason) => (await pawl.operator.redriveRun({ requestId: requestId(), runId, reason }), GONE) },
+    { name: "End", method: "agent.v1.OperatorService/EndRun", bad: true, ask: "Reason", run: async ({ runId = "" }, reason) => (await pawl.operator.endRun({ requestId: requestId(), runId, reason }), GONE) },
   ],
   below: ({ calls = [] }) =>
     calls.map((call) => (

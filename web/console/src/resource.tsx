@@ -115,7 +115,7 @@ export function useRead<T>(read: () => Promise<T>, of: unknown[] = [], ms?: numb
     }, isPoll);
   };
   useEffect(() => {
-    load();
+    load(reads.current > 0);
     const timer = ms && setInterval(() => !document.hidden && load(true), ms);
     return () => void (reads.current++, clearInterval(timer));
   }, of);
@@ -168,11 +168,7 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
         {of.filters && <Filters all={of.filters} values={filters} path={of.path} />}
       </div>
       {!items && <Skeleton />}
-      {items?.length === 0 && (
-        <Empty icon={of.path}>
-          <p>{of.empty}</p>
-        </Empty>
-      )}
+      {items?.length === 0 && <Empty icon={of.path}><p>{of.empty}</p></Empty>}
       {of.entry &&
         days(items ?? [], of.at).map(([day, some]) => (
           <section key={day} aria-label={day}>
@@ -183,15 +179,7 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
       {!!items?.length && !of.entry && <Table name={name} columns={hasButtons ? [...of.columns, buttons] : of.columns} items={items} to={to} />}
       {next && (
         <p class="buttons more">
-          <button
-            class="second"
-            onClick={() => {
-              setLong(true);
-              load(next);
-            }}
-          >
-            Show more
-          </button>
+          <button class="second" onClick={() => (setLong(true), load(next))}>Show more</button>
         </p>
       )}
     </section>

@@ -1,6 +1,6 @@
 /** The list of runs, and what other pages say of a run. */
 
-import type { RunJson, RunStateJson } from "@pawl/client";
+import { isEnded, type RunJson, type RunStateJson } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
 
 import { aboutOf } from "./about";
@@ -8,7 +8,8 @@ import { Badge, toneOf } from "./design/parts";
 import { agentOptions, workflowOptions } from "./editing/options";
 import { cut, plain, time, tokenCount } from "./format";
 import { paged, type Resource } from "./resource";
-import { clock, lasted, pawl, STATES, word } from "./state";
+import { ago, clock, lasted, moment, pawl, STATES, word } from "./state";
+import { visible } from "./visible";
 
 const ACTIVE: RunStateJson[] = ["RUN_STATE_QUEUED", "RUN_STATE_RUNNING", "RUN_STATE_WAITING", "RUN_STATE_CANCELLING"];
 const TABS: [string, string, RunStateJson[]][] = [
@@ -71,6 +72,30 @@ export function Fact({ name, value }: { name: string; value: unknown }): VNode |
     <div>
       <dt>{name}</dt>
       <dd>{value as VNode}</dd>
+    </div>
+  );
+}
+
+/** Why a run failed, with the node `at` which it failed, or why it waits and what resumes it. */
+export function Why({ run, at }: { run: RunJson; at?: string | undefined }): VNode | null {
+  const { state, failure, waiting } = run;
+  if (failure || state === "RUN_STATE_FAILED" || state === "RUN_STATE_EXPIRED")
+    return (
+      <div class="why bad" role="alert">
+        <strong>Why it failed{at ? ` at ${at}` : ""}</strong>
+        <p>{visible(failure?.message || "It took too long.")}</p>
+        {failure?.reason && <code>{failure.reason}</code>}
+      </div>
+    );
+  if (isEnded(run) || !waiting?.sentence) return null;
+  return (
+    <div class="why">
+      <strong>Why it waits</strong>
+      <p>{visible(waiting.sentence)} {waiting.remedy && visible(waiting.remedy)}</p>
+      <p class="quiet">
+        {waiting.sinceTime && <>Since {ago(waiting.sinceTime)}. </>}
+        {waiting.deadlineTime && <span title={moment(waiting.deadlineTime)}>Expires {ago(waiting.deadlineTime)}.</span>}
+      </p>
     </div>
   );
 }

@@ -67,17 +67,13 @@ function Preferences(): VNode {
           <fieldset class="panel" disabled={!writes}>
             <h2>Notify me when</h2>
             <Checks all={KINDS} chosen={found.kinds} onChosen={(kinds) => change(() => pawl.preferences.updatePreferences({ kinds: { kinds: kinds as NotificationKindJson[] } }))} />
-            <p class="quiet">
-              They arrive in <a href="/notifications">your notifications</a> and through <a href="/channels">channels</a>.
-            </p>
+            <p class="quiet">They arrive in <a href="/notifications">your notifications</a> and through <a href="/channels">channels</a>.</p>
           </fieldset>
           <div class="panel">
             <h2>Quiet hours</h2>
             {!found.quiet?.hours?.length && <p class="quiet">None. In quiet hours, channels send nothing.</p>}
             {found.quiet?.hours?.map((hours, key) => (
-              <p key={key}>
-                {hours.start} to {hours.end} {found.quiet?.timeZone} {hours.days?.map((day) => word(day.replace("WEEKDAY_", ""))).join(", ")}
-              </p>
+              <p key={key}>{hours.start} to {hours.end} {found.quiet?.timeZone} {hours.days?.map((day) => word(day.replace("WEEKDAY_", ""))).join(", ")}</p>
             ))}
             {button}
             {form}
@@ -89,22 +85,11 @@ function Preferences(): VNode {
             <p key={conversationId} class="row">
               <a href={`/c/${conversationId}`} class="cut">{conversationId}</a> {untilTime && `until ${ago(untilTime)}`}
               <span class="space" />
-              {writes && (
-                <button class="second small" onClick={() => change(() => pawl.preferences.unmuteConversation({ conversationId }))}>
-                  Unmute
-                </button>
-              )}
+              {writes && <button class="second small" onClick={() => change(() => pawl.preferences.unmuteConversation({ conversationId }))}>Unmute</button>}
             </p>
           ))}
           {writes && (
-            <form
-              class="row"
-              onSubmit={(event) => {
-                event.preventDefault();
-                change(() => pawl.preferences.muteConversation({ mute: { conversationId: muted.trim() } }));
-                setMuted("");
-              }}
-            >
+            <form class="row" onSubmit={(event) => (event.preventDefault(), change(() => pawl.preferences.muteConversation({ mute: { conversationId: muted.trim() } })), setMuted(""))}>
               <input aria-label="Conversation to mute" placeholder="conv_..." required value={muted} onInput={(event) => setMuted(event.currentTarget.value)} />
               <button class="second">Mute</button>
             </form>

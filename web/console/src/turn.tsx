@@ -76,9 +76,7 @@ function Whole({ run, log, known, asked, parts, answers, notice, last, conversat
 }
 
 function Deed({ icon, name, disabled = false, onClick }: { icon: IconName; name: string; disabled?: boolean; onClick: () => void }): VNode {
-  return (
-    <button type="button" class="icon" aria-label={name} title={name} disabled={disabled} onClick={onClick}><Icon name={icon} /></button>
-  );
+  return <button type="button" class="icon" aria-label={name} title={name} disabled={disabled} onClick={onClick}><Icon name={icon} /></button>;
 }
 
 /** Changes a sent message. The answer is then written anew, in a new version of the conversation. */

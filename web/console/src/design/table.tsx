@@ -68,11 +68,7 @@ export function Table<T>({ name, columns: all, items, to }: { name: string; colu
             <tr key={to?.(item) ?? row}>
               {columns.map((column, index) => (
                 <td key={column.name} class={classOf(column)}>
-                  {to && !index ? (
-                    <a class="opens" href={to(item)} data-item>
-                      {show(column.of(item))}
-                    </a>
-                  ) : (
+                  {to && !index ? <a class="opens" href={to(item)} data-item>{show(column.of(item))}</a> : (
                     show(column.of(item))
                   )}
                   {column.under && <small class="under">{show(column.under(item))}</small>}

@@ -81,9 +81,7 @@ function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Va
               </label>
             ))}
           </div>
-          <span class="hint">
-            {chosen.length} chosen{others.length ? `, and ${others.join(", ")} (edit these as JSON)` : ""}
-          </span>
+          <span class="hint">{chosen.length} chosen{others.length ? `, and ${others.join(", ")} (edit these as JSON)` : ""}</span>
         </>
       )}
     </>

@@ -96,9 +96,7 @@ function When({ value, onValue, id }: { value: Values; onValue: (value: Values) 
   return (
     <>
       <div class="when">
-        <select aria-label="Repeat" value={repeat} onChange={(event) => choose(event.currentTarget.value)}>
-          <Options all={REPEATS} />
-        </select>
+        <select aria-label="Repeat" value={repeat} onChange={(event) => choose(event.currentTarget.value)}><Options all={REPEATS} /></select>
         {repeat === "weekly" && (
           <select aria-label="Day of the week" value={weekday} onChange={(event) => write(repeat, { weekday: event.currentTarget.value })}>
             <Options all={DAYS.map((name, index) => [index, name] as const)} />
@@ -230,13 +228,7 @@ export const schedules: Resource<ScheduleJson> = {
       {!!nextTimes.length && (
         <>
           <h2>{pauseTime ? "Next times after a resume" : "Next times"}</h2>
-          <ol class="times">
-            {nextTimes.map((at) => (
-              <li key={at}>
-                {day(at)} <span class="quiet">{time(at)}</span>
-              </li>
-            ))}
-          </ol>
+          <ol class="times">{nextTimes.map((at) => <li key={at}>{day(at)} <span class="quiet">{time(at)}</span></li>)}</ol>
         </>
       )}
     </>

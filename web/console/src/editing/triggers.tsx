@@ -77,9 +77,7 @@ function Address({ triggerId }: { triggerId: string }): VNode {
     <>
       <h2>Address</h2>
       <p class="row">
-        <code class="cut" tabIndex={0}>
-          {url}
-        </code>
+        <code class="cut" tabIndex={0}>{url}</code>
         <button class="icon" aria-label="Copy the address" onClick={() => void navigator.clipboard?.writeText(url).then(() => setCopied(true))}>
           <Icon name={copied ? "check" : "copy"} />
         </button>

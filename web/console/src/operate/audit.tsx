@@ -81,9 +81,7 @@ export const audit: Resource<AuditEntryJson> = {
   entry: (each) => (
     <>
       <span class={`dot ${TONES[each.verdict ?? ""] ?? ""}`} />
-      <span class="what">
-        <a href={`/audit/${each.seq}`} data-item>{visible(sentenceOf(each))}</a>
-      </span>
+      <span class="what"><a href={`/audit/${each.seq}`} data-item>{visible(sentenceOf(each))}</a></span>
       <span class="quiet links">
         {LABELS[(each.kind ?? "").replace("AUDIT_KIND_", "")]}
         {runLink(each.runId)}
