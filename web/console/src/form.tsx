@@ -20,13 +20,7 @@ export interface Schema {
   default?: unknown;
 }
 
-export function Form({
-  schema,
-  value,
-  onValue,
-  fault: refused = "",
-  name: what = "Arguments",
-}: {
+export function Form({ schema, value, onValue, fault: refused = "", name: what = "Arguments" }: {
   schema: Schema | undefined;
   value: Record<string, unknown>;
   onValue: (value: Record<string, unknown> | undefined) => void;

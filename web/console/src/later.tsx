@@ -13,10 +13,7 @@ export function lazy<M>(load: () => Promise<M>, waiting: VNode | null = <div cla
   return function Lazy({ show }) {
     useEffect(() => {
       if (found.value) return;
-      load().then(
-        (all) => (found.value = all),
-        () => (isMissing.value = true),
-      );
+      load().then((all) => (found.value = all), () => (isMissing.value = true));
     }, []);
     if (found.value) return show(found.value);
     if (!isMissing.value) return waiting;

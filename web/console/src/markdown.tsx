@@ -35,10 +35,7 @@ let loading: Promise<void> | undefined;
 
 /** Loads the parser ahead of the first text. */
 export function loadRich(): void {
-  loading ??= import("./rich").then(
-    (found) => void (rich.value = found.Rich),
-    () => (loading = undefined),
-  );
+  loading ??= import("./rich").then((found) => void (rich.value = found.Rich), () => (loading = undefined));
 }
 
 function Formatted({ text, busy = false }: { text: string; busy?: boolean }): VNode {

@@ -32,7 +32,7 @@ import { parse, unpack } from "./json";
 import { KINDS } from "./kinds";
 import { audit } from "./operate/audit";
 import { notifications } from "./operate/notifications";
-import { Below, paged, type Resource } from "./resource";
+import { Below, Entry, paged, type Resource } from "./resource";
 import { Fact, runs } from "./runs";
 import { objectOf, title } from "./sentence";
 import { go, lasted, pawl } from "./state";
@@ -204,15 +204,9 @@ const attention: Resource<RunInNeedJson> = {
   ],
   at: ({ attention: need }) => need?.sinceTime,
   entry: (run) => (
-    <>
-      <span class="dot bad" />
-      <span class="what">
-        <a href={`/attention/${run.runId}`} data-item>{needOf(run)}</a>
-        <span class="quiet said">{isDoubt(run) ? "Say whether it happened. Until then the run waits." : "Retry the run once the cause is gone, or end it."}</span>
-      </span>
-      <span class="quiet links">{visible(run.userId ?? "")} {runLink(run.runId, "Run")}</span>
-      <span class="quiet when">{time(run.attention?.sinceTime)}</span>
-    </>
+    <Entry tone="bad" to={`/attention/${run.runId}`} name={needOf(run)} said={isDoubt(run) ? "Say whether it happened. Until then the run waits." : "Retry the run once the cause is gone, or end it."} at={run.attention?.sinceTime}>
+      {visible(run.userId ?? "")} {runLink(run.runId)}
+    </Entry>
   ),
   actions: [
     { name: "Retry", method: "agent.v1.OperatorService/RedriveRun", ask: "Reason", run: async ({ runId = "" }, reason) => (await pawl.operator.redriveRun({ requestId: requestId(), runId, reason }), GONE) },
@@ -240,6 +234,9 @@ const CHANNEL: FieldSpec[] = [
   { at: "enabled", label: "Send notifications to this channel", kind: "check" },
   { at: "afterSeconds", label: "Delay (seconds)", kind: "number", half: true, hint: "Notifications that are read before then are not sent." },
 ];
+
+// Codes are not resent; a new one is sent instead.
+const RESEND: Action<ChannelDeliveryJson> = { name: "Resend", method: "notify.v1.ChannelService/ResendDelivery", when: ({ type }) => type !== "channel.code", run: ({ deliveryId = "" }) => pawl.channels.resendDelivery({ deliveryId }) };
 
 const channels: Resource<ChannelJson> = {
   path: "channels",
@@ -279,13 +276,7 @@ const channels: Resource<ChannelJson> = {
         return `Test: ${short(delivery?.state, "CHANNEL_DELIVERY_STATE_")} ${visible(delivery?.lastError ?? "")}`;
       },
     },
-    {
-      name: "Confirm",
-      method: "notify.v1.ChannelService/ConfirmChannel",
-      when: ({ url, confirmTime }) => !!url?.startsWith("mailto:") && !confirmTime,
-      ask: "Code from the e-mail",
-      run: ({ channelId = "" }, code) => pawl.channels.confirmChannel({ channelId, code }),
-    },
+    { name: "Confirm", method: "notify.v1.ChannelService/ConfirmChannel", when: ({ url, confirmTime }) => !!url?.startsWith("mailto:") && !confirmTime, ask: "Code from the e-mail", run: ({ channelId = "" }, code) => pawl.channels.confirmChannel({ channelId, code }) },
     removal("Delete", "notify.v1.ChannelService/DeleteChannel", ({ channelId = "" }) => pawl.channels.deleteChannel({ channelId })),
   ],
   below: ({ channelId = "" }) => (
@@ -301,21 +292,7 @@ const channels: Resource<ChannelJson> = {
         { name: "Status", size: 80, priority: 3, of: ({ status }) => status || "" },
         { name: "Error", priority: 3, of: ({ lastError }) => cut(lastError) },
       ]}
-      act={(delivery, again) => (
-        <Actions
-          item={delivery}
-          onDone={again}
-          all={[
-            {
-              name: "Resend",
-              method: "notify.v1.ChannelService/ResendDelivery",
-              // Codes are not resent; a new one is sent instead.
-              when: ({ type }) => type !== "channel.code",
-              run: ({ deliveryId = "" }) => pawl.channels.resendDelivery({ deliveryId }),
-            },
-          ]}
-        />
-      )}
+      act={(delivery, again) => <Actions item={delivery} onDone={again} all={[RESEND]} />}
     />
   ),
 };

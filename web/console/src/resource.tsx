@@ -10,6 +10,7 @@ import { Empty, Head, Skeleton, Tabs } from "./design/parts";
 import { type Column, Table } from "./design/table";
 import { type Editing, useEditor } from "./editor";
 import { type Option, Options } from "./fields";
+import { time } from "./format";
 import { unpack } from "./json";
 import { type ListPath, MENU } from "./menu";
 import { attempt, go, isAbsent, may, pawl, query } from "./state";
@@ -177,12 +178,23 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
           </section>
         ))}
       {!!items?.length && !of.entry && <Table name={name} columns={hasButtons ? [...of.columns, buttons] : of.columns} items={items} to={to} />}
-      {next && (
-        <p class="buttons more">
-          <button class="second" onClick={() => (setLong(true), load(next))}>Show more</button>
-        </p>
-      )}
+      {next && <p class="buttons more"><button class="second" onClick={() => (setLong(true), load(next))}>Show more</button></p>}
     </section>
+  );
+}
+
+/** An entry of a list of sentences: the sentence, what else it says, links and its time. */
+export function Entry({ tone, to, name, isUnread, said, at, children }: { tone: string; to: string; name: string; isUnread?: boolean; said?: string; at: string | undefined; children?: ComponentChildren }): VNode {
+  return (
+    <>
+      <span class={`dot ${tone}`} />
+      <span class="what">
+        <a href={to} data-item class={isUnread ? "unread" : ""}>{isUnread && <span class="unseen">Unread: </span>}{visible(name)}</a>
+        {said && <span class="quiet said">{said}</span>}
+      </span>
+      <span class="quiet links">{children}</span>
+      <span class="quiet when">{time(at)}</span>
+    </>
   );
 }
 
@@ -284,13 +296,7 @@ async function search<T>(of: Resource<T>, id: string): Promise<T | undefined> {
 }
 
 /** A table below an item, loaded when the item is shown. `act` adds a column of buttons and gets a function to reload. */
-export function Below<T>({
-  name,
-  method,
-  load,
-  columns,
-  act,
-}: {
+export function Below<T>({ name, method, load, columns, act }: {
   name: string;
   method: string;
   load: () => Promise<T[] | undefined>;

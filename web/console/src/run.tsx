@@ -134,9 +134,7 @@ function Bars({ timeline: { bars }, onCall }: { timeline: Timeline; onCall: () =
               <button class="plain small" onClick={onCall}>{visible(bar.name)}</button>
               {bar.childRunId && <a href={`/runs/${bar.childRunId}`} aria-label={`Child run of ${visible(bar.name)}`}>↗</a>}
             </>
-          ) : (
-            visible(bar.name)
-          )}
+          ) : visible(bar.name)}
         </span>
         <span role="cell" class="lane">{parts.filter(isVisible).map((part, key) => <i key={key} class={`${bar.kind} ${part.kind}`} style={place(part)} />)}</span>
         <span role="cell" class={`cut quiet ${bar.bad ? "fault" : ""}`}>{visible(bar.note)}</span>

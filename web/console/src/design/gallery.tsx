@@ -9,10 +9,7 @@ import { type Column, Table } from "./table";
 
 const TONES: [Tone, string][] = [["grey", "Stopped"], ["info", "Running"], ["warn", "Waits for approval"], ["ok", "Completed"], ["bad", "Failed"], ["accent", "Draft"]];
 const SURFACES = ["bg", "panel", "sunken", "line", "line-2", "edge", "accent", "accent-soft", "ok-soft", "warn-soft", "bad-soft", "info-soft"];
-const TABS = [
-  ["waiting", "Waiting"],
-  ["decided", "Decided"],
-] as const;
+const TABS = [["waiting", "Waiting"], ["decided", "Decided"]] as const;
 
 type Sample = [title: string, tone: Tone, state: string, agent: string, tokens: string];
 const SAMPLES: Sample[] = [

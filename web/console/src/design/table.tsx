@@ -56,9 +56,7 @@ export function Table<T>({ name, columns: all, items, to }: { name: string; colu
                   <button class="plain small" onClick={() => setSorted(sorted?.name !== column.name ? { name: column.name, down: true } : sorted.down ? { name: column.name, down: false } : undefined)}>
                     {column.name} {sorted?.name === column.name && <Icon name={sorted.down ? "down" : "up"} />}
                   </button>
-                ) : (
-                  column.name
-                )}
+                ) : column.name}
               </th>
             ))}
           </tr>
@@ -68,9 +66,7 @@ export function Table<T>({ name, columns: all, items, to }: { name: string; colu
             <tr key={to?.(item) ?? row}>
               {columns.map((column, index) => (
                 <td key={column.name} class={classOf(column)}>
-                  {to && !index ? <a class="opens" href={to(item)} data-item>{show(column.of(item))}</a> : (
-                    show(column.of(item))
-                  )}
+                  {to && !index ? <a class="opens" href={to(item)} data-item>{show(column.of(item))}</a> : show(column.of(item))}
                   {column.under && <small class="under">{show(column.under(item))}</small>}
                 </td>
               ))}

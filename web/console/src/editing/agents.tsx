@@ -55,11 +55,7 @@ function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Va
         name={`${id}-tools`}
         value={kind}
         onValue={choose}
-        all={[
-          ["all", "All tools that the user may call"],
-          ["some", "Only the tools chosen here"],
-          ["none", "No tools"],
-        ]}
+        all={[["all", "All tools that the user may call"], ["some", "Only the tools chosen here"], ["none", "No tools"]]}
       />
       {kind === "some" && (
         <>

@@ -86,10 +86,7 @@ export const rules: Resource<RuleJson> = {
   declared: ({ name, ruleId }) => ["rule", name || (ruleId ?? "")],
   empty: "No rules. The category of a tool decides whether it needs approval. Create a rule here or with an approval in the inbox.",
   list: paged("rules", (page, filters) => pawl.rules.listRules({ ...page, includeEnded: !!filters["ended"], allUsers: !!filters["everybody"] })),
-  filters: [
-    { name: "ended", label: "Include ended", on: true },
-    { name: "everybody", label: "All users", on: true },
-  ],
+  filters: [{ name: "ended", label: "Include ended", on: true }, { name: "everybody", label: "All users", on: true }],
   id: ({ ruleId }) => ruleId ?? "",
   title: (rule) => `${sentence(short(rule.effect, "RULE_EFFECT_"))} ${rule.toolName === "*" ? "all tools" : rule.toolName} in ${whereOf(rule)}`,
   columns: [

@@ -61,11 +61,7 @@ const REPEATS = [
   ["interval", "At an interval"],
   ["cron", "By a cron expression"],
 ] as const;
-const UNITS = [
-  [60, "minutes"],
-  [3600, "hours"],
-  [86_400, "days"],
-] as const;
+const UNITS = [[60, "minutes"], [3600, "hours"], [86_400, "days"]] as const;
 
 function repeatOf({ cron = "", intervalSeconds = 0 }: Values): string {
   if (intervalSeconds) return "interval";

@@ -41,10 +41,7 @@ const FIELDS: FieldSpec[] = [
     at: "webhook.authentication",
     label: "How the sender proves itself",
     kind: "select",
-    options: [
-      [SIGNATURE, "It signs each request (Standard Webhooks)"],
-      ["WEBHOOK_AUTHENTICATION_BEARER", "It sends the secret in a header"],
-    ],
+    options: [[SIGNATURE, "It signs each request (Standard Webhooks)"], ["WEBHOOK_AUTHENTICATION_BEARER", "It sends the secret in a header"]],
     when: isWebhook,
   },
   { at: "mailbox.host", label: "Host", half: true, placeholder: "imap.example.com", when: isMailbox },

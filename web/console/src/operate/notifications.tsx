@@ -1,13 +1,12 @@
 /** Notifications by day: each is a sentence about its run, and links to it. */
 
 import type { NotificationJson } from "@pawl/client";
-import type { VNode } from "preact";
 
 import { askedIn } from "../about";
 import { Icon } from "../design/icons";
 import type { Tone } from "../design/parts";
 import { cut, plain, runLink, sentence, short, time } from "../format";
-import { paged, type Resource } from "../resource";
+import { Entry, paged, type Resource } from "../resource";
 import { verb, wish } from "../sentence";
 import { attempt, countUnread, forPeople, may, pawl, unread } from "../state";
 import { visible } from "../visible";
@@ -60,22 +59,6 @@ function detailOf({ title = "", body = "" }: NotificationJson): string {
   return cut(plain(why || (/^[{[]/.test(body) ? "" : body)));
 }
 
-function Title({ of: each }: { of: NotificationJson }): VNode {
-  const [tone] = KINDS[kindOf(each)] ?? ["grey"];
-  return (
-    <>
-      <span class={`dot ${tone}`} />
-      <span class="what">
-        <a href={each.callId ? `/inbox?call=${each.callId}` : `/notifications/${each.notificationId}`} data-item class={each.readTime ? "" : "unread"}>
-          {!each.readTime && <span class="unseen">Unread: </span>}
-          {titleOf(each)}
-        </a>
-        {detailOf(each) && <span class="quiet said">{detailOf(each)}</span>}
-      </span>
-    </>
-  );
-}
-
 export const notifications: Resource<NotificationJson> = {
   path: "notifications",
   lead: "What happened while you were away. Choose what reaches you in the settings, and where in the channels.",
@@ -94,16 +77,12 @@ export const notifications: Resource<NotificationJson> = {
   ],
   at: ({ createTime }) => createTime,
   entry: (each, reload) => (
-    <>
-      <Title of={each} />
-      <span class="quiet links">
-        {each.callId && <a href={`/inbox?call=${each.callId}`}>Decide</a>}
-        {runLink(each.runId, "Run")}
-        {each.conversationId && <a href={`/c/${each.conversationId}`}>Conversation</a>}
-        {!each.readTime && may(READ) && <button class="icon" aria-label="Mark as read" title="Mark as read" onClick={() => void attempt(async () => (await acknowledge([each.notificationId ?? ""]), reload()))}><Icon name="check" /></button>}
-      </span>
-      <span class="quiet when">{time(each.createTime)}</span>
-    </>
+    <Entry tone={KINDS[kindOf(each)]?.[0] ?? "grey"} to={each.callId ? `/inbox?call=${each.callId}` : `/notifications/${each.notificationId}`} name={titleOf(each)} isUnread={!each.readTime} said={detailOf(each)} at={each.createTime}>
+      {each.callId && <a href={`/inbox?call=${each.callId}`}>Decide</a>}
+      {runLink(each.runId, "Run")}
+      {each.conversationId && <a href={`/c/${each.conversationId}`}>Conversation</a>}
+      {!each.readTime && may(READ) && <button class="icon" aria-label="Mark as read" title="Mark as read" onClick={() => void attempt(async () => (await acknowledge([each.notificationId ?? ""]), reload()))}><Icon name="check" /></button>}
+    </Entry>
   ),
   all: [{ name: "Mark all as read", method: READ, when: () => unread.value > 0, run: acknowledgeAll }],
   actions: [
