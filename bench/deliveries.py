@@ -117,7 +117,7 @@ async def _hook(subject: Pawl, user: str, url: str) -> None:
 
 
 async def _publish(subject: Pawl, seconds: float) -> dict[str, float]:
-    """Publish events for both users. Returns the publish time of each event for the receiver that answers.
+    """Publish events for both users. Return the publish time of each event for the receiver that answers.
 
     The events for the receiver that hangs start first.
     """

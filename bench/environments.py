@@ -25,7 +25,7 @@ class Environment:
 
 
 async def prepare(peer: Path) -> Environment:
-    """Return the environment of the peer in this folder. It is reinstalled if the lock file has changed.
+    """Return the environment of the peer in this folder, reinstalling it if the lock file has changed.
 
     Raises:
         Unavailable: the peer cannot be installed.

@@ -1,4 +1,4 @@
-"""P16: the gateway's cost when idle and with 2,000 tabs, and the delay of a browser's events compared with gRPC."""
+"""P16: the gateway's cost when idle and with 2,000 tabs, and the delay of events on an open page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from bench.figures import Figure, NotMeasured, at_most
 from bench.options import Options
 from bench.percentiles import percentile
 from bench.processes import cpu_seconds, resident_mib, whole_mib
-from bench.subjects import START, Pawl
+from bench.subjects import JOBS_END, START, Pawl
+from bench.watching import follow
 from bench.world import pawl, scratch
 from pawl.agent.v1 import agent_pb2
 from pawl.event.v1 import run_pb2
@@ -30,6 +31,7 @@ _TABS_MAX_MIB: Final = 200.0
 _WATCHERS_MAX_MIB: Final = 100.0
 _IDLE_MAX_MIB: Final = 120.0
 _LATER_MAX_MS: Final = 5.0
+_TURN_MAX_MS: Final = 500.0
 _CHUNKS: Final = 100
 _CHUNK_MS: Final = 20.0
 _SETTLE_SECONDS: Final = 5.0
@@ -38,18 +40,22 @@ _LINE_BYTES_MAX: Final = 2**20
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
-    """Measure the gateway when idle and then with tabs, and compare two watchers of the same runs."""
+    """Measure the gateway when idle and then with tabs, and how soon events and turns are on a page."""
     async with scratch() as data, crowds.roomy_suite(data / "suite") as suite:
         await crowds.warm(suite)
         idle = await _rest(suite, options.seconds(30, 10))
         tabs = await _tabs(suite, idle, options.seconds(30, 10))
+    # In new processes, because these have memory left from the tabs.
+    async with scratch() as data, crowds.roomy_suite(data / "suite") as suite:
+        await crowds.warm(suite)
         watchers = await _watchers(suite, options.seconds(60, 30))
     async with pawl(tool_rounds=0, chunks=_CHUNKS, chunk_milliseconds=_CHUNK_MS) as (subject, _):
         await _later(subject)
         later = [ms for _ in range(options.count(20, 6)) for ms in await _later(subject)]
+    figures = [idle, tabs, watchers, await _turns(options.count(30, 10))]
     if not later:
-        return [idle, tabs, watchers, NotMeasured(code=_CODE, why="no output arrived while both were watching")]
-    return [idle, tabs, watchers, *(_latency(later, part, name) for part, name in ((0.5, "p50"), (0.99, "p99")))]
+        return [*figures, NotMeasured(code=_CODE, why="no output arrived while both were watching")]
+    return [*figures, *(_latency(later, part, name) for part, name in ((0.5, "p50"), (0.99, "p99")))]
 
 
 def _latency(later: Sequence[float], part: float, name: str) -> Figure:
@@ -143,7 +149,7 @@ async def _tabs(suite: Suite, idle: Figure, seconds: float) -> Figure:
 
 
 async def _watchers(suite: Suite, seconds: float) -> Figure:
-    """Watch as many idle conversations, and measure what gateway and agent-loop need for them together."""
+    """Watch idle conversations, and measure what gateway and agent-loop together need for each of them."""
     async with crowds.acting(suite, _STORE) as user:
         run = await user.until((await user.start("what is 17 * 23")).run_id, run_pb2.RUN_STATE_COMPLETED)
     connection = await asyncpg.connect(suite.database_url)
@@ -194,7 +200,7 @@ async def _watchers(suite: Suite, seconds: float) -> Figure:
 
 
 async def _later(subject: Pawl) -> list[float]:
-    """Do one run, and return how many milliseconds later than over gRPC each output event arrives over HTTP."""
+    """Do one run. Return how many milliseconds later than over gRPC each output event arrives over HTTP."""
     run_id = (await subject.agents.StartRun(START)).run.run_id
     async with asyncio.timeout(_PATIENCE_SECONDS):
         by_grpc, by_http = await asyncio.gather(_by_grpc(subject, run_id), _by_http(subject.suite, run_id))
@@ -219,6 +225,45 @@ async def _by_http(suite: Suite, run_id: str) -> dict[int, float]:
     finally:
         writer.close()
     return seen
+
+
+# Turns that background jobs start.
+
+
+async def _turns(count: int) -> Figure:
+    async with pawl(tool_rounds=1, chunks=3, interval=1, stop_after=1, delay_first=1) as (subject, _):
+        await _turn(subject)
+        waits = [await _turn(subject) for _ in range(count)]
+    return at_most(
+        _TURN_MAX_MS,
+        code=_CODE,
+        what="from the end of a background job to the first output of its turn on an open page, p99",
+        value=percentile(waits, 0.99),
+        unit="ms",
+        detail={"p50, ms": percentile(waits, 0.5), "turns": count},
+    )
+
+
+async def _turn(subject: Pawl) -> float:
+    """Start a job and open its conversation. Return the delay of its turn's first output in milliseconds."""
+    run = (await subject.agents.StartRun(START)).run
+    await follow(subject, run.run_id)
+    reader, writer = await _post(subject.suite, _watch_conversation(run.conversation_id), store="", user="")
+    try:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            async for message in _messages(reader):
+                if _has_output(message, run.run_id):
+                    break
+        shown = time.time()
+    finally:
+        writer.close()
+    ended: float = await subject.ask(JOBS_END)
+    return (shown - ended) * 1000
+
+
+def _has_output(message: Any, before: str) -> bool:
+    """Return whether a message of WatchConversation contains output of a run other than `before`."""
+    return any("outputDelta" in event and event["runId"] != before for event in message.get("events", ()))
 
 
 # A minimal browser, without the overhead of an HTTP library.
@@ -256,7 +301,7 @@ async def _post(
 
 
 async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Any]:
-    """Yield the messages of a stream until it ends. Raises RuntimeError if a subscription fails."""
+    """Yield the messages of a stream until it ends. Raise RuntimeError if a subscription fails."""
     while line := await reader.readline():
         if not line.startswith(b"data: "):
             continue

@@ -78,7 +78,7 @@ def text_answer(chunks: int) -> list[bytes]:
 
 
 def tool_name(request: bytes) -> bytes:
-    """Return the name of the first function in a request, or `b""` if the request has no function."""
+    """Return the name of the first function in a request, or `b""` if there is none."""
     named = _TOOL_NAME.search(request)
     return named[1] if named else b""
 

@@ -21,7 +21,7 @@ from bench.ledger import JobStore
 from bench.options import Options
 from bench.percentiles import percentile
 from bench.processes import cpu_seconds, resident_mib
-from bench.subjects import Pawl
+from bench.subjects import JOBS_END, Pawl
 from bench.world import ModelServer, pawl, scratch
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -44,7 +44,6 @@ _BEGUN: Final = """
 SELECT extract(epoch FROM coalesce(start_time, create_time))::float8 AS begun FROM job_store.calls
 WHERE run_id = $1 AND round > $2 ORDER BY round
 """
-_ENDED: Final = "SELECT extract(epoch FROM max(end_time))::float8 FROM job_store.runs WHERE reports_to <> ''"
 # Copies report to a conversation that does not exist, because their own would have too many jobs. They are due a second
 # apart.
 _SPREAD: Final = """
@@ -166,7 +165,7 @@ async def _notices(count: int) -> list[Figure | NotMeasured]:
             await subject.run(1, 1)
             await server.requests()
             await _until(subject, _OPEN_JOBS, 0)
-            ended = await subject.ask(_ENDED)
+            ended = await subject.ask(JOBS_END)
             waits.append((await _next_request(server) + time.time() - time.monotonic() - ended) * 1000)
     return [
         at_most(
@@ -199,7 +198,7 @@ async def _until(subject: Pawl, query: str, wanted: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sample:
-    """The state of a series after a number of iterations. The claim times are those since the previous sample."""
+    """State of a series after a number of iterations. The claim times are those since the previous sample."""
 
     iterations: int
     rows: int
@@ -289,7 +288,7 @@ async def _start(store: JobStore) -> None:
 async def _one(store: JobStore, number: int) -> float:
     """Claim the series, start and end an iteration, and park until the next iteration, which is due immediately.
 
-    Returns the duration of the claim in seconds.
+    Return the duration of the claim in seconds.
     """
     began = time.monotonic()
     request = pb.ClaimRunsRequest(worker_id="bench", runs_max=1, lease_seconds=30, background_runs_max=1)

@@ -17,7 +17,7 @@ _CHOICES: Final = 2
 
 
 def zipf_weights(stores: int, exponent: float) -> list[float]:
-    """Return each store's part of the total load, with the largest first and a sum of 1. Exponent 0 makes all equal."""
+    """Return each store's part of the total load, largest first, with a sum of 1. With exponent 0, all are equal."""
     weights = [rank**-exponent for rank in range(1, stores + 1)]
     total = math.fsum(weights)
     return [weight / total for weight in weights]
@@ -112,7 +112,7 @@ def grown(placement: Placement, weights: Sequence[float], shards: int, *, slack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A database: its `cores`, the CPU time of a commit, and its disk wait.
+    """Database: its `cores`, the CPU time of a commit, and its disk wait.
 
     `commit_cpu_ms` is the mean of a lognormal distribution whose standard deviation is `variation` times the mean.
     `disk_ms` is added to each commit. Disks are assumed to handle requests concurrently.

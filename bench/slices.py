@@ -20,7 +20,7 @@ from bench.subjects import Subject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """The result of one slice. `cpu` is the CPU time of each process and `client` that of this process, in ms per run.
+    """Result of one slice. `cpu` is the CPU time of each process and `client` that of this process, in ms per run.
 
     If a subject has a driver program, that program includes the client, so `client` is almost 0.
     """
@@ -32,7 +32,7 @@ class Slice:
 
     @property
     def cpu_milliseconds(self) -> float:
-        """The CPU time of all processes, in milliseconds per run."""
+        """CPU time of all processes, in milliseconds per run."""
         return sum(self.cpu.values())
 
 

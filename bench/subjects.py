@@ -27,6 +27,7 @@ from pawl.launcher.suite import Suite
 PEERS: Final = Path(__file__).parent / "peers"
 QUESTION: Final = "Look up three items, then tell me about them."
 TRANSACTIONS: Final = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
+JOBS_END: Final = "SELECT extract(epoch FROM max(end_time))::float8 FROM job_store.runs WHERE reports_to <> ''"
 SYNCS: Final = "SELECT sum(fsyncs)::float8 FROM pg_stat_io WHERE object = 'wal'"
 _READY_SECONDS: Final = 60.0
 _DEADLINE_SECONDS: Final = 120.0
@@ -44,7 +45,7 @@ _SPLIT: Final = {"agent-loop": {"PAWL_ROLE": "api"}, "agent-loop-1": {"PAWL_ROLE
 
 
 class Subject(Protocol):
-    """A program that does runs; use as an async context manager."""
+    """A program that does runs. An async context manager."""
 
     name: str
 

@@ -65,30 +65,35 @@ function Job({ content }: { content: z.infer<typeof job> }) {
 }
 const activities = [{ activityType: "pawl.job", content: job, render: Job }];
 
+// Opens a stream of the thread's turns and jobs.
+function stream(threadId: string, onEvent: (event: any) => void) {
+  const turns = new EventSource(`/turns?thread=${encodeURIComponent(threadId)}`);
+  turns.onmessage = ({ data }) => onEvent(JSON.parse(data));
+  return () => turns.close();
+}
+
+// Shows a job's progress. Returns whether the thread has a turn or an answer that the page does not show.
+function isNews(agent: ReturnType<typeof useAgent>["agent"], { type, name, messageId, content, messages = [] }: any) {
+  const isJob = ({ id }) => type === "ACTIVITY_SNAPSHOT" && id === messageId;
+  if (agent.messages.some(isJob)) agent.setMessages(agent.messages.map((shown) => (isJob(shown) ? { ...shown, content } : shown)));
+  const isShown = ({ id, content }) => agent.messages.some((shown) => shown.id === id && shown.content === content);
+  return name === "pawl.run" || messages.some((message) => message.role === "assistant" && message.content && !isShown(message));
+}
+
 // Background work makes progress and starts turns when no run is open. A stream beside CopilotKit's reports both. It also
 // shows when the gateway can be reached again after CopilotKit's own stream broke.
 function useTurns(threadId: string) {
   const { agent } = useAgent();
   const { copilotkit } = useCopilotKit();
   const isBroken = useRef(false);
-  useEffect(() => {
-    const broke = () => void (isBroken.current = true);
-    return agent.subscribe({ onRunErrorEvent: broke, onRunFailed: broke }).unsubscribe;
-  }, [agent]);
+  useEffect(() => copilotkit.subscribe({ onError: () => void (isBroken.current = true) }).unsubscribe, [copilotkit]);
   useEffect(() => {
     if (agent.isRunning) return;
-    const turns = new EventSource(`/turns?thread=${encodeURIComponent(threadId)}`);
-    turns.onmessage = ({ data }) => {
-      const { type, name, messageId, content, messages = [] } = JSON.parse(data);
-      const isJob = ({ id }) => type === "ACTIVITY_SNAPSHOT" && id === messageId;
-      if (agent.messages.some(isJob)) agent.setMessages(agent.messages.map((shown) => (isJob(shown) ? { ...shown, content } : shown)));
-      const isShown = ({ id, content }) => agent.messages.some((shown) => shown.id === id && shown.content === content);
-      const isNew = (message) => message.role === "assistant" && message.content && !isShown(message);
-      if (agent.isRunning || !(isBroken.current || name === "pawl.run" || messages.some(isNew))) return;
+    return stream(threadId, (event) => {
+      if (agent.isRunning || !(isNews(agent, event) || isBroken.current)) return;
       isBroken.current = false;
       void copilotkit.connectAgent({ agent });
-    };
-    return () => turns.close();
+    });
   }, [agent, agent.isRunning, threadId]);
 }
 

@@ -41,7 +41,7 @@ _TOOL: Final = {
 _FORM: Final = ResponseFormat(
     schema_json=b'{"type":"object","properties":{"sum":{"type":"integer"}},"required":["sum"]}'
 )
-# A red square of 64 by 64 pixels.
+# A PNG image of a red square, 64 by 64 pixels.
 _RED_PNG: Final = (
     "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAS0lEQVR42u3PQQkAAAgAsetfWiP4FgYrsKZeS0BA"
     "QEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEDgsqnc8OJg6Ln3AAAAAElFTkSuQmCC"
@@ -56,7 +56,7 @@ class Report:
     settings: dict[str, str] = field(default_factory=dict)
 
     def add(self, mark: Literal["ok", "note", "FAIL"], text: str) -> None:
-        """Add a finding. `note` marks a limitation. `FAIL` means that runs cannot use the server."""
+        """Add a finding. `note` marks a limitation. `FAIL` marks a server that runs cannot use."""
         self.lines.append(f"{mark:<6}{text}")
 
     @property
@@ -65,7 +65,7 @@ class Report:
 
 
 class Probe:
-    """Tests one model server through the client that runs use."""
+    """A test of one model server, through the same client that runs use."""
 
     def __init__(self, base_url: str, api_key: str, model: str) -> None:
         self._base_url = base_url
@@ -208,7 +208,7 @@ def _with_result(answer: ModelAnswer, echo: str) -> tuple[dict[str, Any], ...]:
 
 
 async def first_model(base_url: str, api_key: str) -> str:
-    """Return the first model that a server lists; empty if it lists none or the request fails."""
+    """Return the first model that a server lists, or an empty string if it lists none or the request fails."""
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key or "none", max_retries=0, timeout=30.0) as client:
         try:
             page = await client.models.list()

@@ -301,7 +301,7 @@ async def verify(
 ) -> int:
     """Verify the whole audit chain.
 
-    Prints the head of the chain. Keep it where no one with write access to the database can change it, and pass it as
+    Prints the head of the chain. Store it where no one with write access to the database can change it, and pass it as
     --known-head next time.
     """
     request, last = audit_pb2.VerifyAuditRequest(), audit_pb2.VerifyAuditResponse()

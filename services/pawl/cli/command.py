@@ -1,4 +1,4 @@
-"""Connects commands to the suite, parses values, prints output and sets exit codes."""
+"""The common part of commands: connecting to the suite, parsing values, printing output and setting exit codes."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _perform(
 
 
 def follows(target: AsyncClient) -> None:
-    """Make a watching command survive a restart of the suite. Other commands fail immediately."""
+    """Let a watching command survive a restart of the suite. Other commands fail immediately."""
     target.retry_seconds = FOLLOW_SECONDS
 
 
@@ -194,7 +194,7 @@ def read_file(path: Path, bytes_max: int = -1) -> bytes:
 
 
 def secret_of(given: str) -> str:
-    """Read a secret. `-` reads it from standard input and `@FILE` from a file. Anything else is the secret itself.
+    """Read a secret: `-` from standard input, and `@FILE` from a file. Anything else is the secret itself.
 
     Every user of a machine can see the arguments of the programs running on it.
 
@@ -217,7 +217,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation; r
 
 
 def confirm(question: str, *, yes: bool) -> bool:
-    """Return whether the user confirms. Does not ask if `yes` is set.
+    """Return whether the user confirms. Do not ask if `yes` is set.
 
     Raises:
         CommandError: There is no terminal on which to ask.
@@ -275,7 +275,7 @@ def show_table(console: Console, headings: Sequence[str], rows: Sequence[Sequenc
 
 
 class WordWrap:
-    """Wraps streamed text at word boundaries.
+    """A wrapper for streamed text that breaks lines at word boundaries.
 
     The last word is held back until it is complete, and spaces are held back until a word follows them.
     """
@@ -320,7 +320,7 @@ class WordWrap:
 
 
 class LineReader:
-    """Reads a line only when asked to, so that an editor can use the keyboard between lines.
+    """Reader that reads a line only when needed, so that an editor can use the keyboard between lines.
 
     Reading from a terminal cannot be cancelled, so the thread ends only when the process does.
     """
@@ -334,9 +334,9 @@ class LineReader:
         threading.Thread(target=self._read, name="keyboard", daemon=True).start()
 
     async def line(self) -> str | None:
-        """Return the next line without its line break. Return None at the end of the input.
+        """Return the next line without its line break, or None at the end of the input.
 
-        This is safe to cancel. The next caller then gets the line.
+        Safe to cancel. The next caller then gets the line.
         """
         if self._pending is None:
             loop = asyncio.get_running_loop()

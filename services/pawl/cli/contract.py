@@ -1,4 +1,4 @@
-"""Builds commands from the contract. The request defines the options, and the response defines the output."""
+"""Commands built from the proto files. The request defines the options, and the response defines the output."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _SOURCE_SECONDS: Final = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A parameter that fills the field at `path` of a request.
+    """Parameter that fills the field at `path` of a request.
 
     `help` replaces the field's comment. `put` sets the value where the field's type does not determine how. An option
     with a `constant` is a switch that sets the field to that value. `excludes` names an earlier option that cannot be
@@ -166,9 +166,9 @@ def listing(
 ) -> Callable[..., None]:
     """Build a command that lists items in columns.
 
-    The command lists all pages. With `count`, it lists at most the number of items that the user gives. If there are no
-    items, `none` is printed to standard error. The columns may depend on the request. `footer` returns a final line,
-    which JSON output omits.
+    The command lists all pages. With `count`, the user can limit the number of items. If there are no items, `none` is
+    printed to standard error. The columns may depend on the request. `footer` returns a final line, which JSON output
+    omits.
     """
 
     async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> None:
@@ -220,7 +220,7 @@ async def items(target: AsyncClient, request: Any, count: int = 0) -> list[Any]:
 
 
 async def ask(target: AsyncClient, request: Any) -> Any:
-    """Send a request to its method. If the request has a request_id, repeating it has no further effect."""
+    """Send a request to its method. A repeated request with a request_id has no further effect."""
     method = _method(target, request)
     if _where(request)[0] == "sources":
         method = functools.partial(method, timeout=_SOURCE_SECONDS)
@@ -228,7 +228,7 @@ async def ask(target: AsyncClient, request: Any) -> Any:
 
 
 async def warn_of_set(target: AsyncClient, request: Any, answer: Any) -> None:
-    """Warn on standard error if a request has changed or deleted a resource that a set of files owns."""
+    """Print a warning if a request has changed or deleted a resource that a set of files owns."""
     if (found := _CHANGE.fullmatch(request.DESCRIPTOR.name)) is None:
         return
     from pawl.agent.v1 import declaration_pb2  # noqa: PLC0415  # few commands need it
@@ -257,7 +257,7 @@ def json_line(message: Message) -> str:
 
 
 def parameters(kind: Any, options: Options) -> list[inspect.Parameter]:
-    """Return the command parameters that fill a message. Their help comes from the contract."""
+    """Return the command parameters that fill a message. Their help comes from the proto comments."""
     return [_parameter(*each) for each in _named(kind, options)]
 
 
@@ -324,7 +324,7 @@ def _value(field: FieldDescriptor, value: Any) -> Any:
 
 
 def _named(kind: Any, options: Options) -> Iterator[tuple[str, str, Option, FieldDescriptor]]:
-    """For each option, yield its parameter name, what users type, the option itself and its field."""
+    """For each option, yield its parameter name, its name as users type it, the option itself and its field."""
     taken = set[str]()
     for typed, each in options.items():
         option = Option(path=each) if isinstance(each, str) else each
@@ -388,7 +388,7 @@ def _build(
 
 
 def _where(request: Any) -> tuple[str, Service]:
-    """Return the stub and the addresses of the service that takes a request."""
+    """Return the stub and the addresses of the service that handles a request."""
     for service, where in _STUBS.items():
         with suppress(KeyError):  # Services whose modules are not imported are unknown.
             if request.DESCRIPTOR in (each.input_type for each in _pool.FindServiceByName(service).methods):

@@ -1,4 +1,4 @@
-"""Builds error messages for users: what went wrong, and what to do next."""
+"""Error messages for users: what went wrong, and what to do next."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ _TLS_SECONDS_MAX: Final = 2.0
 class CommandError(Exception):
     """Raised when the command cannot run. The message tells users what to do next.
 
-    `parameter` is the parameter at fault. The message shows the name that users type.
+    `parameter` is the parameter at fault. The message shows its name as users type it.
     """
 
     def __init__(self, message: str, *, parameter: str = "") -> None:
@@ -130,7 +130,7 @@ def explain(
 ) -> str:
     """Return the message for an error from calling a service at `addresses`.
 
-    `typed` maps parameters to what users type, for example `interval_seconds` to `--every`.
+    `typed` maps parameters to their names as users type them, for example `interval_seconds` to `--every`.
     """
     if isinstance(error, CommandError) and error.parameter:
         return f"{_option(error.parameter, typed) or error.parameter}: {error}"

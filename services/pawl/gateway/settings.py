@@ -1,5 +1,3 @@
-"""The gateway's settings."""
-
 from __future__ import annotations
 
 import re
@@ -69,7 +67,7 @@ class GatewaySettings(ServiceSettings):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Hosts that are allowed in addition to loopback. IPv6 addresses do not have brackets."""
+        """Hosts that are allowed in addition to loopback. IPv6 addresses have no brackets."""
         return frozenset(re.sub(r"^\[([0-9a-f:.]+)\]$", r"\1", name) for name in _names(self.gateway_hosts))
 
     @property

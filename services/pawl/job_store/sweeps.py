@@ -1,4 +1,4 @@
-"""Runs the job store's background loops: event relay, offers, quarantine, retention, search index and metrics."""
+"""The job store's background loops: event relay, offers, quarantine, retention, search index and metrics."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Relay:
         self._written.set()
 
     async def run(self) -> None:
-        """Relay when woken, and at least every second to pick up events left by other replicas or earlier failures."""
+        """Relay when woken, and at least every second, to find events left by other replicas or earlier failures."""
         while True:
             tasks.check_cancelled()
             self._written.clear()
@@ -91,10 +91,9 @@ async def offer_again(ledger: Ledger, clock: Clock) -> None:
 
 
 async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
-    """If the database's clock goes back, make runs claimable earlier, so that they do not wait twice.
+    """If the database's clock is set back, make runs claimable earlier, so that they do not wait twice.
 
-    The clock is polled every three seconds, and compared with the times that earlier polls and other replicas have
-    seen.
+    The clock is polled every three seconds, and compared with the times from earlier polls and other replicas.
     """
     seen: tuple[float, float] | None = None
     while True:
@@ -126,7 +125,7 @@ async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> No
 
 
 async def cancel_where_off(settings: SettingsSnapshot, ledger: Ledger, ids: IdSource, clock: Clock) -> None:
-    """Every five seconds, cancel open runs in stores where runs are off, if the switch requests it.
+    """Every five seconds, cancel open runs in stores where runs are disabled, if the switch requests it.
 
     Undo runs continue, so that no undo is left half done.
     """
@@ -157,7 +156,7 @@ async def _cancel_runs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPeriods:
-    """The retention period of each kind of record, and the interval between sweeps. Both are in seconds."""
+    """Retention period of each kind of record, and the interval between sweeps, in seconds."""
 
     events_seconds: float
     conversations_seconds: float
@@ -199,7 +198,7 @@ async def _empty(clock: Clock, remove: Callable[..., Awaitable[int]], seconds: f
 
 
 async def collect_stats(stats: PostgresLedgerStats, meter: PrometheusMeter, clock: Clock) -> None:
-    """Update the ledger's metrics every 15 s. If counting is slow, update them less often, but every 60 s at least."""
+    """Update the ledger's metrics every 15 s or, if counting is slow, at least every 60 s."""
     while True:
         start = clock.monotonic()
         meter.ledger_counted(await stats.count())

@@ -1,4 +1,4 @@
-"""Describes the services of the suite as data, in start order."""
+"""The services of the suite as data, in start order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ServiceSpec:
 
     @property
     def address_variable(self) -> str:
-        """The variable that holds this service's address, for services that start later."""
+        """Variable that holds this service's address, for services that start later."""
         return f"PAWL_{self.name.replace('-', '_').upper()}_ADDRESS"
 
 

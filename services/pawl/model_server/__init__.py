@@ -1,6 +1,6 @@
 """A scripted model server. It speaks OpenAI's chat-completions protocol, but rules give the answers, not a model.
 
-With it, the whole suite can run and be tested without an API key, a network or a bill. Its only model is called
+With it, the whole suite can run and be tested without an API key, a network or costs. Its only model is called
 `pawl-scripted` and identifies itself as rule-based. Without a script, the answers depend only on the messages
 (`rules`), so that they stay the same across retries and restarts. With a script (`script`), the server can return
 anything, including broken responses.

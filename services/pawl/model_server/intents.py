@@ -49,7 +49,7 @@ _ALSO = {
 
 
 def zone_of(name: str) -> str | None:
-    """Return the IANA zone of a city or zone name ("Oslo", "new york", "Europe/Oslo"). None if unknown."""
+    """Return the IANA zone of a city or zone name ("Oslo", "new york", "Europe/Oslo"), or None if unknown."""
     return _zones().get(" ".join(name.lower().replace("_", " ").split()))
 
 
@@ -122,7 +122,7 @@ _STORY = (
 
 
 def stages_of(prompt: str) -> list[Stage]:
-    """Return the requests by stage. For an unrecognised prompt, return a single reply that says so."""
+    """Return the requests by stage. For an unrecognised prompt, return a single reply that explains this."""
     return [_stage(part) for part in _THEN.split(prompt.strip()) if part.strip(" .!?,")] or [(_unknown(prompt),)]
 
 

@@ -280,7 +280,7 @@ def test_bad_input_is_refused_with_a_reason_and_leaves_nothing_behind(
 def test_output_over_the_quota_is_refused_midway(tmp_path: Path) -> None:
     desk = Desk(tmp_path, store_bytes_max=3000)
     put(desk, "in.txt", "0123456789\n" * 200)
-    with pytest.raises(ToolError, match="room for a file of 800 bytes"):
+    with pytest.raises(ToolError, match="at most 800 bytes"):
         desk("process_file", path="in.txt", output_path="out.txt")
     assert (staged(desk), [path.name for path in (tmp_path / "acme").iterdir()]) == ([], ["in.txt"])
 

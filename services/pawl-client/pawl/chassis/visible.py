@@ -1,4 +1,4 @@
-"""Makes untrusted text safe to show, in the same way in the terminal, AG-UI, webhooks and e-mails.
+"""Escapes for untrusted text, so that terminals, AG-UI, webhooks and e-mails show it safely and identically.
 
 web/console/src/visible.ts does the same; tests/golden/visible.json tests both.
 """
@@ -29,7 +29,7 @@ _UNFINISHED_MARK: Final = re.compile(r"<[^<>\s]{0,300}$")
 
 
 def visible(text: str) -> str:
-    """Return `text` with each hidden character shown like <U+202E>, and the ASCII form after each non-ASCII host.
+    """Return `text` with each hidden character shown like <U+202E>, and with the ASCII form after each non-ASCII host.
 
     Tabs and line breaks are kept. Idempotent.
     """

@@ -34,8 +34,7 @@ def condition(given: str | Mapping[str, Any], field: str = "until") -> run_pb2.J
     A mapping looks like `{"path": "/price", "below": 20}`. Instead of `below`, it can have `above`, `equals`,
     `"changed": True` or `cel`.
 
-    Raises:
-        InvalidField: The condition is invalid; the error names `field`.
+    Raises: InvalidField: The condition is invalid. The error names `field`.
     """
     named = dict(given) if isinstance(given, Mapping) else {"cel": given}
     found = run_pb2.JobCondition()
@@ -68,7 +67,7 @@ def monitor(given: str | Mapping[str, Any]) -> run_pb2.JobMonitor:
 
 
 def _reports(given: str | Mapping[str, float | Sequence[int]]) -> dict[str, Any]:
-    """Return a request's report fields for `reports`, such as `"change"` or `{"every": 10}`."""
+    """Return a request's report fields for a value of `reports`, such as `"change"` or `{"every": 10}`."""
     fields = job_reports.read(given) if given else {"reports": "UNSPECIFIED"}
     return fields | {"reports": f"JOB_REPORTS_{fields['reports']}"}
 
@@ -100,8 +99,6 @@ class JobHandle:
 
 
 class JobVerbs(Target):
-    """Methods for background jobs."""
-
     async def start_job(
         self,
         tool_name: str,
@@ -125,8 +122,8 @@ class JobVerbs(Target):
         """Start a job and return it. Its results are reported to the given conversation, or to a new one.
 
         With an interval, the call is repeated. For `until` and `when`, see `condition` and `monitor`. `reports` is a
-        word such as `"change"`, or `{"every": 10}`. Without an interval, `{"progress": [25, 50, 75]}` (percent) or
-        `{"minutes": 10}` reports progress.
+        word such as `"change"`, or `{"every": 10}`. For a job without an interval, use `{"progress": [25, 50, 75]}`
+        (percent) or `{"minutes": 10}` to report progress.
         """
         request = pb.StartJobRequest(
             tool_name=tool_name,
@@ -160,16 +157,16 @@ class JobVerbs(Target):
         return JobHandle(self, (await self.again(self.jobs.GetJob, pb.GetJobRequest(job_id=job_id))).job)
 
     async def stop_job(self, job_id: str, reason: str = "", *, request_id: str = "") -> pb.BackgroundJob:
-        """Stop a job and return it. A job that has ended does not change."""
+        """Stop a job. Return it. A job that has ended does not change."""
         request = pb.StopJobRequest(job_id=job_id, reason=reason, request_id=request_id)
         return (await self.once(self.jobs.StopJob, request)).job
 
     async def pause_job(self, job_id: str, *, request_id: str = "") -> pb.BackgroundJob:
-        """Pause a job and return it. No iteration starts during the pause, but a running iteration finishes."""
+        """Pause a job. Return it. Running iterations finish, but no new iteration starts during the pause."""
         return (await self.once(self.jobs.PauseJob, pb.PauseJobRequest(job_id=job_id, request_id=request_id))).job
 
     async def resume_job(self, job_id: str, *, request_id: str = "") -> pb.BackgroundJob:
-        """Resume a paused job on its original schedule, and return it. Missed iterations are skipped."""
+        """Resume a paused job on its original schedule. Return it. Missed iterations are skipped."""
         return (await self.once(self.jobs.ResumeJob, pb.ResumeJobRequest(job_id=job_id, request_id=request_id))).job
 
     async def stop_jobs(
@@ -192,7 +189,7 @@ class JobVerbs(Target):
     async def follow(
         self, conversation_id: str, after: str = ""
     ) -> AsyncGenerator[conversation_pb2.WatchConversationResponse, None]:
-        """Yield what you can read of a conversation, and then its changes as they happen. Never ends.
+        """Yield a conversation's current content, then each change as it happens. Never ends.
 
         Items are the conversation, messages, your runs and your jobs. `events` has the events of your active run. If
         the connection is lost, the stream continues with any replica. Each message and event is yielded once, but a run

@@ -1,4 +1,4 @@
-"""Creates, reads and lists agent definitions."""
+"""Agent definitions: creating, reading and listing them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class AgentLedger:
         draft: bool,
         validate_only: bool,
     ) -> tuple[AgentVersion, bool]:
-        """Save a new version of an agent, or a draft. Nothing is saved if the newest version is identical.
+        """Save a new version of an agent, or a draft. Save nothing if the newest version is identical.
 
         Return the newest version and whether it is new. With `validate_only`, nothing is ever saved.
 

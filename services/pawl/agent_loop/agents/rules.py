@@ -1,4 +1,4 @@
-"""Validates agent definitions, selects their tools, and derives run options from them."""
+"""Agent definitions: validation, tool selection, and the run options that follow from them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit on the tokens of a day or month, for an agent, user or store. `kind` is what a run waits for."""
+    """A limit on the tokens of a day or month, for an agent, user or store.
+
+    `kind` is the reason for which a run waits.
+    """
 
     kind: WaitKind
     tokens_max: int
@@ -88,7 +91,10 @@ class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run's next model call may use. `models` is empty if it may use all, and `model_server` for the default."""
+    """Limits on a run's next model call. `models` is empty if all are allowed.
+
+    `model_server` is empty for the default.
+    """
 
     budgets: tuple[TokenBudget, ...] = ()
     models: tuple[str, ...] = ()
@@ -98,13 +104,13 @@ class ModelTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exhausted(self) -> TokenBudget | None:
-        """The budget that is used up for the longest time; None if the model may be called."""
+        """The used-up budget that renews last, or None if the model may be called."""
         used_up = (each for each in self.budgets if each.is_used_up)
         return max(used_up, key=lambda each: each.end_time, default=None)
 
     @property
     def tokens_left(self) -> float:
-        """How many tokens are left until a budget is nearly used up."""
+        """Number of tokens left until a budget is nearly used up."""
         return min((each.left_until_nearly_used_up for each in self.budgets), default=math.inf)
 
 
@@ -148,7 +154,7 @@ class Selected(NamedTuple):
 
 
 def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition:
-    """Validate the definition and return it without duplicate entries.
+    """Validate the definition. Return it without duplicate entries.
 
     Raises:
         InvalidField, InvalidId, TooLarge: the error names the field.
@@ -211,7 +217,7 @@ def draft_name(name: str) -> str:
 
 
 def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selected:
-    """Return the names of the selected tools, and the sources and patterns that do not match any tool.
+    """Return the names of the selected tools, and the sources and patterns that match no tool.
 
     An open selection returns no names. Otherwise, the names include `run_agent` if the agent delegates.
 
@@ -264,7 +270,7 @@ def deployed(defaults: RunDefaults) -> AgentVersion:
 
 
 def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> AskedOptions:
-    """Merge the agent's options with those requested for a run, ready for `options.complete`.
+    """Merge the agent's options with those requested for a run. The result is the input of `options.complete`.
 
     A run may override every option of `default`. It may only narrow the options of any other agent.
 

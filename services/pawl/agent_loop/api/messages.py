@@ -42,7 +42,7 @@ NO_SESSION: Final = SessionTools()
 
 
 def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
-    """Serialize a run's tools. At most one tool over the limit is serialized, and the check refuses it."""
+    """Serialize a run's tools. At most one tool over the limit is serialized, and later validation refuses it."""
     first = islice(tools, checks.OWN_TOOLS_MAX + 1)
     return tuple(each.SerializeToString(deterministic=True) for each in first)
 
@@ -50,10 +50,10 @@ def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
 async def unless_refused(
     message: pb.SubmitMessageRequest, refusal: PawlError | None, send: Callable[[], Awaitable[T]]
 ) -> T:
-    """Send the message. If `refusal` is set, the ledger accepts the message only if it repeats an earlier request.
+    """Send the message. If `refusal` is set, the ledger accepts the message only as a repeat of an earlier request.
 
-    Only the ledger knows whether the same request was already accepted, for example before an agent changed, a document
-    was removed, or a tool with the same name as a supplied tool was created.
+    Only the ledger knows whether it already accepted the same request, for example before an agent changed, a document
+    was deleted, or a tool with the same name as a supplied tool was created.
     """
     message.only_repeat = refusal is not None
     try:
@@ -81,7 +81,7 @@ class Messages:
     async def start(
         self, caller: Principal, request_id: RequestId, message: Start, session: SessionTools = NO_SESSION
     ) -> run_pb2.Run:
-        """Create a run. It is durable when this returns. Idempotent by request id.
+        """Create a run and return once it is durable. Idempotent by request id.
 
         Raises:
             InvalidField, TooLarge: the message or an option is invalid, or conflicts with the agent.

@@ -1,4 +1,4 @@
-"""Serves pawl.agent.v1.AgentService by translating requests and responses."""
+"""Implements pawl.agent.v1.AgentService by translating requests and responses."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ class AgentServicer:
 
 
 async def write(context: Context, response: Message | bytes) -> None:
-    """Write the response, which may already be encoded. Disconnect a client that does not read.
+    """Write the response, which may already be encoded. Disconnect a client that is too slow to read it.
 
     Raises:
         SlowConsumer

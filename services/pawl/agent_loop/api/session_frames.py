@@ -1,5 +1,3 @@
-"""Validates client frames."""
-
 from __future__ import annotations
 
 from typing import Final
@@ -27,8 +25,7 @@ _IDS: Final = {
 def check(frame: session_pb2.SessionRequest) -> None:
     """Validate the frame.
 
-    Raises:
-        InvalidField, InvalidId, TooLarge: the frame is invalid; the receipt reports this error.
+    Raises: InvalidField, InvalidId, TooLarge: the frame is invalid. The receipt reports this error.
     """
     kind = frame.WhichOneof("frame")
     if kind is None:

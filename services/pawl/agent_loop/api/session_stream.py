@@ -1,4 +1,4 @@
-"""Serves one client stream, from its hello frame to its end."""
+"""One client stream, from its hello frame to its end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SessionTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The dependencies shared by all of a replica's streams."""
+    """Dependencies that all of a replica's streams share."""
 
     ledger: PublicLedger
     watches: Watches
@@ -67,7 +67,7 @@ class Parts:
 
 
 class Outgoing(asyncio.Queue[SessionResponse]):
-    """Frames waiting for the client. Their number and the total size of their events are limited.
+    """Frames waiting for the client. Their number and their events' total size are limited.
 
     An event can be up to 1 MiB.
     """
@@ -205,7 +205,7 @@ class Stream:
         await self._outgoing.put(SessionResponse(receipt=receipt))
 
     async def _receipt(self, frame: SessionRequest) -> Receipt | None:
-        """Execute the frame and return its receipt, or None if the receipt was already sent."""
+        """Execute the frame. Return its receipt, or None if the receipt was already sent."""
         request_id = derived_id(self._client_id, frame.frame_id)
         caller, inbox, messages = self._caller, self._parts.inbox, self._parts.messages
         match frame.WhichOneof("frame"):
@@ -280,7 +280,7 @@ class Stream:
                 run = await self._parts.ledger.get_run(self._caller, run_id)
                 self._offers.adopt(run)
                 await self._answer(_receipt(frame, ACCEPTED, run_id=run_id))
-                if not attached.done():  # False if the stream is ending.
+                if not attached.done():  # The future is already done if the stream is ending.
                     attached.set_result(None)
                 async with aclosing(watcher.events()) as events:
                     await self._show(run, after_seq, events)

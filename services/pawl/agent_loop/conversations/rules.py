@@ -1,6 +1,6 @@
-"""Validates imported histories, refusing everything that a strict model server would refuse.
+"""Validates imported histories, and refuses everything that a strict model server would refuse.
 
-Adjacent messages of the same role are allowed; they are merged for the model.
+Adjacent messages of the same role are allowed. They are merged for the model.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from pawl.errors import InvalidHistory, InvalidJson, TooLarge
 from pawl.values import CallState
 
 MESSAGES_MAX: Final = 1000
-# Per message.
+# Maximum number of calls per message.
 CALLS_MAX: Final = 128
 ID_CHARACTERS_MAX: Final = 256
 FAULTS_SHOWN_MAX: Final = 20
 _SHOWN_CHARACTERS: Final = 40
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_REASON: Final = re.compile(r"[A-Z0-9_]{1,64}")
 
 
 class HistoryRole(StrEnum):
@@ -45,17 +46,21 @@ class HistoryCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message in a history. An assistant message may have `calls`. A tool message answers the call `call_id`."""
+    """A message in a history. An assistant message may have `calls`.
+
+    A tool message contains the result of `call_id`.
+    """
 
     role: HistoryRole
     text: str = ""
     calls: tuple[HistoryCall, ...] = ()
     call_id: str = ""
     is_error: bool = False
+    error_reason: str = ""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason to refuse a history. `message` is the message's position, counted from 1, or 0 for the whole history."""
+    """Reason to refuse a history. `message` is the message's position, counted from 1, or 0 for the whole history."""
 
     message: int
     text: str
@@ -83,8 +88,7 @@ def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
 def check(history: Sequence[HistoryMessage]) -> None:
     """Validate the history.
 
-    Raises:
-        InvalidHistory: the message lists up to 20 faults with the positions of their messages.
+    Raises: InvalidHistory: the history is invalid. The error lists up to 20 faults with their positions.
     """
     found = sorted(faults(history), key=lambda fault: fault.message)
     if not found:
@@ -101,7 +105,7 @@ def check(history: Sequence[HistoryMessage]) -> None:
 def convert_history(
     history: Sequence[HistoryMessage], new_call_id: Callable[[], CallId]
 ) -> tuple[tuple[Message, ...], tuple[Call, ...]]:
-    """Convert a validated history to messages and settled calls. The ledger sets their owner."""
+    """Convert a validated history to messages and settled calls. The ledger sets the owner."""
     results = _results(history)
     messages: list[Message] = []
     calls: list[Call] = []
@@ -128,7 +132,7 @@ def convert_history(
 
 
 def _results(history: Sequence[HistoryMessage]) -> dict[tuple[int, str], HistoryMessage]:
-    """Return each call's result, keyed by the position of the message that made the call and by call id."""
+    """Return each call's result, keyed by call id and by the position of the message that made the call."""
     asked, results = 0, dict[tuple[int, str], HistoryMessage]()
     for position, message in enumerate(history):
         if message.role is HistoryRole.TOOL:
@@ -155,7 +159,7 @@ def _call(call: HistoryCall, call_id: CallId, result: HistoryMessage, round_: in
         result=CallResult(
             content_json=_content_json(result.text),
             is_error=result.is_error,
-            error_reason="TOOL_ERROR" if result.is_error else "",
+            error_reason=(result.error_reason or "TOOL_ERROR") if result.is_error else "",
         ),
         imported=True,
     )
@@ -194,6 +198,8 @@ def _message_faults(message: HistoryMessage) -> Iterator[str]:
         yield "only assistant messages may have calls"
     if message.call_id and message.role is not HistoryRole.TOOL:
         yield "only tool messages may name a call"
+    if message.error_reason and not (message.is_error and _REASON.fullmatch(message.error_reason)):
+        yield "an error_reason needs is_error and has at most 64 capital letters, digits and _"
     yield from _text_faults(message.text, "the text", bytes_max)
     if len(message.calls) > CALLS_MAX:
         yield f"a message may have at most {CALLS_MAX} calls, got {len(message.calls)}"
@@ -222,7 +228,7 @@ def _call_faults(call: HistoryCall) -> Iterator[str]:
 
 
 def _id_faults(message: HistoryMessage, known: set[str]) -> Iterator[str]:
-    """Yield a fault for each call id that is already `known`, and add the new ids to `known`."""
+    """Yield a fault for each call id that is in `known`, and add new ids to `known`."""
     for call in message.calls:
         if call.call_id in known:
             yield f"call {_shown(call.call_id)}: the id was used before"
@@ -230,7 +236,7 @@ def _id_faults(message: HistoryMessage, known: set[str]) -> Iterator[str]:
 
 
 def _result_faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
-    """Yield a fault for each missing or misplaced result. A call needs one result, right after the call's message."""
+    """Yield a fault for each missing or misplaced result. Each call needs one result, right after its message."""
     open_ids: dict[str, None] = {}
     answered: set[str] = set()
     asked_at = 0

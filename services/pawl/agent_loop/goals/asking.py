@@ -1,5 +1,3 @@
-"""Validates the goals that clients and models start."""
-
 from __future__ import annotations
 
 import math
@@ -25,7 +23,7 @@ WAIT_SECONDS_MAX: Final = 30 * 86_400.0
 
 
 class _Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a call to START_GOAL."""
+    """Arguments of a call to START_GOAL."""
 
     aim: str
     check_tool: str = ""
@@ -39,10 +37,9 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def asked(arguments_json: bytes, now: float) -> Goal:
-    """Return the goal that a model starts.
+    """Return the goal that a model's call starts.
 
-    Raises:
-        ValueError: the arguments are invalid; the message gives the reason.
+    Raises: ValueError: the arguments are invalid. The message contains the reason.
     """
     try:
         given = msgspec.json.decode(arguments_json, type=_Asked)
@@ -71,7 +68,7 @@ def asked(arguments_json: bytes, now: float) -> Goal:
 
 
 def check(goal: Goal) -> None:
-    """Check a goal's form.
+    """Validate a goal's fields.
 
     Raises:
         InvalidField, InvalidId, InvalidJson, TooLarge

@@ -1,4 +1,4 @@
-"""Judges whether a goal is met, from the result of its criterion's tool or from the answer of a judge."""
+"""Judges whether a goal is met, from the result of its criterion's tool or from a judge's answer."""
 
 from __future__ import annotations
 
@@ -90,8 +90,7 @@ Evidence: TypeAlias = Mapping[CallId, Call]
 def check_expression(source: str) -> None:
     """Check that a criterion's expression is allowed.
 
-    Raises:
-        ExpressionError: the expression is not allowed; the message gives the reason.
+    Raises: ExpressionError: the expression is not allowed. The message contains the reason.
     """
     kind = _EXPRESSIONS.compile(source).return_type().name().lower()
     if kind not in {"bool", "double", "int", "uint", "dyn"}:
@@ -99,7 +98,7 @@ def check_expression(source: str) -> None:
 
 
 def by_tool(criterion: GoalCriterion, call: Call) -> Judgement:
-    """Judge by the settled call to the criterion's tool. If that call did not succeed, the goal is not met.
+    """Judge by the settled call to the criterion's tool. If that call failed, the goal is not met.
 
     The tool may return `progress` (0 to 1) and `reason`.
     """
@@ -129,7 +128,7 @@ def by_tool(criterion: GoalCriterion, call: Call) -> Judgement:
 
 
 def by_judge(call: Call, evidence: Evidence) -> Judgement | str:
-    """Judge by the settled call that asked the judge. If its answer cannot be used, return the problem."""
+    """Judge by the settled call to the judge. If its answer cannot be used, return the problem."""
     if call.state is not CallState.SUCCEEDED or call.result is None:
         return f"the judge did not answer: {error_of(call)}"
     found = _answer(call)
@@ -150,20 +149,20 @@ def by_judge(call: Call, evidence: Evidence) -> Judgement | str:
 
 
 def citations(call: Call) -> tuple[str, ...]:
-    """Return the calls that a judge's answer cites. Return nothing if the call did not ask a judge."""
+    """Return the calls that a judge's answer cites, or nothing if this is not a call to a judge."""
     answer = _answer(call)
     return tuple(filter(is_id, answer.citations)) if answer is not None else ()
 
 
 def without_rest(call: Call) -> Call:
-    """Return a call whose result is cut to the part shown to the judge."""
+    """Return a call whose result is truncated to the part shown to the judge."""
     if call.result is None:
         return call
     return replace(call, result=replace(call.result, content_json=call.result.content_json[:_RESULT_BYTES_MAX]))
 
 
 def evidence_of(attempt: Call, calls: Iterable[Call]) -> Evidence:
-    """Return the calls that a judge of an attempt may cite: the attempt's own call, and the last calls it made."""
+    """Return the calls that a judge may cite: the attempt's own call, and the last calls that the attempt made."""
     made = [call for call in calls if call.run_id == attempt.child_run_id and call.settled]
     made = sorted(made, key=lambda call: (call.round, call.index))[-EVIDENCE_CALLS_MAX:]
     return {call.call_id: call for call in (*made, attempt)}
@@ -172,7 +171,7 @@ def evidence_of(attempt: Call, calls: Iterable[Call]) -> Evidence:
 def question(goal: Goal, judge: GoalJudge, attempt: Call, evidence: Evidence, problem: str) -> str:
     """Return the judge's task.
 
-    `problem` says why its previous answer could not be used; it is empty for a first answer.
+    `problem` explains why the judge's previous answer could not be used. It is empty for a first answer.
     """
     lines = [
         _encode(
@@ -200,7 +199,7 @@ def question(goal: Goal, judge: GoalJudge, attempt: Call, evidence: Evidence, pr
 
 
 def answer_of(call: Call) -> str:
-    """Return what the agent answered, or the error of its call."""
+    """Return the agent's answer, or the error of its call."""
     if call.state is not CallState.SUCCEEDED or call.result is None:
         return error_of(call)
     try:
@@ -216,7 +215,7 @@ def error_of(call: Call) -> str:
 
 
 def line(written: str, bytes_max: int) -> str:
-    """Return text on one line, with at most `bytes_max` bytes in JSON."""
+    """Return text on one line, using at most `bytes_max` bytes as JSON."""
     shown = text.cut_bytes(" ".join(strict_json.storable(written).split()).encode(), bytes_max)
     # A character has at most six bytes in JSON.
     while (excess := len(_encode(shown)) - 2 - bytes_max) > 0:

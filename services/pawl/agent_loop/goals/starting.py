@@ -1,5 +1,3 @@
-"""Validates goals and starts them."""
-
 from __future__ import annotations
 
 import hashlib
@@ -54,7 +52,7 @@ class GoalStarting:
         self._ids = ids
 
     async def start(self, caller: Principal, request_id: RequestId, request: goal_pb2.StartGoalRequest) -> run_pb2.Run:
-        """Create a goal run. It is durable when this returns. Idempotent by request id.
+        """Create a goal run and return once it is durable. Idempotent by request id.
 
         Raises:
             InvalidField, InvalidId, InvalidJson, TooLarge: the goal is invalid, or its agent cannot pursue it.
@@ -83,7 +81,7 @@ class GoalStarting:
         return (await unless_refused(submission, refusal, lambda: self._ledger.submit_message(submission))).run
 
     async def _check_current(self, caller: Principal, submission: pb.SubmitMessageRequest, goal: Goal) -> None:
-        """Check what can differ between two equal requests: the time, agents, tools and rules."""
+        """Check what can change between two equal requests: the time, agents, tools and rules."""
         now, options = self._clock.now(), wire.OPTIONS.read(submission.options)
         if goal.deadline_time is not None and goal.deadline_time <= now:
             raise InvalidField("goal.deadline_time must be in the future", field="goal.deadline_time")

@@ -1,4 +1,4 @@
-"""Writes a goal's texts: the tasks of its attempts, and its report."""
+"""Texts for goals: the tasks of attempts, and the report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def report(state: State, goal: Goal, cursor: GoalCursor) -> str:
 
 
 def task(state: State, goal: Goal, cursor: GoalCursor, number: int) -> str:
-    """Return the task of an attempt: the aim, earlier attempts, why they fell short, and the user's messages."""
+    """Return the task of an attempt: the aim, why earlier attempts were not sufficient, and the user's messages."""
     criterion = goal.criterion
     checked = criterion.judge.rubric if criterion.judge else f"{criterion.tool_name} {criterion.expression}".strip()
     parts = [
@@ -54,7 +54,7 @@ def task(state: State, goal: Goal, cursor: GoalCursor, number: int) -> str:
 
 
 def _quoted(header: str, lines: Iterable[str]) -> str:
-    """Return lines that are data, because models and tools have written them, marked as a quotation."""
+    """Quote lines that models or tools have written, so that they read as data."""
     return f"[{header}:]\n> " + "\n".join(lines).replace("\n", "\n> ")
 
 

@@ -1,4 +1,4 @@
-"""Converts requests and responses about users' jobs."""
+"""Conversion of requests and responses about users' jobs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def asked(request: jobs_pb2.StartJobRequest) -> tuple[AskedJob, bytes]:
 
 
 def job(run: run_pb2.Run) -> jobs_pb2.BackgroundJob:
-    """Return the job. If its run is open, the job includes the time at which it is expected to end."""
+    """Return the job. If its run is open, include the time at which it is expected to end."""
     # The calls of a workflow are its nodes, not iterations.
     counts = () if run.HasField("workflow") else run.call_counts
     ended = {count.state: count.count for count in counts if count.state in _SETTLED}

@@ -15,7 +15,7 @@ _ADDED_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5
 
 
 class PrometheusMeter:
-    """Measures the loop. `provider` stands for the deployment's model server; others have names."""
+    """Metrics of the loop. `provider` is the deployment's model server. Other model servers have names."""
 
     def __init__(self, metrics: Metrics, provider: str, monotonic: Callable[[], float]) -> None:
         self._store, self._provider, self._monotonic = metrics.store, provider, monotonic

@@ -1,4 +1,4 @@
-"""Converts between the loop's values and protobuf messages."""
+"""Conversion between the loop's values and protobuf messages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _DEFAULTS: Final[dict[type[Enum], Enum]] = {
 
 
 def _result(message: call_pb2.Call) -> CallResult | None:
-    """Return the result, or a placeholder if the ledger has omitted it. Return None if the call is open."""
+    """Return the result, a placeholder if the ledger omitted it, or None if the call is open."""
     if message.HasField("result"):
         return RESULT.read(message.result)
     if not message.result_omitted_bytes:

@@ -45,7 +45,7 @@ _LATE_SECONDS: Final = 60
 class ScheduleServicer:
     """Fires schedules when they are due or when users trigger them. `stub` calls job-store, which stores the schedules.
 
-    The methods here need agents; `forward` passes the others to job-store.
+    The methods here need agents. `forward` passes the others to job-store.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class ScheduleServicer:
                 start = self._clock.monotonic()
 
     async def _claim(self) -> tuple[Sequence[DueSchedule], float]:
-        """Return due schedules and the number of seconds until there may be more."""
+        """Return due schedules, and the number of seconds until more may be due."""
         try:
             claimed = await translated(
                 self._stub.ClaimSchedules(schedules_pb2.ClaimSchedulesRequest(schedules_max=_CLAIMED_MAX))

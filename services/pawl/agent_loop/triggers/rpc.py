@@ -43,7 +43,7 @@ _RETRY_SECONDS: Final = 1.0
 class TriggerServicer:
     """Fires triggers. `stub` calls job-store, which stores the triggers.
 
-    The methods here need agents or parse untrusted data; `forward` passes the others to job-store.
+    The methods here need agents or parse untrusted data. `forward` passes the others to job-store.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class TriggerServicer:
                 await self._pause.wait(wait_seconds)
 
     async def _fire_waiting(self) -> float:
-        """Fire triggers for waiting events. Return the number of seconds until there may be more."""
+        """Fire triggers for waiting events. Return the number of seconds until more events may be due."""
         try:
             response = await translated(
                 self._stub.ClaimEvents(triggers_pb2.ClaimEventsRequest(events_max=_CLAIMED_MAX))
@@ -186,7 +186,7 @@ class TriggerServicer:
             due=due, event=event, claimed=claimed, message=message, refusal=refusal, mail=mail
         )
         response = await translated(self._stub.FireTrigger(request))
-        self._pause.note_change()  # It may have to wait.
+        self._pause.note_change()  # The event may have to wait.
         return response
 
     def _event(self, due: DueTrigger, event_id: str, source: dict[str, str], data: dict[str, Any]) -> TriggerEvent:

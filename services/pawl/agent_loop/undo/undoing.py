@@ -1,4 +1,4 @@
-"""Lets users undo runs: preview, start and report."""
+"""Undo of runs by users: preview, start and report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Undoing:
         self._defaults = defaults
 
     async def preview(self, caller: Principal, run_id: RunId, call_id: CallId) -> tuple[CallUndo, ...]:
-        """Return what undoing a run, or one of its calls, would do. Calls are in undo order. Makes no changes.
+        """Return what undoing a run, or one of its calls, would do. Calls are in undo order. Changes nothing.
 
         Raises:
             RunNotFound, CallNotFound, RunNotEnded
@@ -39,7 +39,7 @@ class Undoing:
         return await self._outcomes(owner, run_id, call_id)
 
     async def start(self, caller: Principal, request_id: RequestId, run_id: RunId, call_id: CallId) -> run_pb2.Run:
-        """Create the undo run. It is durable when this returns. Idempotent by request id.
+        """Create the undo run and return once it is durable. Idempotent by request id.
 
         Raises:
             RunNotFound, CallNotFound, RunNotEnded, QueueFull, RequestIdReused
@@ -65,7 +65,7 @@ class Undoing:
         return created
 
     async def report(self, caller: Principal, run_id: RunId) -> tuple[CallUndo, ...]:
-        """Return an undo's results so far for each call, in undo order.
+        """Return an undo's results so far, call by call, in undo order.
 
         Raises:
             RunNotFound

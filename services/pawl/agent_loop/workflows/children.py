@@ -1,4 +1,4 @@
-"""Creates the child runs of workflows: other workflows, items of maps, and agents with a node's options."""
+"""Child runs of workflows: other workflows, items of maps, and agents with a node's options."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class NotStarted(Exception):
 
 
 def named(call: Call) -> RunWorkflow | None:
-    """Return the workflow that carries out a delegated call, with its input. None if a map's items or an undo do."""
+    """Return the workflow that carries out a delegated call, and its input.
+
+    Return None for a map's items or an undo.
+    """
     if call.tool_name in {RUN_ITEMS, UNDO_RUN}:
         return None
     if call.tool_name == RUN_WORKFLOW:

@@ -1,4 +1,4 @@
-"""Serves pawl.agent.v1.WorkflowService. job-store serves ListWorkflows and ListWorkflowVersions."""
+"""Implements pawl.agent.v1.WorkflowService. job-store implements ListWorkflows and ListWorkflowVersions."""
 
 from __future__ import annotations
 

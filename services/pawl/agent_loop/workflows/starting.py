@@ -1,5 +1,3 @@
-"""Starts runs of workflows."""
-
 from __future__ import annotations
 
 import hashlib
@@ -42,9 +40,9 @@ class WorkflowStarting:
     async def start(
         self, caller: Principal, request: StartWorkflowRequest, reused: Mapping[str, Any] = {}
     ) -> run_pb2.Run:
-        """Create a run. It is durable when this returns. Idempotent by request id.
+        """Create a run and return once it is durable. Idempotent by request id.
 
-        `reused` has the fields of `PinnedWorkflow` that a rerun sets.
+        `reused` contains the fields of `PinnedWorkflow` that a rerun sets.
 
         Raises:
             WorkflowNotFound: also if the workflow was deleted.
@@ -58,7 +56,7 @@ class WorkflowStarting:
     async def submission(
         self, caller: Principal, request: StartWorkflowRequest, reused: Mapping[str, Any] = {}
     ) -> tuple[pb.SubmitMessageRequest, PawlError | None]:
-        """Return the ledger's request to start a run. Also return the error with which to refuse a new run, or None.
+        """Return the ledger's request to start a run, and the error with which to refuse a new run, if any.
 
         Raises:
             PawlError: any error of `start` about the request itself.

@@ -1,4 +1,4 @@
-"""Reads and writes files that declare resources. Errors include the file and the line."""
+"""Files that declare resources: reading and writing them. Errors include the file and the line."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _Path: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A resource as it is declared in a file."""
+    """Resource as it is declared in a file."""
 
     key: Key
     definition: Any
@@ -63,7 +63,7 @@ class Asked:
     def problem(self, text: str, field: str = "") -> str:
         """Return `text` as an error message that starts with the file and the line.
 
-        The line is that of the deepest field mentioned in `text` or `field`.
+        The line is the one of the deepest field mentioned in `text` or `field`.
         """
         return f"{self.file}:{_line(self.lines, f'{text} {field}')}: {text}"
 
@@ -75,7 +75,7 @@ class Asked:
 
 
 def read_set(folder: Path) -> str:
-    """Return the name of the set in a folder. Empty if the folder has no pawl.yaml.
+    """Return the name of the set in a folder, or an empty string if the folder has no pawl.yaml.
 
     Raises:
         CommandError: pawl.yaml is invalid.
@@ -311,9 +311,9 @@ def _short(error: object) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Rejects duplicate keys, because YAML would keep only the last.
+    """YAML loader that rejects duplicate keys, of which YAML would keep only the last.
 
-    Rejects aliases, because they expand exponentially.
+    It also rejects aliases, because they can expand exponentially.
     """
 
     _depth = 0
@@ -353,7 +353,7 @@ _Loader.add_implicit_resolver(_BOOLEAN, re.compile("(?:true|True|TRUE|false|Fals
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes multi-line strings as blocks."""
+    """YAML writer that formats multi-line strings as blocks."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

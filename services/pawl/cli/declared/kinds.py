@@ -1,4 +1,4 @@
-"""Reads, validates, saves and deletes each kind of resource that files can declare."""
+"""The kinds of resources that files can declare, and how to read, validate, save and delete each of them."""
 
 from __future__ import annotations
 
@@ -92,9 +92,7 @@ class _Agents:
         await ask(target, agents_pb2.DeleteAgentRequest(name=name))
 
 
-class Faulty(Exception):  # It carries several faults, each of which is an error.
-    """Raised when a definition has faults. Each fault has a path and a message."""
-
+class Faulty(Exception):  # The exception contains several faults, each of which is an error.
     def __init__(self, faults: Iterable[WorkflowFault]) -> None:
         self.faults = [(each.path, each.message + (f" ({each.hint})" if each.hint else "")) for each in faults]
         super().__init__("; ".join(f"{path}: {text}" for path, text in self.faults))
@@ -119,8 +117,7 @@ class Workflows:
     ) -> Saved:
         """Save a workflow.
 
-        Raises:
-            Faulty: The definition has faults; only with `validate_only`.
+        Raises: Faulty: The definition has faults. Raised only with `validate_only`.
         """
         request = workflow_pb2.SaveWorkflowRequest(
             definition_json=json.dumps(asked).encode(), validate_only=validate_only
@@ -261,7 +258,7 @@ _TEXTS: Final = ("models", "model_server")
 
 
 class _SettingsLayers:
-    """The layers of settings that the caller may change. A file has all values of its layer."""
+    """Layers of settings that the caller may change. A file contains all values of its layer."""
 
     definition: type[Any] = settings_pb2.Settings
 
@@ -272,7 +269,7 @@ class _SettingsLayers:
     async def current(self, target: AsyncClient) -> Mapping[str, State]:
         found = dict[str, State]()
         for layer in settings_pb2.SettingsLayer.values()[1:]:
-            with suppress(PermissionDenied, InvalidField):  # It is another's, or a deployment key has no store.
+            with suppress(PermissionDenied, InvalidField):  # Another user's layer, or no store.
                 settings = await self._read(target, layer)
                 if _names(settings):
                     same = settings_pb2.Settings(layer=layer, version=settings.version)
@@ -318,7 +315,7 @@ def _of_agent(agent: agent_pb2.AgentVersion) -> State:
 
 
 def _at(definition: Any, path: str) -> Any:
-    """Return an object that has only the field at a path such as `nodes.fetch.tool`."""
+    """Return an object that contains only the field at a path such as `nodes.fetch.tool`."""
     names = files.PARTS.findall(path)
     found = definition
     for name in names[:-1]:

@@ -1,4 +1,4 @@
-"""Parses AG-UI requests, converts their answers, and determines how an AG-UI run ends."""
+"""Parsing of AG-UI requests, conversion of their answers, and the ways in which an AG-UI run ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Resume(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Options(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Pawl's own options in a request, `forwardedProps.pawl`."""
+    """Options of Pawl in a request, `forwardedProps.pawl`."""
 
     agent: str = ""
     on_disconnect: str = "continue"
@@ -54,7 +54,7 @@ class Stop(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=Tr
 
 
 class Input(msgspec.Struct, frozen=True, rename="camel"):
-    """A RunAgentInput of either protocol generation."""
+    """RunAgentInput of either protocol generation."""
 
     thread_id: str
     run_id: str
@@ -79,7 +79,7 @@ class Input(msgspec.Struct, frozen=True, rename="camel"):
     def id_of(self, verb: str, value: object) -> str:
         """Return a request id that is always the same for the same answers.
 
-        The AG-UI run's id is not enough, because some front ends reuse it for each resume.
+        The AG-UI run's id alone is not enough, because some front ends reuse it for each resume.
         """
         return f"{self.request_id}_{_hash(verb, json.dumps(value, sort_keys=True))[:16]}"
 
@@ -95,7 +95,7 @@ class Input(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def user_ids(self) -> Names:
-        """The ids of user messages, by text."""
+        """Ids of user messages, by text."""
         found: Names = {}
         for each in self.messages:
             if each.get("role") == "user":
@@ -118,8 +118,7 @@ def labels(found: Input, message: Json) -> Json:
 def read(value: Any) -> Input:
     """Parse a RunAgentInput.
 
-    Raises:
-        InvalidField: The input is invalid; the message gives the position.
+    Raises: InvalidField: The input is invalid. The message contains the position.
     """
     try:
         found = msgspec.convert(value, Input)
@@ -144,8 +143,7 @@ def _check_thread(thread_id: str) -> None:
 def read_stop(value: Any) -> Stop:
     """Parse a request to stop a run.
 
-    Raises:
-        InvalidField: The request is invalid; the message gives the position.
+    Raises: InvalidField: The request is invalid. The message contains the position.
     """
     try:
         found = msgspec.convert(value, Stop)
@@ -156,7 +154,7 @@ def read_stop(value: Any) -> Stop:
 
 
 def options_of(found: Input) -> Options:
-    """Return Pawl's own options from a request.
+    """Return the options for Pawl in a request.
 
     Raises:
         InvalidField: An option is invalid.
@@ -311,7 +309,7 @@ def _word(of: Json, name: str, prefix: str) -> str:
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """The requests of a resume: decisions on calls, tokens to add to runs, and runs to stop."""
+    """Requests of a resume: decisions on calls, tokens to add to runs, and runs to stop."""
 
     decisions: list[Json]
     tokens: dict[str, int]
@@ -364,7 +362,7 @@ def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Ma
 
 
 def _is_older(name: str, given: Mapping[str, Resume]) -> bool:
-    """Return whether the request answers another version of the interrupt. This is reported as a mismatch."""
+    """Return whether the request answers another version of the interrupt, which is reported as a mismatch."""
     return any(other.partition(".")[0] == name.partition(".")[0] != "budget" for other in given)
 
 

@@ -154,7 +154,7 @@ def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[
 
 
 class Budgets:
-    """Reads the token budgets of agents, and those that `limits_of` returns for a store and its users."""
+    """Reads the token budgets of agents, and the budgets that `limits_of` returns for a store and its users."""
 
     def __init__(self, agents: PostgresAgents, usage: PostgresTokens, limits_of: LimitsOf) -> None:
         self._agents = agents
@@ -162,7 +162,7 @@ class Budgets:
         self._limits_of = limits_of
 
     async def of(self, store_id: StoreId, user_id: UserId, agent_name: str) -> Sequence[ledger.TokenBudget]:
-        """Return the budgets of a user's runs. The agent's name is empty if it has no budget."""
+        """Return the budgets of a user's runs. A budget that belongs to no agent has an empty agent name."""
         limits = dict(self._limits_of(store_id).tokens)
         used = dict(await self._usage.tokens(store_id, user_id)) if limits else {}
         newest = await self._agents.get(store_id, agent_name, 0) if agent_name else None

@@ -1,4 +1,4 @@
-"""Defines the rules for saving drafts of agents. The rules for versions are in `job_store.versions`."""
+"""Rules for saving drafts of agents. The rules for versions are in `job_store.versions`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def drafted(
     agents: Mapping[str, DefinitionRow],
     drafts: Mapping[str, VersionRow],
 ) -> VersionRow:
-    """Return the draft that results from saving `asked`. If nothing has changed, this is the existing draft.
+    """Return the draft that results from saving `asked`. If nothing has changed, return the existing draft.
 
-    `agents` has all the store's agents by name, and `drafts` has all the user's drafts. The delegations of a draft must
-    be valid for an agent with its name.
+    `agents` contains all the store's agents by name, and `drafts` all the user's drafts. The delegations of a draft
+    must be valid for an agent with its name.
 
     Raises:
         AgentNotFound, AgentCycle: See `versions.rules.saved`.

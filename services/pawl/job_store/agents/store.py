@@ -77,5 +77,5 @@ class PostgresAgents(PostgresVersions):
         return await run_lists.fetch(self._database, _LIST_DRAFTS, (store_id, user_id, after), read, rows_max=rows_max)
 
     async def delete_draft(self, store_id: StoreId, user_id: UserId, name: str) -> bool:
-        """Remove a draft; return False if there is no such draft."""
+        """Delete a draft. Return False if there is no such draft."""
         return bool(affected(await self._database.execute(_DELETE_DRAFT, store_id, user_id, name)))

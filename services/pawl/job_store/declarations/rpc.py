@@ -55,7 +55,7 @@ class DeclarationServicer:
 
 
 def _owner_id(user: Principal, asked: pb.Declaration) -> str:
-    """Return the owner of a private declaration; empty if it belongs to the store.
+    """Return the owner of a private declaration, or an empty string if the declaration belongs to the store.
 
     Raises:
         InvalidField: The kind, name or version is invalid.

@@ -52,7 +52,7 @@ class PostgresDeclarations(DatabaseAdapter):
         return [_message(row) for row in await self._database.fetch(_LIST, store_id, user_id)]
 
     async def put(self, store_id: StoreId, owner_id: str, asked: Declaration, by: UserId) -> Declaration:
-        """Create a declaration if its version is 0. Otherwise, change it.
+        """Create a declaration if `version` is 0. Otherwise, change it.
 
         `owner_id` is empty if the declaration belongs to the store.
 
@@ -81,7 +81,7 @@ class PostgresDeclarations(DatabaseAdapter):
             raise await self._conflict(store_id, owner_id, asked)
 
     async def lease(self, store_id: StoreId, user_id: UserId, set_name: str, holder_id: str, seconds: int) -> bool:
-        """Lease a user's set for the next `seconds`; return False if another holder has the lease."""
+        """Lease a user's set for the next `seconds`. Return False if another holder has the lease."""
         return bool(await self._database.fetchval(_LEASE, store_id, user_id, set_name, holder_id, float(seconds)))
 
     async def _conflict(self, store_id: StoreId, owner_id: str, asked: Declaration) -> Conflict:

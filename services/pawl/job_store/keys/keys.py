@@ -1,4 +1,4 @@
-"""Creates and revokes API keys, and synchronises them with the services."""
+"""API keys: creating and revoking them, and synchronising them with the services."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Keys:
         return kept
 
     async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
-        """Return the keys that changed after `after_change`, and record the use of keys.
+        """Return the keys that changed after `after_change`, and record which keys were used.
 
         Raises:
             InvalidField: The request reports too many used keys.

@@ -102,7 +102,7 @@ def _governor() -> Principal:
 
 
 def _asked(message: pb.Key) -> Key:
-    """Return the fields of a key that a request may set. The service sets the others.
+    """Return the fields of a key that a request may set. The service sets the other fields.
 
     Raises:
         InvalidField: `expire_time` is not a valid time.

@@ -1,4 +1,4 @@
-"""Defines API keys, and the rules for who may manage them."""
+"""API keys, and the rules for who may manage them."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def is_deployment(governor: Principal) -> bool:
 
 
 def makers(governor: Principal) -> frozenset[UserId]:
-    """Return the `maker_user_ids` of keys that a caller creates. The result is empty if a new chain starts."""
+    """Return the `maker_user_ids` of keys that a caller creates. It is empty if a new chain starts."""
     if is_deployment(governor) or governor.credential_id == LOCAL_CREDENTIAL:
         return frozenset()
     return governor.people | {governor.user_id}
 
 
 def governed_store(governor: Principal, named: str) -> StoreId:
-    """Return the store whose keys are requested. By default, this is the caller's store.
+    """Return the store whose keys are requested, by default the caller's store.
 
     Raises:
         PermissionDenied: The caller does not manage the store's keys.
@@ -88,7 +88,7 @@ def governed_store(governor: Principal, named: str) -> StoreId:
 
 
 def new_key(governor: Principal, asked: Key, *, key_id: KeyId, now: datetime) -> Key:
-    """Return the key that a caller requests.
+    """Return the key that a caller requests to create.
 
     The caller must also run `check_new`.
 
@@ -121,7 +121,7 @@ def new_key(governor: Principal, asked: Key, *, key_id: KeyId, now: datetime) ->
 
 
 def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
-    """Check that a store with this many live and retained keys may have one more.
+    """Check that a store with this many live and retained keys may have another one.
 
     Raises:
         InvalidField: The store has too many live keys, or the new key has already expired.
@@ -145,7 +145,7 @@ def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
 
 
 def revoked(governor: Principal, key: Key, *, now: datetime) -> Key:
-    """Return the key after its revocation by the caller. A key that was already revoked is returned unchanged.
+    """Return the key after the caller has revoked it. A key that was already revoked does not change.
 
     Raises:
         KeyNotFound: The caller does not manage such a key.
@@ -200,7 +200,7 @@ class KeyEventKind(StrEnum):
 
 
 class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event about a key, with the key's fields at that time. The store assigns `event_id`."""
+    """Event about a key, with the key's fields at that time. The store assigns `event_id`."""
 
     event_id: int = 0
     time: datetime
@@ -217,7 +217,7 @@ class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Principal | None = None) -> KeyEvent:
-    """Return the event for an action on `key`. `governor` is None if the action was made directly in the database."""
+    """Return the event for an action on `key`. `governor` is None if the action was taken directly in the database."""
     event = KeyEvent(
         time=time,
         kind=kind,

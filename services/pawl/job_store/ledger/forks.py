@@ -1,4 +1,4 @@
-"""Forks conversations: finds the fork point, then creates the fork in one transaction."""
+"""Forks of conversations: finds the fork point, then creates the fork in one transaction."""
 
 from __future__ import annotations
 
@@ -22,12 +22,6 @@ _SEARCHED_MAX: Final = 4096
 
 
 class Forks:
-    """Forks conversations.
-
-    A possible fork point remains possible, so it is found before the transaction. The transaction checks that all
-    messages still exist.
-    """
-
     def __init__(self, reads: Reads, conversations: ConversationReads, group_commit: GroupCommit) -> None:
         self._reads = reads
         self._conversations = conversations
@@ -36,7 +30,7 @@ class Forks:
     async def fork(self, asked: ForkConversation, *, size_bytes: int) -> ConversationRow:
         """Fork a conversation.
 
-        `asked` has no path yet. If its number is 0, the conversation is forked at the last possible point.
+        `asked` has no path yet. If its number is 0, fork the conversation at the last possible point.
 
         Idempotent by request id.
 
@@ -84,7 +78,7 @@ class Forks:
         return max(forks.fork_points(heads, open_calls), default=0)
 
     async def _open_calls(self, source: ConversationRow) -> frozenset[CallId]:
-        """Return the calls that have no result. Only the active run can have any."""
+        """Return the calls that have no result. Only the active run can have such calls."""
         if source.active_run_id is None:
             return frozenset()
         key = RunKey(source.store_id, source.active_run_id)

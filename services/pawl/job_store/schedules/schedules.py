@@ -1,4 +1,4 @@
-"""Saves schedules, claims them when due, and fires them."""
+"""Saves schedules, claims due schedules and fires them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DueSchedule(NamedTuple):
 
 
 class Starters(Generic[StarterT]):
-    """Operations that schedules and triggers have in common. `absent` is raised if the row does not exist."""
+    """Operations that schedules and triggers share. `absent` is raised if the row does not exist."""
 
     def __init__(self, rows: PostgresStarters[StarterT], absent: type[PawlError]) -> None:
         self._rows = rows
@@ -134,7 +134,7 @@ class Schedules(Starters[ScheduleRow]):
     async def fire(self, fire: Fire, size_bytes: int) -> FireRow | None:
         """Fire a schedule.
 
-        If the schedule has changed since it was claimed, nothing happens, and the result is None.
+        If the schedule has changed since it was claimed, do nothing and return None.
 
         Raises:
             ScheduleNotFound: The schedule does not exist.

@@ -1,4 +1,4 @@
-"""Defines switches and store limits. Determines which layer decides each value (LOOP-14, RES-3)."""
+"""Feature switches and store limits, and which layer decides each value (LOOP-14, RES-3)."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Limit(StrEnum):
 
     @property
     def has_default(self) -> bool:
-        """Whether it has a value if no layer sets it. Others are then unlimited."""
+        """Whether the limit has a value if no layer sets it. Other limits then do not apply."""
         return self in {Limit.ACTIVE_RUNS, Limit.ACTIVE_RUNS_PER_USER, Limit.BACKGROUND_RUNS, Limit.WEIGHT}
 
     @property
     def maximum(self) -> int:
-        """The highest value. Without a default, it means that there is no limit."""
+        """Highest value. If the limit has no default, the highest value means that there is no limit."""
         if self is Limit.WEIGHT:
             return _WEIGHT_MAX
         return RUNS_MAX if self.has_default else TOKENS_MAX
@@ -120,7 +120,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The values that one layer has set. `version` is 0 if the layer has never set any."""
+    """Values that one layer has set. `version` is 0 if the layer has never set any."""
 
     layer: Layer
     store_id: StoreId = ALL_STORES
@@ -135,7 +135,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def texts(self) -> dict[str, str]:
-        """The values by name, as text for the list of changes."""
+        """Values by name, as text for the list of changes."""
         texts = {name: str(value) for name, value in {**self.switches, **self.limits}.items()}
         named = {MODELS: ", ".join(self.models), MODEL_SERVER: self.model_server}
         return texts | {name: text for name, text in named.items() if text}
@@ -158,7 +158,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_set(self) -> bool:
-        """Whether a layer or the process has set it. Otherwise, there is no limit."""
+        """Whether a layer or the process has set the value. Otherwise, there is no limit."""
         return self.name not in list(Limit) or Limit(self.name).has_default or self.value < TOKENS_MAX
 
 
@@ -179,7 +179,7 @@ def _hundredth(feature: Feature, store_id: StoreId) -> float:
 class AllSettings:
     """All layers of all stores. `started_with` holds the limits set when the process started.
 
-    Features in `forced_off` are off in all stores.
+    Features in `forced_off` are disabled in all stores.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class AllSettings:
         return self._layers.get((layer, store_id)) or Settings(layer=layer, store_id=store_id)
 
     def switch(self, feature: Feature, store_id: StoreId) -> Decided:
-        """Return whether a feature is on in a store, as 1 or 0."""
+        """Return whether a feature is enabled in a store, as 1 or 0."""
         if feature in self._forced_off:
             return Decided(name=feature, value=0, layer=None, reason="Switched off when the process started.")
         switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(feature)
@@ -207,7 +207,7 @@ class AllSettings:
         )
 
     def limit(self, name: Limit, store_id: StoreId) -> Decided:
-        """Return the limit of a store. This is the value that its admins have set or, if that is lower, its ceiling."""
+        """Return the limit of a store: the value that its admins have set or, if that is lower, its ceiling."""
         ceiling = self.ceiling(name, store_id)
         asked = self.layer(Layer.STORE, store_id).limits.get(name)
         if asked is None:
@@ -252,12 +252,12 @@ class AllSettings:
         return [self.layer(each, ALL_STORES if each is Layer.DEPLOYMENT else store_id) for each in reversed(Layer)]
 
     def allowed_models(self, store_id: StoreId) -> Sequence[str]:
-        """Return the models that the deployment allows in a store; empty for all."""
+        """Return the models that the deployment allows in a store, or nothing if it allows all."""
         _, *above = self._of(store_id)
         return next((each.models for each in above if each.models), ())
 
     def models(self, store_id: StoreId) -> Sequence[str]:
-        """Return the models that a store may use; empty for all."""
+        """Return the models that a store may use, or nothing if it may use all."""
         own, allowed = self.layer(Layer.STORE, store_id).models, self.allowed_models(store_id)
         if own and allowed:
             # If the deployment no longer allows any of the store's models, its own list is void.
@@ -268,7 +268,7 @@ class AllSettings:
         return next((each for each in self._of(store_id) if each.model_server), None)
 
     def server(self, store_id: StoreId) -> str:
-        """Return the name of a store's model server; empty for the default one."""
+        """Return the name of a store's model server, which is empty for the default server."""
         set_in = self._server(store_id)
         name = set_in.model_server if set_in is not None else ""
         return "" if name == _DEFAULT_SERVER else name
@@ -283,7 +283,7 @@ class AllSettings:
 
     @property
     def cancels_before(self) -> datetime | None:
-        """Where runs are off, open runs that were created before this time are cancelled. None if they are not."""
+        """Return the time before which open runs were created if they must be cancelled because runs are disabled."""
         switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(Feature.RUNS)
         is_forced = Feature.RUNS in self._forced_off
         if switch is None or switch.set_time is None or not switch.cancel_open_runs or is_forced:
@@ -294,7 +294,8 @@ class AllSettings:
 def with_usage(decided: Decided, used: Mapping[WaitKind, tuple[int, datetime]], *, of_user: bool) -> Decided:
     """Add to the explanation of a token budget how much of it is used, and when its day or month ends.
 
-    Budgets of users are explained only with `of_user`, if `used` has the caller's tokens in the store.
+    Budgets of users are explained only with `of_user`, which means that `used` contains the caller's tokens in the
+    store.
     """
     kind = next((each for name, each in TOKEN_LIMITS.items() if name == decided.name), None)
     if kind is None or not decided.is_set or ("user" in decided.name and not of_user):
@@ -308,19 +309,18 @@ def with_usage(decided: Decided, used: Mapping[WaitKind, tuple[int, datetime]], 
 def governs_all(caller: Principal) -> bool:
     """Return whether the caller may change the settings of all stores.
 
-    Only deployment keys and the local key's owner may.
+    Only deployment keys and the owner of the local key may.
     """
     is_owner = caller.credential_id == LOCAL_CREDENTIAL and Role.ADMIN in caller.roles
     return Role.DEPLOYMENT in caller.roles or is_owner
 
 
 def layer_of(caller: Principal, layer: Layer, store_id: str, *, writes: bool = False) -> StoreId:
-    """Return the store whose layer is requested. By default, this is the caller's own store.
+    """Return the store whose layer is requested, by default the caller's own store.
 
-    Raises:
-        PermissionDenied: The caller may not read or, if it `writes`, change the layer.
-        InvalidField: A store is given for the layer DEPLOYMENT, or missing for another layer.
-        InvalidId: The store id is malformed.
+    Raises: PermissionDenied: The caller may not read the layer or, with `writes`, change it.
+        InvalidField: A store is given for the layer DEPLOYMENT, or missing for another layer. InvalidId: The store id
+        is malformed.
     """
     if writes and layer is Layer.STORE and Role.ADMIN not in caller.roles:
         raise PermissionDenied("changing the layer STORE requires the admin role in the store")
@@ -337,11 +337,10 @@ def layer_of(caller: Principal, layer: Layer, store_id: str, *, writes: bool = F
 
 
 def store_of(caller: Principal, store_id: str) -> StoreId:
-    """Return the requested store. By default, this is the caller's own store.
+    """Return the requested store, by default the caller's own store.
 
-    Raises:
-        PermissionDenied: It is another store, and the caller has no deployment key.
-        InvalidField: The caller has a deployment key and gave no store.
+    Raises: PermissionDenied: The request names another store, and the caller has no deployment key. InvalidField: The
+    caller has a deployment key, and the request names no store.
         InvalidId: The store id is malformed.
     """
     named = check_id(store_id, "store_id", optional=True) or caller.store_id
@@ -353,7 +352,7 @@ def store_of(caller: Principal, store_id: str) -> StoreId:
 
 
 def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: datetime) -> Settings:
-    """Return the layer, changed at `now`, with the values in `asked` set and the values in `unset` removed.
+    """Return the layer after setting the values in `asked` and removing the values in `unset` at `now`.
 
     Increases the version by one.
 

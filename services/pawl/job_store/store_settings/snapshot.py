@@ -1,4 +1,4 @@
-"""Holds the settings of all stores in memory, and changes them."""
+"""The settings of all stores, which are held in memory and can be changed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ _log = logs.get_logger(__name__)
 class SettingsSnapshot:
     """The settings that this process last read. `run` reads them every second.
 
-    `started_with` holds the limits that apply if no layer sets them. Features in `forced_off` are off in all stores.
+    `started_with` holds the limits that apply if no layer sets them. Features in `forced_off` are disabled in all
+    stores.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Defines triggers, and the events that fire them."""
+"""Triggers, and the events that fire them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class WebhookSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MailboxSource(msgspec.Struct, frozen=True, kw_only=True):
-    """A mailbox whose e-mails are events. Zero and empty values mean the defaults."""
+    """Mailbox whose e-mails are events. Zero and empty values mean the defaults."""
 
     host: str
     port: int = 0
@@ -126,11 +126,12 @@ class FormerSecret(msgspec.Struct, frozen=True):
 class TriggerRow(StarterRow, frozen=True, kw_only=True):
     """A trigger.
 
-    Changes that affect how events are handled increment `generation`; firing does not.
+    Changes that affect how events are handled increment `generation`. Firings do not.
 
-    `former_secrets` are newest first. `claim_at` is the end of the mailbox lease; None for webhooks and while paused.
-    `last_uid` is the UID of the last delivered message. `unreachable_report_time` is the time of the last report that
-    the mailbox cannot be read. `refused_count` counts webhooks with an invalid key or signature, or an old signature.
+    `former_secrets` are newest first. `claim_at` is the end of the mailbox lease, or None for webhooks and during a
+    pause. `last_uid` is the UID of the last delivered message. `unreachable_report_time` is the time of the last report
+    that the mailbox cannot be read. `refused_count` counts webhooks with an invalid key or signature, or an old
+    signature.
     """
 
     trigger_id: str
@@ -184,10 +185,10 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane of events that run one at a time, with the last event's run and the waiting event.
+    """Lane of events that run one at a time, with the last event's run and the waiting event.
 
     `event_id` is empty if no event waits. If `awaits_run` is set, the event waits for that run to end. Otherwise, it
-    waits until a point in time. `first_time` is when the waiting event arrived or, if it has replaced others, when the
+    waits until a certain time. `first_time` is when the waiting event arrived or, if it has replaced others, when the
     first of these arrived.
     """
 
@@ -219,8 +220,7 @@ TriggerChange: TypeAlias = Callable[[TriggerRow | None, int, datetime], TriggerR
 def check(asked: TriggerDefinition) -> None:
     """Validate a definition.
 
-    Raises:
-        InvalidField: The definition is invalid; the metadata names the field.
+    Raises: InvalidField: The definition is invalid. The metadata names the field.
     """
     if asked.mailbox is not None:
         _check_mailbox(asked.mailbox)
@@ -365,12 +365,12 @@ def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: d
 
 
 def paused(row: TriggerRow, note: str, now: datetime, *, automatic: bool = False) -> TriggerRow:
-    """Return a paused trigger. If it was already paused, it keeps its pause time but gets the new note."""
+    """Return a paused trigger. A trigger that was already paused keeps its pause time but gets the new note."""
     return replace(schedules.marked_paused(row, note, now, automatic=automatic), claim_at=None)
 
 
 def saved(row: TriggerRow, asked: TriggerDefinition, owner: Owner) -> TriggerRow:
-    """Return a trigger with a new definition or credential. Waiting events are kept."""
+    """Return a trigger with a new definition or credential. Waiting events remain."""
     if asked == row.definition and owner == schedules.owner_of(row):
         return row
     return replace(row, **asdict(owner), definition=asked, generation=row.generation + 1)

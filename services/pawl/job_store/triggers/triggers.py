@@ -123,7 +123,7 @@ class Triggers(Starters[TriggerRow]):
     async def put(
         self, owner: Owner, asked: TriggerDefinition, *, must_exist: bool, validate_only: bool = False
     ) -> tuple[TriggerRow, str]:
-        """Create or change a trigger and return it. If this created a webhook trigger, also return the secret.
+        """Create or change a trigger and return it. For a new webhook trigger, also return the secret.
 
         With `validate_only`, nothing is stored.
 
@@ -211,7 +211,7 @@ class Triggers(Starters[TriggerRow]):
     async def _count_refusal(self, row: TriggerRow, reason: str, now: datetime) -> None:
         """Count a refusal.
 
-        If the last one was stored over a minute ago, store it in the row; otherwise keep it in memory.
+        Store the count in the row at most once a minute. Until then, hold it in memory.
         """
         count, _ = self._refusals.get(row.key, (0, ""))
         self._refusals[row.key] = (count + 1, reason)
@@ -242,7 +242,7 @@ class Triggers(Starters[TriggerRow]):
         return claimed, pause_seconds(await self._repository.wait_seconds(), len(claimed))
 
     async def leased(self, key: TriggerKey, generation: int) -> TriggerRow | None:
-        """Return the trigger of a leased mailbox; None if the trigger has changed or was paused.
+        """Return the trigger of a leased mailbox, or None if the trigger has changed or was paused.
 
         Raises:
             TriggerNotFound: The trigger does not exist.

@@ -1,4 +1,4 @@
-"""Defines the versions of a store's named definitions, such as agents, and the rules for saving a new version."""
+"""Versions of a store's named definitions, such as agents, and the rules for saving a new version."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DefinitionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A definition, with the number of its newest version and the definitions that this version uses."""
+    """A definition, the number of its newest version, and the definitions that this version uses."""
 
     name: str
     version: int
@@ -63,7 +63,7 @@ def saved(
 ) -> VersionRow:
     """Return the newest version of a definition after `asked` is saved.
 
-    If nothing has changed, this is `newest` itself. `known` has all the store's definitions of this kind by name.
+    If nothing has changed, this is `newest` itself. `known` contains all the store's definitions of this kind, by name.
     `newest` is this definition's newest version, even if the definition is deleted.
 
     Raises:
@@ -100,7 +100,7 @@ def check_uses(kind: Kind, name: str, uses: tuple[str, ...], known: Mapping[str,
 
 
 def cycle_of(name: str, uses: tuple[str, ...], known: Mapping[str, DefinitionRow]) -> tuple[str, ...]:
-    """Return the cycle that would arise if a definition referred to these definitions. Empty if there is none.
+    """Return the cycle that references to these definitions would create, or nothing if there is none.
 
     Deleted definitions count too, because recreating one restores its references.
     """

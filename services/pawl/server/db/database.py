@@ -77,8 +77,8 @@ class Database:
     """A pool of connections to PostgreSQL. An async context manager.
 
     Entering it waits up to `start_timeout_seconds` for the server. The server cancels a statement after
-    `statement_timeout_seconds`. Errors mention `variable` as the source of the URL. `waited` gets the seconds of each
-    wait for a connection.
+    `statement_timeout_seconds`. Errors name `variable` as the source of the URL. `waited` is called with the seconds of
+    each wait for a connection.
     """
 
     def __init__(
@@ -163,9 +163,8 @@ class Database:
     async def transaction(self, *, urgent: bool = False) -> AsyncIterator[Connection]:
         """Lend a connection inside a transaction, which is committed at the end or rolled back on any exception.
 
-        Raises:
-            DependencyUnavailable: See `acquire`. If this is raised during the commit, the transaction may have been
-                committed.
+        Raises: DependencyUnavailable: See `acquire`. If the commit fails in this way, the transaction may have been
+        committed.
         """
         async with self.acquire(urgent=urgent) as connection, connection.transaction():
             yield connection
@@ -283,7 +282,7 @@ class Database:
         return bool(self._kept and self._kept.waiting) or any(taken > since for taken in self._held.values())
 
     def _cut(self) -> None:
-        """Terminate the connections that are waiting for a frozen server."""
+        """Close the connections that are waiting for a frozen server."""
         for connection in self._held:
             # An old connection whose user has not noticed yet that it is lost.
             with suppress(asyncpg.InterfaceError):
@@ -308,9 +307,9 @@ class Database:
     async def _reset(self, connection: Connection) -> None:
         """Reset a connection that returns to the pool, usually without a round trip.
 
-        No session state outlives a transaction, and asyncpg rolls back an open transaction. However, a statement is
-        sent in two halves. If it is cancelled between them, the server waits for the second half and would mistake the
-        next statement for it.
+        No session state outlives a transaction, and asyncpg rolls back an open transaction. However, asyncpg sends a
+        statement in two parts. If it is cancelled between them, the server waits for the second part and would mistake
+        the next statement for it.
         """
         server_pid = connection.get_server_pid()
         if server_pid in self._cut_short:
@@ -390,7 +389,7 @@ T = TypeVar("T")
 
 
 def read_each(kind: str, rows: Iterable[R], read: Callable[[R], T], id_of: Callable[[R], object]) -> list[T]:
-    """Return the result of `read` for each row. If `read` raises, the row is logged with its id and skipped."""
+    """Return the result of `read` for each row. Skip a row for which `read` raises, and log the row's id."""
     found: list[T] = []
     for row in rows:
         try:

@@ -1,6 +1,6 @@
 """Tools that remember facts about a user across conversations.
 
-The run determines the user and the agent; an argument never does.
+The user and the agent come from the run, never from an argument.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Caches the results of READ_ONLY tools.
+"""A cache for the results of READ_ONLY tools.
 
 Each process has its own cache in memory. A hit therefore needs no database query, but each replica calls the tool once.
 A new process starts with an empty cache, because it may run newer tool code. Keys contain the store and user, so users
@@ -30,7 +30,7 @@ class _Kept:
 
 
 class ResultCache:
-    """An LRU cache of at most `entries_max` results and `bytes_max` bytes. `monotonic` returns seconds."""
+    """LRU cache of at most `entries_max` results and `bytes_max` bytes. `monotonic` returns seconds."""
 
     def __init__(
         self, monotonic: Callable[[], float], *, entries_max: int = 10_000, bytes_max: int = 64 * 1024 * 1024
@@ -85,7 +85,7 @@ class ResultCache:
 
 
 def _is_kept(job: Job) -> bool:
-    """Return whether the result may be cached. Results that depend on a user's answer may not be."""
+    """Return whether the result may be cached. Results that depend on a user's answer may not."""
     return bool(job.cache_seconds) and not job.answers
 
 

@@ -1,4 +1,4 @@
-"""Chooses the key that a client sends, and checks that it does not leave this machine unencrypted."""
+"""API keys for clients: which key to send, and whether it may leave this machine unencrypted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOCAL_ADDRESS, _STATE, _USER = 1, 3, 7
 
 
 class KeyInClear(StartError):
-    """Raised when a key would be sent over a network unencrypted."""
+    """Raised when a key would be sent unencrypted over a network."""
 
     def __init__(self, address: str) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ def check_hidden(addresses: Iterable[str], *, speaks_tls: bool, in_clear: bool) 
 
 
 def find_key(addresses: Iterable[str], *, data: Path | None = None, environment: Mapping[str, str]) -> str | None:
-    """Return the key to send to these addresses now: PAWL_API_KEY, or the key of the suite that listens on all of them.
+    """Return the key to send to these addresses: PAWL_API_KEY, or the key of the suite that listens on all of them.
 
     The suite's folder is `data`. If that is not given, it is PAWL_DATA or, failing that, `.pawl`. The suite's key is
     returned only for the suite's own addresses, and only while its launcher is running. It is not returned if another

@@ -1,4 +1,4 @@
-"""The clock, passed as an argument so that tests can control time."""
+"""Clocks, passed as arguments so that tests can control time."""
 
 from __future__ import annotations
 

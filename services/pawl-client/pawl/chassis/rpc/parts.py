@@ -1,4 +1,4 @@
-"""Splits items into parts of bounded size, for messages and transactions."""
+"""Splitting of items into parts of bounded size, for messages and transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps error kinds to gRPC codes and back."""
+"""Mapping between error kinds and gRPC codes."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ _KINDS_BY_NUMBER: Final = {code.value[0]: kind for kind, code in CODES.items()}
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PawlError) -> NoReturn:
     """End the RPC with the code of `error` and its google.rpc.ErrorInfo.
 
-    Raises:
-        grpc.aio.AbortError: Always; let it propagate.
+    Raises: grpc.aio.AbortError: Always. Let it propagate.
     """
     code = CODES[error.kind]
     message = shortened(error.message, _MESSAGE_BYTES_MAX)
@@ -87,8 +86,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
 def of_peer(error: PawlError) -> PawlError:
     """Return the error to raise for an error from a peer.
 
-    A missed deadline becomes DependencyUnavailable, because the deadline was set by this process. The caller may have a
-    later deadline, or none.
+    A missed deadline becomes DependencyUnavailable, because this process set the deadline. The caller's own deadline
+    may be later.
     """
     if isinstance(error, DeadlineExceeded):
         return DependencyUnavailable("another service of the suite did not answer in time")

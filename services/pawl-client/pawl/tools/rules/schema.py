@@ -29,7 +29,7 @@ PATTERN_BYTES_MAX: Final = 64 * 1024
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _SENTENCE_CHARACTERS_MAX: Final = 300
 _OTHER_WAYS_TO_REFER: Final = ("$dynamicRef", "$recursiveRef")
-# Each branch is tried several times: to check whether it fits, to list violations, and with coerced types.
+# Each branch is tried several times: to check whether it matches, to list violations, and with coerced types.
 _BRANCHES: Final = 4.0
 _FACTORS: Final = dict.fromkeys(
     ("anyOf", "oneOf", "not", "if", "then", "else", "contains", "dependentSchemas", "propertyNames"), _BRANCHES
@@ -66,17 +66,16 @@ def read_schema(schema_json: bytes, name: str = "the arguments schema") -> dict[
 
 
 def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jsonschema_rs.Draft202012Validator:
-    """Compile the validator of an object schema.
+    """Compile a validator for an object schema.
 
     Remote references are never fetched. Patterns take linear time and at most a few MiB in total. References may repeat
-    a part of the schema, but the expanded schema may have at most EXPANDED_NODES_MAX parts. Without `recursion`,
-    references must be pointers (`#/$defs/task`) and must not be recursive. Only the deployment's trusted code gets
+    parts of the schema, but the expanded schema may have at most EXPANDED_NODES_MAX nodes. Without `recursion`,
+    references must be pointers (`#/$defs/task`) and must not be recursive. Only trusted code of the deployment may use
     `recursion`.
 
     Checking arguments against an accepted schema can still take minutes; see `weigh`.
 
-    Raises:
-        InvalidSchema: The schema is unusable; the message gives the position and the cause.
+    Raises: InvalidSchema: The schema is unusable. The message contains the position and the cause.
     """
     _check_shape(schema)
     root = dict(schema)
@@ -162,7 +161,7 @@ def _check_growth(root: dict[str, Any], *, recursion: bool) -> None:
 def weigh(root: Mapping[str, Any]) -> float:
     """Return the worst-case work per byte of arguments, in arbitrary units.
 
-    It is infinite if the work can grow faster than the product of schema size and argument size.
+    The result is infinite if the work can grow faster than the product of schema size and argument size.
     """
     weights: dict[int, float] = {}
 
@@ -196,7 +195,7 @@ def weigh(root: Mapping[str, Any]) -> float:
 
 
 def _check_references(node: Mapping[str, Any], *, is_root: bool) -> None:
-    """Reject references other than pointers, because `_check_growth` cannot follow them."""
+    """Reject references that are not pointers, because `_check_growth` cannot follow them."""
     target = node.get("$ref")
     if isinstance(target, str) and target != "#" and not target.startswith("#/"):
         kind = "anchors" if target.startswith("#") else "remote references"
@@ -230,8 +229,8 @@ _COMPARED_MAX: Final = 8
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
     """Return the known names that are most similar to `name`, best matches first. Empty if `name` is too long.
 
-    A comparison is slow. Of the first two thousand names, only the few that share the most letters with `name` are
-    therefore compared.
+    Comparisons are slow, so this compares only the few names, of the first two thousand, that share the most letters
+    with `name`.
     """
     if len(name) > _CHARACTERS_MAX:
         return []
@@ -329,7 +328,7 @@ _COMPILED_MAX: Final = 64
 
 
 def output_schema_problem(schema_json: bytes) -> str:
-    """Return why answers cannot be checked against a schema. Return an empty string if they can."""
+    """Return why answers cannot be checked against a schema, or an empty string if they can."""
     try:
         _compiled(schema_json)
     except InvalidSchema as error:
@@ -357,7 +356,7 @@ def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
 
 
 def _of_answer(fault: str) -> str:
-    """Reword a violation that `list_violations` attributes to the arguments as a violation in the answer."""
+    """Reword a violation that `list_violations` attributes to arguments, so that it refers to the answer."""
     return f"answer: {fault.removeprefix('arguments: ')}" if fault.startswith("arguments: ") else fault
 
 

@@ -1,9 +1,9 @@
-"""Changes the state at the end of a model call, and detects a model that repeats itself (LOOP-5).
+"""Changes the state at the end of a model call. Detects a model that repeats itself (LOOP-5).
 
-Calls are identical if they have the same name and canonical arguments. With a limit of 4, the run is stuck when a call
-is made for the fourth time, or when the calls of its last six rounds were A B A B A B. None of the calls in that last
-round is executed. If the run could be stuck after a round, the registry does not run read-only calls while it checks
-that round's calls.
+Calls are identical if they have the same name and canonical arguments. With a limit of 4, the run is stuck when the
+model makes a call for the fourth time, or when the calls of its last six rounds were A B A B A B. The calls of that
+last round are not executed. If a round could leave the run stuck, the registry does not run read-only calls while it
+checks that round's calls.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _digest(data: bytes) -> str:
 
 
 def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Add the answer: a message and its calls, or a summary."""
+    """Add the model's answer: a message and its calls, or a summary."""
     answer, opened = fact.answer, state.loop.model_call
     if opened is None:
         return state, ()
@@ -214,7 +214,7 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
 
 
 def _held_back(opened: OpenModelCall, error: Problem, wait_seconds: float, jitter: float, now: float) -> OpenModelCall:
-    """Hold the call until its next attempt. If the call has waited long enough, end the hold."""
+    """Hold the call until its next attempt. Once the call has waited long enough, end the hold."""
     since, waits = now if opened.outage_since is None else opened.outage_since, opened.outage_waits
     next_try = retry.next_try_time(error, since=since, waits=waits, wait_seconds=wait_seconds, jitter=jitter, now=now)
     held = next_try is not None
@@ -222,7 +222,7 @@ def _held_back(opened: OpenModelCall, error: Problem, wait_seconds: float, jitte
 
 
 def _with_next_model(state: State, opened: OpenModelCall) -> State:
-    """Return the state with the next model. The next model gets the full number of attempts."""
+    """Switch to the next model, which gets the full number of attempts."""
     opened = replace(opened, failures=0, empty_answers=0)
     # Another model may count tokens differently.
     loop = replace(state.loop, model_call=opened, fallbacks_used=state.loop.fallbacks_used + 1, counted_prompt=None)
@@ -253,7 +253,7 @@ def cut(state: State, fact: ModelCut) -> State:
 def with_partial(state: State, shown: Shown) -> State:
     """Add the last attempt's output as an interrupted message.
 
-    `shown` is the position of this output in the log. It is empty if the output is void.
+    `shown` is the position of this output in the log, or empty if the output is void.
     """
     partial = state.loop.partial_text
     opened = state.loop.model_call

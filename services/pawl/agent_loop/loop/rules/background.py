@@ -1,7 +1,7 @@
-"""Handles the parameters that make a call run in the background (ASYNC-1, ASYNC-3).
+"""The parameters that make a call run in the background (ASYNC-1, ASYNC-3).
 
-They are added to the arguments of any tool and removed before the call is checked, shown or run. If a tool itself
-declares a parameter with one of these names, no parameters are added or removed, and the tool cannot run in the
+These parameters are added to the schema of every tool, and removed before the call is checked, shown or run. If a tool
+itself declares a parameter with one of these names, no parameters are added or removed, and the tool cannot run in the
 background.
 
 Model servers that enforce the schema do not allow extra parameters. For these servers, a special tool replaces the
@@ -144,7 +144,7 @@ class RequestedTerms(JobTerms, frozen=True, kw_only=True):
 
 
 class AskedJob(JobTerms, frozen=True, kw_only=True):
-    """A user's request to start a job. See pawl.agent.v1.StartJobRequest for the fields."""
+    """User's request to start a job. See pawl.agent.v1.StartJobRequest for the fields."""
 
     conversation_id: ConversationId
     conversation_key: str
@@ -157,9 +157,9 @@ class AskedJob(JobTerms, frozen=True, kw_only=True):
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """A call's arguments without the background parameters, and the terms that those parameters request.
+    """A call's arguments without the background parameters, and the terms requested by those parameters.
 
-    `fault` explains why these parameters are invalid. A call with neither `terms` nor a `fault` runs in the foreground.
+    `fault` explains why the parameters are invalid. A call with neither `terms` nor a `fault` runs in the foreground.
     """
 
     arguments: str
@@ -196,12 +196,12 @@ def read(arguments: str, schema_json: bytes) -> Reading:
 
 
 def has_own(schema_json: bytes) -> bool:
-    """Return whether a tool declares a parameter with one of the names, so that it cannot run in the background."""
+    """Return whether a tool declares a parameter with a reserved name, so that it cannot run in the background."""
     return any(f'"{name}"'.encode() in schema_json for name in NAMES)
 
 
 def asked(job: AskedJob) -> RequestedTerms:
-    """Return a user's request in the same form as a model's request. The same limits apply.
+    """Convert a user's request to the form of a model's request. The same limits apply.
 
     Raises:
         InvalidField: the request is invalid.
@@ -260,7 +260,7 @@ def asked(job: AskedJob) -> RequestedTerms:
 def edited_series(shown: Series, edited: Series, now: float) -> Series:
     """Return the series that an approver grants after editing the series shown.
 
-    If the edit does not set an end time, the end time that was shown is kept. An edit can therefore not remove a user's
+    If the edit does not set an end time, the original end time stays. An edit can therefore not remove a user's
     deadline.
 
     Raises:
@@ -281,7 +281,7 @@ def edited_series(shown: Series, edited: Series, now: float) -> Series:
 
 
 def read_tool(arguments: str, schemas: Mapping[str, bytes]) -> tuple[str, Reading]:
-    """Return the name of the tool specified in a call to `TOOL`, and that tool's parsed arguments.
+    """Return the name of the tool specified in a call to `TOOL`, and the parsed arguments for that tool.
 
     `schemas` maps the names of the run's tools to their schemas.
     """
@@ -322,7 +322,7 @@ def read_tool(arguments: str, schemas: Mapping[str, bytes]) -> tuple[str, Readin
 
 
 def _resolve_name(name: str, known: Iterable[str]) -> str:
-    """Resolve a tool name. Model servers see the dot after a source as two underscores."""
+    """Resolve a tool name. Model servers replace the dot after a source with two underscores."""
     names = tuple(known)
     return name if name in names else next((tool for tool in names if tool.replace(".", "__") == name), name)
 
@@ -394,7 +394,7 @@ def _terms(params: Mapping[str, Any]) -> RequestedTerms | None:
 def _split_failures_told(params: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
     """Return the parameters without `on_failure` in their conditions, and the value of `on_failure`.
 
-    Unset counts as 0.
+    The value is 0 if it is unset.
     """
     counts = []
     for name in (_UNTIL, _WHEN):

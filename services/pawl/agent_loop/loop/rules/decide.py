@@ -1,7 +1,7 @@
-"""The rules of the loop. They determine a run's next step from its whole state.
+"""The rules of the loop, which determine a run's next step from its entire state.
 
-Pure functions without I/O. `decide` returns one decision. The rules here apply to every run; the run's program decides
-everything else.
+Pure functions without I/O. `decide` returns one decision. The rules here apply to every run, and the run's program
+decides everything else.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def decide(state: State, now: float) -> Decision:
 
 
 def _without_running(decision: Decision, state: State) -> Decision:
-    """Remove work that is already running from the decision. A parked run is resumed first, not completed directly."""
+    """Remove work that is already running from the decision.
+
+    A parked run is resumed first, and not completed directly.
+    """
     match decision:
         case Propose():
             new = tuple(call for call in decision.calls if check_of(call.call_id) not in state.under_way)

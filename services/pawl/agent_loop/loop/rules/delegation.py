@@ -1,4 +1,4 @@
-"""Delegates calls to child runs (TOOL-7): sets a child run's options, and settles the call when the child ends.
+"""Delegates calls to child runs (TOOL-7). Sets a child run's options, and settles the call when the child ends.
 
 The child's run id is derived from the call id. It is therefore known before the run exists, and no call runs twice.
 """
@@ -34,7 +34,7 @@ CANNOT_DELEGATE: Final = "This agent cannot start other agents. Use the other to
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a call that a child run carries out. A `rounds_max` of 0 means the parent's limit."""
+    """Arguments of a call that a child run carries out. A `rounds_max` of 0 means the parent's limit."""
 
     task: str
     instructions: str = ""
@@ -54,14 +54,14 @@ def may_delegate(run: Run) -> bool:
 
 
 def is_for_workflow(call: Call) -> bool:
-    """Return whether a workflow, rather than an agent, carries out the delegated call."""
+    """Return whether a workflow carries out the delegated call, rather than an agent."""
     return call.tool_name not in {RUN_AGENT, START_GOAL}
 
 
 def to_read(call: Call) -> ReadAgent | None:
     """Return the decision to read the agent or workflow to which the call delegates.
 
-    Return None if it names neither.
+    Return None if the call names neither.
     """
     if is_for_workflow(call):
         named = children.named(call)
@@ -91,7 +91,7 @@ def start(state: State, call: Call, now: float) -> State:
 
 
 def ended(state: State, command: AgentEnded, now: float) -> State:
-    """Settle the call that an ended child run carried out. The child's tokens also count towards this run."""
+    """Settle a call after its child run has ended. The child's tokens also count towards this run."""
     call = state.calls.get(command.call_id)
     if call is None or call.state is not CallState.DELEGATED:
         return state

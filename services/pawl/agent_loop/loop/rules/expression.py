@@ -1,10 +1,10 @@
 """Checks and evaluates CEL (Common Expression Language) expressions over untrusted data.
 
 Models write the expressions, and the data is untrusted, so both may be hostile. An expression can only use the
-variables of its environment, and has no access to the time, files or regular expressions. Its cost is limited before it
-runs, in steps rather than seconds, so that the same expression and data have the same outcome everywhere. The slowest
-permitted expression takes about 30 ms. An expression may use one macro, because nested macros grow values with each
-step.
+variables of its environment, and has no access to the time, files or regular expressions. Its cost is bounded before it
+runs, in steps rather than seconds, so the same expression and data have the same outcome everywhere. The slowest
+permitted expression takes about 30 ms. An expression may use only one macro, because nested macros make values grow
+with each step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONVERSION_STEPS: Final = 5
 _PARSING_STEPS: Final = 8
 _EXACT_MAX: Final = 2**53
 _MACROS: Final = re.compile(r"\.\s*(?:all|exists|exists_one|(map|filter))\s*\(")
-# Square of the items that `map` and `filter` copy in one step: they copy their list for each item.
+# `map` and `filter` copy their list for each item. This is the square of the number of items copied in one step.
 _COPIED: Final = 25
 _OPERATIONS: Final = re.compile(r"[=!<>&|]+|[-+*/%?.(\[,:]|\bin\b")
 _PARSING: Final = re.compile(r"\b(?:timestamp|duration|double|u?int|string)\b")
@@ -44,11 +44,11 @@ _FUNCTIONS: Final = "size contains startsWith endsWith int uint double string bo
 
 
 class ExpressionError(ValueError):
-    """Raised when an expression is invalid or fails for a value. The message gives the reason."""
+    """Raised when an expression is invalid or fails for a value. The message contains the reason."""
 
 
 class Meter:
-    """Limits the total steps of one or several evaluations."""
+    """A limit on the total steps of one or more evaluations."""
 
     def __init__(self) -> None:
         self._steps_left = _STEPS_MAX
@@ -59,7 +59,7 @@ class Meter:
 
 
 class Environment:
-    """Expressions over named variables, with the CEL type of each variable (`dyn` for JSON).
+    """Environment for expressions: the CEL type of each variable (`dyn` for JSON).
 
     `hint` is added to errors about too much data.
     """
@@ -81,7 +81,7 @@ class Environment:
         self.compile = lru_cache(maxsize=256)(self._compile)
 
     def evaluate(self, source: str, data: Mapping[str, Any], meter: Meter) -> Any:
-        """Return the value of an expression as JSON. A time becomes text.
+        """Return the value of an expression as JSON. Times become text.
 
         Raises:
             ExpressionError: the expression is invalid, it fails, or it would process too much data.
@@ -110,8 +110,7 @@ class Environment:
     def _compile(self, source: str) -> Any:
         """Check and compile an expression.
 
-        Raises:
-            ExpressionError: the expression is not allowed; the message gives the reason.
+        Raises: ExpressionError: the expression is not allowed. The message contains the reason.
         """
         if not 0 < len(source) <= self._characters_max:
             raise ExpressionError(f"an expression must have 1 to {self._characters_max} characters")
@@ -131,8 +130,8 @@ class Environment:
     def _steps(self, source: str, values: list[Any]) -> int:
         """Return an upper bound on the number of steps in an evaluation.
 
-        It assumes that each operation visits everything in its operands, that `+` makes values larger, and that a macro
-        repeats what follows it.
+        The bound assumes that each operation visits everything in its operands, that `+` makes values larger, and that
+        a macro repeats what follows it.
         """
         longest, nodes, characters = _measured(values)
         macro = _MACROS.search(source)
@@ -161,8 +160,7 @@ _JOB: Final = Environment(
 def check(source: str) -> None:
     """Check that an expression over a job's results is allowed.
 
-    Raises:
-        ExpressionError: the expression is not allowed; the message gives the reason.
+    Raises: ExpressionError: the expression is not allowed. The message contains the reason.
     """
     kind = _JOB.compile(source).return_type()
     if kind not in (cel.Type.BOOL, cel.Type.DYN):

@@ -1,7 +1,7 @@
 """Applies facts to the state.
 
-If a call is completed externally, the run waits until it is notified or a timeout passes. It then asks the registry for
-the result by starting the call again with the same id. Meanwhile, the call stays RUNNING.
+If a call is completed externally, the run waits until it is notified or a timeout passes. It then gets the result from
+the registry by starting the call again with the same id. Until then, the call stays RUNNING.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def asked(state: State, call: Call, question: Question, now: float) -> State:
 
 
 def answered(state: State, call: Call, answer: str | None) -> State:
-    """Make the call runnable again with `answer`, or without an answer if `answer` is None."""
+    """Make the call runnable again with `answer`. None means that there is no answer."""
     asked_last = call.question.question if call.question else ""
     given = Answer(question=asked_last, answer=answer or "", declined=answer is None)
     answers = {**state.loop.answers, call.call_id: (*state.loop.answers.get(call.call_id, ()), given)}
@@ -63,12 +63,12 @@ def awaits(state: State, call: Call, now: float) -> bool:
 
 
 def times(state: State, now: float) -> list[float]:
-    """Return the times at which to ask the registry again about calls that are completed externally."""
+    """Return when to check again with the registry for calls that are completed externally."""
     return [state.loop.completions[call.call_id] for call in state.open_calls if awaits(state, call, now)]
 
 
 def wait_for_completion(state: State, call: Call, seconds_left: float, now: float) -> State:
-    """Record that the call waits for its completion. If the call is already complete, ask the registry immediately."""
+    """Record that the call waits for its completion. If it is already complete, request its result immediately."""
     if call.state is not CallState.RUNNING:
         return state
     known = {each: time for each, time in state.loop.completions.items() if each != call.call_id}
@@ -92,9 +92,9 @@ def ended(state: State, call_id: CallId) -> State:
 
 
 def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Apply `fact`. Return the state and the events that report it.
+    """Apply `fact`. Return the state and the events that report the fact.
 
-    A fact about a call that is already settled has no effect.
+    A fact about a settled call has no effect.
     """
     match fact:
         case ToolsPinned():
@@ -180,7 +180,7 @@ def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[
 
 
 def _checked(state: State, fact: CallChecked, now: float) -> State:
-    """Apply the verdict on a proposed call. Ignore it if the run is being stopped or no longer proposes the call."""
+    """Apply the verdict on a proposed call. Ignore it if the run is stopping or no longer proposes the call."""
     is_stopped = state.run.state is RunState.CANCELLING or state.loop.failure is not None
     if is_stopped or not programs.of(state.run).proposes(state, fact.call.call_id, now):
         return state
@@ -195,7 +195,7 @@ def _checked(state: State, fact: CallChecked, now: float) -> State:
 
 
 def with_round(state: State, number: int) -> State:
-    """Return the state moved to round `number`, unless it has already reached that round."""
+    """Return the state in round `number`, unless it has already reached that round."""
     if number <= state.run.round:
         return state
     loop, opened = state.loop, {call.call_id for call in state.open_calls}

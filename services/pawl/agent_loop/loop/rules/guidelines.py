@@ -51,7 +51,7 @@ could ask with the tool.
 def asking(instructions: str, tools: Iterable[Tool]) -> str:
     """Return the guideline on asking questions.
 
-    It is empty if the instructions are empty or already include it, or if no tool asks users.
+    The result is empty if the instructions are empty or already include it, or if no tool asks users.
     """
     names = [tool.name for tool in tools if tool.context is ExecutionContext.HUMAN]
     if not names or not instructions or GUIDELINES in instructions:

@@ -1,4 +1,4 @@
-"""Explains background parameters to callers that use another system's names for them."""
+"""Hints on background parameters, for models and clients that use another system's names for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _FOR_TOOL: Final = (
 )
 # For StartJob.
 _FOR_REQUEST: Final = (
-    "To repeat the call, set the job's interval_seconds with duration_minutes, iterations_max or both instead."
+    "The call runs in the background already. To repeat it, set the job's interval_seconds with duration_minutes,"
+    " iterations_max or both instead."
 )
 
 _NAME_CHARACTERS_MAX: Final = 40

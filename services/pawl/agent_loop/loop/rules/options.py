@@ -34,14 +34,14 @@ class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     instructions: str = ""
     limits: Limits = field(default_factory=Limits)
-    # The most that a client may request.
+    # The highest values that a client may request.
     ceilings: Limits = CEILINGS
     approvals_required: int = 0
     without_background: bool = False
 
 
 class AskedOptions(Options, frozen=True, kw_only=True):
-    """Options that a client requests. `limits` contains only the fields that were present."""
+    """Options that a client requests. `limits` contains only the fields that the request sets."""
 
     limits: Mapping[str, float] = field(default_factory=dict)
 
@@ -51,7 +51,7 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
 
     Raises:
         InvalidField, TooLarge: a value is out of range, or two contradict each other.
-        InvalidSchema: the response format's schema is not JSON. tool-registry checks everything else about it.
+        InvalidSchema: the response format's schema is not JSON. Only tool-registry checks the rest of the schema.
     """
     _check_names(asked)
     _check_tool_choice(asked)
@@ -80,7 +80,7 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
 def as_deployed(options: RunOptions, approvals_required: int) -> RunOptions:
     """Return a continuing run's options with the deployment's current approval minimum applied.
 
-    If the minimum was raised, it applies to continuing runs; if it was lowered, it does not.
+    A raised minimum applies to runs that continue. A lowered minimum does not.
     """
     if approvals_required <= max(1, options.approvals_required):
         return options

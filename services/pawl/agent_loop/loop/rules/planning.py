@@ -1,4 +1,4 @@
-"""Applies decisions until the run must wait or end, and plans the step to commit and the work that follows."""
+"""Applies decisions until the run must wait or end. Plans the step to commit and the work that follows."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ Rest: TypeAlias = Wait | Park | Finish | StopModel
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The changes to commit (`events`, and the difference between `state` and the ledger), and what to do next."""
+    """Changes to commit (`events`, and the difference between `state` and the ledger), and what to do next."""
 
     state: State
     events: tuple[OwnerEvent, ...]
@@ -92,8 +92,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
     """Return the next step, given the ledger's state, its commands and new facts.
 
-    The function is pure: the same arguments give the same plan. If the ledger refuses a step, it is planned again from
-    a fresh base.
+    The function is pure: the same arguments always result in the same plan. If the ledger refuses a step, the caller
+    plans again from a fresh base.
     """
     state, events = apply_all(base, facts, now)
     found = advance(state, events, now, written=base.run.state)
@@ -104,7 +104,7 @@ def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
 def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, list[OwnerEvent]]:
     """Apply the unconsumed commands and these facts. Return the state and the events that report the facts.
 
-    The state includes the program's records of settled calls, because later decisions may depend on these records.
+    The state includes the program's records of settled calls, because later decisions may depend on them.
     """
     state = _apply_commands(base, sorted(base.commands, key=_priority), now)
     events: list[OwnerEvent] = []

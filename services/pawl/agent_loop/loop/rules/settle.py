@@ -1,4 +1,4 @@
-"""Settles calls: each call gets exactly one result."""
+"""Settles calls. Each call gets exactly one result."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def executed(call: Call, ended: ExecutionResult, now: float, note: str = "") -> 
 def stopped(call: Call, answer: Stopped, now: float, note: str = "") -> Call:
     """Settle a running call after the registry was asked to cancel it.
 
-    If the call may still be running, its result has the reason NOT_STOPPED. A repeatable call becomes CANCELLED; any
+    If the call may still be running, its result has the reason NOT_STOPPED. A repeatable call becomes CANCELLED. Any
     other call becomes OUTCOME_UNKNOWN.
     """
     if answer.result is not None:
@@ -73,7 +73,7 @@ def withdrawn(call: Call, message: str, now: float) -> Call:
 
 
 def expired(call: Call, options: RunOptions, now: float) -> Call:
-    """Handle a call that was not decided on, answered or run in time.
+    """Handle a call that users or clients did not decide on, answer or run in time.
 
     The call becomes EXPIRED, with three exceptions. An approval request that can be escalated gets a second deadline. A
     question with a default answer gets that answer. A front-end call can become a question with a new deadline.

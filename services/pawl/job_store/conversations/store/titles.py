@@ -94,8 +94,8 @@ class PostgresTitles(DatabaseAdapter):
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
         """Claim conversations that need a title. Each claim lasts for two minutes.
 
-        If a token budget is used up, postpone the title until its day or month ends. Leave out titles whose model the
-        store may not use; they are given up after the last claim.
+        If a token budget is used up, postpone the title until its day or month ends. Skip titles whose model the store
+        may not use. After the last claim, no more attempts are made for them.
         """
         records = await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE)
         read = read_each("title", records, lambda each: (each, _task(each)), itemgetter("conversation_id"))
@@ -115,7 +115,7 @@ class PostgresTitles(DatabaseAdapter):
     async def put(
         self, store_id: StoreId, conversation_id: ConversationId, attempt: int, text: str, *, model: str, used: Usage
     ) -> None:
-        """Store the title from a model's answer if it is still needed, and count the usage."""
+        """Store the title from a model's answer if the conversation still needs one, and count the usage."""
         title = title_in_reply(text)
         place = store_id, conversation_id
         async with self._database.transaction() as connection:

@@ -1,4 +1,4 @@
-"""Lowers the limits of new runs to those of their store."""
+"""Lowers the limits of new runs to the limits of their store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the background state of a conversation: its jobs and their notices. The rules are in `jobs`."""
+"""Background state of a conversation: its jobs and their notices. The rules are in `jobs`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pawl.chassis.ids import RunId, UserId
 
 
 class _OfJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Identifies a job, its user, and the runs above the job to which it reports.
+    """A job, its user, and the runs above the job to which it reports.
 
     `above` is empty unless a delegated run started the job. Otherwise it lists, nearest first, the delegated runs above
     the job that have not ended, followed by the root run.
@@ -27,13 +27,13 @@ class _OfJob(msgspec.Struct, frozen=True, kw_only=True):
     def receiver(self) -> RunId:
         """The delegated run whose next model call receives the notices.
 
-        Empty if the root conversation receives them.
+        It is empty if the root conversation receives them.
         """
         return self.above[0] if len(self.above) > 1 else RunId("")
 
 
 class Notice(_OfJob, frozen=True, kw_only=True):
-    """A reference to a report of the job `run_id`. If `occasion` is 0, the report is about the job's end.
+    """Reference to a report of the job `run_id`. If `occasion` is 0, the report is about the job's end.
 
     Otherwise, `occasion` is the iteration. `user_id` is the user who started the job. `entered_by` is the run of that
     user whose model has received the notice but has not answered yet. It is empty if there is no such run. `tries`
@@ -75,9 +75,9 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
         return sum(each.user_id == user_id for each in self.open_jobs)
 
     def pending_of(self, user_id: UserId, receiver: RunId = RunId("")) -> tuple[Notice, ...]:
-        """Return the notices that a run of this user passes to its model.
+        """Return the notices that this user's run passes to its model.
 
-        The run is `receiver`, or belongs to this conversation.
+        The run is `receiver` or, if that is empty, belongs to this conversation.
         """
         waiting = (each for each in self.notices if each.receiver == receiver)
         return tuple(each for each in waiting if each.user_id == user_id and not each.entered_by)
@@ -87,11 +87,11 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(each.run_id for each in self.open_jobs if each.receiver == receiver)
 
     def passed_on(self, ended: Container[str], answered_by: RunId = RunId("")) -> Background:
-        """Return the state after delegated runs have ended. Their notices go to the next runs above them.
+        """Return the state after delegated runs have ended. Their notices move to the next runs above them.
 
-        Notices that `answered_by` received are removed. Notices that another ended run received go to the next run too,
-        because no model will read the ended run's conversation again. A notice about an iteration is dropped if the job
-        has reported a later iteration.
+        Notices that `answered_by` received are removed. Notices that another ended run received also move to the next
+        run, because no model will read the ended run's conversation again. A notice about an iteration is dropped if
+        the job has reported a later iteration.
         """
         notices: list[Notice] = []
         # A job that reported its end is no longer open.

@@ -25,9 +25,8 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
     """Fire `generation` of `schedule`, which last started the run `last_run_id`.
 
     `expected_time` is the scheduled time. It is None for a manual firing, which can have a `request_id`. `next_time` is
-    the scheduled time after it. A manual firing with a `backfill_time` stands in for that past scheduled time and
-    ignores the overlap policy. `submit` creates the run. If it is None, the run is refused with `refusal` as the
-    reason.
+    the scheduled time after it. A manual firing with a `backfill_time` replaces that past scheduled firing and ignores
+    the overlap policy. `submit` creates the run. If it is None, the run is refused with `refusal` as the reason.
     """
 
     schedule: ScheduleKey
@@ -122,7 +121,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(NamedTuple):
-    """The outcome of a firing, and the run that it started (if any)."""
+    """Outcome of a firing, and the run that it started (if any)."""
 
     outcome: FireOutcome
     reason: str = ""
@@ -133,7 +132,7 @@ class Start(NamedTuple):
 def outcome_of_cancel(
     unit: UnitOfWork, row: StarterRow, submit: Submit | None, last: RunRow | None, feature: Feature
 ) -> FireOutcome:
-    """Cancel the previous run so that a new run can replace it. Return WAITING until the previous run has ended.
+    """Cancel the previous run to make way for a new one. Return WAITING until the previous run has ended.
 
     If there is no previous run, or if the new run will be refused or skipped, return STARTED without cancelling
     anything.

@@ -146,7 +146,7 @@ _CURSORS_MAX: Final = 1000
 class Picked:
     """Runs that fit within the limits until the transaction ends.
 
-    `stores` lists the stores that were read, and `turns` are the turns after these runs. `has_more` means that other
+    `stores` lists the stores that were read, and `turns` holds the turns after these runs. `has_more` means that other
     stores, or more runs of these stores, may be due.
     """
 
@@ -175,7 +175,7 @@ class DueRuns:
         runs_max: int,
         background_runs_max: int,
     ) -> Picked:
-        """Return those runs of the next stores that the worker may claim.
+        """Return the runs of the next stores that the worker may claim.
 
         Other claims on these stores wait until the transaction ends.
         """

@@ -37,7 +37,7 @@ class StagedFile:
             room = self._room()
             if self.size + len(data) > room:
                 raise OverLimit(
-                    f"there is only room for a file of {room} bytes; delete other files, or use a smaller one"
+                    f"the file may have at most {room} bytes here; use a smaller file, or delete other files"
                 )
             self._checked_bytes = min(room, self.size + len(data) + _STEP_BYTES)
         rest = memoryview(data)

@@ -47,7 +47,7 @@ class Mailer(Protocol):
         """Send a call's message. Return the fields of the tool's result.
 
         Raises:
-            ToolError: The message was refused, or may not have been sent. The error's text is shown to the model.
+            ToolError: The message was refused, or may not have been sent. The model sees the error's text.
         """
 
 
@@ -133,7 +133,7 @@ def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str)
 
 
 def _answer(message: EmailMessage, thread: list[str]) -> None:
-    """Mark the message as automatic. If `thread` has valid message ids, also mark it as an answer to the last one."""
+    """Mark the message as automatic. If `thread` has valid message ids, also mark it as a reply to the last one."""
     if answered := [each for each in dict.fromkeys(thread) if each and re.fullmatch(_MESSAGE_ID, each)]:
         message["In-Reply-To"] = answered[-1]
         message["References"] = " ".join(answered)

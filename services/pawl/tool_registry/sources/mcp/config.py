@@ -36,7 +36,7 @@ def read_config(config: SourceConfig) -> McpServer:
 
 
 def secrets_of(server: McpServer) -> Mapping[str, str]:
-    """Return the names of a server's secrets, keyed by the variable or header in which each is sent."""
+    """Return the names of a server's secrets, keyed by the variable or header that carries each of them."""
     return server.secret_environment if isinstance(server, McpStdioConfig) else server.secret_headers
 
 

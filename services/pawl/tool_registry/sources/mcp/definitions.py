@@ -33,7 +33,7 @@ _BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
-    """The data for calling a registered tool, and the digest of the description that was approved."""
+    """Data for calling a registered tool, and the digest of the description that was approved."""
 
     tool: str
     digest: str
@@ -50,7 +50,7 @@ def digest_of(tool: Described) -> str:
 
 
 async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[str, Described], Sequence[LeftOut]]:
-    """Return a server's tools by name, with secrets removed, and the tools that were left out.
+    """Return a server's tools by name, with secrets removed, and the tools that were omitted.
 
     Raises:
         SourceUnreachable: The server takes too long, or sends too much.

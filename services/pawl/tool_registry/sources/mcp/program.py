@@ -1,4 +1,4 @@
-"""Runs an MCP server as a program on this machine. Starts the program, limits it, and cleans up after it."""
+"""MCP servers that run as programs on this machine: starting them, limiting them, and cleaning up after them."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ class Program:
     async def end_reason(self, *, with_output: bool = True) -> str:
         """Return a human-readable reason why the program ended. Call this only after the program's output has ended.
 
-        With `with_output`, the reason includes the last output line that mentions an error. If there is none, it
-        includes the last line.
+        With `with_output`, the reason includes the last output line that mentions an error or, if there is none, the
+        last line.
         """
         problem = ""
         with contextlib.suppress(TimeoutError, OSError):
@@ -128,7 +128,7 @@ class Program:
         return hide(self._secrets, problem)
 
     async def _log_stderr(self) -> None:
-        """Log the first lines, truncated. Keep reading after that, so that the program never blocks."""
+        """Log the first lines, truncated. Continue reading after that, so that the program never blocks."""
         lines, rest = 0, b""
         while data := await self._stderr.read(_STDERR_BYTES):
             *whole, rest = (rest + data).split(b"\n")

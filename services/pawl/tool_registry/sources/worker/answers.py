@@ -74,7 +74,7 @@ def progress_of(report: pb.WorkerProgress) -> Progress:
 
 
 def checkpoint_content(content: bytes) -> bytes:
-    """Return a checkpoint as canonical JSON. Empty if it is invalid, which does not end the stream."""
+    """Return a checkpoint as canonical JSON, or "" if it is invalid, which does not end the stream."""
     try:
         return dumps_canonical(loads(content, bytes_max=CHECKPOINT_BYTES_MAX))
     except (InvalidJson, TooLarge):
@@ -115,7 +115,7 @@ def value_of(entry: ToolVersion, result: pb.WorkerResult) -> Any:
 
 
 def finding_of(entry: ToolVersion, result: pb.WorkerResult) -> ReconcileResult:
-    """Return a worker's finding about an earlier execution. Raise a ToolError if the finding cannot be passed on."""
+    """Return a worker's finding about an earlier execution. Raise ToolError if it cannot be passed on."""
     match result.WhichOneof("outcome"):
         case "content_json":
             return happened(_parsed(entry, result))

@@ -1,4 +1,4 @@
-"""Defines the keys of remote workers, and decides what happens to a call when its worker is lost."""
+"""Keys of remote workers, and what happens to a call when its worker is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WorkerKey(NamedTuple):
 
 
 class Purpose(StrEnum):
-    """The purpose of a call to a worker: to run the call, or to report whether it took effect."""
+    """Purpose of a call to a worker: to run the call, or to report whether it took effect."""
 
     RUN = "RUN"
     RECONCILE = "RECONCILE"
