@@ -43,8 +43,8 @@ nodes:
     after: [check]
 `;
 
-let yaml: typeof import("yaml") | undefined;
-const loadYaml = async (): Promise<void> => void (yaml ??= await import("yaml"));
+let yaml: typeof import("./yaml") | undefined;
+const loadYaml = async (): Promise<void> => void (yaml ??= await import("./yaml"));
 
 /** Reads JSON or YAML. */
 function read(text: string): unknown {
