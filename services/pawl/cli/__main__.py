@@ -80,7 +80,7 @@ def load(name: str) -> Any:
 
 
 class _Conversion:
-    """Converter of a parameter's value like typer's, which does not change values that already have the right type.
+    """A converter of a parameter's value like typer's, which does not change values that already have the right type.
 
     For every value, typer would import pydantic, which takes a third of the time of a short command.
     """

@@ -320,7 +320,7 @@ class WordWrap:
 
 
 class LineReader:
-    """Reader that reads a line only when needed, so that an editor can use the keyboard between lines.
+    """A reader that reads a line only when needed, so that an editor can use the keyboard between lines.
 
     Reading from a terminal cannot be cancelled, so the thread ends only when the process does.
     """

@@ -72,8 +72,10 @@ async def set_value(
     if _NUMBER.fullmatch(value) or name in _TEXTS:
         if stores or cancel_open_runs:
             raise CommandError("--store-id and --cancel-open-runs apply only to switches.")
-        asked = {name: _TEXTS[name](value)} if name in _TEXTS else {"limits": {name: int(value)}}
-        await _update(target, console, _layer(all_stores=all_stores, ceiling_of=ceiling_of), ceiling_of, name, **asked)
+        requested = {name: _TEXTS[name](value)} if name in _TEXTS else {"limits": {name: int(value)}}
+        await _update(
+            target, console, _layer(all_stores=all_stores, ceiling_of=ceiling_of), ceiling_of, name, **requested
+        )
         return
     if all_stores or ceiling_of:
         raise CommandError("--all-stores and --ceiling-of do not apply to switches, which are always for all stores.")
@@ -118,11 +120,11 @@ async def _update(
     name: str,
     *,
     unset: list[str] | None = None,
-    **asked: Any,
+    **requested: Any,
 ) -> None:
     read = pb.GetSettingsRequest(layer=layer, store_id=store_id)
     current = (await target.again(target.settings.GetSettings, read)).settings
-    settings = pb.Settings(layer=layer, store_id=store_id, version=current.version, **asked)
+    settings = pb.Settings(layer=layer, store_id=store_id, version=current.version, **requested)
     request = pb.UpdateSettingsRequest(settings=settings, unset=unset)
     await warn_of_set(target, request, await target.settings.UpdateSettings(request))
     say(console, f"{'Removed' if unset else 'Set'} {name}. It applies within five seconds.", "green")
@@ -138,8 +140,8 @@ async def explain(
     json: Json = False,
 ) -> None:
     """Show the values that apply to a store, and why."""
-    asked = pb.ExplainSettingsRequest(store_id=store_id)
-    found = (await target.again(target.settings.ExplainSettings, asked)).explanations
+    requested = pb.ExplainSettingsRequest(store_id=store_id)
+    found = (await target.again(target.settings.ExplainSettings, requested)).explanations
     columns: Columns = {"name": "name", "value": "value", "set by": _set_by, "why": "reason"}
     show_items(console, found, columns, none="", json=json)
 

@@ -70,7 +70,7 @@ _DEADLINE_SECONDS: Final = 10.0
 
 
 class Method(msgspec.Struct, frozen=True, kw_only=True):
-    """Method with a single request. `name` is `package.Service/Method`.
+    """A method with a single request. `name` is `package.Service/Method`.
 
     `peer` is the service that implements it.
     """
@@ -84,7 +84,8 @@ class Method(msgspec.Struct, frozen=True, kw_only=True):
     def read(self, value: Any) -> Message:
         """Parse a request from protobuf JSON.
 
-        Raises: InvalidField: The value is invalid. The message contains the position.
+        Raises:
+            InvalidField: The value is invalid. The message contains the position.
         """
         if not isinstance(value, dict):
             raise InvalidField("The request must be a JSON object.", field="request")
@@ -152,7 +153,8 @@ class Services:
     async def call(self, name: str, request: Message, metadata: Metadata, *, timeout_seconds: float) -> Any:
         """Call a method and return its response.
 
-        Raises: PawlError: The service returned an error, or is unavailable (DependencyUnavailable).
+        Raises:
+            PawlError: The service returned an error, or is unavailable (DependencyUnavailable).
         """
         return await self._calls[name](request, metadata=(*metadata, *self._client()), timeout=timeout_seconds)
 

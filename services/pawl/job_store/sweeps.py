@@ -156,7 +156,7 @@ async def _cancel_runs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPeriods:
-    """Retention period of each kind of record, and the interval between sweeps, in seconds."""
+    """The retention period of each kind of record, and the interval between sweeps, in seconds."""
 
     events_seconds: float
     conversations_seconds: float
@@ -174,7 +174,7 @@ async def remove_expired(retention: PostgresRetention, clock: Clock, periods: Re
 
 
 async def sweep_retention(retention: PostgresRetention, clock: Clock, keep: RetentionPeriods) -> None:
-    """Remove all records that have expired. If a step fails, the others still run."""
+    """Remove all records that have expired. If a step fails, the other steps still run."""
     await _empty(clock, retention.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
     await _empty(clock, retention.remove_keys, keep.keys_seconds, rows_max=_ROWS_BATCH)
     await _empty(clock, retention.remove_key_events, None, rows_max=_ROWS_BATCH)

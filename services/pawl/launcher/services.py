@@ -29,7 +29,7 @@ class ServiceSpec:
 
     @property
     def address_variable(self) -> str:
-        """Variable that holds this service's address, for services that start later."""
+        """The variable that holds this service's address, for services that start later."""
         return f"PAWL_{self.name.replace('-', '_').upper()}_ADDRESS"
 
 

@@ -1,4 +1,4 @@
-"""Parser for a message, which also decides whether the message may fire the trigger. All content is untrusted."""
+"""A parser for a message, which also decides whether the message may fire the trigger. All content is untrusted."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _passes(message: EmailMessage, authserv_id: str, domain: str) -> bool:
 
 
 def _without_comments(text: str) -> str:
-    """Return a structured header without its comments and quoted strings. It is empty if one of them is not closed."""
+    """Return a structured header without comments and quoted strings, or "" if one of these is not closed."""
     kept: list[str] = []
     depth, is_quoted = 0, False
     for piece in re.findall(r"\\.|.", text, re.DOTALL):

@@ -129,7 +129,7 @@ def verdict_on(call: Call) -> Verdict:
 
 
 def answer(*names: str, text: str = "", arguments: Sequence[str] = ()) -> ModelAnswer:
-    """Return an answer that calls these tools. Unless given, the arguments of each call are different."""
+    """Return an answer that calls these tools. By default, the arguments of each call are different."""
     written = arguments or [f'{{"n":{n}}}' for n in range(len(names))]
     return ModelAnswer(
         text=text,
@@ -146,7 +146,7 @@ def answer(*names: str, text: str = "", arguments: Sequence[str] = ()) -> ModelA
 
 @dataclass
 class Simulation:
-    """Plans, commits and remembers started work. The model gives `answers` in order, then plain text."""
+    """Plans, commits and remembers started work. The model returns `answers` in order, then plain text."""
 
     answers: list[ModelAnswer]
     options: RunOptions = field(default_factory=RunOptions)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.drive import DriveEnd
-from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Decided, Inverse
+from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Inverse, UserDecision
 from pawl.agent_loop.loop.rules.fact import Decide, Steer
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import Run, Undo
@@ -215,7 +215,9 @@ def any_call(draw: st.DrawFn, call_id: str = "", run_id: str = "run_1") -> Call:
         effect_class=draw(st.sampled_from(list(EffectClass))),
         context=draw(st.sampled_from([ExecutionContext.BACKEND, ExecutionContext.FRONTEND])),
         attempt=draw(st.integers(0, 2)),
-        approval=ApprovalRequest(digest=DIGEST, decision=Decided(kind=kind, user_id=UserId("me"))) if kind else None,
+        approval=ApprovalRequest(digest=DIGEST, decision=UserDecision(kind=kind, user_id=UserId("me")))
+        if kind
+        else None,
         result=result,
         end_time=draw(st.sampled_from([1.0, 2.0, 3.0, 4.0])),
     )

@@ -158,8 +158,8 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         """Yield each of a run's events after `after_seq` once, until the run ends.
 
         A gap replaces events that are no longer stored. If the connection is lost, the stream continues with any
-        replica, after the last event seen. Reading the next event marks the previous one as seen. Pawl does not send
-        delayed notifications about events that have been seen.
+        replica, after the last event seen. Reading the next event marks the previous one as seen. Pawl sends no delayed
+        notifications about seen events.
         """
         after_seq = natural(after_seq, "after_seq")
 
@@ -297,7 +297,8 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
     ) -> conversation_pb2.Conversation:
         """Create a conversation from a chat-completions history and return it. See `history`.
 
-        Raises: InvalidHistory: A strict model server would reject the history. The message lists up to 20 errors.
+        Raises:
+            InvalidHistory: A strict model server would reject the history. The message lists up to 20 errors.
         """
         request = requests_pb2.ImportConversationRequest(
             messages=history(messages), title=title, conversation_key=conversation_key, request_id=request_id
@@ -445,7 +446,10 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
                 yield document
 
     async def get_document(self, name: str, *, shared: bool = False) -> document_pb2.GetDocumentResponse:
-        """Return one of your documents with its text. With `shared`, return one of the store's documents."""
+        """Return one of your documents or, with `shared`, one of the store's documents.
+
+        The result includes the text.
+        """
         request = document_pb2.GetDocumentRequest(name=name, owner=_owner(shared=shared))
         return await self.again(self.document_store.GetDocument, request)
 

@@ -34,7 +34,8 @@ def condition(given: str | Mapping[str, Any], field: str = "until") -> run_pb2.J
     A mapping looks like `{"path": "/price", "below": 20}`. Instead of `below`, it can have `above`, `equals`,
     `"changed": True` or `cel`.
 
-    Raises: InvalidField: The condition is invalid. The error names `field`.
+    Raises:
+        InvalidField: The condition is invalid. The error names `field`.
     """
     named = dict(given) if isinstance(given, Mapping) else {"cel": given}
     found = run_pb2.JobCondition()
@@ -119,7 +120,7 @@ class JobVerbs(Target):
         failures_told: int = 0,
         request_id: str = "",
     ) -> JobHandle:
-        """Start a job and return it. Its results are reported to the given conversation, or to a new one.
+        """Start a job and return it. Pawl reports its results to the given conversation, or to a new one.
 
         With an interval, the call is repeated. For `until` and `when`, see `condition` and `monitor`. `reports` is a
         word such as `"change"`, or `{"every": 10}`. For a job without an interval, use `{"progress": [25, 50, 75]}`

@@ -98,7 +98,8 @@ class WorkflowVerbs(Target):
     async def save_workflow(self, definition: Mapping[str, Any]) -> WorkflowVersion:
         """Save a workflow and return its version. An unchanged definition does not create a version.
 
-        Raises: InvalidWorkflow: The definition is invalid. The message lists the problems.
+        Raises:
+            InvalidWorkflow: The definition is invalid. The message lists the problems.
         """
         request = pb.SaveWorkflowRequest(definition_json=json.dumps(definition).encode())
         return (await self.again(self.workflows.SaveWorkflow, request)).workflow

@@ -81,7 +81,7 @@ class CallContext:
 
 
 class Function:
-    """Function with its tool definition. Parameters may have any type that msgspec can describe as JSON Schema."""
+    """A function with its tool definition. Parameters may have any type that msgspec can describe as JSON Schema."""
 
     def __init__(self, function: Callable[..., Any], reconcile: Callable[..., Any] | None, **options: Any) -> None:
         self.function, self.reconcile = function, reconcile

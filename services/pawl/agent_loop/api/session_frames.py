@@ -25,7 +25,8 @@ _IDS: Final = {
 def check(frame: session_pb2.SessionRequest) -> None:
     """Validate the frame.
 
-    Raises: InvalidField, InvalidId, TooLarge: the frame is invalid. The receipt reports this error.
+    Raises:
+        InvalidField, InvalidId, TooLarge: the frame is invalid. The receipt reports this error.
     """
     kind = frame.WhichOneof("frame")
     if kind is None:

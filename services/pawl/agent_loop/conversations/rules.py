@@ -60,7 +60,7 @@ class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """Reason to refuse a history. `message` is the message's position, counted from 1, or 0 for the whole history."""
+    """A reason to refuse a history. `message` is the message's position, counted from 1, or 0 for the whole history."""
 
     message: int
     text: str
@@ -88,7 +88,8 @@ def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
 def check(history: Sequence[HistoryMessage]) -> None:
     """Validate the history.
 
-    Raises: InvalidHistory: the history is invalid. The error lists up to 20 faults with their positions.
+    Raises:
+        InvalidHistory: the history is invalid. The error lists up to 20 faults with their positions.
     """
     found = sorted(faults(history), key=lambda fault: fault.message)
     if not found:

@@ -36,10 +36,11 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     deadline_minutes: float = 0.0
 
 
-def asked(arguments_json: bytes, now: float) -> Goal:
+def goal_of(arguments_json: bytes, now: float) -> Goal:
     """Return the goal that a model's call starts.
 
-    Raises: ValueError: the arguments are invalid. The message contains the reason.
+    Raises:
+        ValueError: the arguments are invalid. The message contains the reason.
     """
     try:
         given = msgspec.json.decode(arguments_json, type=_Asked)

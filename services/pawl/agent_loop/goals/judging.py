@@ -60,7 +60,7 @@ INSTRUCTIONS: Final = (
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a goal is met.
+    """A judgement on whether a goal is met.
 
     `progress` is between 0 and 1, or None if unknown. `value_sha256` is a digest of the checked result. `cited`
     contains a line for each call on which the judgement is based.
@@ -90,7 +90,8 @@ Evidence: TypeAlias = Mapping[CallId, Call]
 def check_expression(source: str) -> None:
     """Check that a criterion's expression is allowed.
 
-    Raises: ExpressionError: the expression is not allowed. The message contains the reason.
+    Raises:
+        ExpressionError: the expression is not allowed. The message contains the reason.
     """
     kind = _EXPRESSIONS.compile(source).return_type().name().lower()
     if kind not in {"bool", "double", "int", "uint", "dyn"}:

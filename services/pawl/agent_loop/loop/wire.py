@@ -1,4 +1,4 @@
-"""Conversion between the loop's values and protobuf messages."""
+"""Converts between the loop's values and protobuf messages."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class ScheduleServicer:
 
         Raises:
             ScheduleNotFound, RequestIdReused
-            DependencyUnavailable: the schedule kept changing, or the ledger is unavailable.
+            DependencyUnavailable: the schedule changed repeatedly, or the ledger is unavailable.
         """
         request = schedules_pb2.GetDueScheduleRequest(store_id=caller.store_id, user_id=caller.user_id, name=name)
         for _ in range(_TRIGGERS_MAX):

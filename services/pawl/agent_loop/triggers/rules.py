@@ -1,4 +1,4 @@
-"""External events in the form for models: one line of JSON, with a note that it is untrusted."""
+"""Formats external events for models: one line of JSON, with a note that the event is untrusted."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _Path: TypeAlias = tuple[str | int, ...]
 
 
 class DefinitionFault(msgspec.Struct, frozen=True):
-    """Fault in a definition. `path` is its position in the document, and `hint` suggests a fix."""
+    """A fault in a definition. `path` is its position in the document, and `hint` suggests a fix."""
 
     path: str
     message: str

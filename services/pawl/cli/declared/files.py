@@ -53,7 +53,7 @@ _Path: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Resource as it is declared in a file."""
+    """A resource as it is declared in a file."""
 
     key: Key
     definition: Any
@@ -63,7 +63,7 @@ class Asked:
     def problem(self, text: str, field: str = "") -> str:
         """Return `text` as an error message that starts with the file and the line.
 
-        The line is the one of the deepest field mentioned in `text` or `field`.
+        The line is where the deepest field mentioned in `text` or `field` is.
         """
         return f"{self.file}:{_line(self.lines, f'{text} {field}')}: {text}"
 
@@ -311,7 +311,7 @@ def _short(error: object) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that rejects duplicate keys, of which YAML would keep only the last.
+    """A YAML loader that rejects duplicate keys, of which YAML would keep only the last.
 
     It also rejects aliases, because they can expand exponentially.
     """
@@ -353,7 +353,7 @@ _Loader.add_implicit_resolver(_BOOLEAN, re.compile("(?:true|True|TRUE|false|Fals
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML writer that formats multi-line strings as blocks."""
+    """A YAML writer that formats multi-line strings as blocks."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

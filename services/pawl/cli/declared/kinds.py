@@ -55,7 +55,7 @@ class Saved:
 
 
 class Kind(Protocol):
-    """How to manage one kind of resource. `definition` is the type of its files."""
+    """Operations on one kind of resource. `definition` is the type of its files."""
 
     definition: type[Any]
 
@@ -117,7 +117,8 @@ class Workflows:
     ) -> Saved:
         """Save a workflow.
 
-        Raises: Faulty: The definition has faults. Raised only with `validate_only`.
+        Raises:
+            Faulty: The definition has faults. Raised only with `validate_only`.
         """
         request = workflow_pb2.SaveWorkflowRequest(
             definition_json=json.dumps(asked).encode(), validate_only=validate_only

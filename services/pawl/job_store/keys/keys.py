@@ -47,17 +47,17 @@ class Keys:
         self._clock = clock
         self._ids = ids
 
-    async def create(self, governor: Principal, asked: Key, request_id: str = "") -> MadeKey:
+    async def create(self, governor: Principal, requested: Key, request_id: str = "") -> MadeKey:
         """Create a key. A request id creates at most one key.
 
         Raises:
             PermissionDenied: The caller may not create the key.
             InvalidField: The key is invalid, or the store has too many.
-            TooLarge: The store keeps too many ended keys.
+            TooLarge: The store has too many ended keys.
             InvalidId: The store or user id is malformed.
             RequestIdReused: The request id created a different key.
         """
-        key = keys.new_key(governor, asked, key_id=KeyId(self._ids.new("key")), now=self._now())
+        key = keys.new_key(governor, requested, key_id=KeyId(self._ids.new("key")), now=self._now())
         secret = secret_of(secrets.token_bytes(SECRET_BYTES))
         event = event_of(KeyEventKind.KEY_CREATED, key, time=key.create_time, governor=governor)
         digest = digest_of(secret)
@@ -156,5 +156,5 @@ def _check_first(_key: Key, live_keys: int, _kept_keys: int) -> None:
 
 
 def _hash(key: Key) -> bytes:
-    asked = (key.name, key.store_id, key.user_id, sorted(key.roles), key.decides_for_users, key.expire_time)
-    return hashlib.sha256(msgspec.msgpack.encode(asked)).digest()
+    requested = (key.name, key.store_id, key.user_id, sorted(key.roles), key.decides_for_users, key.expire_time)
+    return hashlib.sha256(msgspec.msgpack.encode(requested)).digest()

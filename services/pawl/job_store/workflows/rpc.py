@@ -52,7 +52,7 @@ class WorkflowLedgerServicer(workflows_pb2_grpc.WorkflowLedgerServiceServicer):
         self._workflows = workflows
 
     async def PutWorkflow(self, request: ledger.PutWorkflowRequest, context: Context) -> ledger.PutWorkflowResponse:
-        asked = partial(
+        requested = partial(
             VersionRow,
             store_id=check_id(request.store_id, "store_id"),
             name=check_id(request.workflow.name, "workflow.name"),
@@ -65,7 +65,7 @@ class WorkflowLedgerServicer(workflows_pb2_grpc.WorkflowLedgerServiceServicer):
             check_id(request.store_id, "store_id"),
             request.workflow.name,
             uses,
-            lambda known, newest, now: saved(WORKFLOW, asked(create_time=now), uses, known, newest),
+            lambda known, newest, now: saved(WORKFLOW, requested(create_time=now), uses, known, newest),
             validate_only=request.validate_only,
         )
         return ledger.PutWorkflowResponse(workflow=message_of(kept, workflow_pb2.WorkflowVersion), created=created)

@@ -1,4 +1,4 @@
-"""Which run events become notifications. Users are notified about their runs, and approvers about calls."""
+"""Rules for notifications about run events. Users are notified about their runs, and approvers about calls."""
 
 from __future__ import annotations
 

@@ -163,8 +163,9 @@ class Database:
     async def transaction(self, *, urgent: bool = False) -> AsyncIterator[Connection]:
         """Lend a connection inside a transaction, which is committed at the end or rolled back on any exception.
 
-        Raises: DependencyUnavailable: See `acquire`. If the commit fails in this way, the transaction may have been
-        committed.
+        Raises:
+            DependencyUnavailable: See `acquire`. If the commit fails in this way, the transaction may have been
+                committed.
         """
         async with self.acquire(urgent=urgent) as connection, connection.transaction():
             yield connection

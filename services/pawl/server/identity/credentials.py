@@ -125,7 +125,7 @@ def service_key(settings: ServiceSettings, clock: Clock) -> Callable[[], str] | 
 
 
 class KeyAuthenticator:
-    """Authentication of users by API keys and tokens, of services by service keys, and of the owner by the local key.
+    """Authenticates users by API keys and tokens, services by service keys, and the owner by the local key.
 
     All keys are looked up by their SHA-256, so that response times reveal nothing about them.
     """

@@ -30,7 +30,7 @@ class _Kept:
 
 
 class ResultCache:
-    """LRU cache of at most `entries_max` results and `bytes_max` bytes. `monotonic` returns seconds."""
+    """An LRU cache of at most `entries_max` results and `bytes_max` bytes. `monotonic` returns seconds."""
 
     def __init__(
         self, monotonic: Callable[[], float], *, entries_max: int = 10_000, bytes_max: int = 64 * 1024 * 1024

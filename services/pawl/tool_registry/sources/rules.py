@@ -37,7 +37,7 @@ class DiscoveredTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """Tool that cannot be registered. `name` is the source's name for it."""
+    """A tool that cannot be registered. `name` is the source's name for it."""
 
     name: str
     reason: str
@@ -51,7 +51,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChange:
-    """Difference between a tool and its approved version. A side is None if the tool does not exist there."""
+    """The difference between a tool and its approved version. A side is None if the tool does not exist there."""
 
     tool_name: str
     approved: ToolDefinition | None

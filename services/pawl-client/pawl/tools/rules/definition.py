@@ -154,7 +154,8 @@ def check_own_name(name: str) -> None:
 def check_definition(definition: ToolDefinition) -> None:
     """Validate every field except the schema, which `rules.schema` checks.
 
-    Raises: InvalidField: A field is invalid. The `field` metadata names the first one.
+    Raises:
+        InvalidField: A field is invalid. The `field` metadata names the first one.
     """
     require(
         can_exist(definition.name),

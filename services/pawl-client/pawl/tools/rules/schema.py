@@ -73,9 +73,10 @@ def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jso
     references must be pointers (`#/$defs/task`) and must not be recursive. Only trusted code of the deployment may use
     `recursion`.
 
-    Checking arguments against an accepted schema can still take minutes; see `weigh`.
+    Checking arguments against an accepted schema can still take minutes (see `weigh`).
 
-    Raises: InvalidSchema: The schema is unusable. The message contains the position and the cause.
+    Raises:
+        InvalidSchema: The schema is unusable. The message contains the position and the cause.
     """
     _check_shape(schema)
     root = dict(schema)
@@ -227,7 +228,7 @@ _COMPARED_MAX: Final = 8
 
 
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """Return the known names that are most similar to `name`, best matches first. Empty if `name` is too long.
+    """Return the known names that are most similar to `name`, best matches first, or nothing if `name` is too long.
 
     Comparisons are slow, so this compares only the few names, of the first two thousand, that share the most letters
     with `name`.
@@ -261,7 +262,7 @@ def list_violations(
 ) -> list[str]:
     """Return the violations, each with its path. Return nothing if the value is valid.
 
-    Returns at most VIOLATIONS_MAX violations, followed by "and more" if there are more of them.
+    Return at most VIOLATIONS_MAX violations, followed by "and more" if there are more.
     """
     if validator.is_valid(value):
         return []
@@ -339,7 +340,7 @@ def output_schema_problem(schema_json: bytes) -> str:
 def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
     """Return an answer's canonical JSON if it matches the schema. Otherwise, return the violations.
 
-    Values are not coerced and defaults are not inserted, because users have already seen the answer. If the schema is
+    Users have already seen the answer, so values are not coerced and defaults are not inserted. If the schema is
     unusable, every answer fails.
     """
     try:

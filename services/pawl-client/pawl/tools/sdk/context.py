@@ -195,7 +195,8 @@ class ToolContext:
         immediately. Other tools wait here. If their process ends before the answer arrives, the outcome is UNKNOWN.
         Therefore, ask before any side effect.
 
-        Raises: QuestionDeclined: No answer will come. Let the error propagate, or continue without an answer.
+        Raises:
+            QuestionDeclined: No answer will come. Let the error propagate, or continue without an answer.
             ToolError: The question is invalid (for example, it is empty or has too many options).
         """
         if kind not in set(QuestionKind):

@@ -143,8 +143,8 @@ class RequestedTerms(JobTerms, frozen=True, kw_only=True):
     sets_reports: bool = False
 
 
-class AskedJob(JobTerms, frozen=True, kw_only=True):
-    """User's request to start a job. See pawl.agent.v1.StartJobRequest for the fields."""
+class RequestedJob(JobTerms, frozen=True, kw_only=True):
+    """A user's request to start a job. See pawl.agent.v1.StartJobRequest for the fields."""
 
     conversation_id: ConversationId
     conversation_key: str
@@ -200,7 +200,7 @@ def has_own(schema_json: bytes) -> bool:
     return any(f'"{name}"'.encode() in schema_json for name in NAMES)
 
 
-def asked(job: AskedJob) -> RequestedTerms:
+def requested_terms(job: RequestedJob) -> RequestedTerms:
     """Convert a user's request to the form of a model's request. The same limits apply.
 
     Raises:

@@ -29,7 +29,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """Condition on a result: a threshold, an equal value, a change or a CEL expression. Exactly one is set."""
+    """A condition on a result: a threshold, an equal value, a change or a CEL expression. Exactly one is set."""
 
     # A JSON pointer (RFC 6901); empty for the whole result.
     pointer: str = ""

@@ -162,7 +162,7 @@ def _goal(state: State, call: Call, now: float) -> Goal:
             "NOT_ALLOWED", "This agent cannot start goals, because their attempts would be nested too deeply."
         )
     try:
-        goal = asking.asked(call.arguments_json, now)
+        goal = asking.goal_of(call.arguments_json, now)
     except ValueError as error:
         raise _Refused("INVALID_ARGUMENTS", str(error)) from None
     wanted = tuple(filter(None, (goal.criterion.tool_name, *goal.attempts_by.tool_names)))

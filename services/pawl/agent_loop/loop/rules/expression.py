@@ -59,7 +59,7 @@ class Meter:
 
 
 class Environment:
-    """Environment for expressions: the CEL type of each variable (`dyn` for JSON).
+    """An environment for expressions: the CEL type of each variable (`dyn` for JSON).
 
     `hint` is added to errors about too much data.
     """
@@ -110,7 +110,8 @@ class Environment:
     def _compile(self, source: str) -> Any:
         """Check and compile an expression.
 
-        Raises: ExpressionError: the expression is not allowed. The message contains the reason.
+        Raises:
+            ExpressionError: the expression is not allowed. The message contains the reason.
         """
         if not 0 < len(source) <= self._characters_max:
             raise ExpressionError(f"an expression must have 1 to {self._characters_max} characters")
@@ -160,7 +161,8 @@ _JOB: Final = Environment(
 def check(source: str) -> None:
     """Check that an expression over a job's results is allowed.
 
-    Raises: ExpressionError: the expression is not allowed. The message contains the reason.
+    Raises:
+        ExpressionError: the expression is not allowed. The message contains the reason.
     """
     kind = _JOB.compile(source).return_type()
     if kind not in (cel.Type.BOOL, cel.Type.DYN):

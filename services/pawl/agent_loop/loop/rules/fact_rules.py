@@ -37,7 +37,7 @@ from pawl.chassis.ids import CallId
 from pawl.values import REPEATABLE, Answer, CallState, ExecutionContext, Outcome, Question, RunState
 
 
-def asked(state: State, call: Call, question: Question, now: float) -> State:
+def ask(state: State, call: Call, question: Question, now: float) -> State:
     seconds = state.run.options.limits.seconds_of_question(question.timeout_seconds)
     waiting = replace(call, state=CallState.ASKED, question=question, deadline_time=now + seconds)
     return state.with_calls([waiting])
@@ -147,7 +147,7 @@ def _executed(state: State, fact: CallExecuted, now: float) -> State:
     if fact.ended.outcome is Outcome.INPUT_REQUIRED:
         is_running = call.state is CallState.RUNNING and state.run.state is not RunState.CANCELLING
         question = fact.ended.question or Question(question="What is the answer?")
-        return asked(state, call, question, now) if is_running else state
+        return ask(state, call, question, now) if is_running else state
     if fact.ended.outcome is Outcome.AWAITING_COMPLETION:
         return wait_for_completion(state, call, fact.ended.completion_seconds_left, now)
     policy = state.run.options.unknown_outcome_policy

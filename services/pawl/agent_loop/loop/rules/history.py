@@ -96,7 +96,7 @@ _KEPT_FRACTION: Final = 0.5
 
 
 class ReasoningEcho(StrEnum):
-    """Field, if any, in which the model server gets a message's reasoning text back.
+    """The field, if any, in which the model server gets a message's reasoning text back.
 
     AUTO uses `reasoning_content` in conversations where the server has sent reasoning. In these conversations, every
     message with calls has the field, even if it is empty, because some servers refuse a history without it.

@@ -242,7 +242,8 @@ def new_job(terms: RequestedTerms, tool_name: str, arguments_json: bytes, now: f
 def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """Return a user's job with the changes that its first call's verdict requires.
 
-    Raises: ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed. The message contains the reason.
+    Raises:
+        ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed. The message contains the reason.
     """
     check_allowed(verdict)
     if verdict.context not in IN_BACKGROUND:
@@ -260,7 +261,8 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
 def check_allowed(verdict: Verdict) -> None:
     """Check that the registry does not refuse a call.
 
-    Raises: ToolNotFound, PermissionDenied, InvalidArguments: the call is refused. The message contains the reason.
+    Raises:
+        ToolNotFound, PermissionDenied, InvalidArguments: the call is refused. The message contains the reason.
     """
     if verdict.disposition is Disposition.REFUSE:
         raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
@@ -270,8 +272,8 @@ def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """Apply the tool's report policy, unless the request has its own.
 
     A monitoring job ignores the policy. A job with a single call follows the policy only if the policy concerns
-    progress or is to report nothing. In the latter case, the job does not report progress either, even if the request
-    asks for it.
+    progress or is to report nothing. In the latter case, the job reports no progress either, even if the request does
+    so.
     """
     policy = verdict.reports
     if policy is None or terms.until is not None or terms.when is not None:

@@ -118,7 +118,7 @@ def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, li
 def apply_part(base: State, now: float, bytes_max: int) -> State | None:
     """Apply as many unconsumed commands as fit into one step.
 
-    Returns None if all of them fit, because the step may then contain other changes as well.
+    Return None if all of them fit, because the step may then also contain other changes.
     """
     commands = sorted(base.commands, key=_priority)
     count = step.fitting([_bytes_of(base, command) for command in commands], bytes_max)

@@ -50,7 +50,7 @@ def executed(call: Call, ended: ExecutionResult, now: float, note: str = "") -> 
 
 
 def stopped(call: Call, answer: Stopped, now: float, note: str = "") -> Call:
-    """Settle a running call after the registry was asked to cancel it.
+    """Settle a running call after a request to the registry to cancel it.
 
     If the call may still be running, its result has the reason NOT_STOPPED. A repeatable call becomes CANCELLED. Any
     other call becomes OUTCOME_UNKNOWN.

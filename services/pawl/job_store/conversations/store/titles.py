@@ -130,12 +130,12 @@ class PostgresTitles(DatabaseAdapter):
 
 
 def _task(record: Record) -> TitleTask:
-    asked, answered = (message_pb2.Message.FromString(record[name]) for name in ("asked", "answered"))
+    requested, answered = (message_pb2.Message.FromString(record[name]) for name in ("asked", "answered"))
     return TitleTask(
         store_id=record["store_id"],
         conversation_id=record["conversation_id"],
         attempt=record["attempt"],
         model=answered.model,
-        user_text=asked.text[:TEXT_CHARACTERS_MAX],
+        user_text=requested.text[:TEXT_CHARACTERS_MAX],
         answer_text=answered.text[:TEXT_CHARACTERS_MAX],
     )

@@ -121,7 +121,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(NamedTuple):
-    """Outcome of a firing, and the run that it started (if any)."""
+    """The outcome of a firing, and the run that it started (if any)."""
 
     outcome: FireOutcome
     reason: str = ""

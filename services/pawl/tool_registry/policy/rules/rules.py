@@ -1,4 +1,4 @@
-"""Which rule applies to a call. Rules are decisions that users made in advance.
+"""Selection of the rule that applies to a call. Rules are decisions that users made in advance.
 
 DENY takes precedence over ASK, and ASK over ALLOW. An ALLOW is narrow. It applies only to the tool version that existed
 when it was created, and covers bulk calls only if it explicitly includes them. An ALLOW that names several tools covers
@@ -56,7 +56,7 @@ def may_approve(roles: Collection[str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Decision that a user made in advance. Times are seconds since 1970, and 0 means never."""
+    """A decision that a user made in advance. Times are seconds since 1970, and 0 means never."""
 
     store_id: StoreId
     rule_id: str
@@ -294,7 +294,8 @@ def check_room(rule: Rule, *, of_store: int, of_users: int, of_user: int) -> Non
 def check_rule(rule: Rule, now: float) -> None:
     """Validate a new rule.
 
-    Raises: InvalidField: A field is invalid. The `field` metadata names the first one.
+    Raises:
+        InvalidField: A field is invalid. The `field` metadata names the first one.
     """
     _require(_is_tool_pattern(rule.tool_name), "tool_name", "must be the name of a tool, `*` or `<source>.*`")
     needs_id = rule.scope not in (RuleScope.USER, RuleScope.STORE)

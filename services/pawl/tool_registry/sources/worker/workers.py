@@ -55,7 +55,7 @@ class WorkerOptions:
 
     @property
     def silence_seconds(self) -> float:
-        """How long a worker must appear lost before it is treated as lost, in seconds.
+        """The time in seconds after which a worker that appears lost is treated as lost.
 
         The worker's process renews live leases at every poll.
         """
