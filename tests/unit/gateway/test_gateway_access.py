@@ -165,7 +165,7 @@ def test_exactly_the_user_facing_methods_are_public() -> None:
     streams_in = {"pawl.agent.v1.AgentService/Session", "pawl.tool.v1.DocumentService/PutDocument"}
     # Files do not pass through JSON.
     streams_in |= {f"pawl.tool.v1.FileService/{method}" for method in ("PutFile", "GetFile", "ListFiles")}
-    packages = ("/pawl.agent.v1.", "/pawl.tool.v1.", "/pawl.notify.v1.")
+    packages = ("/pawl.agent.v1.", "/pawl.tool.v1.", "/pawl.notify.v1.", "/pawl.settings.v1.")
     meant = {
         name[1:]
         for name, callers in CALLERS.items()
