@@ -1,4 +1,4 @@
-"""`python -m bench`: measures Pawl against its targets and its peers; prints tables and writes bench/results."""
+"""`python -m bench`: measures Pawl against its targets and its peers, prints tables and writes bench/results."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ ENVIRONMENTS: Final = Path(__file__).parent.parent / ".bench"
 
 
 class Unavailable(Exception):
-    """Raised when a peer cannot be installed here. The message gives the reason."""
+    """Raised when a peer cannot be installed here. The message contains the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,13 +27,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point(Figure):
-    """A figure for one of several `series`, which are shown together in a table. Multiples have no unit."""
+    """A figure for one of several `series`, shown together in a table. Multiples have no unit."""
 
     series: str
 
     @property
     def title(self) -> str:
-        """Name of the figure, and its unit if it has one."""
+        """The name of the figure, and its unit if it has one."""
         return f"{self.what}, {self.unit}" if self.unit else self.what
 
 

@@ -52,7 +52,7 @@ _TEXT: Final = "and so it continues, word by word, as models write "
 
 
 class JobStore:
-    """Job-store with only PostgreSQL and NATS. An async context manager.
+    """A job-store with only PostgreSQL and NATS. An async context manager.
 
     Clients authenticate with `service_key`, as agent-loop does.
     """
@@ -118,7 +118,7 @@ def _step(run: pb.ClaimedRun, commit_id: str, **fields: Any) -> pb.CommitRunRequ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Result of one load. Latencies are those of single commits, in milliseconds. CPU usage is in cores.
+    """The result of one load. Latencies are those of single commits, in milliseconds. CPU usage is in cores.
 
     `foreign_cores` is the CPU usage of other programs. If it is high, the figures are not reliable.
     """

@@ -38,7 +38,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome of a request for a run. Times are seconds of the monotonic clock.
+    """The outcome of a request for a run. Times are seconds of the monotonic clock.
 
     `began` is when the request was due, and `answered` is when StartRun was acknowledged (`accepted`) or refused.
     `ended` is when the client noticed that the run had completed, or None if it did not wait or the run did not
@@ -60,7 +60,7 @@ class Outcome:
 
     @property
     def acknowledged_seconds(self) -> float:
-        """Time from when the request was due to the response of StartRun."""
+        """The time from when the request was due to the response of StartRun."""
         return self.answered - self.began
 
 

@@ -21,7 +21,7 @@ class Options:
 
     @property
     def runs_alone(self) -> int:
-        """Number of sequential runs that a subject does per turn."""
+        """The number of sequential runs that a subject does per turn."""
         return max(5, self.runs // 4)
 
     def seconds(self, whole: float, short: float) -> float:

@@ -51,7 +51,7 @@ def place(number: int) -> Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """Result of an overload. `recovered_seconds` is None if Pawl did not recover within the time limit."""
+    """The result of an overload. `recovered_seconds` is None if Pawl did not recover within the time limit."""
 
     outcomes: Sequence[Outcome]
     completed_per_second: float

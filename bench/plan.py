@@ -28,7 +28,7 @@ _COMMITS: Final = 30_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Cost of one piece of work.
+    """The cost of one piece of work.
 
     `cpu_ms` is in milliseconds of one core, by process. `commits` are operations of the ledger, and `events` are
     entries of the log. `database_bytes` is the size of stored rows and indexes. `wal_bytes` are written to PostgreSQL's
@@ -103,7 +103,7 @@ MEASURED: Final = Costs(
 class Mix:
     """Assumptions about the work.
 
-    A run is active until it has ended. A `parked_share` of the active runs wait and do nothing; each of the others
+    A run is active until it has ended. A `parked_share` of the active runs wait and do nothing. Each of the others
     makes `rounds_per_minute`. A run has `rounds_per_run`, and the last round produces the answer. A round has
     `outputs_per_round` pieces of output, each with a separate commit. A run has `watchers_per_run`, whether or not it
     is parked. A commit causes `nats_messages_per_commit`: it is published once, and delivered to an agent-loop that has

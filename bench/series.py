@@ -198,7 +198,7 @@ async def _until(subject: Pawl, query: str, wanted: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sample:
-    """State of a series after a number of iterations. The claim times are those since the previous sample."""
+    """The state of a series after a number of iterations. The claim times are those since the previous sample."""
 
     iterations: int
     rows: int

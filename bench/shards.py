@@ -112,7 +112,7 @@ def grown(placement: Placement, weights: Sequence[float], shards: int, *, slack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Database: its `cores`, the CPU time of a commit, and its disk wait.
+    """A database: its `cores`, the CPU time of a commit, and its disk wait.
 
     `commit_cpu_ms` is the mean of a lognormal distribution whose standard deviation is `variation` times the mean.
     `disk_ms` is added to each commit. Disks are assumed to handle requests concurrently.

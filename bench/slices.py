@@ -1,7 +1,7 @@
 """Measures subjects side by side: all stay up and take turns in short slices, so that other load affects all of them.
 
 A single slice means little. The ratio between two slices of the same turn means more, and its median over all turns is
-the figure. The spread is given by the quartiles of the ratios.
+the figure. The quartiles of the ratios show the spread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.subjects import Subject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Result of one slice. `cpu` is the CPU time of each process and `client` that of this process, in ms per run.
+    """The result of one slice. `cpu` is the CPU time of each process and `client` that of this process, in ms per run.
 
     If a subject has a driver program, that program includes the client, so `client` is almost 0.
     """
@@ -32,7 +32,7 @@ class Slice:
 
     @property
     def cpu_milliseconds(self) -> float:
-        """CPU time of all processes, in milliseconds per run."""
+        """The CPU time of all processes, in milliseconds per run."""
         return sum(self.cpu.values())
 
 

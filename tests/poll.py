@@ -30,7 +30,7 @@ async def _answer(held: object) -> object:
 
 
 def wait_until(holds: Callable[[], object], explain: Callable[[], object] = str) -> None:
-    """Poll a condition until it holds, and fail with the explanation if it does not in time."""
+    """Poll a condition until it holds. Fail with the explanation if it does not hold in time."""
     deadline = time.monotonic() + 2 * PATIENCE_SECONDS
     while not holds():
         assert time.monotonic() < deadline, explain()

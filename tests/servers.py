@@ -84,7 +84,7 @@ def postgres(folder: Path, settings: str = _POSTGRES_SETTINGS) -> Iterator[str]:
 
 
 class NatsServer:
-    """A nats-server process with JetStream that keeps its port; use as a context manager.
+    """A nats-server process with JetStream that reuses its port. A context manager.
 
     `stop` and `start` simulate outages.
     """
@@ -179,7 +179,7 @@ provider.listen(Number(new URL(ISSUER).port), '127.0.0.1');
 
 
 def install_provider(folder: Path) -> Path:
-    """Install the provider and return its folder; skip the test if npm cannot reach a registry."""
+    """Install the provider and return its folder. Skip the test if npm cannot reach a registry."""
     npm.add(folder, _PACKAGE, timeout_seconds=_INSTALL_SECONDS_MAX)
     (folder / "provider.mjs").write_text(_PROGRAM)
     return folder

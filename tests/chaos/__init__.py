@@ -1,4 +1,4 @@
-"""Chaos tests: real processes under load, faults of every kind, and a history judged by named checkers.
+"""Chaos tests: real processes under load, faults of every kind, and a history that named checkers judge.
 
 `python -m tests.chaos` runs the long form (`make chaos`), and `test_chaos.py` a short one.
 

@@ -1,4 +1,4 @@
-"""Checkers of a record. Each is named after a promise and yields a description of each violation."""
+"""Checkers of a record. Each is named after a promise, and yields a description of each violation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def accepted_messages_are_kept(record: Record) -> Iterator[str]:
 
 
 def requests_take_effect_once(record: Record) -> Iterator[str]:
-    """I2: a repeated request creates one run and one message; a refused request creates none."""
+    """I2: a repeated request creates one run and one message, and a refused request creates none."""
     texts = _user_texts(record)
     owner_of: dict[str, str] = {}
     for operation in (each for each in record.history.operations if each.kind in STARTS):
@@ -339,7 +339,7 @@ def job_ends_are_reported(record: Record) -> Iterator[str]:
 
 
 def no_internal_error_is_visible(record: Record) -> Iterator[str]:
-    """No client saw UNKNOWN, INTERNAL or a gap in a stream; no log has a traceback or a forgotten task."""
+    """No client received UNKNOWN, INTERNAL or a gap in a stream, and no log has a traceback or a forgotten task."""
     yield from record.history.complaints
     yield from record.process_logs.complaints
 

@@ -60,7 +60,7 @@ def signal_all(services: tuple[str, ...], number: signal.Signals, *, embedded: t
 
 
 def freeze(service: str) -> Play:
-    """Return a fault that stops one replica until other replicas have taken its leases, and then resumes it."""
+    """Return a fault that stops one replica until other replicas have taken over its leases, and then resumes it."""
 
     async def play(world: World) -> None:
         replica = world.draw.randrange(REPLICAS)

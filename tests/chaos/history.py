@@ -120,7 +120,7 @@ class History:
         self._write("fault", fault)
 
     def complain(self, text: str) -> None:
-        """Record something that no client should ever see."""
+        """Record something that no client should ever receive."""
         self.complaints.append(text)
         self._write("complaint", text)
 

@@ -1,4 +1,4 @@
-"""Users: they send messages, handle pending calls, change their minds, repeat requests and touch other users' runs.
+"""Users who send messages, handle pending calls, change their minds, repeat requests and touch other users' runs.
 
 Each user has a desk with the calls that wait for this user, and watchers that leave and return.
 """
@@ -127,7 +127,7 @@ class Person:
             self._conversations.append(conversation_id)
 
     async def _find(self) -> bool:
-        """Find runs that no message started: jobs and their notification turns."""
+        """Find runs that no message started: jobs, and turns started by job notices."""
         request = agent_pb2.ListRunsRequest(page_size=200, states=_OPEN)
         listed = await self.caller.read(lambda: self.caller.send("ListRuns", request))
         new = {run.run_id for run in listed.runs} - self.open_runs.keys() - self._ended_runs
@@ -242,7 +242,7 @@ class Desk:
         await self._perhaps_twice(lambda: self._front_end.submit(operation))
 
     async def _resolve(self, call: call_pb2.Call) -> None:
-        """Resolve a call as an operator: check outside whether its effect happened, and report it."""
+        """Resolve a call as an operator: check externally whether its effect happened, and report it."""
         happened = any(effect.key == call.call_id for effect in self._effects.happened())
         content = json.dumps(self._caller.next_id("found")) if happened else ""
         operation = self._operation(Kind.RESOLVE, call, content)

@@ -71,7 +71,7 @@ async def play(
 
 
 async def _told(world: World) -> Record:
-    """Read the record once every run end was notified, or after a time limit."""
+    """Read the record once the ends of all runs were notified, or after a time limit."""
     record = await read(world)
     for _ in range(_NOTIFICATION_ROUNDS_MAX):
         if not any(every_run_end_is_notified(record)):

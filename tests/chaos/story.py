@@ -1,4 +1,4 @@
-"""A small record without violations, written by hand: the runs of two users, a workflow and a goal among them."""
+"""A small handwritten record without violations. It includes the runs of two users, a workflow and a goal."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Story:
         self.say(run_id, message_pb2.ROLE_ASSISTANT, text, first_output_seq=event.seq)
 
     def call(self, call_id: str, *states: str, result: str = "") -> None:
-        """Move the call through these states and store `result` with the last state."""
+        """Move the call through these states. Store `result` with the last state."""
         call = self.record.calls.get(call_id) or _new_call(call_id)
         self.record.calls[call_id] = call
         for state in states:

@@ -79,7 +79,7 @@ class Book:
 
 
 class Replica(agent_pb2_grpc.AgentServiceServicer):
-    """One replica.
+    """One replica of the service.
 
     It applies the next frame of the kind `break_before_receipt` and ends its stream without a receipt.
     """

@@ -13,7 +13,7 @@ from tests.simulation.checkers import ENDED, SETTLED
 def is_pending(model: Model, call: Row) -> bool:
     """Return whether a call waits for a person.
 
-    In a quarantined run, a running call with an unknown outcome waits too.
+    In a quarantined run, a running call with an unknown outcome also waits.
     """
     run = model.runs[call["store"], call["run"]]
     if call["reserved"] or run["state"] in ENDED or model.is_stopping(run):
@@ -129,7 +129,7 @@ def send(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def _judge_room(model: Model, run: Row, ask: Row) -> None:
-    """Refuse an unsolicited command if too many are pending; it may be sent again later."""
+    """Refuse an unsolicited command if too many are pending. It may be sent again later."""
     if ask["kind"] == "steer":
         model.judge_room(run, ask)
         model.enter(run, ask)
@@ -233,7 +233,7 @@ def _judge_approver(run: Row, call: Row, ask: Row) -> Verdict | None:
 
 
 def _counts_only(call: Row | None, ask: Row) -> bool:
-    """Return whether a decision is an approval that still leaves other approvals missing."""
+    """Return whether a decision is an approval that leaves other approvals missing."""
     if call is None or ask["kind"] != "decide" or (call["state"], ask["decision"]) != ("AWAITING_APPROVAL", "APPROVE"):
         return False
     return len(call["approvers"]) + 1 < int(call["required"])

@@ -124,7 +124,7 @@ def commands_are_accepted_once(record: Record) -> Iterator[str]:
 
 
 def other_users_are_refused(record: Record) -> Iterator[str]:
-    """I9, I11: commands of a stranger are refused."""
+    """I9, I11: commands of another user are refused."""
     return (
         f"{sent.command_id} of another user got {sent.outcomes}"
         for sent in record.history.commands

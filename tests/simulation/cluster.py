@@ -1,6 +1,6 @@
 """The services as simulated processes, wired like their `__main__` modules.
 
-`kept_histories_match` checks that a history continued from a kept prefix equals the whole history at that time.
+`kept_histories_match` checks that a history continued from a cached prefix equals the whole history at that time.
 """
 
 from __future__ import annotations

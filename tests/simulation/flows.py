@@ -108,7 +108,7 @@ class Designer(Member):
                 await self._tend(run_id, run)
 
     def _has_time(self) -> bool:
-        """Return whether the runs may still end. A run that never ends must not keep the simulation from its end."""
+        """Return whether the runs may still end. A run that never ends must not keep the simulation from ending."""
         end = 1000.0 + _SETTLING_SECONDS + self._world.history.set_back_seconds
         return asyncio.get_running_loop().time() < end
 

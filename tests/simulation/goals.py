@@ -86,7 +86,7 @@ def each_step_of_a_goal_is_made_once(record: Ledger) -> Iterator[str]:
 
 
 def goals_end_for_their_reason(record: Ledger) -> Iterator[str]:
-    """A goal is COMPLETED if a check met it, and otherwise fails for the limit that it has reached."""
+    """A goal is COMPLETED if a check met it. Otherwise, it fails because of the limit that it has reached."""
     for run_id, calls in _goals(record):
         run = record.runs[run_id]
         reason, is_met = run.failure.reason, any(map(_is_met, calls))
@@ -109,7 +109,7 @@ def goals_end_for_their_reason(record: Ledger) -> Iterator[str]:
 
 
 def goals_report_once(record: Ledger) -> Iterator[str]:
-    """An ended goal that started has one message of its own: its report. Each check's progress is in the log once."""
+    """An ended goal that started has one message: its report. Each check's progress is in the log once."""
     for run_id, calls in _goals(record):
         run = record.runs[run_id]
         own = [each for each in record.messages[run.conversation_id] if each.run_id == run_id]
@@ -133,7 +133,7 @@ def goals_report_once(record: Ledger) -> Iterator[str]:
 
 
 def raised_limits_count_once(record: Record) -> Iterator[str]:
-    """The attempts of a goal are those it started with, plus those that accepted commands have added."""
+    """The attempts of a goal are its initial ones plus those that accepted commands have added."""
     commands = [row for row in record.tables.commands.values() if row.name == "raise_goal" and row.outcome.is_taken]
     for run_id, _ in _goals(record):
         (row,) = [row for row in record.tables.runs.values() if row.run_id == run_id]

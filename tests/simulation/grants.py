@@ -1,4 +1,4 @@
-"""Grants of series in some seeds, while tool versions, rules and required approvals change; and their checkers."""
+"""Grants of series in some seeds, while tool versions, rules and required approvals change, and their checkers."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class Channel:
         return call
 
     def stream_stream(self, path: str, **_: object) -> None:
-        """Not supported: job-store has no streaming requests."""
+        """Not supported, because job-store has no streaming requests."""
 
     async def _responses(self, path: str, request: Any, user: Principal | None) -> list[Any]:
         responses = await self._call(path.rpartition("/")[2], request, user)

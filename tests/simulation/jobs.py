@@ -276,7 +276,7 @@ def _third_failures(record: Ledger, run: run_pb2.Run) -> list[int]:
 
 
 def _is_judged(run: run_pb2.Run, call: call_pb2.Call) -> bool:
-    """Return whether the condition of a job can be evaluated on a result; an expression needs a text."""
+    """Return whether the condition of a job can be evaluated on a result. An expression needs a text."""
     has_text = run.job.when.condition.expression == WATCHED and call.result.content_json.startswith(b'"')
     return call_state(call.state) == "SUCCEEDED" and (has_text or run.job.when.condition.changed)
 

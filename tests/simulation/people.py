@@ -266,7 +266,7 @@ class User:
         )
 
     async def resolve(self, call: call_pb2.Call) -> None:
-        """Say what a call did whose outcome is unknown."""
+        """Report the outcome of a call whose outcome is unknown."""
         await self._resolve(self.caller, call, f"cmd_{self.name}_{self._next()}")
 
     async def _resolve(self, caller: Principal, call: call_pb2.Call, command_id: str) -> None:

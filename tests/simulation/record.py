@@ -78,7 +78,7 @@ class Record:
 
 
 def broken(*rules: tuple[object, str]) -> Iterator[str]:
-    """Yield the description of each rule that is broken."""
+    """Yield the description of each broken rule."""
     return (text for is_broken, text in rules if is_broken)
 
 

@@ -382,7 +382,7 @@ def _recorded(result: ExecutionResult) -> recorded.ExecutionResult:
 
 
 def _result(execution: Execution) -> ExecutionResult:
-    """Return one of two successful results that monitors can tell apart, the same for each attempt."""
+    """Return one of two successful results that monitors can tell apart. It is the same for each attempt."""
     outcome = random.Random(execution.call_id).choice(OUTCOMES)  # the same outcome for each attempt
     content = msgspec.json.encode(f"{execution.tool_name} {outcome}")
     return ExecutionResult(outcome=Outcome.SUCCEEDED, result=CallResult(content_json=content))

@@ -1,4 +1,4 @@
-"""Events that fire triggers in some seeds, sent once, twice or again; and their checkers."""
+"""Events that fire triggers in some seeds, sent once, twice or again, and their checkers."""
 
 from __future__ import annotations
 

@@ -75,7 +75,8 @@ def simulate(
 
     Without `has_triggers`, no events are sent. Without `has_flows`, there are no workflows and goals.
 
-    The same seed gives the same trace in every process with the same PYTHONHASHSEED, independent of object addresses.
+    The same seed produces the same trace in every process with the same PYTHONHASHSEED, whatever the object addresses
+    are.
     """
     history = History(printed=printed)
     _listen(history)

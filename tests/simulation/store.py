@@ -440,7 +440,7 @@ def _remove(tables: Tables, trim: Trim) -> None:
 
 
 def _endings(tables: Tables, named: Sequence[RowKeys]) -> Counter[ConversationKey]:
-    """Return for each conversation the number of operations that may let its next run start."""
+    """Return the number of operations in each conversation that may let its next run start."""
     endings: Counter[ConversationKey] = Counter()
     for keys in named:
         endings.update(keys.conversations)

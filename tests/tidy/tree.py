@@ -1,4 +1,4 @@
-"""The files that the rules of tests/tidy apply to."""
+"""The files to which the rules of tests/tidy apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parsing of decisions on calls and of call results, as users type them."""
+"""Parses decisions on calls, and call results, as users type them."""
 
 from __future__ import annotations
 

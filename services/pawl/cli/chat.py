@@ -110,7 +110,7 @@ def panel(show: Callable[[str, str], dict[str, Any]]) -> Tool[..., Any]:
 
 
 class Chat:
-    """Conversation on a terminal.
+    """A conversation on a terminal.
 
     Reads lines while the model writes. A line is a command, a decision on the first pending call, or a message.
     """

@@ -38,7 +38,7 @@ _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
     "pawl.agent.v1.OperatorService": ("operators", "agent"),
     "pawl.agent.v1.ScheduleService": ("scheduler", "agent"),
     "pawl.agent.v1.TriggerService": ("triggers", "agent"),
-    "pawl.agent.v1.UsageService": ("usage", "agent"),
+    "pawl.agent.v1.UsageService": ("usage_register", "agent"),
     "pawl.agent.v1.WorkflowService": ("workflows", "agent"),
     "pawl.tool.v1.AuditService": ("auditor", "tools"),
     "pawl.tool.v1.DocumentService": ("document_store", "tools"),
@@ -65,7 +65,7 @@ _SOURCE_SECONDS: Final = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Parameter that fills the field at `path` of a request.
+    """A parameter that fills the field at `path` of a request.
 
     `help` replaces the field's comment. `put` sets the value where the field's type does not determine how. An option
     with a `constant` is a switch that sets the field to that value. `excludes` names an earlier option that cannot be
@@ -124,21 +124,21 @@ def verb(
     """
 
     async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> int:
-        asked = copy.deepcopy(request)
+        requested = copy.deepcopy(request)
         named = _named(request.DESCRIPTOR, options)
         if needs and not any(given[name] for name, typed, *_ in named if typed in needs):
             shown = (each if each.startswith("-") else each.upper() for each in needs)
             raise CommandError(f"Specify {' or '.join(shown)}.")
-        fill(asked, options, given, narrows=narrows)
+        fill(requested, options, given, narrows=narrows)
         if before:
-            await before(target, asked)
-            fill(asked, options, given)
-        question = confirmation(asked) if callable(confirmation) else _sentence(confirmation, asked)
+            await before(target, requested)
+            fill(requested, options, given)
+        question = confirmation(requested) if callable(confirmation) else _sentence(confirmation, requested)
         if confirmation and not confirm(question, yes=given["yes"]):
             return EXIT_UNSUCCESSFUL
-        answer = await ask(target, asked)
-        await warn_of_set(target, asked, answer)
-        lines = _sentence(output, asked) if isinstance(output, str) else output(answer, asked)
+        answer = await ask(target, requested)
+        await warn_of_set(target, requested, answer)
+        lines = _sentence(output, requested) if isinstance(output, str) else output(answer, requested)
         secret = getattr(answer, "secret", "")
         if json:
             print(json_line(answer))
@@ -172,13 +172,13 @@ def listing(
     """
 
     async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> None:
-        asked = copy.deepcopy(request)
-        fill(asked, options, given, narrows=True)
-        found = await items(target, asked, given.get("count") or 0)
-        shown = columns(asked) if callable(columns) else columns
+        requested = copy.deepcopy(request)
+        fill(requested, options, given, narrows=True)
+        found = await items(target, requested, given.get("count") or 0)
+        shown = columns(requested) if callable(columns) else columns
         show_items(console, found[::-1] if newest_last else found, shown, none=none, json=json)
         if footer and not json:
-            say(console, await footer(target, asked))
+            say(console, await footer(target, requested))
 
     many = Annotated[int, typer.Option("--count", "-n", help="Maximum number of items.", min=1)]
     flags = (

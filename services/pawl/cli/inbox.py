@@ -61,7 +61,7 @@ async def inbox(
 
 
 class Reviewer:
-    """Review of pending items one by one. Without a keyboard, it only lists the items."""
+    """A review of pending items one by one. Without a keyboard, it only lists the items."""
 
     def __init__(self, target: AsyncClient, console: Console, keyboard: LineReader | None) -> None:
         self._target = target

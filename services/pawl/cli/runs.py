@@ -322,8 +322,8 @@ def status_lines(run: run_pb2.Run, now: datetime) -> list[str]:
     lines = [f"{run.run_id} is {wording.state_name(run.state)}, in conversation {run.conversation_id}"]
     lines += [wording.budget_text(run)] if run.token_budget else []
     lines += wording.described(run, only=_FACTS)
-    for name, asked in sorted(run.lowered_limits.items()):
-        most, instead = getattr(run.options.limits, name), f"{asked:.15g}" if asked else "unlimited"
+    for name, requested in sorted(run.lowered_limits.items()):
+        most, instead = getattr(run.options.limits, name), f"{requested:.15g}" if requested else "unlimited"
         lines.append(f"{name} is {most:.15g} instead of {instead}: its store allows no more")
     if run.waiting.sentence:
         lines += [wording.one_line(run.waiting.sentence, 2048), f"since {wording.time_text(run.waiting.since_time)}"]

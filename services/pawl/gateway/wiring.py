@@ -1,4 +1,4 @@
-"""Construction of the gateway's ASGI application from channels."""
+"""Builds the gateway's ASGI application from channels."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ async def start_turns_where_on(settings: SettingsSnapshot, ledger: Ledger, clock
 
 
 async def cancel_where_off(settings: SettingsSnapshot, ledger: Ledger, ids: IdSource, clock: Clock) -> None:
-    """Every five seconds, cancel open runs in stores where runs are disabled, if the switch requests it.
+    """Every five seconds, cancel open runs in stores where runs are disabled, if the switch requests this.
 
     Undo runs continue, so that no undo is left half done.
     """
@@ -177,7 +177,7 @@ async def _cancel_runs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPeriods:
-    """Retention period of each kind of record, and the interval between sweeps, in seconds."""
+    """The retention period of each kind of record, and the interval between sweeps, in seconds."""
 
     events_seconds: float
     conversations_seconds: float
@@ -195,7 +195,7 @@ async def remove_expired(retention: PostgresRetention, clock: Clock, periods: Re
 
 
 async def sweep_retention(retention: PostgresRetention, clock: Clock, keep: RetentionPeriods) -> None:
-    """Remove all records that have expired. If a step fails, the others still run."""
+    """Remove all records that have expired. If a step fails, the other steps still run."""
     await _empty(clock, retention.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
     await _empty(clock, retention.remove_keys, keep.keys_seconds, rows_max=_ROWS_BATCH)
     await _empty(clock, retention.remove_key_events, None, rows_max=_ROWS_BATCH)

@@ -1,4 +1,4 @@
-"""Construction of the job store: the ledger, its servicers and its loops."""
+"""Builds the job store: the ledger, its servicers and its loops."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ Loops: TypeAlias = dict[str, Callable[[], Awaitable[None]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerParts:
-    """Ledger that is not running yet. To run it, enter `group_commit` and start `loops`."""
+    """A ledger that is not running yet. To run it, enter `group_commit` and start `loops`."""
 
     group_commit: GroupCommit
     ledger: Ledger

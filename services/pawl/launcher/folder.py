@@ -30,7 +30,7 @@ def write_private(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 class SecretFiles:
-    """Folder with one secret per file. The folder has mode 0700, and each file has mode 0600."""
+    """A folder with one secret per file. The folder has mode 0700, and each file has mode 0600."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -78,7 +78,7 @@ def problem_of(folder: Path) -> str:
 
 
 class DataFolder:
-    """Data folder, which this process locks from `open` to `close`."""
+    """A data folder, which this process locks from `open` to `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

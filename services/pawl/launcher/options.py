@@ -74,14 +74,14 @@ def read_options(
 ) -> SuiteOptions:
     """Return the options from the flags of `pawl up` and the environment.
 
-    `data` overrides PAWL_DATA (default: `.pawl`). `ports` have the form `name=number`, where the name `all` stands for
-    all ports that are not listed. `replicas` have the form `service=count`. PAWL_DATABASE_URL (with
-    PAWL_DATABASE_OWNER_URL) and PAWL_NATS_URL replace the embedded servers, and PAWL_LOCAL_KEY replaces the key. Each
-    of them can be read from a file that the variable with the suffix `_FILE` names. OPENAI_API_KEY or OPENAI_BASE_URL
-    replaces the scripted model.
+    `data` overrides PAWL_DATA (default: `.pawl`). `ports` have the form `name=number`, where `all` means every port
+    that is not listed. `replicas` have the form `service=count`. PAWL_DATABASE_URL (with PAWL_DATABASE_OWNER_URL) and
+    PAWL_NATS_URL replace the embedded servers, and PAWL_LOCAL_KEY replaces the key. Each of them can be read from a
+    file that the variable with the suffix `_FILE` names. OPENAI_API_KEY or OPENAI_BASE_URL replaces the scripted model.
 
-    Raises: StartError: An option is invalid, for example an unknown PAWL_ variable. The message is one sentence about
-    the first mistake.
+    Raises:
+        StartError: An option is invalid, for example an unknown PAWL_ variable. The message is one sentence about the
+            first mistake.
     """
     if unknown := unknown_of(environment):
         named = (f"{name} (did you mean {near}?)" if near else name for name, near in unknown.items())

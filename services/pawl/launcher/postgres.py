@@ -108,7 +108,8 @@ class Postgres:
     async def prepare(self) -> None:
         """Create the cluster atomically if it does not exist, and clean up after a crash.
 
-        Raises: StartError: The folder contains a cluster of another version, or is not usable.
+        Raises:
+            StartError: The folder contains a cluster of another version, or is not usable.
         """
         self._open_folders()
         if not self.folder.exists():

@@ -1,4 +1,4 @@
-"""Supervision of one process: start, readiness, restart after a crash, and graceful stop."""
+"""Supervises one process: starts it, restarts it after a crash, and stops it gracefully."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Command:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """How a process is started, checked and stopped.
+    """A specification for starting, checking and stopping a process.
 
     `command` is called before each start. `listens` contains the addresses at which the process will listen. Peers can
     receive them before the process is ready. `probe` checks once whether the process is ready. It returns the addresses
@@ -100,7 +100,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """Name of the process, unique in the suite."""
+        """The name of the process, unique in the suite."""
         return self.spec.name
 
     @property
@@ -114,7 +114,7 @@ class Process:
         return self._ready.is_set()
 
     def start(self) -> None:
-        """Start to supervise the process. Has no effect if it is already supervised."""
+        """Start supervising the process. Has no effect if it is already supervised."""
         if self._task is None:
             self._stopping.clear()
             self._failure = asyncio.get_running_loop().create_future()
@@ -123,9 +123,10 @@ class Process:
     async def wait_ready(self, seconds: float) -> None:
         """Return once the process is ready, possibly after restarts.
 
-        Raises: StartError: After a timeout, or immediately if the probe raises it or the process exits with code 2,
-        which means that its configuration is invalid. After a timeout or an exit, the message contains the last line of
-        the log.
+        Raises:
+            StartError: After a timeout, or immediately if the probe raises it or the process exits with code 2, which
+                means that its configuration is invalid. After a timeout or an exit, the message contains the last line
+                of the log.
         """
         if self._failure is None:
             raise StartError(f"{self.name} is not started.")

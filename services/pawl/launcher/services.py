@@ -29,7 +29,7 @@ class ServiceSpec:
 
     @property
     def address_variable(self) -> str:
-        """Variable that holds this service's address, for services that start later."""
+        """The variable that holds this service's address, for services that start later."""
         return f"PAWL_{self.name.replace('-', '_').upper()}_ADDRESS"
 
 
@@ -73,8 +73,8 @@ _READS = {
     | pawl_variables("JOB_STORE_ADDRESS EGRESS_FILE SMTP_URL MAIL_FROM PUBLIC_URL"),
     "gateway": _SERVICE_KEY
     | pawl_variables(
-        "AGENT_LOOP_ADDRESS TOOL_REGISTRY_ADDRESS NOTIFIER_ADDRESS GATEWAY_HOSTS GATEWAY_ORIGINS GATEWAY_SEAL_KEY"
-        " GATEWAY_WEBHOOK_KEYS_FILE GATEWAY_OIDC_FILE PUBLIC_URL DATA"
+        "AGENT_LOOP_ADDRESS TOOL_REGISTRY_ADDRESS NOTIFIER_ADDRESS JOB_STORE_ADDRESS GATEWAY_HOSTS GATEWAY_ORIGINS"
+        " GATEWAY_SEAL_KEY GATEWAY_WEBHOOK_KEYS_FILE GATEWAY_OIDC_FILE PUBLIC_URL DATA"
     ),
     "mailbox": _SERVICE_KEY
     | pawl_variables("JOB_STORE_ADDRESS AGENT_LOOP_ADDRESS TOOL_REGISTRY_ADDRESS EGRESS_FILE MAILBOX_PASSWORDS_FILE"),

@@ -143,7 +143,7 @@ class Suite:
 
     @property
     def database_url(self) -> str:
-        """URL of PostgreSQL, including the password. For the embedded server, it is the owner's URL."""
+        """The URL of PostgreSQL, including the password. For the embedded server, it is the owner's URL."""
         return self._secret_files.get("database.url")
 
     def nats_url(self, user: str = SUBSCRIBER) -> str:
@@ -189,7 +189,8 @@ class Suite:
     async def reload_tools(self) -> None:
         """Make the tool registry import the files in PAWL_TOOLS again, and wait until it has. Running calls continue.
 
-        Raises: StartError: The registry does not respond and cannot be restarted.
+        Raises:
+            StartError: The registry does not respond and cannot be restarted.
         """
         process = self.process("tool-registry")
         process.log.mark()

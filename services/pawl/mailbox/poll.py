@@ -45,7 +45,7 @@ class Unreadable(Exception):
 
 
 class _Session(imaplib.IMAP4):
-    """Connection to the first address that accepts one. It is aborted if the server sends too much."""
+    """A connection to the first address that accepts one. It is aborted if the server sends too much."""
 
     def __init__(self, host: str, port: int, addresses: list[str], *, plaintext: bool) -> None:
         self._addresses = addresses

@@ -89,7 +89,7 @@ class UseTool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Say:
-    """A request that does not need a tool. The reply is text, sent at a given pace."""
+    """A request that does not need a tool. The reply is text, sent at a certain speed."""
 
     text: str
     chunk_delay: float = 0.0

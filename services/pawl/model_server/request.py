@@ -131,7 +131,7 @@ class StreamOptions(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Tool call since the last user message. `content` is its result, or None if it has no result yet."""
+    """A tool call since the last user message. `content` is its result, or None if it has no result yet."""
 
     name: str
     content: str | None
@@ -175,7 +175,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
     @property
     def round(self) -> int:
-        """Number of times that the model has answered since the last user message."""
+        """The number of times that the model has answered since the last user message."""
         return sum(isinstance(message, Assistant) for message in self.since_prompt)
 
     @property

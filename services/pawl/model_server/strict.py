@@ -1,4 +1,4 @@
-"""Refusal of requests that OpenAI refuses, so that tests catch histories that real providers would reject.
+"""Refuses requests that OpenAI refuses, so that tests catch histories that real providers would reject.
 
 The error messages follow those of OpenAI's chat-completions API.
 """

@@ -33,7 +33,7 @@ _log = logs.get_logger(__name__)
 
 
 class ToolEnd(StrEnum):
-    """State of a tool whose call timed out or was cancelled."""
+    """The state of a tool whose call timed out or was cancelled."""
 
     NEVER_STARTED = "NEVER_STARTED"
     STOPPED = "STOPPED"

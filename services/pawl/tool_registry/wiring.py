@@ -1,4 +1,4 @@
-"""Construction of the registry from its dependencies."""
+"""Builds the registry from its dependencies."""
 
 from __future__ import annotations
 

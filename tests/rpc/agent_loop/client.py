@@ -14,7 +14,7 @@ REFUSED = types_pb2.RECEIPT_STATUS_REFUSED
 
 
 class Client:
-    """One stream. Its frames get the ids f1, f2, and so on; responses that arrive early are kept for later."""
+    """One stream. Its frames get the ids f1, f2, and so on. Responses that arrive early are stored for later."""
 
     def __init__(self, stub: AgentServiceAsyncStub, *, metadata: Any = ME) -> None:
         self.stream: Any = stub.Session(metadata=metadata)
@@ -84,7 +84,7 @@ class Client:
         return await self.ask(tool_result=result)
 
     async def end(self) -> None:
-        """Read to the end of the stream, and raise the error if it ended with one."""
+        """Read to the end of the stream. Raise the error if it ended with one."""
         while isinstance(await self.stream.read(), session_pb2.SessionResponse):
             pass
 

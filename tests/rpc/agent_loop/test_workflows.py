@@ -445,7 +445,7 @@ async def test_pauses_and_events_are_accepted_once(
     assert sent == ["pause", "pause", "event"]
     assert ledger.commands[-1].event == ledger_pb2.EventCommand(name="paid", payload_json=b'{"n":1}')
     error = await failure(workflows.SendEvent(pb.SendEventRequest(run_id=run_id, name="payed"), metadata=ME))
-    assert "it waits for paid" in error.message
+    assert "it is waiting for paid" in error.message
     other = pb.SendEventRequest(run_id=run_id, name="paid", payload_json=b"2", event_id="e")
     assert await reason(workflows.SendEvent(other, metadata=ME)) == "REQUEST_ID_REUSED"
     await stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run_id), metadata=ME)

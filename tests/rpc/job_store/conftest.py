@@ -90,7 +90,7 @@ async def database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplica]:
     """Start replicas on the test's database: `await start()`, `await start(nats_url=...)`.
 
-    Its limits are `slots` and `store_queue_max`. `knowing` makes its authenticator; by default all calls pass.
+    Its limits are `slots` and `store_queue_max`. `knowing` creates its authenticator. By default, all calls pass.
     """
     async with AsyncExitStack() as stack:
         count = 0

@@ -127,7 +127,7 @@ class User:
         return owner
 
     async def take(self, run_id: str = "", worker_id: str = "w1") -> Owner:
-        """Claim the only due run, and check its id if one is given."""
+        """Claim the only due run. Check its id if one is given."""
         (claimed,) = await self.claim(worker_id)
         assert run_id in {"", claimed.run_id}
         return Owner(self, claimed.run_id, claimed.epoch)

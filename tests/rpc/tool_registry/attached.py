@@ -21,7 +21,7 @@ from tests.rpc.tool_registry.world import execute
 
 
 class LastingOptions(WorkerOptions):
-    """Leases that outlast every test, unless it ends one. The loss is then confirmed soon."""
+    """Leases that outlast every test unless it ends one. The loss is then confirmed soon."""
 
     silence_seconds = 0.5
 
@@ -72,7 +72,7 @@ class AttachedWorker:
         assert isinstance(await self.next(), worker_pb2.WorkerHeartbeatAnswer)
 
     async def answer(self, invocation: worker_pb2.Invocation, value: Any = "done", **outcome: Any) -> int:
-        """Send a result and return the status of its receipt, skipping cancels."""
+        """Send a result. Return the status of its receipt, skipping cancels."""
         outcome = outcome or {"content_json": json.dumps(value).encode()}
         await self.send(
             result=worker_pb2.WorkerResult(call_id=invocation.call_id, lease_epoch=invocation.lease_epoch, **outcome)

@@ -227,7 +227,7 @@ class Registry:
         )
 
     async def run(self, tool: str, arguments: Any = None, **more: Any) -> execution_pb2.ExecutionResult:
-        """Run one call to its end and return its result, which must be the last response and the only result."""
+        """Run one call to its end. Return its result, which must be the last response and the only result."""
         responses = [response async for response in self.stream(tool, arguments, **more)]
         kinds = [response.WhichOneof("kind") for response in responses]
         assert kinds.count("result") == 1
@@ -240,7 +240,7 @@ class Registry:
     ) -> tuple[str, execution_pb2.ExecutionResult]:
         """Run a call that starts and times out, and return its id and result.
 
-        On a busy machine a call may time out before it starts; if so, the next try has a longer timeout.
+        On a busy machine, a call may time out before it starts. The next attempt then has a longer timeout.
         """
         for tries in itertools.count():
             name = f"{call}_{tries}"

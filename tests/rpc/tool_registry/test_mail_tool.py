@@ -147,12 +147,14 @@ async def test_invalid_mail_is_refused_without_sending_anything(office: Office) 
         ({"attachments": [hostile]}, "its name must not contain =?"),
         ({"subject": "a\u2028Bcc: eve@example.com"}, "the subject must be one line"),
         ({"subject": "a\x85Bcc: eve@example.com"}, "the subject must be one line"),
-        ({"to": ["a@example.com%0aeve@example.com"]}, "is not an e-mail address"),
+        ({"to": ["=?utf-8?q?a?=@example.com"]}, "must not contain =?"),
     ]
     for changes, error in refused:
         assert error in (await office.send(**changes))["error"]
     unfit: list[dict[str, Any]] = [{"to": many}, {"attachments": ["report.csv"] * 11}, {"html": "x" * 200_001}]
-    for each in unfit:
+    bad = ["bob", "ann@localhost", "a@b..example", "Ann <ann@b.example>", "a@b@c.example", "a@b.example, c@d.example"]
+    bad += ["a@b.example\r\nBcc: eve@b.example", "a@b.example\n", "eve@exa mple.com", "a@b.example%0aeve@b.example", ""]
+    for each in [*unfit, *({"cc": [address]} for address in bad)]:
         assert (await office.registry.check("send_email", LETTER | each)).error_reason == "INVALID_ARGUMENTS"
     assert office.postbox.envelopes == []
     await office.sent(attachments=large[:-1])
@@ -274,16 +276,10 @@ async def test_edited_email_is_sent_once_after_approval(office: Office) -> None:
     refused = await registry.run_approved("send_email", LUNCH | {"to": [many[3]]}, call="refused")
     assert "nobody@example.com (550)" in content(refused)["error"]
     changes: list[dict[str, Any]] = [
-        {"to": ["ann@example.com\r\nBcc: eve@example.com"]},
-        {"to": ["ann@example.com, eve@example.com"]},
-        {"to": ["Ann <ann@example.com>"]},
-        {"to": ["ann@localhost"]},
-        {"to": ["a@b@example.com>"]},
         {"subject": "Hi\r\nBcc: eve@example.com"},
         {"subject": "Hi\x0bthere"},
         {"subject": "=?utf-8?q?=0D=0ABcc:_eve@example.com?="},
         {"to": ["=?utf-8?q?a?=@example.com"]},
-        {"cc": ["eve@exa mple.com"]},
     ]
     for number, change in enumerate(changes):
         hostile = await registry.run_approved("send_email", LUNCH | change, call=f"c{number}")

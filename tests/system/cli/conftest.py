@@ -112,7 +112,7 @@ def started(folder: Path, environment: Mapping[str, str], *arguments: str) -> It
 
 
 def find(pattern: str, text: str) -> str:
-    """Return the first group of the first match, and fail if there is none."""
+    """Return the first group of the first match. Fail if there is none."""
     found = re.search(pattern, text)
     assert found is not None, text
     return found[1]

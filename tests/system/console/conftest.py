@@ -124,7 +124,7 @@ async def copilotkit(suite: Suite) -> AsyncIterator[str]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def open_page(suite: Suite, browser: Browser) -> AsyncIterator[NewPage]:
-    """Yield a function that opens a page of the console, logged in. At the end, fails if any page had an error."""
+    """Yield a function that opens a page of the console, logged in. At the end, fail if any page had an error."""
     contexts: list[Any] = []
     faults: list[str] = []
     origin = address(suite)

@@ -1,4 +1,4 @@
-"""Short form of a job's report policy, as models and programs write it."""
+"""The short form of a job's report policy, as models and programs write it."""
 
 from __future__ import annotations
 

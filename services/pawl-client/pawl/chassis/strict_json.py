@@ -1,4 +1,4 @@
-"""Strict parser for untrusted JSON, such as tool arguments, results and files.
+"""A strict parser for untrusted JSON, such as tool arguments, results and files.
 
 The parser is stricter than RFC 8259, so that all readers get the same value. It rejects input that parsers interpret
 differently (duplicate keys, NaN, lone surrogates, integers beyond 64 bits), and values that stores do not accept (NUL,
@@ -39,8 +39,9 @@ def loads(data: bytes, *, bytes_max: int) -> JsonValue:
 
     A number without a fraction and an exponent is an int. Any other number is a float.
 
-    Raises: TooLarge: `data` is longer than `bytes_max`. InvalidJson: `data` is not strict JSON. The message contains
-    the reason and the position.
+    Raises:
+        TooLarge: `data` is longer than `bytes_max`.
+        InvalidJson: `data` is not strict JSON. The message contains the reason and the position.
     """
     if len(data) > bytes_max:
         raise TooLarge(f"JSON of {len(data)} bytes is over the limit of {bytes_max}")
@@ -70,13 +71,14 @@ def loads(data: bytes, *, bytes_max: int) -> JsonValue:
 
 
 def dumps_canonical(value: JsonValue) -> bytes:
-    """Return the canonical text of `value`. Equal values give equal bytes in every process.
+    """Return the canonical text of `value`. Equal values result in equal bytes in every process.
 
     As in RFC 8785, the text is UTF-8 without white space, with sorted keys and only the escapes that JSON requires.
     Unlike in RFC 8785, keys are sorted by code point, integers keep all their digits (up to 64 bits), and a float stays
     a float (`1.0`, the shortest text that reads back the same). Therefore, 1 and 1.0 are different values.
 
-    Raises: InvalidJson: `value` contains something that `loads` would refuse.
+    Raises:
+        InvalidJson: `value` contains something that `loads` would refuse.
     """
     _check(value)
     return _encode(value)

@@ -37,7 +37,8 @@ class LoopThread:
     def run(self, work: Callable[[], Awaitable[R]]) -> R:
         """Run `work` in the loop and return its result. Interrupts such as Ctrl-C cancel the work.
 
-        Raises: RuntimeError: The client is closed, or the caller is already in the loop's thread.
+        Raises:
+            RuntimeError: The client is closed, or the caller is already in the loop's thread.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("an async callback cannot call the blocking client: use a function that is not async")
@@ -137,7 +138,7 @@ def _as(
 
 
 class SyncSession:
-    """A blocking front-end session; see `AsyncSession`. A context manager and an iterator over frames."""
+    """A blocking front-end session. See `AsyncSession`."""
 
     def __init__(self, thread: LoopThread, session: AsyncSession) -> None:
         self._thread = thread
@@ -159,7 +160,7 @@ class SyncSession:
 
 
 class SyncWorkflowRun:
-    """A blocking handle for a workflow run; see `WorkflowRun`."""
+    """A blocking handle for a workflow run. See `WorkflowRun`."""
 
     def __init__(self, thread: LoopThread, run: WorkflowRun) -> None:
         self._thread = thread
@@ -202,6 +203,7 @@ class Client:
         self._thread.close(self._asyncio.__aexit__)
 
     whoami = _plain(AsyncClient.whoami)
+    usage = _iterating(AsyncClient.usage)
     start = _plain(AsyncClient.start)
     send = _plain(AsyncClient.send)
     cancel = _plain(AsyncClient.cancel)

@@ -19,6 +19,7 @@ from pawl.client.streams import responses
 from pawl.client.target import DEADLINE_SECONDS
 from pawl.client.text import Piece, TextReader
 from pawl.client.triggers import TriggerVerbs
+from pawl.client.usage import UsageVerbs
 from pawl.client.workflows import WorkflowVerbs
 from pawl.errors import InvalidField, PawlError, TooLarge
 from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
@@ -46,7 +47,7 @@ _TEXT_BYTES_MAX: Final = 1024 * 1024
 Item: TypeAlias = call_pb2.Call | run_pb2.Run
 
 
-class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
+class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs, UsageVerbs):
     """The asyncio client. `Target` describes the addresses, keys and retries.
 
     Methods raise exceptions from pawl.errors. Each request gets a new `request_id` unless you pass one. For at least 24
@@ -123,7 +124,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         return (await self.once(self.agents.CancelRun, request)).run
 
     async def top_up(self, run_id: str, tokens: int, *, request_id: str = "") -> run_pb2.Run:
-        """Add tokens to a run's budget. Return the run."""
+        """Add tokens to a run's budget and return the run."""
         request = agent_pb2.TopUpRunRequest(run_id=run_id, tokens=natural(tokens, "tokens"), request_id=request_id)
         return (await self.once(self.agents.TopUpRun, request)).run
 
@@ -158,8 +159,8 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         """Yield each of a run's events after `after_seq` once, until the run ends.
 
         A gap replaces events that are no longer stored. If the connection is lost, the stream continues with any
-        replica, after the last event seen. Reading the next event marks the previous one as seen. Pawl does not send
-        delayed notifications about events that have been seen.
+        replica, after the last event seen. Reading the next event marks the previous one as seen. Pawl sends no delayed
+        notifications about seen events.
         """
         after_seq = natural(after_seq, "after_seq")
 
@@ -297,7 +298,8 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
     ) -> conversation_pb2.Conversation:
         """Create a conversation from a chat-completions history and return it. See `history`.
 
-        Raises: InvalidHistory: A strict model server would reject the history. The message lists up to 20 errors.
+        Raises:
+            InvalidHistory: A strict model server would reject the history. The message lists up to 20 errors.
         """
         request = requests_pb2.ImportConversationRequest(
             messages=history(messages), title=title, conversation_key=conversation_key, request_id=request_id
@@ -445,7 +447,10 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
                 yield document
 
     async def get_document(self, name: str, *, shared: bool = False) -> document_pb2.GetDocumentResponse:
-        """Return one of your documents with its text. With `shared`, return one of the store's documents."""
+        """Return one of your documents or, with `shared`, one of the store's documents.
+
+        The result includes the text.
+        """
         request = document_pb2.GetDocumentRequest(name=name, owner=_owner(shared=shared))
         return await self.again(self.document_store.GetDocument, request)
 

@@ -36,7 +36,7 @@ def edit(
     """Return a decision to run the call with these arguments (a mapping or JSON text). The note is written to the log.
 
     With `for_series`, the decision applies to the whole series. `series` replaces the interval, limit and end of the
-    call's series. If `series` has no end, the call's series keeps its own.
+    call's series. If `series` has no end, the end of the call's series does not change.
 
     Raises:
         InvalidField: The decision is for a series and the call does not belong to one.
@@ -81,7 +81,8 @@ def checked(decision: object) -> types_pb2.CallDecision:
 def check_taken(receipt: types_pb2.Receipt) -> None:
     """Check that a request took effect, according to its receipt.
 
-    Raises: PawlError: The request did not take effect. The receipt's reason determines the class.
+    Raises:
+        PawlError: The request did not take effect. The receipt's reason determines the class.
     """
     if receipt.status not in TAKEN:
         message = receipt.message or receipt.reason or types_pb2.ReceiptStatus.Name(receipt.status)

@@ -87,7 +87,6 @@ def form(schema: Mapping[str, Any] | bytes, *, name: str = "", strict: bool = Fa
 def output(run: run_pb2.Run) -> Any:
     """Return a run's structured answer as a value.
 
-    Returns None if the run has no answer, for example because it is active or because the model refused (see
-    `output_text`).
+    Return None if the run has no answer, for example because it is active or the model refused (see `output_text`).
     """
     return msgspec.json.decode(run.output_json) if run.output_json else None

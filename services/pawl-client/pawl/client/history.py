@@ -47,7 +47,8 @@ def history(messages: Sequence[Mapping[str, Any]]) -> list[conversation_pb2.Hist
 
     Multiple text parts in one message are joined by a blank line.
 
-    Raises: InvalidHistory: The messages are malformed. The error lists up to 20 problems.
+    Raises:
+        InvalidHistory: The messages are malformed. The error lists up to 20 problems.
     """
     read: list[conversation_pb2.HistoryMessage] = []
     faults: list[str] = []

@@ -152,8 +152,9 @@ class AsyncSession:
     async def next_frame(self) -> wire.SessionResponse:
         """Return the next event, gap or end frame. Safe to cancel.
 
-        Raises: PawlError: The session has ended, or a replica refused to attach to a run again. In the second case, the
-        error is raised once, has the `run_id` in its metadata, and no more frames arrive for that run.
+        Raises:
+            PawlError: The session has ended, or a replica refused to attach to a run again. In the second case, the
+                error is raised once, has the `run_id` in its metadata, and no more frames arrive for that run.
         """
         if not self._incoming:
             self._check_entered()
@@ -180,7 +181,7 @@ class AsyncSession:
     ) -> str:
         """Start a run and attach to it. The run waits for earlier runs of its conversation.
 
-        Return its id once it is durable. Returns the run's id once the run is durable.
+        Return its id once it is durable. Return the run's id once the run is durable.
         """
         start = wire.Start(
             conversation_id=conversation_id,
@@ -210,7 +211,8 @@ class AsyncSession:
     async def _send(self, frame: wire.SessionRequest) -> types_pb2.Receipt:
         """Send a frame, reconnecting if necessary, and return its receipt.
 
-        Raises: PawlError: The frame was refused.
+        Raises:
+            PawlError: The frame was refused.
         """
         self._check_entered()
         if self._failure is not None:

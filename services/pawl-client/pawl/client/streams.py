@@ -21,8 +21,9 @@ async def responses(open_stream: Callable[[], Any], *, ends: bool, retry_seconds
     Unless `ends` is set, the stream is also reopened when the server ends it. This covers replicas that stop, streams
     that are silent for too long (servers send a heartbeat every 15 or 30 s), and slow consumers.
 
-    Raises: PawlError: No replica answered within `retry_seconds` (NoAnswer if the stream was silent), or any other
-    error occurred.
+    Raises:
+        PawlError: No replica answered within `retry_seconds` (NoAnswer if the stream was silent), or any other error
+            occurred.
     """
     loop = asyncio.get_running_loop()
     last_answer = loop.time()

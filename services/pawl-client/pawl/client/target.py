@@ -102,7 +102,7 @@ class Target:
     The key is `api_key`, else PAWL_API_KEY, else the local key of a suite on this machine. The local key is read before
     each call and sent only to that suite, because another program may later listen on the same port. `store` and `user`
     name the identity to act for, if the key allows this. `authority` (or PAWL_TLS_CA_FILE) is a file with CA
-    certificates; a suite in a data folder provides its own. Without TLS, the key is sent to other machines only with
+    certificates. A suite in a data folder provides its own. Without TLS, the key is sent to other machines only with
     `key_in_clear` (or PAWL_KEY_IN_CLEAR=1).
 
     Each connection is opened on its first call. Stubs raise the classes in pawl.errors. Methods, streams and sessions
@@ -127,7 +127,7 @@ class Target:
     jobs: cached_property[JobServiceAsyncStub] = _stub("agent.v1.jobs.JobService", "agent")
     scheduler: cached_property[ScheduleServiceAsyncStub] = _stub("agent.v1.schedule.ScheduleService", "agent")
     triggers: cached_property[TriggerServiceAsyncStub] = _stub("agent.v1.trigger.TriggerService", "agent")
-    usage: cached_property[UsageServiceAsyncStub] = _stub("agent.v1.usage.UsageService", "agent")
+    usage_register: cached_property[UsageServiceAsyncStub] = _stub("agent.v1.usage.UsageService", "agent")
     workflows: cached_property[WorkflowServiceAsyncStub] = _stub("agent.v1.workflow.WorkflowService", "agent")
     operators: cached_property[OperatorServiceAsyncStub] = _stub("agent.v1.operator.OperatorService", "agent")
     tool_register: cached_property[ToolServiceAsyncStub] = _stub("tool.v1.tool.ToolService", "tools")

@@ -76,7 +76,7 @@ class Feature(StrEnum):
 
 
 class MessagePolicy(IntEnum):
-    """What to do with a message when its conversation has an active run."""
+    """Policy for a message to a conversation that has an active run."""
 
     QUEUE = 1
     STEER = 2
@@ -91,7 +91,7 @@ class LeaseAction(IntEnum):
 
 
 class Overlap(IntEnum):
-    """Overlap policy of a schedule or trigger. It applies when the previous run is still active."""
+    """The overlap policy of a schedule or trigger. It applies when the previous run is still active."""
 
     SKIP = 1
     QUEUE = 2
@@ -114,7 +114,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_tokens(self) -> int:
-        """Number of tokens that count against the budget, including cached input and reasoning."""
+        """The number of tokens that count against the budget, including cached input and reasoning."""
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: Usage) -> Usage:

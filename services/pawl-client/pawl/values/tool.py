@@ -21,7 +21,7 @@ class ExecutionContext(StrEnum):
 
 
 class Category(StrEnum):
-    """How harmful a tool can be. All categories except SAFE require approval."""
+    """The potential harm of a tool. All categories except SAFE require approval."""
 
     SAFE = "SAFE"
     SENSITIVE = "SENSITIVE"
@@ -29,7 +29,7 @@ class Category(StrEnum):
 
 
 class EffectClass(StrEnum):
-    """Kind of side effect of a tool. It determines whether a call with an unknown outcome may run again."""
+    """The kind of side effect of a tool. It determines whether a call with an unknown outcome may run again."""
 
     READ_ONLY = "READ_ONLY"
     IDEMPOTENT = "IDEMPOTENT"
@@ -51,7 +51,7 @@ REPEATABLE: Final = frozenset({EffectClass.READ_ONLY, EffectClass.IDEMPOTENT})
 
 
 class OfferFallback(StrEnum):
-    """What to do with a front-end call that no client has run in time."""
+    """The fallback for a front-end call that no client has run in time."""
 
     FAIL = "FAIL"
     BACKEND_TOOL = "BACKEND_TOOL"
@@ -59,7 +59,7 @@ class OfferFallback(StrEnum):
 
 
 class JobReports(StrEnum):
-    """Which job iterations are reported to the job's conversation.
+    """The job iterations that are reported to the job's conversation.
 
     The end of the job is always reported, except with NONE.
     """

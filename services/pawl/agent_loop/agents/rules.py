@@ -159,7 +159,10 @@ def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition
     _check_card(definition.card)
     check_labels(definition.labels, "definition.labels")
     if definition.daily_tokens_max > TOKENS_MAX:
-        raise InvalidField(f"daily_tokens_max must be at most {TOKENS_MAX}", field="definition.daily_tokens_max")
+        raise InvalidField(
+            f"daily_tokens_max must be at most {TOKENS_MAX}, got {definition.daily_tokens_max}",
+            field="definition.daily_tokens_max",
+        )
     _check_count(definition.delegates_to, "delegates_to", DELEGATES_MAX)
     for name in definition.delegates_to:
         check_id(name, "definition.delegates_to")
@@ -197,7 +200,7 @@ def check_draft(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefi
 
 
 def draft_name(name: str) -> str:
-    """Return the draft's name without its prefix; empty if `name` is not a draft.
+    """Return the draft's name without its prefix, or an empty string if `name` is not a draft.
 
     Raises:
         InvalidId: `name` is neither a draft name nor an agent name.
@@ -259,7 +262,7 @@ def deployed(defaults: RunDefaults) -> AgentVersion:
     return AgentVersion(definition=AgentDefinition(name=DEFAULT, options=options, card=card), version=0)
 
 
-def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> AskedOptions:
+def options_of(agent: AgentVersion, requested: AskedOptions, ceilings: Limits) -> AskedOptions:
     """Merge the agent's options with those requested for a run. The result is the input of `options.complete`.
 
     A run may override every option of `default`. It may only narrow the options of any other agent.
@@ -269,17 +272,17 @@ def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> As
     """
     preset = _agent_options(agent, ceilings)
     if agent.definition.name != DEFAULT:
-        _check_narrower(agent.definition.name, preset, asked)
-    given = {name: value for name, value in _set_options(asked).items() if name not in {"limits", "without_tools"}}
-    if asked.model and asked.model != preset.model:
-        given["model_fallbacks"] = asked.model_fallbacks
+        _check_narrower(agent.definition.name, preset, requested)
+    given = {name: value for name, value in _set_options(requested).items() if name not in {"limits", "without_tools"}}
+    if requested.model and requested.model != preset.model:
+        given["model_fallbacks"] = requested.model_fallbacks
     merged: dict[str, Any] = msgspec.structs.asdict(preset) | given
-    merged["limits"] = dict(preset.limits) | dict(asked.limits)
-    merged["approvals_required"] = max(preset.approvals_required, asked.approvals_required)
+    merged["limits"] = dict(preset.limits) | dict(requested.limits)
+    merged["approvals_required"] = max(preset.approvals_required, requested.approvals_required)
     # A run of `default` may specify its own tool names.
-    merged["without_tools"] = asked.without_tools or (preset.without_tools and not asked.tool_names)
+    merged["without_tools"] = requested.without_tools or (preset.without_tools and not requested.tool_names)
     if merged["without_tools"]:
-        merged |= {"tool_names": (), "tool_choice": asked.tool_choice}
+        merged |= {"tool_names": (), "tool_choice": requested.tool_choice}
     return AskedOptions(**merged)
 
 
@@ -330,22 +333,22 @@ def _set_options(options: AskedOptions) -> Mapping[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(options).items() if value != getattr(silent, name)}
 
 
-def _check_narrower(name: str, preset: AskedOptions, asked: AskedOptions) -> None:
+def _check_narrower(name: str, preset: AskedOptions, requested: AskedOptions) -> None:
     fixed = set(_set_options(preset)) - {"limits", "tool_names", "without_tools", "tool_choice", "approvals_required"}
     if "model" in fixed:
         # A fixed model also fixes its fallbacks.
         fixed.add("model_fallbacks")
-    for option, value in _set_options(asked).items():
+    for option, value in _set_options(requested).items():
         if option in fixed and value != getattr(preset, option):
             message = f"options.{option}: the agent {name} sets it. Leave it out, or start the run without the agent"
             raise InvalidField(message, field=f"options.{option}")
     has_tools = bool(preset.tool_names) or preset.without_tools
-    wanted = (*asked.tool_names, *((asked.tool_choice.tool_name,) if asked.tool_choice.tool_name else ()))
+    wanted = (*requested.tool_names, *((requested.tool_choice.tool_name,) if requested.tool_choice.tool_name else ()))
     if beyond := [tool for tool in wanted if has_tools and tool not in preset.tool_names]:
         message = f"options.tool_names: the agent {name} does not have the tool {beyond[0]:.100}"
         raise InvalidField(message, field="options.tool_names")
     for limit, most in preset.limits.items():
-        own = asked.limits.get(limit)
+        own = requested.limits.get(limit)
         is_open = limit in NONE_IS_ZERO and most == 0
         is_more = own is not None and (own > most or (own == 0 and limit in NONE_IS_ZERO))
         if is_more and not is_open:

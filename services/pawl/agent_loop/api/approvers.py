@@ -1,4 +1,4 @@
-"""Permission to decide on calls."""
+"""Permissions to decide on calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validation and conversion of pawl.agent.v1 requests."""
+"""Validates and converts pawl.agent.v1 requests."""
 
 from __future__ import annotations
 

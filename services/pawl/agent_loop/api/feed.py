@@ -1,4 +1,4 @@
-"""Delivery of one run's events to all its watchers, through one live subscription and one ledger reader.
+"""Delivers one run's events to all its watchers, through one live subscription and one ledger reader.
 
 Live events may be lost, duplicated or late, so they only reduce latency. The feed appends events to its tail in order
 of seq. It reads the ledger when an event is missing, and whenever `poll` is called.
@@ -143,7 +143,7 @@ class Feed:
 
     @property
     def lag(self) -> int:
-        """Number of known events that the slowest watcher has not consumed yet."""
+        """The number of known events that the slowest watcher has not consumed yet."""
         last_seq = self._last_seq or 0
         return last_seq - min((last_seq, *(watcher.position for watcher in self.watchers)))
 

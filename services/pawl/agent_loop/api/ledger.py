@@ -1,4 +1,4 @@
-"""Client for the ledger service, acting on behalf of users."""
+"""A client for the ledger service, acting on behalf of users."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def submission(
 
 
 class PublicLedger:
-    """Client for job-store, acting on behalf of a user. Other users' private resources are reported as not found.
+    """A client for job-store, acting on behalf of a user. Other users' private resources are reported as not found.
 
     The client does not retry, and every method may raise DependencyUnavailable. Mutations can be retried with the same
     id and payload. The client calls `run_due` whenever a request may have made a run claimable.

@@ -1,4 +1,4 @@
-"""Conversion of command replies to receipts, runs or errors."""
+"""Converts command replies to receipts, runs or errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def is_taken(reply: Reply) -> bool:
 def run_after(reply: Reply, default: type[PawlError], *, also_late: bool = False) -> Run:
     """Return the run after a command that took effect. With `also_late`, also return it after a command that did not.
 
-    Raises: PawlError: the error that corresponds to the reply's reason, or `default` if there is none.
+    Raises:
+        PawlError: the error that corresponds to the reply's reason, or `default` if there is none.
     """
     if reply.HasField("run") and (also_late or is_taken(reply)):
         return reply.run

@@ -36,17 +36,18 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     deadline_minutes: float = 0.0
 
 
-def asked(arguments_json: bytes, now: float) -> Goal:
+def goal_of(arguments_json: bytes, now: float) -> Goal:
     """Return the goal that a model's call starts.
 
-    Raises: ValueError: the arguments are invalid. The message contains the reason.
+    Raises:
+        ValueError: the arguments are invalid. The message contains the reason.
     """
     try:
         given = msgspec.json.decode(arguments_json, type=_Asked)
     except msgspec.DecodeError as error:
         raise ValueError(f"{error}.") from None
     if not given.aim.strip() or bool(given.check_tool) is bool(given.rubric):
-        raise ValueError("A goal needs an `aim`, and either `check_tool` or `rubric` to determine whether it is met.")
+        raise ValueError("A goal requires an `aim`, and either a `check_tool` or a `rubric`.")
     goal = Goal(
         aim=strict_json.storable(given.aim),
         attempts_by=GoalAgent(tool_names=given.tool_names),

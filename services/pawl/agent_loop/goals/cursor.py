@@ -23,7 +23,7 @@ class Tried(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GoalCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="program", tag="goal"):
-    """State of a goal's program. Its values are bounded, and take up less than 16 KiB in total."""
+    """The state of a goal's program. Its values are bounded, and take up less than 16 KiB in total."""
 
     # All judged attempts. The next one has the number `len(attempts) + 1`.
     attempts: tuple[Attempt, ...] = ()

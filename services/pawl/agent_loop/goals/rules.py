@@ -43,7 +43,7 @@ _NOT_WANTED: Final = frozenset({CallState.REJECTED, CallState.EXPIRED})
 
 
 class Step(IntEnum):
-    """Index of a call in its round."""
+    """The index of a call in its round."""
 
     CHECK_BEFORE = 0
     ATTEMPT = 1

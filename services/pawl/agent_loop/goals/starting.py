@@ -56,8 +56,8 @@ class GoalStarting:
 
         Raises:
             InvalidField, InvalidId, InvalidJson, TooLarge: the goal is invalid, or its agent cannot pursue it.
-                AgentNotFound, ToolNotFound, PermissionDenied, InvalidArguments: its agents or the call to its tool are
-                not allowed.
+            AgentNotFound, ToolNotFound, PermissionDenied, InvalidArguments: its agents or the call to its tool are not
+                allowed.
             QueueFull, RequestIdReused
         """
         goal = _ASKED.read(request.goal)
@@ -73,10 +73,10 @@ class GoalStarting:
                 await self._check_current(caller, submission, goal)
             except PawlError as error:
                 refusal = error
-        asked = goal_pb2.StartGoalRequest()
-        asked.CopyFrom(request)
-        asked.ClearField("request_id")
-        submission.asked_program_sha256 = hashlib.sha256(asked.SerializeToString(deterministic=True)).digest()
+        requested = goal_pb2.StartGoalRequest()
+        requested.CopyFrom(request)
+        requested.ClearField("request_id")
+        submission.asked_program_sha256 = hashlib.sha256(requested.SerializeToString(deterministic=True)).digest()
         submission.goal.CopyFrom(wire.GOAL.write(goal))
         return (await unless_refused(submission, refusal, lambda: self._ledger.submit_message(submission))).run
 

@@ -56,24 +56,24 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
 
     async def StartJob(self, request: jobs_pb2.StartJobRequest, context: Context) -> jobs_pb2.StartJobResponse:
         caller, request_id = require_user(), convert.request_id(request)
-        asked, asked_sha256 = convert_jobs.asked(request)
-        terms, now = background.asked(asked), self._clock.now()
-        job = jobs.new_job(terms, asked.tool_name, asked.arguments_json or b"{}", now)
+        requested, requested_sha256 = convert_jobs.requested_job(request)
+        terms, now = background.requested_terms(requested), self._clock.now()
+        job = jobs.new_job(terms, requested.tool_name, requested.arguments_json or b"{}", now)
         message = StartRunRequest(
-            conversation_id=asked.conversation_id,
+            conversation_id=requested.conversation_id,
             text=jobs.title(job),
-            conversation_key=asked.conversation_key,
-            agent=asked.agent,
-            labels=asked.labels,
+            conversation_key=requested.conversation_key,
+            agent=requested.agent,
+            labels=requested.labels,
         )
         checked, refusal = await self._messages.checked(
-            caller, request_id, message, must_exist=bool(asked.conversation_id)
+            caller, request_id, message, must_exist=bool(requested.conversation_id)
         )
         submission = pb.StartJobRequest(
             message=checked,
             run_id=self._run_id(caller, request_id),
             new_conversation_id=self._ids.new("conv"),
-            asked_sha256=asked_sha256,
+            asked_sha256=requested_sha256,
         )
         if refusal is None:
             try:

@@ -124,7 +124,7 @@ class Drive:
         self._signal.set()
 
     async def run(self, loaded: Loaded | None = None) -> DriveEnd:
-        """Drive the run, starting from `loaded` if given. Return the reason for releasing it.
+        """Drive the run, starting from `loaded` if it is set. Return the reason for releasing the run.
 
         Raises:
             LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.

@@ -21,7 +21,8 @@ class PrometheusMeter:
         self._store, self._provider, self._monotonic = metrics.store, provider, monotonic
         self._model_calls = metrics.counter(
             "model_calls_total",
-            "Model calls ended: answered, cut (stopped), forgotten (step refused), timeout, or a failure class.",
+            "Ended model calls, by outcome: answered, cut (stopped early), forgotten (step refused), timeout, "
+            "or a failure class.",
             ("store", "provider", "outcome"),
         )
         self._tokens = metrics.counter(
@@ -43,7 +44,8 @@ class PrometheusMeter:
         )
         self._added = metrics.histogram(
             "model_added_latency_seconds",
-            "Time that Pawl adds before a model request: from the message, result or retry that makes it due.",
+            "Latency that Pawl adds before a model request: the time since the message, result or retry that "
+            "caused it.",
             buckets=_ADDED_SECONDS,
         )
         self._waits = metrics.counter(

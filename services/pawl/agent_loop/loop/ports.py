@@ -110,7 +110,8 @@ class Registry(Protocol):
         Pinned tools keep their version. At most `most` tools are returned (0 means no limit). With `skip_missing`,
         tools that do not exist for this user are omitted.
 
-        Raises: ToolNotFound: a tool does not exist for this user. Metadata `tool_name` names it.
+        Raises:
+            ToolNotFound: a tool does not exist for this user. Metadata `tool_name` names it.
         """
 
     async def check(
@@ -145,7 +146,7 @@ class Registry(Protocol):
 
 
 class ModelTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Server and times of a model call.
+    """The server and times of a model call.
 
     The times are monotonic, and None if the event did not happen. `server` is empty for the deployment's model server.
     """

@@ -1,4 +1,4 @@
-"""Client for the tool registry."""
+"""A client for the tool registry."""
 
 from __future__ import annotations
 
@@ -203,7 +203,8 @@ class RegistryClient:
     async def check_answer(self, store_id: StoreId, answer_schema_json: bytes, answer: str) -> None:
         """Validate an answer to a running tool's question.
 
-        Raises: InvalidArguments: the answer does not match the schema. The message explains why.
+        Raises:
+            InvalidArguments: the answer does not match the schema. The message explains why.
         """
         request = execution_pb2.CheckAnswerRequest(
             store_id=store_id, answer_schema_json=answer_schema_json, answer=answer
@@ -240,7 +241,8 @@ class RegistryClient:
 
         If `series` is set, the verdict contains the digest for granting the series with these arguments.
 
-        Raises: InvalidArguments: the arguments are not allowed. The message lists all problems.
+        Raises:
+            InvalidArguments: the arguments are not allowed. The message lists all problems.
         """
         own_tools = (wire.OWN_TOOL.read(tool) for tool in read.own_tools)
         proposed = ProposedCall(

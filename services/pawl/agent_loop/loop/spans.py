@@ -41,7 +41,7 @@ _ENDED_WELL: Final = frozenset({Outcome.SUCCEEDED, Outcome.INPUT_REQUIRED, Outco
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracing:
-    """How to record runs. `model_servers` maps each model server to the attributes of its calls.
+    """The settings for recording runs. `model_servers` maps each model server to the attributes of its calls.
 
     With `contents`, spans contain prompts, answers, arguments and results.
     """

@@ -153,7 +153,7 @@ class ToolCalls:
         *,
         traceparent: str = "",
     ) -> ExecutionResult:
-        """Run the call and return how it ended. If `series` is given, the call runs under its grant.
+        """Run the call and return how it ended. With `series`, the call runs under the series' grant.
 
         Errors from the tool or the registry are not raised. They are part of the result. If an unknown outcome would
         need an operator, wait while the registry is unavailable, because its journal may contain the outcome.

@@ -66,7 +66,7 @@ class _TextChoice(msgspec.Struct):
 
 
 class _TextChunk(msgspec.Struct):
-    """Chunk that contains only text, like nearly all chunks.
+    """A chunk that contains only text, like nearly all chunks.
 
     A `_Chunk` would return the same piece, but more slowly.
     """

@@ -22,7 +22,7 @@ _NOT_ALLOWED: Final = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 class Names:
-    """Mapping between one request's tool names and the names that the model server receives. Deterministic."""
+    """A mapping between one request's tool names and the names that the model server receives. Deterministic."""
 
     def __init__(self, offered: Iterable[str]) -> None:
         names = sorted(set(offered))

@@ -58,7 +58,7 @@ class ReasoningPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """Fragment of a tool call. Any field may be missing. See `Assembly` for how fragments are matched."""
+    """A fragment of a tool call. Any field may be missing. See `Assembly` for how fragments are matched."""
 
     index: int | None = None
     call_id: str = ""
@@ -79,7 +79,7 @@ class ProviderState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageReport(Usage, frozen=True, kw_only=True):
-    """Usage of a model call so far. A later report replaces an earlier one.
+    """The usage of a model call so far. A later report replaces an earlier one.
 
     `prompt_bytes` is the prompt's size if the model server reported its tokens, and otherwise 0.
     """
@@ -89,7 +89,7 @@ class UsageReport(Usage, frozen=True, kw_only=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """End of the answer, as the model server reported it. `reason` is informational."""
+    """The end of the answer, as the model server reported it. `reason` is informational."""
 
     reason: str
 
@@ -113,7 +113,7 @@ CUT_OFF: Final = frozenset({"length", "max_tokens", "model_length", "max_output_
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Failure of a model call. If `retryable`, the call can be retried after `retry_after_seconds`.
+    """The failure of a model call. If `retryable`, the call can be retried after `retry_after_seconds`.
 
     `reason` is used in RoundRetrying. `message` is one sentence for the user and contains no secret.
     """
@@ -128,7 +128,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> str:
-        """Outcome of the call in metrics: `timeout`, or the failure class in lower case."""
+        """The outcome of the call in metrics: `timeout`, or the failure class in lower case."""
         return "timeout" if self.reason.endswith("_TIMEOUT") else self.failure_class.lower()
 
     @property

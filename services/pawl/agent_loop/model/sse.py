@@ -17,7 +17,7 @@ class EventTooLargeError(Exception):
 
 
 class SseDecoder:
-    """Decoder that returns the data of each event as soon as it is complete.
+    """A decoder that returns the data of each event as soon as it is complete.
 
     The same bytes produce the same events, however they are split.
     """

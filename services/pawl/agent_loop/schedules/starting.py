@@ -70,7 +70,7 @@ async def fire_safely(kind: str, owner: ScheduleOwner, firing: Awaitable[object]
 
 
 class ClaimPause:
-    """Pause between claims of due schedules or events."""
+    """A pause between claims of due schedules or events."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -145,11 +145,13 @@ class Starting:
         request that fires it or, if there is none, to `last_run_id`, the run of the previous firing.
 
         Raises:
-            PawlError: one of the transient errors in RETRYABLE.
+            PawlError: a transient error in RETRYABLE.
         """
         try:
             if self._credential_is_gone(caller):
-                raise PermissionDenied("the API key that last saved or resumed it was revoked or has lost a role")
+                raise PermissionDenied(
+                    "the API key that last saved or resumed the schedule was revoked or has lost a role"
+                )
             if definition.workflow:
                 message = await self._workflow(caller, definition, request_id, inputs.rendered(definition, scope))
             else:
@@ -177,10 +179,10 @@ class Starting:
     async def _workflow(
         self, caller: Principal, definition: Definition, request_id: RequestId, input_json: bytes
     ) -> SubmitMessageRequest:
-        asked = StartWorkflowRequest(
+        requested = StartWorkflowRequest(
             request_id=request_id, name=definition.workflow, input_json=input_json, labels=definition.labels
         )
-        message, refusal = await self._workflows.submission(caller, asked)
+        message, refusal = await self._workflows.submission(caller, requested)
         if refusal is not None:
             raise refusal
         return message

@@ -108,7 +108,7 @@ class TriggerServicer:
 
         Raises:
             TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused, InvalidField, TooLarge
-            DependencyUnavailable: the trigger kept changing, or the ledger is unavailable.
+            DependencyUnavailable: the trigger changed repeatedly, or the ledger is unavailable.
         """
         headers = _checked(headers, body)
         data = outside.read_body(body)
@@ -172,14 +172,14 @@ class TriggerServicer:
     async def _fire(
         self, due: DueTrigger, event: TriggerEvent, *, claimed: bool = False, mail: MailPosition | None = None
     ) -> FireTriggerResponse:
-        asked = TriggerDefinition()
-        asked.CopyFrom(due.definition)
-        if not asked.workflow:
-            asked.text = outside.put_into(asked.text, event.data)
-        if asked.conversation_pointer:  # Otherwise, an event uses the trigger's current key.
-            asked.conversation_key = event.conversation_key
-        scope = msgspec.json.decode(event.data) if asked.workflow else {}
-        message, refusal = await self._starting.message(caller_of(due.owner), asked, scope)
+        requested = TriggerDefinition()
+        requested.CopyFrom(due.definition)
+        if not requested.workflow:
+            requested.text = outside.put_into(requested.text, event.data)
+        if requested.conversation_pointer:  # Otherwise, an event uses the trigger's current key.
+            requested.conversation_key = event.conversation_key
+        scope = msgspec.json.decode(event.data) if requested.workflow else {}
+        message, refusal = await self._starting.message(caller_of(due.owner), requested, scope)
         if message is not None:
             message.labels.update(outside.mail_labels(event.data))
         request = triggers_pb2.FireTriggerRequest(

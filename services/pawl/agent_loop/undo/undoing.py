@@ -1,4 +1,4 @@
-"""Undo of runs by users: preview, start and report."""
+"""Lets users undo runs: preview, start and report."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Undoing:
         if call_id:
             await self._outcomes(owner, run_id, call_id)
         # Calls that needed two people's approval must not be undone by one person.
-        asked = AskedOptions(approvals_required=run.options.approvals_required)
+        requested = AskedOptions(approvals_required=run.options.approvals_required)
         message = submission(
             owner,
-            asked_options=asked,
-            options=complete(asked, self._defaults),
+            asked_options=requested,
+            options=complete(requested, self._defaults),
             request_id=request_id,
             conversation_id=run.conversation_id,
             conversation_must_exist=True,

@@ -48,7 +48,7 @@ ENDED: Final = frozenset({NodeState.SUCCEEDED, NodeState.FAILED, NodeState.SKIPP
 
 
 class NodeKey(NamedTuple):
-    """Key of a node's call. `chunk` is a chunk of a map, counted from 0."""
+    """The key of a node's call. `chunk` is a chunk of a map, counted from 0."""
 
     iteration: int
     attempt: int
@@ -56,13 +56,13 @@ class NodeKey(NamedTuple):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """State of a node that has started or ended. Times are milliseconds since the start of the run.
+    """The state of a node that has started or ended. Times are milliseconds since the start of the run.
 
     `start_ms` is the start of the current attempt. A RETRYING or waiting node continues at `due_ms`. If a RUNNING node
     has an `end_ms`, its call has ended (with `reason` if it failed), and the program decides what happens next. `stop`
     is the reason why the node is being stopped. `value` is the output of a condition, or true if a person's answer is
     the default. A map has started `chunks` chunks of its `items`, and `open_chunks` are open. `failed_items` items have
-    failed, and at most `tolerate` may fail; `chunk` is the chunk that failed the map. `event` is the number of the
+    failed, and at most `tolerate` may fail. `chunk` is the chunk that failed the map. `event` is the number of the
     event that ended a wait. `origin` is the position in `WorkflowCursor.origins`, counted from 1, of the run that made
     the node's calls. It is 0 for this run.
     """
@@ -100,7 +100,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class WorkflowCursor(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="program", tag="workflow"
 ):
-    """State of a workflow run. `nodes` maps numbers in the graph to the nodes that have started or ended.
+    """The state of a workflow run. `nodes` maps numbers in the graph to the nodes that have started or ended.
 
     `events` contains the names and numbers of the events that no node has consumed, oldest first. `failure` is the
     reason and message with which the run fails once its calls have ended and, unless it is part of a map, its effects
@@ -220,7 +220,7 @@ def _with_chunk(known: NodeRecord, number: int, call: Call) -> NodeRecord:
     if known.failed_items <= known.tolerate:
         return known
     # Each concurrent chunk was allowed all the failures that were left when it started.
-    message = f"{known.failed_items} items failed, and at most {known.tolerate} may fail."
+    message = f"{known.failed_items} items failed; at most {known.tolerate} may fail."
     return replace(known, reason=found.reason or "MAP_FAILED", message=message, chunk=number)
 
 

@@ -1,6 +1,6 @@
 """The parts of a workflow definition.
 
-A definition is a JSON document. Its strings are templates; see `expressions`.
+A definition is a JSON document. Its strings are templates (see `expressions`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class NodeRetry(_Part, frozen=True, kw_only=True):
-    """Retry policy of a node: the total number of attempts, and the delay before the second one.
+    """The retry policy of a node: the total number of attempts, and the delay before the second one.
 
     Each later delay is `factor` times longer, up to an hour.
     """

@@ -23,10 +23,10 @@ class Edge(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """Incoming edges of a node. It starts once its join over `control` is met and all sources in `others` have ended.
+    """The incoming edges of a node.
 
-    `control` maps sources to kinds of edges. `others` contains references. If a node has only references, they are its
-    control edges instead.
+    It starts once its join over `control` is met and all sources in `others` have ended. `control` maps sources to
+    kinds of edges. `others` contains references. If a node has only references, they are its control edges instead.
     """
 
     control: Mapping[str, EdgeKind]

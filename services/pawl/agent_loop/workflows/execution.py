@@ -138,7 +138,7 @@ class Execution:
 
     @property
     def failed(self) -> str:
-        """Path of the node whose failure fails the run, or an empty string if there is none."""
+        """The path of the node whose failure fails the run, or an empty string if there is none."""
         failures_max = self._chunk.failures_max if self._chunk is not None else 0
         found = graphs.first_failure(self._graph, self._cursor, failures_max)
         return found.path if found is not None else ""

@@ -50,7 +50,7 @@ _WITHOUT_CALL: Final = (ConditionNode, OutputNode, ParallelNode, WaitNode)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """Node in its graph. `control` and `others` are as in `edges.Incoming`.
+    """A node in its graph. `control` and `others` are as in `edges.Incoming`.
 
     `parent` is the parallel node that contains this branch, and `item` is the item's index in the map's list.
     """

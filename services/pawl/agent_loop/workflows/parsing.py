@@ -68,7 +68,7 @@ def read(document: Any) -> WorkflowDefinition:
 
 
 def _usable(kind: Any, value: Any, path: str, faults: list[DefinitionFault]) -> Any:
-    """Return the value without its faulty parts so that the rest can be validated, or UNSET if nothing remains."""
+    """Return the value without its faulty parts, so that the rest can be validated, or UNSET if nothing remains."""
     bare = _bare(kind)
     if isinstance(value, dict) and (structs := [each for each in _options(bare) if _is_struct(each)]):
         struct = _chosen(structs, value, path, faults)

@@ -83,7 +83,7 @@ def _with_cursor(state: State, cursor: WorkflowCursor) -> State:
 
 
 class _Moment(Nodes):
-    """What a run does next, based on its state and the time."""
+    """The next steps of a run, based on its state and the time."""
 
     def decision(self) -> Decision:
         state, before = self._state, cursor_of(self._state)

@@ -15,7 +15,7 @@ _REUSABLE: Final = frozenset({NodeState.SUCCEEDED, NodeState.SKIPPED})
 
 
 class Rerun(NamedTuple):
-    """Initial cursor of the new run, and the numbers of the nodes that run again."""
+    """The initial cursor of the new run, and the numbers of the nodes that run again."""
 
     start: WorkflowCursor
     again: frozenset[int]
@@ -28,7 +28,7 @@ def rerun(
 
     A node is reused if it succeeded or was skipped, and depends on no node that runs again. A branch depends on the
     nodes before its parallel node, but not on the other branches. An output node always runs again, because it sets the
-    output of the new run; the nodes after it do not, because its value is the same.
+    output of the new run. The nodes after it do not, because its value is the same.
 
     Nodes with `undone` effects run again. So do nodes that use the token of a wait that runs again, because the new
     wait has a new token.
@@ -41,12 +41,12 @@ def rerun(
             break
         chosen |= with_old_token
     outputs = {step.number for step in graph.steps if isinstance(step.node, OutputNode)}
-    kept = {
+    reused = {
         node
         for node, record in cursor.nodes.items()
         if node not in again and not (node in outputs and record.state is NodeState.SUCCEEDED)
     }
-    return Rerun(cursor.reused(kept, run_id), again)
+    return Rerun(cursor.reused(reused, run_id), again)
 
 
 def _with_dependents(graph: Graph, cursor: WorkflowCursor, chosen: Collection[int]) -> frozenset[int]:

@@ -63,7 +63,7 @@ class WorkflowStarting:
         """
         name = check_id(request.name, "name")
         content = strict_json.loads(request.input_json or b"{}", bytes_max=INPUT_BYTES_MAX)
-        asked = PinnedWorkflow(
+        requested = PinnedWorkflow(
             name=name,
             version=request.version,
             input_json=strict_json.dumps_canonical(content),
@@ -79,8 +79,8 @@ class WorkflowStarting:
         refusal: PawlError | None = None
         try:
             found = await self._workflows.of_run(caller, name, request.version)
-            await self._check_input(caller, found.input_schema_json, asked.input_json)
-            pinned = wire.WORKFLOW.fields(msgspec.structs.replace(asked, version=found.version))
+            await self._check_input(caller, found.input_schema_json, requested.input_json)
+            pinned = wire.WORKFLOW.fields(msgspec.structs.replace(requested, version=found.version))
         except (WorkflowNotFound, InvalidArguments) as error:
             refusal = error
         message = submission(
@@ -93,7 +93,7 @@ class WorkflowStarting:
             policy=MessagePolicy.QUEUE,
             labels=labels,
             workflow=pinned,
-            asked_program_sha256=_digest(asked),
+            asked_program_sha256=_digest(requested),
         )
         return message, refusal
 
@@ -105,6 +105,6 @@ class WorkflowStarting:
             raise InvalidArguments(f"the input does not match the workflow's schema: {'; '.join(faults)}")
 
 
-def _digest(asked: PinnedWorkflow) -> bytes:
+def _digest(requested: PinnedWorkflow) -> bytes:
     """Return a digest of the fields that must be equal in a repeated request."""
-    return hashlib.sha256(msgspec.msgpack.encode(msgspec.structs.replace(asked, start_state=b""))).digest()
+    return hashlib.sha256(msgspec.msgpack.encode(msgspec.structs.replace(requested, start_state=b""))).digest()

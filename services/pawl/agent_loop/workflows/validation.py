@@ -1,4 +1,4 @@
-"""Semantic validation of definitions, which reports all faults together."""
+"""Validates the semantics of definitions, and reports all faults together."""
 
 from __future__ import annotations
 

@@ -221,7 +221,8 @@ def state_name(record: NodeRecord | None) -> str:
 def value_of(node: AnyNode, content: Any) -> Any:
     """Return the output of a node whose call returned `content`.
 
-    Raises: ExpressionError: an agent's answer is not the requested JSON.
+    Raises:
+        ExpressionError: an agent's answer is not the requested JSON.
     """
     match node:
         case AgentNode():

@@ -38,7 +38,7 @@ _log = logs.get_logger(__name__)
 
 
 class WorkflowLedger:
-    """Client for job-store's workflow API.
+    """A client for job-store's workflow API.
 
     It does not retry. Every method may raise DependencyUnavailable and can be retried.
     """

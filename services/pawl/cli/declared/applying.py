@@ -1,4 +1,4 @@
-"""Application of a set of files to a store. Validates all files, shows the changes, and makes them in order."""
+"""Applies a set of files to a store. Validates all files, shows the changes, and makes them in order."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def read(
 ) -> FileSet:
     """Read a set from files and folders.
 
-    Raises: CommandError: A file is invalid. The message lists every problem with its file and line.
+    Raises:
+        CommandError: A file is invalid. The message lists every problem with its file and line.
     """
     named = {name for path in paths if (name := files.read_set(path))}
     if len(named) > 1 or (named and len(paths) > 1):

@@ -1,4 +1,4 @@
-"""What `pawl apply` does: ownership, order and steps."""
+"""The rules of `pawl apply`: ownership, order and steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def folder(kind: str) -> str:
 
 
 class Key(NamedTuple):
-    """Key of a resource within its store or user."""
+    """The key of a resource within its store or user."""
 
     kind: str
     name: str

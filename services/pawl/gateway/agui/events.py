@@ -1,4 +1,4 @@
-"""Conversion of a run's log to AG-UI events, for both generations of the protocol. Performs no I/O.
+"""Converts a run's log to AG-UI events, for both generations of the protocol. Performs no I/O.
 
 Ids depend only on the log. Every conversion of a log therefore results in the same ids, wherever in the log it starts.
 The input is protobuf JSON, and the output is AG-UI JSON.

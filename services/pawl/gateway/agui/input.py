@@ -1,4 +1,4 @@
-"""Parsing of AG-UI requests, conversion of their answers, and the ways in which an AG-UI run ends."""
+"""AG-UI requests and their answers: parsing and conversion. Also determines how an AG-UI run ends."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Stop(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=Tr
 
 
 class Input(msgspec.Struct, frozen=True, rename="camel"):
-    """RunAgentInput of either protocol generation."""
+    """A RunAgentInput of either protocol generation."""
 
     thread_id: str
     run_id: str
@@ -118,7 +118,8 @@ def labels(found: Input, message: Json) -> Json:
 def read(value: Any) -> Input:
     """Parse a RunAgentInput.
 
-    Raises: InvalidField: The input is invalid. The message contains the position.
+    Raises:
+        InvalidField: The input is invalid. The message contains the position.
     """
     try:
         found = msgspec.convert(value, Input)
@@ -143,7 +144,8 @@ def _check_thread(thread_id: str) -> None:
 def read_stop(value: Any) -> Stop:
     """Parse a request to stop a run.
 
-    Raises: InvalidField: The request is invalid. The message contains the position.
+    Raises:
+        InvalidField: The request is invalid. The message contains the position.
     """
     try:
         found = msgspec.convert(value, Stop)
@@ -273,7 +275,7 @@ def _approval(call: Json) -> Json:
     shown |= {"agent": visible(call["agentName"])} if call.get("agentName") else {}
     message = visible(asked.get("preview", "")) or f"Allow {call.get('toolName', '')} to run?"
     until = datetime.fromisoformat(call["deadlineTime"]) if call.get("deadlineTime") else None
-    message += f"\n\n{undecided(until)}"
+    message += f"\n\n{undecided(until, is_extended=asked.get('escalated', False))}"
     return _interrupt(call, asked.get("digest", ""), "tool_call", message, _APPROVAL) | {"metadata": {"pawl": shown}}
 
 

@@ -1,4 +1,4 @@
-"""Identification of callers by a bearer key or a browser's session cookie."""
+"""Identifies callers by a bearer key or a browser's session cookie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP client for identity providers' discovery and token endpoints."""
+"""An HTTP client for identity providers' discovery and token endpoints."""
 
 from __future__ import annotations
 

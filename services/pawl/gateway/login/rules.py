@@ -89,7 +89,8 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 def parse_providers(content: bytes) -> tuple[Provider, ...]:
     """Parse PAWL_GATEWAY_OIDC_FILE, a JSON list.
 
-    Raises: ValueError: The file is invalid. The message describes the first fault.
+    Raises:
+        ValueError: The file is invalid. The message describes the first fault.
     """
     found: tuple[Provider, ...] = msgspec.json.decode(content, type=_Providers)
     if len({provider.name for provider in found}) < len(found):

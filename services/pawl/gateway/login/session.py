@@ -98,8 +98,9 @@ class Seal:
     def use_code(self, text: str, gateway: str, now: float, *, since: float) -> str:
         """Return the key in a one-time login code.
 
-        Raises: Unauthenticated: The code is for another gateway, has been used, has expired, or was created before
-        `since` and may have been used.
+        Raises:
+            Unauthenticated: The code is for another gateway, has been used, has expired, or was created before `since`
+                and may have been used.
         """
         self._used = {nonce: end_time for nonce, end_time in self._used.items() if end_time > now}
         code = browser_seal.read(self._keys, text)

@@ -216,7 +216,7 @@ class Erasing:
         self._purge_at = now + (now - start) * _PURGE_PAUSE
 
     async def _open(self, parts: Collection[Part], *, without: Collection[Part]) -> AsyncIterator[Erasure]:
-        """Yield all open erasures page by page, so that a stuck erasure does not block the rest."""
+        """Yield all open erasures page by page, so that a stuck erasure does not block the others."""
         last: Erasure | None = None
         while page := await self.erasures.open(parts, without=without, after=last, rows_max=_ERASURES_MAX):
             for erasure in page:

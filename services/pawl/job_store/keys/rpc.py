@@ -90,7 +90,7 @@ def _governor() -> Principal:
     """Return the caller after checking that it may manage keys.
 
     Raises:
-        PermissionDenied: The caller is a delegate without the right to decide. With a new key, it could give itself
+        PermissionDenied: The caller is a delegate without the right to decide. With a new key, it could grant itself
             that right.
     """
     principal = current_principal()

@@ -156,8 +156,8 @@ class PostgresKeyRepository:
         self, store_id: StoreId | None, key_id: str, kind: KeyEventKind | None, *, before: int, events_max: int
     ) -> Sequence[KeyEvent]:
         """Return events below `before`, newest first. None or empty arguments match all."""
-        asked = {"key_id": key_id or None, "store_id": store_id, "kind": kind}
-        given = {column: value for column, value in asked.items() if value is not None}
+        requested = {"key_id": key_id or None, "store_id": store_id, "kind": kind}
+        given = {column: value for column, value in requested.items() if value is not None}
         rows = await self._database.fetch(events_of(*given), before, events_max, *given.values())
         return [
             KeyEvent(**dict(row) | {"kind": KeyEventKind(row["kind"]), "roles": frozenset(row["roles"])})

@@ -77,7 +77,7 @@ class Lanes(Generic[T]):
         return _take(work, store, group, size, operations_max=most, bytes_max=bytes_max)
 
     def _next_store(self) -> StoreId:
-        """Return the store of the next group. The lanes take turns, so that the stores in both lanes get turns."""
+        """Return the store of the next group. The two lanes take turns."""
         self._turn = Lane.WORK if self._turn is Lane.PEOPLE else Lane.PEOPLE
         return (self._lines[self._turn] or next(line for line in self._lines.values() if line)).next_key()
 

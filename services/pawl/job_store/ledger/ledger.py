@@ -66,8 +66,8 @@ class Ledger:
     async def update_conversation(self, update: UpdateConversation, *, size_bytes: int) -> ConversationRow:
         """Change a conversation and return it. Stop the jobs of users who may no longer write to it.
 
-        If the service crashes between the two steps, a repeated request stops the jobs. So does any other request that
-        ends other users' right to write.
+        If the service crashes between the two steps, a repeated request stops the jobs, and so does any other request
+        that ends other users' right to write.
         """
         changed: ConversationRow = await self.group_commit.run(
             update, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=update.store_id

@@ -26,15 +26,15 @@ Small: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Large: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-def page_size(asked: int) -> int:
+def page_size(requested: int) -> int:
     """Return the number of rows per page. 0 means 50.
 
     Raises:
         InvalidField: The size is over 200.
     """
-    if asked > PAGE_MAX:
-        raise InvalidField(f"page_size must be at most {PAGE_MAX}, got {asked}", field="page_size")
-    return asked or PAGE_DEFAULT
+    if requested > PAGE_MAX:
+        raise InvalidField(f"page_size must be at most {PAGE_MAX}, got {requested}", field="page_size")
+    return requested or PAGE_DEFAULT
 
 
 def make_token(method: str, selection: tuple[object, ...], position: object) -> str:

@@ -64,8 +64,9 @@ class Journal(Protocol):
 
         Each operation succeeds or fails independently.
 
-        Raises: GroupConflict: Nothing was written. Try again. DependencyUnavailable: The database is unavailable. The
-        group may have been written.
+        Raises:
+            GroupConflict: Nothing was written. Try again.
+            DependencyUnavailable: The database is unavailable. The group may have been written.
         """
 
 
@@ -102,7 +103,7 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEnd:
-    """State of the life-cycle stream when it was last polled.
+    """The state of the life-cycle stream when it was last polled.
 
     While `poll_number` is unchanged, only messages from this process can have been added to the stream.
     """
@@ -166,7 +167,7 @@ class Limits:
     of_runs: Mapping[str, int] = field(default_factory=dict)
 
     def refused_model(self, models: Iterable[str]) -> str:
-        """Return the first of the models that the store may not use. An empty name stands for the default model."""
+        """Return the first of the models that the store may not use. An empty name means the default model."""
         return next((each for each in models if self.models and each and each not in self.models), "")
 
 

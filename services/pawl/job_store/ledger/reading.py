@@ -272,8 +272,8 @@ class Leases(DueTimes, Protocol):
 
         Afterwards, the worker holds at most `background_runs_max` background runs, unless it already held more.
 
-        Claims are fair between stores: every store is served once before any store is served again, up to `runs_max`,
-        and the next claim continues after the last store served.
+        Claims are fair between stores. Every store is served once before any store is served again, up to `runs_max`.
+        The next claim continues after the last store served.
         """
 
     async def wait_seconds(self) -> float | None:

@@ -96,7 +96,7 @@ class Rate(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long the call uses the whole rate, in seconds."""
+        """The time in seconds for which the call uses the whole rate."""
         return max(-_HOUR_SECONDS, min(_HOUR_SECONDS, self.unit_seconds * self.used))
 
     @property

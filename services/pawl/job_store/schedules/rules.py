@@ -66,7 +66,7 @@ class Owner(Actor, frozen=True, kw_only=True):
 
 
 class FireRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of a firing, which had a scheduled time, an event or a user's request (`request_id`) as its cause."""
+    """The outcome of a firing at a scheduled time, for an event, or for a user's request (`request_id`)."""
 
     due_time: datetime
     fire_time: datetime
@@ -139,17 +139,17 @@ class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
     is_busy: bool
 
 
-def saved(row: ScheduleRow, asked: Definition, owner: Owner, now: datetime) -> ScheduleRow:
+def saved(row: ScheduleRow, requested: Definition, owner: Owner, now: datetime) -> ScheduleRow:
     """Return a schedule with a new definition or owner. If both are unchanged, return the same schedule.
 
     A firing that waits for the previous run is skipped.
 
     A scheduled time that has not fired yet stays due, unless the timing changes.
     """
-    if asked == row.definition and owner == owner_of(row):
+    if requested == row.definition and owner == owner_of(row):
         return row
-    changed = replace(row, **asdict(owner), definition=asked, generation=row.generation + 1)
-    if timing.same_times(asked, row.definition):
+    changed = replace(row, **asdict(owner), definition=requested, generation=row.generation + 1)
+    if timing.same_times(requested, row.definition):
         return due_next(_without_waiting(changed, now), row.due_time, now)
     return _due_anew(changed, now)
 
@@ -188,7 +188,7 @@ def owner_of(row: StarterRow) -> Owner:
 
 def put(
     row: ScheduleRow | None,
-    asked: Definition,
+    requested: Definition,
     owner: Owner,
     now: datetime,
     *,
@@ -196,7 +196,7 @@ def put(
     count: int,
     must_exist: bool,
 ) -> ScheduleRow:
-    """Return the schedule that results from saving `asked`. If `row` is None, create it with the id `new_id`.
+    """Return the schedule that results from saving `requested`. If `row` is None, create it with the id `new_id`.
 
     `count` is the number of schedules that the user has.
 
@@ -206,15 +206,15 @@ def put(
         TooLarge: The user has too many schedules.
     """
     if row is not None:
-        if not must_exist and asked != row.definition:
+        if not must_exist and requested != row.definition:
             raise ScheduleExists
-        return saved(row, asked, owner, now) if must_exist else row
+        return saved(row, requested, owner, now) if must_exist else row
     if must_exist:
         raise ScheduleNotFound
     if count >= SCHEDULES_MAX:
         raise TooLarge(f"you already have {SCHEDULES_MAX} schedules, which is the maximum: delete one first")
     fields: dict[str, Any] = asdict(owner)
-    made = ScheduleRow(**fields, schedule_id=new_id, name=asked.name, definition=asked, create_time=now)
+    made = ScheduleRow(**fields, schedule_id=new_id, name=requested.name, definition=requested, create_time=now)
     return _due_anew(made, now)
 
 
@@ -265,7 +265,7 @@ def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tupl
 def with_fire(row: StarterT, fire: FireRow) -> StarterT:
     """Return a schedule or trigger with `fire` added. If the firing was waiting, `fire` replaces its earlier entry.
 
-    The newest `FIRES_MAX` entries are kept. A waiting entry is kept even if it is older.
+    The newest `FIRES_MAX` entries remain, and also a waiting entry, even if it is older.
     """
     rest: list[FireRow] = []
     for old in row.fires:

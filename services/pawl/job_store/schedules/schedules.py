@@ -83,7 +83,7 @@ class Schedules(Starters[ScheduleRow]):
         self._ids = ids
 
     async def put(
-        self, owner: Owner, asked: Definition, *, must_exist: bool, validate_only: bool = False
+        self, owner: Owner, requested: Definition, *, must_exist: bool, validate_only: bool = False
     ) -> ScheduleRow:
         """Create or change a schedule. With `validate_only`, nothing is stored.
 
@@ -93,14 +93,14 @@ class Schedules(Starters[ScheduleRow]):
             InvalidField: The timing is invalid.
             ScheduleExists, ScheduleNotFound, TooLarge: See `schedules.put`.
         """
-        timing.check(asked)
+        timing.check(requested)
         new_id = self._ids.new("sch")
         return await self._repository.change(
             owner.store_id,
             owner.user_id,
-            asked.name,
+            requested.name,
             lambda row, count, now: schedules.put(
-                row, asked, owner, now, new_id=new_id, count=count, must_exist=must_exist
+                row, requested, owner, now, new_id=new_id, count=count, must_exist=must_exist
             ),
             validate_only=validate_only,
         )

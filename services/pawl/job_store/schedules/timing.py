@@ -37,7 +37,7 @@ _NO_ZONE: Final = re.compile(r"localtime|posixrules|(posix|right)/.*")
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Timing of a schedule: `cron`, or every `interval_seconds` since 1970, shifted by `offset_seconds`."""
+    """The timing of a schedule: `cron`, or every `interval_seconds` since 1970, shifted by `offset_seconds`."""
 
     cron: str = ""
     time_zone: str = ""

@@ -132,8 +132,10 @@ class SettingsSnapshot:
         of_stores = {store_id: self._slots(store_id) for _, store_id in self._layers if store_id}
         self.overrides = {store_id: slots for store_id, slots in of_stores.items() if slots != self.default}
 
-    async def update(self, caller: Principal, asked: Settings, unset: Collection[str], *, only_check: bool) -> Settings:
-        """Change a layer and record the change. `asked` contains the layer, its version, and the values to set.
+    async def update(
+        self, caller: Principal, requested: Settings, unset: Collection[str], *, only_check: bool
+    ) -> Settings:
+        """Change a layer and record the change. `requested` contains the layer, its version, and the values to set.
 
         Raises:
             Conflict: The version is not the current one.
@@ -142,14 +144,14 @@ class SettingsSnapshot:
 
         def change(layers: Sequence[Settings], now: datetime) -> tuple[Settings, Settings]:
             current = self._combined(layers)
-            after = updated(asked, unset, current, now)
-            return current.layer(asked.layer, asked.store_id), msgspec.structs.replace(
+            after = updated(requested, unset, current, now)
+            return current.layer(requested.layer, requested.store_id), msgspec.structs.replace(
                 after, update_user_id=caller.user_id, update_credential_id=caller.credential_id
             )
 
-        if asked.model_server:
-            check_model_server(asked.model_server, await self.repository.model_servers())
-        settings = await self.repository.update(asked.store_id, change, only_check=only_check)
+        if requested.model_server:
+            check_model_server(requested.model_server, await self.repository.model_servers())
+        settings = await self.repository.update(requested.store_id, change, only_check=only_check)
         if not only_check:
             _log.info(
                 "settings.changed",
@@ -157,7 +159,7 @@ class SettingsSnapshot:
                 settings_store=settings.store_id,
                 by=caller.user_id,
                 credential=caller.credential_id,
-                names=sorted(map(str, {*asked.texts, *unset})),
+                names=sorted(map(str, {*requested.texts, *unset})),
             )
             with suppress(PawlError):  # the next poll reads it
                 await self.refresh()

@@ -121,7 +121,7 @@ class Triggers(Starters[TriggerRow]):
         self.lease_mailboxes = repository.lease_mailboxes
 
     async def put(
-        self, owner: Owner, asked: TriggerDefinition, *, must_exist: bool, validate_only: bool = False
+        self, owner: Owner, requested: TriggerDefinition, *, must_exist: bool, validate_only: bool = False
     ) -> tuple[TriggerRow, str]:
         """Create or change a trigger and return it. For a new webhook trigger, also return the secret.
 
@@ -133,20 +133,20 @@ class Triggers(Starters[TriggerRow]):
             InvalidField: The definition is invalid.
             TriggerExists, TriggerNotFound, TooLarge: See `triggers.put`.
         """
-        triggers.check(asked)
-        asked = triggers.filled_in(asked)
+        triggers.check(requested)
+        requested = triggers.filled_in(requested)
         new_id, secret = self._ids.new("trg"), self._random_bytes(SECRET_BYTES)
         row = await self._repository.change(
             owner.store_id,
             owner.user_id,
-            asked.name,
+            requested.name,
             lambda row, count, now: triggers.put(
                 row,
-                asked,
+                requested,
                 owner,
                 now,
                 new_id=new_id,
-                secret=secret if asked.webhook is not None else b"",
+                secret=secret if requested.webhook is not None else b"",
                 count=count,
                 must_exist=must_exist,
             ),

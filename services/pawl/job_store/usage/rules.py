@@ -1,4 +1,4 @@
-"""Which usage figures a caller may see, and which hours or days a request covers."""
+"""Access to usage figures, and the hours or days that a request covers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 def scope(caller: Principal, store_id: StoreId, user_id: UserId) -> tuple[StoreId, UserId]:
     """Return the store and user whose figures the caller gets. Empty values mean all.
 
-    Raises: PermissionDenied: The caller may not see the requested figures.
+    Raises:
+        PermissionDenied: The caller may not see the requested figures.
     """
     is_of_all = governs_all(caller)
     if store_id and store_id != caller.store_id and not is_of_all:
@@ -77,7 +78,8 @@ def scope(caller: Principal, store_id: StoreId, user_id: UserId) -> tuple[StoreI
 def times(start: datetime | None, end: datetime | None, period: Period, now: datetime) -> tuple[datetime, datetime]:
     """Return the requested start and end in full hours or days.
 
-    Raises: InvalidField: The end is not after the start, or the start is too old for hourly figures.
+    Raises:
+        InvalidField: The end is not after the start, or the start is too old for hourly figures.
     """
     unit = _HOUR if period is Period.HOUR else _DAY
     default = _HOURS_DEFAULT * _HOUR if period is Period.HOUR else _DAYS_DEFAULT * _DAY
@@ -101,7 +103,8 @@ def _floor(time: datetime, unit: timedelta) -> datetime:
 def dimensions(numbers: Sequence[int]) -> tuple[Dimension, ...]:
     """Return the dimensions in the order of the rows.
 
-    Raises: InvalidField: A dimension is unknown or repeated, or tools and models are combined.
+    Raises:
+        InvalidField: A dimension is unknown or repeated, or tools and models are combined.
     """
     known = {each.value for each in Dimension}
     if len(set(numbers)) != len(numbers) or not known.issuperset(numbers):

@@ -1,4 +1,4 @@
-"""Translation of versions for the servicers of each kind of definition."""
+"""Translates versions for the servicers of each kind of definition."""
 
 from __future__ import annotations
 

@@ -410,7 +410,8 @@ class PostgresChannels(DatabaseAdapter):
 
         A delivery that is in progress continues.
 
-        Raises: DeliveryNotFound: One of the deliveries belongs to another user, or is a code. Nothing is sent.
+        Raises:
+            DeliveryNotFound: One of the deliveries belongs to another user, or is a code. Nothing is sent.
         """
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_RESEND, inbox.store_id, inbox.user_id, delivery_ids)

@@ -122,7 +122,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Outcome of an attempt: an HTTP status, or an error if there was no status."""
+    """The outcome of an attempt: an HTTP status, or an error if there was no status."""
 
     status: int = 0
     error: str = ""
@@ -136,7 +136,7 @@ class Outcome:
 
     @property
     def wait_seconds(self) -> float:
-        """Number of seconds to wait before the next attempt, as requested with status 429 or 503, or 0."""
+        """The number of seconds to wait before the next attempt, as requested with status 429 or 503, or 0."""
         return min(self.retry_after_seconds or 0.0, RETRY_AFTER_SECONDS_MAX) if self.status in _LATER else 0.0
 
     @property
@@ -150,7 +150,7 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """Reason why the attempt failed, or an empty string if it did not fail."""
+        """The reason why the attempt failed, or an empty string if it did not fail."""
         return "" if self.is_success else self.error or f"the receiver answered {self.status}"
 
 
@@ -162,7 +162,7 @@ LOST: Final = Outcome(error="the notifier stopped during the attempt, or could n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Decision about a delivery and its channel. `retry_seconds` is set if the delivery will be retried."""
+    """The decision about a delivery and its channel. `retry_seconds` is set if the delivery will be retried."""
 
     state: DeliveryState
     retry_seconds: float | None = None

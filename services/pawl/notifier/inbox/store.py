@@ -344,7 +344,8 @@ class PostgresStore(DatabaseAdapter):
     ) -> Sequence[Notification]:
         """Mark notifications as read. Return them in the order of `ids`. Idempotent.
 
-        Raises: NotificationNotFound: One of them is not in the inbox. Nothing is marked.
+        Raises:
+            NotificationNotFound: One of them is not in the inbox. Nothing is marked.
         """
         wanted = list(dict.fromkeys(ids))
         async with self._database.transaction() as connection:

@@ -65,7 +65,8 @@ class Subscriptions:
 
         Yields None after `silence_seconds` without a notification. Close the iterator when done.
 
-        Raises: DependencyUnavailable: The database is unavailable. Follow again from the last number.
+        Raises:
+            DependencyUnavailable: The database is unavailable. Follow again from the last number.
         """
         follower = _Follower()
         self._followers.setdefault(inbox, {})[follower] = None

@@ -54,7 +54,7 @@ class QuietTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mute:
-    """Conversation that is muted until a given time, or forever."""
+    """A conversation that is muted until a certain time, or forever."""
 
     conversation_id: ConversationId
     until_time: datetime | None = None

@@ -1,4 +1,4 @@
-"""Erasure of conversations in services that store parts of them. job-store lists what to erase."""
+"""Erases conversations in services that store parts of them. job-store lists what to erase."""
 
 from __future__ import annotations
 

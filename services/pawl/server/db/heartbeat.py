@@ -1,4 +1,4 @@
-"""Health check for PostgreSQL. It uses its own session while statements wait."""
+"""A health check for PostgreSQL. It uses its own session while statements wait."""
 
 from __future__ import annotations
 

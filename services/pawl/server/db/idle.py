@@ -23,7 +23,7 @@ _USES: Final = 1000
 
 
 class PoolConnection(asyncpg.Connection):
-    """Connection that rolls back an open transaction on return to the pool, even after an interrupted ROLLBACK."""
+    """A connection that rolls back an open transaction on return to the pool, even after an interrupted ROLLBACK."""
 
     async def _reset(self) -> None:
         # Otherwise asyncpg reports a transaction that was never ended to the event loop.
@@ -73,7 +73,8 @@ class IdleConnections:
     async def give(self, connection: PooledConnection, *, generation: int, is_fit: bool) -> None:
         """Store a connection for the next caller, or return it to the pool. `is_fit` means that it had no error.
 
-        Raises: Exception: The pool could not accept the connection and closed it.
+        Raises:
+            Exception: The pool could not accept the connection and closed it.
         """
         self._uses += 1
         is_due = self.waiting or self._is_closed or generation != self.generation or not self._uses % _USES

@@ -1,4 +1,4 @@
-"""Creation of a service's schema from its `schema.sql`.
+"""Creates a service's schema from its `schema.sql`.
 
 There are no migrations before release 0.1. A service refuses a database that another version created.
 """

@@ -1,4 +1,4 @@
-"""Classification of IP addresses (public, private or never reachable), and name lookups.
+"""Classifies IP addresses (public, private or never reachable), and looks up names.
 
 The ranges are from the IANA registries of special-purpose addresses (RFC 6890) as of 2026. Python's own tables differ
 between versions.

@@ -32,7 +32,7 @@ class CodingError(Exception):
 
 
 class Unpacker:
-    """Decompressor for a body that arrives in parts. It stops once the result is too long.
+    """A decompressor for a body that arrives in parts. It stops once the result is too long.
 
     Even a decompression bomb yields at most `bytes_max` + 1 bytes.
 
@@ -191,7 +191,8 @@ class GuardedEgress:
     async def locate(self, store_id: StoreId, url: str) -> tuple[Target, Sequence[Address]]:
         """Return the target of a URL and its addresses, for protocols other than HTTP that send a password.
 
-        Raises: EgressRefused: The deployment does not list the host, or forbids connections or secrets to it.
+        Raises:
+            EgressRefused: The deployment does not list the host, or forbids connections or secrets to it.
         """
         target = read_target(url)
         rules_of(self._rules, store_id).check_named(target)

@@ -1,4 +1,4 @@
-"""Sending mail through the SMTP server from the settings."""
+"""Sends mail through the SMTP server from the settings."""
 
 from __future__ import annotations
 

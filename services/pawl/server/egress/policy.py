@@ -55,7 +55,7 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """Host and port as in the Host header, without the default port."""
+        """The host and port as in the Host header, without the default port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -65,7 +65,7 @@ class Target:
 
     @property
     def url(self) -> str:
-        """URL without its fragment."""
+        """The URL without its fragment."""
         return self.origin + self.target
 
 
@@ -199,7 +199,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressRules:
-    """Rules for what a store may reach. The default is the public internet on ports 80 and 443."""
+    """Rules about what a store may reach. The default is the public internet on ports 80 and 443."""
 
     # If set, only these hosts are allowed.
     hosts: tuple[HostPattern, ...] | None = None
@@ -276,7 +276,8 @@ class EgressRules:
 def read_rules(hosts: Iterable[str] | None, private: Iterable[str]) -> EgressRules:
     """Parse a deployment's rules.
 
-    Raises: ValueError: An entry is invalid. The message names it and the problem.
+    Raises:
+        ValueError: An entry is invalid. The message names it and the problem.
     """
     return EgressRules(
         hosts=None if hosts is None else tuple(map(_read_pattern, hosts)),

@@ -1,4 +1,4 @@
-"""HTTP transport that resolves a name once, checks all its addresses and connects to one of them."""
+"""An HTTP transport that resolves a name once, checks all its addresses and connects to one of them."""
 
 from __future__ import annotations
 

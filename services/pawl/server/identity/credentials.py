@@ -125,7 +125,7 @@ def service_key(settings: ServiceSettings, clock: Clock) -> Callable[[], str] | 
 
 
 class KeyAuthenticator:
-    """Authentication of users by API keys and tokens, of services by service keys, and of the owner by the local key.
+    """Authenticates users by API keys and tokens, services by service keys, and the owner by the local key.
 
     All keys are looked up by their SHA-256, so that response times reveal nothing about them.
     """
@@ -187,7 +187,7 @@ class KeyAuthenticator:
 
 
 def read_issuers(settings: ServiceSettings, clock: Clock) -> Issuers | None:
-    """Return the token issuers listed in PAWL_OIDC_FILE, or None if it is not set. The caller must call their `run`.
+    """Return the token issuers listed in PAWL_OIDC_FILE, or None if it is not set. The caller must run the issuers.
 
     Raises:
         StartError: The file cannot be used.

@@ -143,10 +143,11 @@ class IssuerKeys:
     async def fitting(self, token: Token, *, may_look_up: Callable[[], bool]) -> list[PublicKey]:
         """Return the keys that may have signed a token.
 
-        If no such key is known, or if all keys are outdated, the keys are fetched first if `may_look_up` allows it.
+        If there is no such key, or if all keys are outdated, the keys are fetched first, provided that `may_look_up`
+        allows it.
 
-        Raises: DependencyUnavailable: The issuer does not answer, and none of the current keys can have signed the
-        token.
+        Raises:
+            DependencyUnavailable: The issuer does not answer, and none of the current keys can have signed the token.
         """
         found = fitting(self._keys, token)
         if not found or self._is_outdated():

@@ -79,7 +79,7 @@ class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 class KeySource(Protocol):
     async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
-        """Return the keys that changed after a given change (0 returns all), and record which keys were used.
+        """Return the keys that changed after `after_change` (0 returns all), and record which keys were used.
 
         A `last_change` smaller than `after_change` means that the database is an older copy.
 
@@ -150,7 +150,7 @@ class KeyRows:
 
     @property
     def age_seconds(self) -> float:
-        """Age of the snapshot in seconds. Infinite before the first update."""
+        """The age of the snapshot in seconds. Infinite before the first update."""
         return self._clock.monotonic() - self._fresh_at
 
     @property

@@ -1,4 +1,4 @@
-"""Counts, limits and logs of failed logins, per minute.
+"""Counts, limits and logs failed logins, per minute.
 
 The limits bound the cost of failed logins: lookups of unknown credentials, and log lines. Successful logins are not
 counted.

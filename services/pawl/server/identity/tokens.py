@@ -1,4 +1,4 @@
-"""Validation of tokens (JWT, RFC 7519 and 9068) by the rules of RFC 8725.
+"""Validates tokens (JWT, RFC 7519 and 9068) by the rules of RFC 8725.
 
 Everything here is pure. `issuers` provides the keys and the time.
 """
@@ -65,7 +65,7 @@ class TokenRefused(Exception):
 
 
 class StoreOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to find a token's store. It is the same for all tokens of an issuer, or is taken from a claim."""
+    """The rule for finding a token's store, which is fixed for an issuer or taken from a claim."""
 
     claim: _Claim | None = None
     value: _Id | None = None
@@ -80,7 +80,10 @@ class UserOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RolesOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to find a token's roles: `map` applied to a claim, or `default`. A token without roles is refused."""
+    """The rule for finding a token's roles: `map` applied to a claim, or `default`.
+
+    Tokens without roles are refused.
+    """
 
     claim: _Claim
     map: dict[str, _Roles]
@@ -95,7 +98,7 @@ class RolesOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Entry of PAWL_OIDC_FILE: an issuer and audience whose tokens are accepted, and how claims map to callers."""
+    """An entry of PAWL_OIDC_FILE: an issuer and audience whose tokens are accepted, and how claims map to callers."""
 
     issuer: _Text
     audience: _Text
@@ -163,8 +166,9 @@ def is_token(key: str) -> bool:
 def read_token(text: str) -> Token:
     """Parse a token without verifying it.
 
-    Raises: TokenRefused: The token is too long, malformed, encrypted or nested, is not meant for logging in, or has a
-    header that changes its interpretation.
+    Raises:
+        TokenRefused: The token is too long, malformed, encrypted or nested, is not meant for logging in, or has a
+            header that changes its interpretation.
     """
     if len(text) > KEY_LENGTH_MAX or not is_token(text):
         raise TokenRefused("it is not a token, or it is too long")
@@ -186,7 +190,8 @@ def read_token(text: str) -> Token:
 def provider_of(providers: Iterable[Provider], token: Token) -> Provider:
     """Return the first provider that matches a token's issuer and audience.
 
-    Raises: TokenRefused: No provider matches, or the matching provider does not allow the token's algorithm.
+    Raises:
+        TokenRefused: No provider matches, or the matching provider does not allow the token's algorithm.
     """
     issuer, audience = token.claims.get("iss"), token.claims.get("aud")
     audiences = audience if isinstance(audience, list) else [audience]

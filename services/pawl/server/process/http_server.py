@@ -63,7 +63,7 @@ def application(pages: Mapping[str, Page]) -> Any:
 
 
 class HttpServer:
-    """Server for an ASGI application. An async context manager that sets `address` on entry.
+    """A server for an ASGI application. An async context manager that sets `address` on entry.
 
     On exit, it stops accepting connections, sets `closing` so that streams can end, and gives open requests
     `drain_seconds` to complete.

@@ -31,7 +31,7 @@ OTHER: Final = "other"
 
 
 class FirstValues:
-    """Bound on the values of a label.
+    """A bound on the values of a label.
 
     The first `values_max` values are labels until the process ends, others `other`.
     """

@@ -201,8 +201,9 @@ class Service:
     async def open_database(self) -> Database:
         """Return the connected database. The service's health depends on it.
 
-        Raises: StartError: PAWL_DATABASE_URL is missing or is not the URL of a database, or the database is not durable
-        (see `durability`).
+        Raises:
+            StartError: PAWL_DATABASE_URL is missing or is not the URL of a database, or the database is not durable
+                (see `durability`).
         """
         from pawl.server.db.database import Database
         from pawl.server.db.durability import require_durable

@@ -248,7 +248,7 @@ def parse_secret(content: bytes) -> str:
 
 
 def read_secret(variable: str, environment: Mapping[str, str]) -> str | None:
-    """Return a secret from the variable, or from the file that `<variable>_FILE` names. None if neither is set.
+    """Return a secret from the variable, or from the file that `<variable>_FILE` names, or None if neither is set.
 
     Raises:
         ValueError: Both variables are set, or the file cannot be read or does not contain a secret.

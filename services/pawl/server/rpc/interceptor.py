@@ -1,11 +1,11 @@
-"""Uniform handling of all RPCs of a server, whatever their kind.
+"""Handles all RPCs of a server uniformly, whatever their kind.
 
 It closes several gaps in grpc.aio:
 
 * grpc.aio reads and parses a request before it calls the method, and answers unparsable bytes with UNKNOWN. Here,
-  methods receive raw bytes, which are read and parsed after authentication and admission. * grpc.aio sends the text of
-  an uncaught exception to the client. Here, the client gets INTERNAL with an id, and the log has the traceback under
-  this id.
+  methods receive raw bytes, which are read and parsed after authentication and admission.
+* grpc.aio sends the text of an uncaught exception to the client. Here, the client gets INTERNAL with an id, and the
+  log has the traceback under this id.
 * grpc.aio applies its limit on concurrent RPCs late. Here, calls over the limit are refused immediately, and unary
   calls and streams are counted separately.
 * grpc.aio leaves deadlines to the handlers. Here, each handler ends shortly before the client's deadline, while the

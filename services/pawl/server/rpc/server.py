@@ -209,7 +209,7 @@ def _is_checking(tls: Tls | None) -> bool:
 
 
 class _Registrar:
-    """Stand-in for the server and the servicer during registration.
+    """A stand-in for the server and the servicer during registration.
 
     It collects the served and the forwarded methods.
     """

@@ -1,4 +1,4 @@
-"""Writer of the audit chain, which writes concurrent entries in one transaction, and verifier of the chain."""
+"""Writes concurrent entries of the audit chain in one transaction, and verifies the chain."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ class AuditTrail:
     async def write(self, drafts: Sequence[AuditDraft]) -> None:
         """Write entries and return once they are durable. Safe to cancel, but the entries may still be written.
 
-        Raises: DependencyUnavailable: The entries may or may not have been written. The actions that they describe must
-        not be carried out.
+        Raises:
+            DependencyUnavailable: The entries may or may not have been written. The actions that they describe must not
+                be carried out.
         """
         if not drafts:
             return

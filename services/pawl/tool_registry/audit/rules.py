@@ -96,7 +96,7 @@ ENDS: Final[Mapping[int, tuple[Outcome, str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """Last entry of a chain. For an empty chain, `seq` is 0 and `hash` is empty."""
+    """The last entry of a chain. For an empty chain, `seq` is 0 and `hash` is empty."""
 
     seq: int = 0
     hash: str = ""

@@ -1,4 +1,4 @@
-"""Lookup of tools: those that this process loaded, and those registered in each store."""
+"""Finds tools: those that this process loaded, and those registered in each store."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ArgumentsSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogTool:
-    """Tool version with its schema and, if this process can run it, its runner."""
+    """A tool version with its schema and, if this process can run it, its runner."""
 
     entry: ToolVersion
     schema: ArgumentsSchema
@@ -120,7 +120,7 @@ class CatalogTool:
 
     @property
     def newest_schema(self) -> ArgumentsSchema | None:
-        """Schema of the version that this process would run.
+        """The schema of the version that this process would run.
 
         It is None if that is the pinned version, or if there is none.
         """
@@ -131,7 +131,7 @@ class CatalogTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTool:
-    """Newest version of a tool that this process can run: a function, or a tool of one of the store's sources."""
+    """The newest version of a tool that this process can run: a function, or a tool of one of the store's sources."""
 
     tool: Tool[..., Any]
     entry: ToolVersion
@@ -169,9 +169,9 @@ class Catalog:
 
     def forget(self, prefix: str) -> None:
         """Unload the tools of this process whose sources start with `prefix`."""
-        kept = {name: each for name, each in self._loaded.items() if not each.entry.source.startswith(prefix)}
-        if len(kept) < len(self._loaded):
-            self._loaded = kept
+        remaining = {name: each for name, each in self._loaded.items() if not each.entry.source.startswith(prefix)}
+        if len(remaining) < len(self._loaded):
+            self._loaded = remaining
             # They may refer to the forgotten tools.
             self._versions.clear()
             self._kept_bytes = 0
@@ -264,14 +264,16 @@ class Catalog:
     async def check_schema(self, store_id: StoreId, schema: Mapping[str, Any]) -> None:
         """Check that a store may register a tool with this arguments schema.
 
-        Raises: InvalidSchema: The schema is unusable. The message contains the position and the cause.
+        Raises:
+            InvalidSchema: The schema is unusable. The message contains the position and the cause.
         """
         await self._check_usable(store_id, schema_problem, schema, "the arguments schema")
 
     async def check_output_schema(self, store_id: StoreId, schema_json: bytes) -> None:
         """Check that a run may use this schema for its structured output.
 
-        Raises: InvalidSchema: The schema is unusable. The message contains the position and the cause.
+        Raises:
+            InvalidSchema: The schema is unusable. The message contains the position and the cause.
             Overloaded: The store has too many checks queued.
         """
         await self._check_usable(store_id, output_schema_problem, schema_json, "the schema")
@@ -311,10 +313,11 @@ class Catalog:
         """Return the tools in `names`, sorted by name. If `names` is empty, return all tools.
 
         Tools in `pinned` are returned in their pinned version. With `skip_missing`, tools that do not exist or that the
-        caller may not call are left out.
+        caller may not call are omitted.
 
-        Raises: ToolNotFound: A pinned version does not exist or, without `skip_missing`, a tool in `names` does not
-        exist or may not be called by the caller.
+        Raises:
+            ToolNotFound: A pinned version does not exist or, without `skip_missing`, a tool in `names` does not exist
+                or may not be called by the caller.
         """
         store_id = caller.store_id
         if names:
@@ -408,8 +411,9 @@ class Catalog:
 
         Callers who may attach workers can also unregister worker tools.
 
-        Raises: ToolNotFound: The store has no such tool, the tool belongs to a source or to the deployment, or it is a
-        worker tool and the caller may not attach workers.
+        Raises:
+            ToolNotFound: The store has no such tool, the tool belongs to a source or to the deployment, or it is a
+                worker tool and the caller may not attach workers.
             PermissionDenied: The caller is not an admin, and the tool is restricted or belongs to another user.
         """
         if name in self._loaded:

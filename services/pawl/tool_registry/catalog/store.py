@@ -90,8 +90,9 @@ class PostgresToolRepository(DatabaseAdapter):
 
         Atomic, including the checks of `rules.registering`.
 
-        Raises: ToolExists: The name belongs to another source, or it has another definition and `replace` is not set.
-        PermissionDenied: The registrant may not replace the tool, or not with this definition.
+        Raises:
+            ToolExists: The name belongs to another source, or it has another definition and `replace` is not set.
+            PermissionDenied: The registrant may not replace the tool, or not with this definition.
             InvalidField: The registrant's or the store's quota is exhausted.
         """
         async with self._database.transaction() as connection:

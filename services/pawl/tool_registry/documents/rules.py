@@ -61,7 +61,8 @@ class Hit:
 def check_document(name: str, text: str, language: str) -> None:
     """Check that a document may be stored.
 
-    Raises: InvalidField: A field is invalid. The `field` metadata names it.
+    Raises:
+        InvalidField: A field is invalid. The `field` metadata names it.
         TooLarge: The text exceeds TEXT_BYTES_MAX.
     """
     check_name(name)

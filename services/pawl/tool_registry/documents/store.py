@@ -159,7 +159,7 @@ class PostgresDocumentRepository(DatabaseAdapter):
     async def after(
         self, store_id: StoreId, user_id: UserId, name: str, owner_id: UserId | None, most: int
     ) -> Sequence[Document]:
-        """Return the documents after the given position that a user can see, ordered by name and owner.
+        """Return the documents after a position that a user can see, ordered by name and owner.
 
         If `owner_id` is None, documents with the name `name` are included.
         """

@@ -114,7 +114,7 @@ class Attempt:
 
     @property
     def hindrance(self) -> str:
-        """Sentence that names the tool that blocked this call, or an empty string if no tool did."""
+        """A sentence that names the tool that blocked this call, or an empty string if no tool did."""
         return self._work.hindrance if self._work else ""
 
     @property
@@ -170,7 +170,7 @@ class Attempt:
         self.is_reconciling = self.has_asked_journal = False
 
     async def _is_known(self) -> bool:
-        """Return whether the journal already contains the call. If so, set the outcome. Does not wait for locks."""
+        """Return whether the journal already contains the call. If so, set the outcome. Do not wait for locks."""
         if not self._job.effect.is_journaled:
             return False
         known = await self._parts.admission.journal.known(self._job.journal_call(self._token))

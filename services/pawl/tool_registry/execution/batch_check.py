@@ -111,7 +111,8 @@ def _is_being_written(job: Job, execution: Execution) -> bool:
 def _result(job: Job, execution: Execution) -> ExecutionResult | None:
     """Return a read's result, or None if the read is still running, is asking a question, or could not be run.
 
-    Raises: DependencyUnavailable: The read's check and end could not be written.
+    Raises:
+        DependencyUnavailable: The read's check and end could not be written.
     """
     if not execution.ended.done():
         return None

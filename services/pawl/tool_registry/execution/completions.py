@@ -1,4 +1,4 @@
-"""External completion of waiting calls. Each completion is reported to the audit chain, then to the run."""
+"""Lets external systems complete waiting calls. Each completion is reported to the audit chain, then to the run."""
 
 from __future__ import annotations
 

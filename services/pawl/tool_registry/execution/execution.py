@@ -85,7 +85,7 @@ class Execution:
         self._announce()
 
     def report(self, progress: Progress) -> None:
-        """Publish progress. Thread-safe. Only the newest report is kept, so a tool cannot flood the event loop."""
+        """Publish progress. Thread-safe. Only the newest report counts, so a tool cannot flood the event loop."""
         self.note_heartbeat()
         with self._lock:
             is_on_its_way = self._unseen is not None
@@ -121,7 +121,8 @@ class Execution:
 
         At the end, yield the result or the tool's question.
 
-        Raises: PawlError: There is no result, and the tool is not the cause.
+        Raises:
+            PawlError: There is no result, and the tool is not the cause.
         """
         self.listeners += 1
         checkpoints = self._checkpoints

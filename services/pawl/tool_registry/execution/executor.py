@@ -127,8 +127,8 @@ class Executor:
     async def execute(self, request: ExecuteRequest) -> AsyncGenerator[Progress | ExecutionResult, None]:
         """Run a call, or attach to its running execution. Yield progress, and then the result.
 
-        Raises: ToolNotFound, InvalidArguments, ApprovalRequired, PermissionDenied: The call may not run. See
-        `Admission`.
+        Raises:
+            ToolNotFound, InvalidArguments, ApprovalRequired, PermissionDenied: The call may not run. See `Admission`.
             Overloaded, ShuttingDown, DependencyUnavailable: The call did not run, or its outcome can be read by
                 executing it again.
         """

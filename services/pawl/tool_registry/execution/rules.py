@@ -18,7 +18,7 @@ def digest_of(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionTerms:
-    """Data for completing a call. `draft` is the audit entry for the call's end, without the outcome."""
+    """The data for completing a call. `draft` is the audit entry for the call's end, without the outcome."""
 
     draft: AuditDraft
     result_bytes_max: int
@@ -30,7 +30,7 @@ class CompletionTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEnd:
-    """End that was submitted for a call: a result as strict JSON, or an error text."""
+    """The end that was submitted for a call: a result as strict JSON, or an error text."""
 
     content: bytes = b""
     error: str = ""

@@ -17,7 +17,7 @@ USER_MEMORIES_MAX: Final = 5000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOwner:
-    """Agent, and the user whom its memories are about. An empty agent name means all agents."""
+    """An agent, and the user whom its memories are about. An empty agent name means all agents."""
 
     store_id: StoreId
     user_id: UserId

@@ -74,7 +74,7 @@ class PostgresMemoryRepository(DatabaseAdapter):
         return [Memory(**row) for row in rows]
 
     async def after(self, owner: MemoryOwner, place: tuple[str, float, str], most: int) -> Sequence[Memory]:
-        """Return memories ordered by agent, time and id, after the given position."""
+        """Return memories after a position, ordered by agent, time and id."""
         rows = await self._database.fetch(_AFTER, owner.store_id, owner.user_id, owner.agent_name, *place, most)
         return [Memory(**row) for row in rows]
 

@@ -1,4 +1,4 @@
-"""Admission of calls: checks of schemas, approvals, rules, grants, the journal and rate limits."""
+"""Admits calls: checks schemas, approvals, rules, grants, the journal and rate limits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """Verdict with its audit entry. `call` is None if its tool is unavailable or its arguments do not match."""
+    """A verdict with its audit entry. `call` is None if its tool is unavailable or its arguments do not match."""
 
     verdict: Verdict
     draft: AuditDraft
@@ -325,7 +325,7 @@ class Admission:
         return found
 
     async def begin(self, job: Job, token: str) -> Begun | HeldElsewhere | ExecutionResult:
-        """Record the start of an attempt in the journal, or return the known state of the call.
+        """Record the start of an attempt in the journal, or return the call's recorded state.
 
         Raises:
             InvalidArguments, DependencyUnavailable: See `PostgresExecutionJournal.begin`.

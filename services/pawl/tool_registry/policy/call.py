@@ -40,7 +40,7 @@ class ProposedCall:
 
     @property
     def label(self) -> str:
-        """Name of the tool in the audit chain."""
+        """The name of the tool in the audit chain."""
         own = self.own_tool
         return self.tool_name if own is None else own_label(own.name, definition_hash(own))
 
@@ -70,7 +70,7 @@ class FittingCall:
 
     @property
     def digest(self) -> str:
-        """Digest that an approval of this call must have."""
+        """The digest that an approval of this call must have."""
         return call_digest(
             store_id=self.context.store_id,
             run_id=self.context.run_id,
@@ -97,7 +97,7 @@ class FittingCall:
 
     @property
     def approvals_required(self) -> int:
-        """Number of users who must approve the call if it is gated."""
+        """The number of users who must approve the call if it is gated."""
         return max(1, self.context.approvals_required, *(each.approvals_required for each in self._definitions))
 
     def gate(self) -> str:

@@ -35,7 +35,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Refusal of a call. `reason` is for programs, and `message` is for the model."""
+    """A refusal of a call. `reason` is for programs, and `message` is for the model."""
 
     reason: str
     message: str
@@ -102,8 +102,8 @@ def schema_problem(schema: Mapping[str, Any]) -> str:
 def fits_newest(name: str, newest: jsonschema_rs.Draft202012Validator, accepted: Accepted) -> Accepted | Refused:
     """Return `accepted` if the newest version also accepts the arguments.
 
-    A run keeps the version that it started with, but only the newest function can run. Arguments for an older version
-    must therefore also fit the newest schema without changes.
+    A run uses the version that it started with, but only the newest function can run. Arguments for an older version
+    must therefore also match the newest schema without changes.
     """
     if newest.is_valid(accepted.arguments):
         return accepted

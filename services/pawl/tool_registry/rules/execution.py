@@ -48,7 +48,7 @@ ENDS: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionResult:
-    """Result of an execution. `content` is strict JSON."""
+    """The result of an execution. `content` is strict JSON."""
 
     outcome: Outcome
     content: bytes

@@ -1,4 +1,4 @@
-"""What to do when the requested call already has an entry in the execution journal.
+"""The decision about a requested call that already has an entry in the execution journal.
 
 The registry writes an entry before the effect and completes it afterwards. The entry's writer holds a lease. An open
 entry whose writer has no lease belongs to a process that died during the call.
@@ -82,7 +82,7 @@ class JournalCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The call may now run in this process. With `must_reconcile`, the tool must be asked first."""
+    """The call may now run in this process. With `must_reconcile`, first ask the tool whether it took effect."""
 
     must_reconcile: bool = False
     # True if the call has been cancelled since: it must be reconciled, but must not run.

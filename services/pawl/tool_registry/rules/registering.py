@@ -1,4 +1,4 @@
-"""Whether a store's tools may be registered: ownership, quotas, and conflicts."""
+"""Checks for registering a store's tools: ownership, quotas, and conflicts."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def check_quota(source_kind: str, registrant: Principal, *, of_user: int, of_sto
 def own_version(store_id: StoreId, definition: ToolDefinition) -> ToolVersion:
     """Return the version of a tool that was sent with a run. There is only one version.
 
-    The tool counts as newer than any rule, because the author of a rule could not have known it. Therefore, no rule
+    The tool counts as newer than any rule, because it did not exist when the rule was created. Therefore, no rule
     allows its calls.
     """
     return ToolVersion(store_id=store_id, definition=definition, version=1, source=OWN, create_time=math.inf)

@@ -37,7 +37,7 @@ class DiscoveredTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """Tool that cannot be registered. `name` is the source's name for it."""
+    """A tool that cannot be registered. `name` is the source's name for it."""
 
     name: str
     reason: str
@@ -51,7 +51,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChange:
-    """Difference between a tool and its approved version. A side is None if the tool does not exist there."""
+    """The difference between a tool and its approved version. A side is None if the tool does not exist there."""
 
     tool_name: str
     approved: ToolDefinition | None
@@ -70,7 +70,11 @@ def check_source_name(name: str) -> None:
         InvalidField: The name is invalid.
     """
     if not may_be_source(name):
-        raise InvalidField("name must match ^[a-z0-9][a-z0-9_-]{0,31}$", field="name")
+        message = (
+            "name must have 1 to 32 lower-case letters, digits, _ and -, and start with a letter or digit,"
+            f" got {name[:80]!r}"
+        )
+        raise InvalidField(message, field="name")
 
 
 def definitions_hash(tools: Iterable[DiscoveredTool]) -> str:

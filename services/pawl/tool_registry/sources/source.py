@@ -43,17 +43,17 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Name of the source, which is unique within the store."""
+        """The name of the source, which is unique within the store."""
         return self.config.name
 
     @property
     def kind(self) -> str:
-        """Kind of connector that the source needs, or an empty string for an unknown kind."""
+        """The kind of connector that the source needs, or an empty string for an unknown kind."""
         return _KINDS.get(self.config.WhichOneof("kind") or "", "")
 
     @property
     def origin(self) -> str:
-        """Value of `source` that the registry records for the source's tools."""
+        """The value of `source` that the registry records for the source's tools."""
         return f"{self.kind}:{self.name}"
 
     @property
@@ -63,14 +63,15 @@ class Source:
 
     @property
     def changer(self) -> Role:
-        """Role that is required to change the source or to see its whole configuration."""
+        """The role that is required to change the source or to see its whole configuration."""
         return Role.OPERATOR if self.runs_program else Role.ADMIN
 
 
 def check_policies(policies: Sequence[SourceToolPolicy]) -> None:
     """Validate a source's policies.
 
-    Raises: InvalidField: A policy is invalid, a tool has two policies, or there are too many policies.
+    Raises:
+        InvalidField: A policy is invalid, a tool has two policies, or there are too many policies.
     """
     names = {policy.tool_name for policy in policies}
     if len(policies) > POLICIES_MAX or len(names) != len(policies):
@@ -98,12 +99,12 @@ def under_policies(source: Source, found: Iterable[DiscoveredTool]) -> list[Disc
     """Return the tools that are not excluded, sorted by name, with their policies applied."""
     by_name = {policy.tool_name: policy for policy in source.config.policies}
     default = by_name.get(EVERY_TOOL, SourceToolPolicy())
-    kept: list[DiscoveredTool] = []
+    remaining: list[DiscoveredTool] = []
     for tool in found:
         policy = by_name.get(tool.definition.name.removeprefix(f"{source.name}."), default)
         if not policy.excluded:
-            kept.append(replace(tool, definition=_under(tool.definition, policy)))
-    return sorted(kept, key=lambda tool: tool.definition.name)
+            remaining.append(replace(tool, definition=_under(tool.definition, policy)))
+    return sorted(remaining, key=lambda tool: tool.definition.name)
 
 
 def _under(definition: ToolDefinition, policy: SourceToolPolicy) -> ToolDefinition:

@@ -75,7 +75,7 @@ class ListedSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedSource:
-    """Result of a check. `found_hash` is empty if the source did not respond."""
+    """The result of a check. `found_hash` is empty if the source did not respond."""
 
     listed: ListedSource
     changes: Sequence[ToolChange]

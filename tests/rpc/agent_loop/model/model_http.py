@@ -100,7 +100,7 @@ class ModelHttp:
 
 @asynccontextmanager
 async def model_http(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[ModelHttp]:
-    """Run `script` for each request; the connection stays open when the script returns."""
+    """Run `script` for each request. The connection stays open when the script returns."""
     server = ModelHttp(url="")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -54,7 +54,7 @@ async def test_detects_the_settings_that_a_limited_server_needs() -> None:
     assert "<think>" in said
     assert "report token usage: Pawl estimates" in said
     assert "refuses response_format: The model server refused the request (HTTP 400): unknown" in said
-    assert "accepts images but does not see them" in said
+    assert "its answer does not show that it sees them" in said
     assert "PAWL_MODEL_INPUT" not in report.settings
 
 
@@ -105,7 +105,7 @@ async def test_reports_models_that_runs_cannot_use(reply: dict[str, Any], said: 
 async def test_reports_an_unreachable_server() -> None:
     report = await found("http://127.0.0.1:9/v1", "")
     assert not report.works
-    assert "is unreachable" in report.lines[0]
+    assert "cannot be reached" in report.lines[0]
 
 
 def test_url_without_a_scheme_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:

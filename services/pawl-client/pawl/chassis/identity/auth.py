@@ -1,4 +1,4 @@
-"""Authentication of requests. It turns a credential into a Principal.
+"""Authenticates requests. Turns a credential into a Principal.
 
 Every call must have the credential in its metadata: `authorization: Bearer <key>`. The credential alone determines the
 store, the user and the roles. Two kinds of callers may specify another user: the holder of the local key, who owns the

@@ -53,9 +53,9 @@ def check_hidden(addresses: Iterable[str], *, speaks_tls: bool, in_clear: bool) 
 def find_key(addresses: Iterable[str], *, data: Path | None = None, environment: Mapping[str, str]) -> str | None:
     """Return the key to send to these addresses: PAWL_API_KEY, or the key of the suite that listens on all of them.
 
-    The suite's folder is `data`. If that is not given, it is PAWL_DATA or, failing that, `.pawl`. The suite's key is
-    returned only for the suite's own addresses, and only while its launcher is running. It is not returned if another
-    user's process listens on one of the addresses, because that process could have taken the port of a stopped service.
+    The suite's folder is `data`. By default, it is PAWL_DATA or, failing that, `.pawl`. The suite's key is returned
+    only for the suite's own addresses, and only while its launcher is running. If another user's process listens on one
+    of the addresses, no key is returned, because that process may have taken over the port of a stopped service.
     Therefore, call this again for each request. On systems without LISTENERS, users are not compared.
     """
     given = environment.get("PAWL_API_KEY")
@@ -111,7 +111,7 @@ def _accepts(
 
 
 def _listening(data: Path) -> set[str]:
-    """Return the loopback addresses of the suite that runs in a data folder. Empty if its launcher has ended."""
+    """Return the loopback addresses of the suite that runs in a data folder, or nothing if its launcher has ended."""
     endpoints = read_endpoints(data)
     if endpoints is None:
         return set()

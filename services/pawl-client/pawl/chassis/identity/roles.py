@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Role(StrEnum):
-    """Role of a credential. A credential with several roles has the rights of all of them."""
+    """A role of a credential. A credential with several roles has the rights of all of them."""
 
     # Read-only.
     VIEWER = "viewer"

@@ -120,7 +120,7 @@ class Call:
 
 
 class Line:
-    """Connection to one replica, or to several replicas from which gRPC chooses.
+    """A connection to one replica, or to several replicas from which gRPC chooses.
 
     It has up to `streams_max` streams. `open_stream` is a channel's Batch method, and `state` returns that channel's
     state.

@@ -145,7 +145,7 @@ def translating() -> Iterator[None]:
 
 
 class _Channel(grpc.aio.Channel):
-    """Channel that adds metadata and a deadline to calls.
+    """A channel that adds metadata and a deadline to calls.
 
     Interceptors would cost more than the call: grpc.aio runs each intercepted call in its own task.
     """

@@ -53,7 +53,7 @@ class Limits:
 
     @property
     def read_bytes_max(self) -> int:
-        """Size at which gRPC refuses a message before reading it.
+        """The size at which gRPC refuses a message before reading it.
 
         It is slightly above the message limit, so that Pawl can refuse most oversized messages with its own reason.
         """

@@ -1,4 +1,4 @@
-"""Splitting of items into parts of bounded size, for messages and transactions."""
+"""Splits items into parts of bounded size, for messages and transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS channel that follows changes to its certificates."""
+"""A TLS channel that follows changes to its certificates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logs.get_logger(__name__)
 
 
 class RenewedChannel(grpc.aio.Channel):
-    """Channel that uses the current certificates.
+    """A channel that uses the current certificates.
 
     When certificates change, the next call opens a new channel. New calls move to it once it is connected, or once the
     old channel is disconnected. The old channel closes after its last call. A change therefore never makes a call fail.

@@ -1,4 +1,4 @@
-"""Choice of the replica for a call.
+"""Selection of the replica for a call.
 
 It is cheaper to serve all calls of a store in one process, where they share messages, transactions and caches.
 Therefore, all callers prefer the same replica for a store. They find it by rendezvous hashing, without coordination.
@@ -48,9 +48,9 @@ def choose(key: str, replicas: Sequence[ReplicaHealth]) -> int:
     """Return the index of the replica for a call that belongs to `key`. `replicas` must not be empty.
 
     The first choice is the first replica in the order of preference that is connected and has capacity. If there is
-    none, it is the connected replica with the fewest calls, preferably one that is not busy. If no replica is connected
-    and answers, it is the first replica that has not been tried yet, then the first that is connected but silent, then
-    the first of all.
+    none, it is the connected replica with the fewest calls, preferably one that is not busy. If no connected replica
+    answers, the first choice is the first replica that has not been tried yet, then the first connected but silent one,
+    then the first of all.
     """
     preferred = preference(key, tuple(replica.name for replica in replicas))
     connected = [at for at in preferred if replicas[at].is_connected and not replicas[at].is_unavailable]

@@ -52,7 +52,7 @@ def pause_seconds(failures: int, chance: float) -> float:
 
 
 def asked_seconds(header: str, *, now: float | None = None) -> float | None:
-    """Return the delay in seconds that a Retry-After header requests (RFC 9110, 10.2.3). None if it is invalid.
+    """Return the delay in seconds that a Retry-After header requests (RFC 9110, 10.2.3), or None if it is invalid.
 
     The header contains seconds or a date. `now` is the Unix time. If it is None, dates count as invalid.
     """
@@ -96,7 +96,7 @@ class Retry:
         """Send `request` until it is answered, and return the answer. `call` is its name in the log.
 
         Raises:
-            Exception: The error of the last attempt, if it is not transient or the time for retries is over.
+            Exception: The error of the last attempt, if it is not transient or no time for retries is left.
         """
         stop_at, failures = self._clock.monotonic() + seconds_max, Failures()
         while True:
@@ -113,7 +113,8 @@ class Retry:
     async def pause(self, error: Exception, failures: int, *, left: float) -> None:
         """Wait before the next attempt.
 
-        Raises: Exception: `error`, if the time for retries is over.
+        Raises:
+            Exception: `error`, if the time for retries is over.
         """
         if left <= 0:
             raise error

@@ -1,4 +1,4 @@
-"""Mapping between error kinds and gRPC codes."""
+"""The mapping between error kinds and gRPC codes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ _KINDS_BY_NUMBER: Final = {code.value[0]: kind for kind, code in CODES.items()}
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PawlError) -> NoReturn:
     """End the RPC with the code of `error` and its google.rpc.ErrorInfo.
 
-    Raises: grpc.aio.AbortError: Always. Let it propagate.
+    Raises:
+        grpc.aio.AbortError: Always. Let it propagate.
     """
     code = CODES[error.kind]
     message = shortened(error.message, _MESSAGE_BYTES_MAX)
@@ -66,8 +67,9 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
     """Return the error that the peer raised or, if it has no reason, the error for its gRPC code.
 
     An unreachable peer becomes DependencyUnavailable with our own message. gRPC's message contains addresses, so it is
-    only added as a note for logs. If the reason is unknown, the error is of the same kind and keeps the reason. An
-    INTERNAL from a peer keeps the peer's error id. An INTERNAL from gRPC itself means that the connection broke.
+    only added as a note for logs. If this version does not know the reason, the error has the same kind and the unknown
+    reason. An INTERNAL from a peer has the peer's error id. An INTERNAL from gRPC itself means that the connection
+    broke.
     """
     message = error.details() or error.code().name
     info = _error_info(error)

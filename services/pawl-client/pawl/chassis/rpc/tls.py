@@ -36,7 +36,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Certificates:
-    """Certificate chain of this process, its private key, and the authority that verifies peers, all in PEM."""
+    """The certificate chain of this process, its private key, and the authority that verifies peers, all in PEM."""
 
     certificate: bytes | None = None
     key: bytes | None = None

@@ -1,4 +1,4 @@
-"""Translation between structs and protobuf messages by field name.
+"""Translates between structs and protobuf messages by field name.
 
 A `Translation` is created once, at import, and works in both directions. The following conventions cover most fields.
 All other fields are listed as `Exceptions`. The import fails if the other side lacks a field, if types do not match, or
@@ -85,7 +85,7 @@ class EnumTranslation(Generic[E]):
 
 
 class Translation(NamedTuple, Generic[S, M]):
-    """Translation between a struct and a message. `fields` returns keyword arguments for the message."""
+    """A translation between a struct and a message. `fields` returns keyword arguments for the message."""
 
     read: Callable[[M], S]
     write: Callable[[S], M]
@@ -97,7 +97,7 @@ def kinds_of(message: type[Message], name: str) -> Mapping[str, Any]:
 
 
 class _Members(dict[int, Any]):
-    """Mapping from numbers to enum members. A number without a member is unknown or UNSPECIFIED."""
+    """A mapping from numbers to enum members. A number without a member is unknown or UNSPECIFIED."""
 
     def __init__(self, members: Mapping[int, Any], missing: Callable[[int], Any]) -> None:
         super().__init__(members)
@@ -126,7 +126,7 @@ _NO_EXCEPTIONS: Final = Exceptions()
 
 
 class Translator:
-    """Factory of translations that treat unknown numbers in the same way.
+    """A factory of translations that treat unknown numbers in the same way.
 
     UNSPECIFIED becomes the default of its enum, if there is one. For other unknown values, `error` creates the
     exception to raise. `field` is the path of the message in the request, for errors.

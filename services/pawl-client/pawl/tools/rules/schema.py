@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import itertools
+import json
 import math
 import re
 import unicodedata
@@ -73,9 +74,10 @@ def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jso
     references must be pointers (`#/$defs/task`) and must not be recursive. Only trusted code of the deployment may use
     `recursion`.
 
-    Checking arguments against an accepted schema can still take minutes; see `weigh`.
+    Checking arguments against an accepted schema can still take minutes (see `weigh`).
 
-    Raises: InvalidSchema: The schema is unusable. The message contains the position and the cause.
+    Raises:
+        InvalidSchema: The schema is unusable. The message contains the position and the cause.
     """
     _check_shape(schema)
     root = dict(schema)
@@ -227,7 +229,7 @@ _COMPARED_MAX: Final = 8
 
 
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """Return the known names that are most similar to `name`, best matches first. Empty if `name` is too long.
+    """Return the known names that are most similar to `name`, best matches first, or nothing if `name` is too long.
 
     Comparisons are slow, so this compares only the few names, of the first two thousand, that share the most letters
     with `name`.
@@ -254,6 +256,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 VIOLATIONS_MAX: Final = 20
 _MESSAGE_CHARACTERS_MAX: Final = 300
+_INSTANCE_CHARACTERS_MAX: Final = 100
 
 
 def list_violations(
@@ -261,18 +264,17 @@ def list_violations(
 ) -> list[str]:
     """Return the violations, each with its path. Return nothing if the value is valid.
 
-    Returns at most VIOLATIONS_MAX violations, followed by "and more" if there are more of them.
+    Return at most VIOLATIONS_MAX violations, followed by "and more" if there are more.
     """
     if validator.is_valid(value):
         return []
-    found = (
-        line for error in validator.iter_errors(value) for line in _lines(error, _properties(schema, error.schema_path))
-    )
+    found = (line for error in validator.iter_errors(value) for line in _lines(error, _part(schema, error.schema_path)))
     lines = list(dict.fromkeys(itertools.islice(found, VIOLATIONS_MAX + 1)))
     return lines if len(lines) <= VIOLATIONS_MAX else [*lines[:VIOLATIONS_MAX], "and more"]
 
 
-def _properties(schema: Mapping[str, Any], path: list[str | int]) -> list[str]:
+def _part(schema: Mapping[str, Any], path: list[str | int]) -> Mapping[str, Any]:
+    """Return the part of a schema in which the keyword at `path` is."""
     node: Any = schema
     for part in path[:-1]:
         node = resolve(schema, node)
@@ -281,16 +283,19 @@ def _properties(schema: Mapping[str, Any], path: list[str | int]) -> list[str]:
         elif isinstance(node, list) and isinstance(part, int) and part < len(node):
             node = node[part]
     node = resolve(schema, node)
-    properties = node.get("properties") if isinstance(node, dict) else None
-    return list(properties) if isinstance(properties, dict) else []
+    return node if isinstance(node, dict) else {}
 
 
-def _lines(error: jsonschema_rs.ValidationError, known: list[str]) -> Iterator[str]:
+def _lines(error: jsonschema_rs.ValidationError, part: Mapping[str, Any]) -> Iterator[str]:
     kinds = jsonschema_rs.ValidationErrorKind
+    known, examples = (part.get(name) for name in ("properties", "examples"))
     match error.kind:
         case kinds.AdditionalProperties(unexpected=names) | kinds.UnevaluatedProperties(unexpected=names):
             for name in names:
-                yield _line([*error.instance_path, name], f"unknown property{did_you_mean(name, known)}")
+                yield _line(
+                    [*error.instance_path, name],
+                    f"unknown property{did_you_mean(name, known if isinstance(known, dict) else ())}",
+                )
         case kinds.Required(property=name):
             yield _line([*error.instance_path, name], "is required", between=" ")
         case kinds.Enum(options=options):
@@ -302,9 +307,12 @@ def _lines(error: jsonschema_rs.ValidationError, known: list[str]) -> Iterator[s
             real = [branch for branch in branches if not _only_wants_null(branch)]
             if len(real) == 1:
                 for inner in real[0]:
-                    yield from _lines(inner, [])
+                    yield from _lines(inner, {})
             else:
                 yield _line(error.instance_path, error.message)
+        case kinds.Pattern() if examples and isinstance(examples, list):
+            shown = json.dumps(error.instance, ensure_ascii=False)[:_INSTANCE_CHARACTERS_MAX]
+            yield _line(error.instance_path, f"must look like {json.dumps(examples[0])}, got {shown}")
         case kinds.FalseSchema() if error.schema_path[-1:] == ["additionalProperties"]:
             yield _line(error.instance_path, "no properties are allowed")
         case _:
@@ -339,7 +347,7 @@ def output_schema_problem(schema_json: bytes) -> str:
 def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
     """Return an answer's canonical JSON if it matches the schema. Otherwise, return the violations.
 
-    Values are not coerced and defaults are not inserted, because users have already seen the answer. If the schema is
+    Users have already seen the answer, so values are not coerced and defaults are not inserted. If the schema is
     unusable, every answer fails.
     """
     try:

@@ -12,14 +12,14 @@ from pawl.chassis.process.tasks import Handover
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Return value of a tool whose call will be completed externally.
+    """The return value of a tool whose call will be completed externally.
 
     The tool has returned, but the call stays open.
     """
 
 
 class CompletionToken:
-    """Token that allows its holder to complete a call.
+    """A token that allows its holder to complete a call.
 
     Once `completion_token` has returned it, the token survives the end of any process.
     """

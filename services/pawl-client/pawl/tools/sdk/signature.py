@@ -126,7 +126,7 @@ def is_context(hint: Any) -> bool:
 
 
 def text_of(hint: Any) -> str:
-    """Return the first string or `Doc` in an Annotated type, also inside an Optional. Empty if there is none."""
+    """Return the first string or `Doc` in an Annotated type, also inside an Optional, or an empty string."""
     if get_origin(hint) is Annotated:
         for extra in get_args(hint)[1:]:
             text = extra if isinstance(extra, str) else getattr(extra, "documentation", None)
@@ -310,8 +310,9 @@ def _add_default(
 ) -> None:
     """Add a default to the schema.
 
-    Raises: ToolDefinitionError: The schema is unusable, or the default is a pydantic `Field`, is not JSON, or does not
-    match its type.
+    Raises:
+        ToolDefinitionError: The schema is unusable, or the default is a pydantic `Field`, is not JSON, or does not
+            match its type.
     """
     place = f"{name}: parameter {parameter}"
     if isinstance(default, FieldInfo):

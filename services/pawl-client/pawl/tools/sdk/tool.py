@@ -237,7 +237,8 @@ def _define(**fields: Any) -> ToolDefinition:
 def _checked(made: Tool[P, R]) -> Tool[P, R]:
     """Check that a tool's options are consistent, and return the tool.
 
-    Raises: ToolDefinitionError: The options contradict each other.
+    Raises:
+        ToolDefinitionError: The options contradict each other.
     """
     definition = made.definition
     if (made.reconcile is not None) != (definition.effect is EffectClass.RECONCILABLE):

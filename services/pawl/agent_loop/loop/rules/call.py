@@ -29,7 +29,7 @@ class ByPerson(msgspec.Struct, frozen=True, kw_only=True):
     delegate_user_id: UserId = UserId("")
 
 
-class Decided(ByPerson, frozen=True, kw_only=True):
+class UserDecision(ByPerson, frozen=True, kw_only=True):
     kind: DecisionKind
     reason: str = ""
     time: float = 0.0
@@ -45,11 +45,11 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     preview: str = ""
     cause: str = ""
-    decision: Decided | None = None
+    decision: UserDecision | None = None
     approvals_required: int = 1
-    approvals: tuple[Decided, ...] = ()
+    approvals: tuple[UserDecision, ...] = ()
     # Approvals given before the call was edited.
-    earlier_approvals: tuple[Decided, ...] = ()
+    earlier_approvals: tuple[UserDecision, ...] = ()
     escalated: bool = False
     # The series that can be granted with the call, or whose grant covers it.
     series: Series | None = None

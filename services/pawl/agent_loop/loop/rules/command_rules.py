@@ -7,7 +7,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import delegation, fact_rules, order, programs, proposals, settle
-from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Decided
+from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, UserDecision
 from pawl.agent_loop.loop.rules.fact import (
     AgentEnded,
     Cancel,
@@ -30,7 +30,7 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import UserId
 from pawl.values import CallResolution, CallState, DecisionKind, ExecutionContext, RunState
 
-_WITHDRAWN = "The user sent a new message before this call was made; it was not made."
+_WITHDRAWN = "The user sent a new message before this call started, so it was not run."
 _DID_NOT_HAPPEN = "An operator found that this call did not happen."
 
 
@@ -251,7 +251,7 @@ def _granted(state: State, call: Call) -> State:
 
 
 def _approval(approval: ApprovalRequest, command: Command, decision: Decide) -> ApprovalRequest:
-    decided = Decided(
+    decided = UserDecision(
         kind=decision.kind,
         user_id=command.user_id,
         reason=decision.reason,

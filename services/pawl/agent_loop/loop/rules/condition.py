@@ -29,7 +29,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
-    """Condition on a result: a threshold, an equal value, a change or a CEL expression. Exactly one is set."""
+    """A condition on a result: a threshold, an equal value, a change or a CEL expression. Exactly one is set."""
 
     # A JSON pointer (RFC 6901); empty for the whole result.
     pointer: str = ""
@@ -77,7 +77,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     def _holds(self, found: Any, before: Seen | None, fired: int) -> bool:
         if before is not None and before.is_too_large:
             raise ExpressionError(
-                f"previous was over {KEPT_BYTES_MAX} bytes and was not kept: set a path to select a part of it"
+                f"previous was over {KEPT_BYTES_MAX} bytes and was not stored: set a path to select a part of it"
             )
         previous = None if before is None else before.value
         return expression.evaluate(self.expression, value=found, previous=previous, fired=fired)

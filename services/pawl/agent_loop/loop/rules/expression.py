@@ -59,7 +59,7 @@ class Meter:
 
 
 class Environment:
-    """Environment for expressions: the CEL type of each variable (`dyn` for JSON).
+    """An environment for expressions: the CEL type of each variable (`dyn` for JSON).
 
     `hint` is added to errors about too much data.
     """
@@ -92,7 +92,7 @@ class Environment:
         if size_bytes > self._bytes_max:
             raise ExpressionError(f"the value is {size_bytes} bytes, over the limit of {self._bytes_max}{self._hint}")
         if not meter.spend(self._steps(source, values)):
-            raise ExpressionError(f"the value is too large for this expression{self._hint}")
+            raise ExpressionError(f"the expression produces a value that is too large{self._hint}")
         try:
             found = expression.eval(data=data)
             if found.type() == cel.Type.ERROR:
@@ -110,14 +110,15 @@ class Environment:
     def _compile(self, source: str) -> Any:
         """Check and compile an expression.
 
-        Raises: ExpressionError: the expression is not allowed. The message contains the reason.
+        Raises:
+            ExpressionError: the expression is not allowed. The message contains the reason.
         """
         if not 0 < len(source) <= self._characters_max:
             raise ExpressionError(f"an expression must have 1 to {self._characters_max} characters")
         if not source.isprintable():
             raise ExpressionError("an expression must be printable and on one line")
         if len(_MACROS.findall(source)) > 1:
-            raise ExpressionError("an expression may use only one of all, exists, exists_one, map and filter, once")
+            raise ExpressionError("an expression may use all, exists, exists_one, map or filter only once in total")
         try:
             return self._env.compile(source)
         except (RuntimeError, TypeError, UnicodeError) as error:
@@ -160,7 +161,8 @@ _JOB: Final = Environment(
 def check(source: str) -> None:
     """Check that an expression over a job's results is allowed.
 
-    Raises: ExpressionError: the expression is not allowed. The message contains the reason.
+    Raises:
+        ExpressionError: the expression is not allowed. The message contains the reason.
     """
     kind = _JOB.compile(source).return_type()
     if kind not in (cel.Type.BOOL, cel.Type.DYN):
@@ -203,7 +205,7 @@ def _first_line(text: str) -> str:
 def _plain(found: re.Match[str]) -> str:
     if found[1]:
         return f"{found[2]} is missing"
-    return "the expression ends too early" if found[3] == "<EOF>" else f"did not expect {found[3]!r}"
+    return "the expression ends too early" if found[3] == "<EOF>" else f"unexpected {found[3]!r}"
 
 
 def _measured(values: list[Any]) -> tuple[int, int, int]:

@@ -32,7 +32,7 @@ class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramRead(msgspec.Struct, frozen=True, kw_only=True):
-    """Definition that the run executes. `tools` is None if the run had already pinned its tools."""
+    """The definition that the run executes. `tools` is None if the run had already pinned its tools."""
 
     graph: Graph
     tools: tuple[PinnedTool, ...] | None = None
@@ -43,7 +43,7 @@ class RunRefused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """First and last seq of the open model call's output in the log. Both are 0 if there is no output."""
+    """The first and last seq of the open model call's output in the log. Both are 0 if there is no output."""
 
     first_seq: int = 0
     last_seq: int = 0

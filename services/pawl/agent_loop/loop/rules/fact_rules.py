@@ -37,7 +37,7 @@ from pawl.chassis.ids import CallId
 from pawl.values import REPEATABLE, Answer, CallState, ExecutionContext, Outcome, Question, RunState
 
 
-def asked(state: State, call: Call, question: Question, now: float) -> State:
+def ask(state: State, call: Call, question: Question, now: float) -> State:
     seconds = state.run.options.limits.seconds_of_question(question.timeout_seconds)
     waiting = replace(call, state=CallState.ASKED, question=question, deadline_time=now + seconds)
     return state.with_calls([waiting])
@@ -138,7 +138,7 @@ def _left_out(fact: ToolsPinned) -> tuple[OwnerEvent, ...]:
     if not fact.left_out:
         return ()
     count = f"{fact.left_out} tools were left out: a run has at most {TOOLS_MAX}"
-    message = f"{count}. Name the tools that it needs with `tool_names` in its options or `pawl run --tools`."
+    message = f"{count}. Specify the tools that it needs with `tool_names` in its options or `pawl run --tools`."
     return (Warned(reason="TOOLS_LEFT_OUT", message=message),)
 
 
@@ -147,7 +147,7 @@ def _executed(state: State, fact: CallExecuted, now: float) -> State:
     if fact.ended.outcome is Outcome.INPUT_REQUIRED:
         is_running = call.state is CallState.RUNNING and state.run.state is not RunState.CANCELLING
         question = fact.ended.question or Question(question="What is the answer?")
-        return asked(state, call, question, now) if is_running else state
+        return ask(state, call, question, now) if is_running else state
     if fact.ended.outcome is Outcome.AWAITING_COMPLETION:
         return wait_for_completion(state, call, fact.ended.completion_seconds_left, now)
     policy = state.run.options.unknown_outcome_policy
@@ -175,7 +175,9 @@ def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[
     if call.result is None or call.result.error_reason != settle.NOT_STOPPED:
         return state, ()
     run = replace(state.run, unstopped_call_ids=(*state.run.unstopped_call_ids, call.call_id))
-    warned = Warned(reason=settle.NOT_STOPPED, message=f"{call.tool_name} could not be stopped and may still run.")
+    warned = Warned(
+        reason=settle.NOT_STOPPED, message=f"{call.tool_name} could not be stopped and may still be running."
+    )
     return replace(state, run=run), (warned,)
 
 

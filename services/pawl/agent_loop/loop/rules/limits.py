@@ -66,12 +66,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     answer_timeout_seconds_max: float = 30 * 86_400.0
     provider_wait_seconds: float = 0.0
 
-    def with_asked(self, asked: Mapping[str, float], ceilings: Limits) -> Limits:
-        """Return these limits with the values in `asked`. No value may exceed its ceiling in `ceilings`.
+    def with_asked(self, requested: Mapping[str, float], ceilings: Limits) -> Limits:
+        """Return these limits with the values in `requested`. No value may exceed its ceiling in `ceilings`.
 
-        Raises: InvalidField: a value is above its ceiling or is too small.
+        Raises:
+            InvalidField: a value is above its ceiling or is too small.
         """
-        for name, value in asked.items():
+        for name, value in requested.items():
             ceiling = getattr(ceilings, name)
             is_open = name in NONE_IS_ZERO and ceiling == 0
             most = TOKENS_MAX if is_open else ceiling
@@ -82,7 +83,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidField(
                     f"limits.{name} must be at most {most:g} in this deployment", field=f"options.limits.{name}"
                 )
-        return replace(self, **{name: type(getattr(self, name))(value) for name, value in asked.items()})
+        return replace(self, **{name: type(getattr(self, name))(value) for name, value in requested.items()})
 
     def seconds_of_tool(self, own: float) -> float:
         """Return a call's timeout: the tool's `own` timeout or, if that is 0, the default. The maximum limits both."""
@@ -195,7 +196,7 @@ def _problems(file: _File, usual: Mapping[str, float]) -> Iterator[str]:
 def _problem(name: str, value: object, names: Collection[str]) -> str:
     """Return why a limit cannot have this value, or an empty string if it can."""
     if name not in names or name in OF_TOOLS:
-        return "is not a limit"
+        return "is not the name of a limit"
     least, most = _RANGES.get(name, _SECONDS)
     kinds, kind = ((int,), "whole number") if isinstance(least, int) else ((int, float), "number")
     is_right = isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most

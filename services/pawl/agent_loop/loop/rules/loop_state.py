@@ -1,4 +1,4 @@
-"""Part of a run's state that is not in the ledger's rows. It is stored so that another worker can continue.
+"""The part of a run's state that is not in the ledger's rows. It is stored so that another worker can continue.
 
 Stored as JSON with each commit that changes it, compressed if it is large. Missing fields have their defaults.
 """
@@ -69,7 +69,7 @@ class Digested(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="program", tag="job"):
-    """State of a job's program. Its values are bounded, and take up less than 16 KiB in total."""
+    """The state of a job's program. Its values are bounded, and take up less than 16 KiB in total."""
 
     # Iterations that failed or whose condition could not be evaluated.
     failures: int = 0
@@ -109,7 +109,7 @@ class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of a run's state that its worker keeps between steps."""
+    """The part of a run's state that its worker keeps between steps."""
 
     model_call: OpenModelCall | None = None
     # The run's active seconds at the start of the current round.

@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 from msgspec import field
 
-from pawl.agent_loop.loop.rules.call import Decided
+from pawl.agent_loop.loop.rules.call import UserDecision
 from pawl.agent_loop.loop.rules.condition import Condition
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.chassis.ids import DEFAULT_AGENT, CallId, ClientId, ConversationId, CredentialId, RunId, StoreId, UserId
@@ -20,7 +20,7 @@ class RoundLimitPolicy(StrEnum):
 
 
 class BatchOrder(StrEnum):
-    """Whether a call waits for earlier calls that await a decision."""
+    """The order of a batch's calls, in particular whether a call waits for earlier calls that await a decision."""
 
     WAIT_FOR_DECISIONS = "WAIT_FOR_DECISIONS"
     OVERTAKE_DECISIONS = "OVERTAKE_DECISIONS"
@@ -59,7 +59,7 @@ class ReasoningEffort(StrEnum):
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """JSON response format. `strict` asks the model server to enforce the schema."""
+    """A JSON response format. `strict` asks the model server to enforce the schema."""
 
     name: str = ""
     schema_json: bytes = b""
@@ -67,7 +67,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Constraint on the first model call. If the mode is TOOL, `tool_name` must be set."""
+    """The constraint on the first model call. If the mode is TOOL, `tool_name` must be set."""
 
     mode: ToolChoiceMode = ToolChoiceMode.AUTO
     tool_name: str = ""
@@ -202,11 +202,11 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """Approval of a job's iterations, given with a call. After `ended` is set, it covers no more iterations."""
+    """The approval of a job's iterations, given with a call. After `ended` is set, it covers no more iterations."""
 
     series: Series
     call_id: CallId
-    approvals: tuple[Decided, ...] = ()
+    approvals: tuple[UserDecision, ...] = ()
     ended: bool = False
 
     def covers(self, approvals_required: int) -> bool:
@@ -238,7 +238,7 @@ class MapChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PinnedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
-    """Workflow version that a run executes. `input_json` is canonical JSON."""
+    """The workflow version that a run executes. `input_json` is canonical JSON."""
 
     name: str
     version: int
@@ -257,7 +257,7 @@ class PinnedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoalAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """Agent that makes a goal's attempts, with extra instructions. The goal run itself has the same agent.
+    """The agent that makes a goal's attempts, with extra instructions. The goal run itself has the same agent.
 
     Attempts may use the tools in `tool_names` or, if that is empty, all of the agent's tools.
     """
@@ -268,14 +268,14 @@ class GoalAgent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoalJudge(msgspec.Struct, frozen=True, kw_only=True):
-    """Model that judges attempts by a rubric. If `agent` is empty, it is the goal run's agent."""
+    """The model that judges attempts by a rubric. If `agent` is empty, it is the goal run's agent."""
 
     agent: str = ""
     rubric: str
 
 
 class GoalCriterion(msgspec.Struct, frozen=True, kw_only=True):
-    """Condition under which a goal is met: a judge, or a call to `tool_name` with an optional CEL expression."""
+    """The condition under which a goal is met: a judge, or a call to `tool_name` with an optional CEL expression."""
 
     tool_name: str = ""
     arguments_json: bytes = b""
@@ -295,7 +295,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunAbove(msgspec.Struct, frozen=True, kw_only=True):
-    """Ancestor of a run, with its conversation and agent. `agent_name` is empty if the agent is unknown."""
+    """An ancestor of a run, with its conversation and agent. `agent_name` is empty if the agent is unknown."""
 
     run_id: RunId
     conversation_id: ConversationId
@@ -413,7 +413,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def acts_for_conversation_id(self) -> ConversationId:
-        """Conversation whose rules apply. For a job, this is the conversation to which it reports."""
+        """The conversation whose rules apply. For a job, this is the conversation to which it reports."""
         return self.reports_to_conversation_id or self.conversation_id
 
     @property

@@ -91,7 +91,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def model(self) -> str:
-        """Current model: the run's own model, or the fallback that replaced it."""
+        """The current model: the run's own model, or the fallback that replaced it."""
         options = self.run.options
         models = (options.model, *options.model_fallbacks)
         return models[min(self.loop.fallbacks_used, len(models) - 1)]

@@ -70,7 +70,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """Action of a user or front end on a call, to be recorded in the audit chain."""
+    """An action of a user or front end on a call, to be recorded in the audit chain."""
 
     call_id: CallId
     tool_name: str
@@ -91,7 +91,7 @@ class RecordedDecision(Recorded, frozen=True, kw_only=True):
 
 
 class RecordedResult(Recorded, frozen=True, kw_only=True):
-    """End of a front-end call. `user_id` is the user who returned the result or held the lease."""
+    """The end of a front-end call. `user_id` is the user who returned the result or held the lease."""
 
     content_json: bytes
     state: CallState
@@ -146,7 +146,7 @@ ExecutionPiece: TypeAlias = Progress | ExecutionResult
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """Response to a cancellation: whether the execution has stopped, and its result, if any."""
+    """The response to a cancellation: whether the execution has stopped, and its result, if any."""
 
     stopped: bool
     result: ExecutionResult | None = None

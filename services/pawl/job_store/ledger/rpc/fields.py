@@ -1,4 +1,4 @@
-"""Validation of the fields of requests to the ledger. Invalid fields raise InvalidField."""
+"""Validates the fields of requests to the ledger. Invalid fields raise InvalidField."""
 
 from __future__ import annotations
 

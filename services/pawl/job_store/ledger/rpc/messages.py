@@ -352,7 +352,7 @@ def message_for(row: MessageRow, user_id: str, reader_id: str) -> message_pb2.Me
 
 
 def conversation_for(row: ConversationRow, user_id: str) -> conversation_pb2.Conversation:
-    """Return a conversation as a user sees it. Readers of a shared conversation see nothing about its runs."""
+    """Return a conversation as a user sees it. Readers of a shared conversation get no information about its runs."""
     whole = CONVERSATION.write(row)
     return whole if row.user_id == user_id else _only(whole, _CONVERSATION_FOR_READERS)
 

@@ -11,7 +11,7 @@ from pawl.values import DecisionKind, Series
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
-    """User behind an action, the credential used, and other people involved, such as the creators of the key.
+    """A user behind an action, the credential used, and other people involved, such as the creators of the key.
 
     `delegate_user_id` is the delegate that acts for the user, if any. `people` matters only if several people must
     approve. Empty fields are unknown.
@@ -24,7 +24,7 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(Actor, frozen=True, kw_only=True):
-    """User's decision on a call, with the arguments and digest that the call must have to start.
+    """A user's decision on a call, with the arguments and digest that the call must have to start.
 
     The arguments and the digest are those of the call as it was shown or edited. If `series` is set, the decision
     covers all calls of the series.
@@ -40,7 +40,7 @@ class Decision(Actor, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """Approval of a series of calls, given with the call `call_id`.
+    """The approval of a series of calls, given with the call `call_id`.
 
     To start, later calls must match the grant.
 

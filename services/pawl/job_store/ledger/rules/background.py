@@ -1,4 +1,4 @@
-"""Background state of a conversation: its jobs and their notices. The rules are in `jobs`."""
+"""The background state of a conversation: its jobs and their notices. The rules are in `jobs`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _OfJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(_OfJob, frozen=True, kw_only=True):
-    """Reference to a report of the job `run_id`. If `occasion` is 0, the report is about the job's end.
+    """A reference to a report of the job `run_id`. If `occasion` is 0, the report is about the job's end.
 
     Otherwise, `occasion` is the iteration. `user_id` is the user who started the job. `entered_by` is the run of that
     user whose model has received the notice but has not answered yet. It is empty if there is no such run. `tries`
@@ -68,7 +68,7 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pending(self) -> int:
-        """Number of notices that no model has received yet."""
+        """The number of notices that no model has received yet."""
         return sum(not each.entered_by for each in self.notices)
 
     def open_jobs_of(self, user_id: UserId) -> int:
@@ -111,7 +111,7 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def entered(self) -> int:
-        """Number of notices that a model has received but not yet answered."""
+        """The number of notices that a model has received but not yet answered."""
         return len(self.notices) - self.pending
 
 

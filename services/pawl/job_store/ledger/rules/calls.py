@@ -1,4 +1,4 @@
-"""Validation of the changes that a run's owner makes to the run's calls.
+"""Validates the changes that a run's owner makes to the run's calls.
 
 A gated call has a digest of the store, run, call, tool and arguments. It may start only exactly as it was shown, and
 only after enough people have approved it, each with a different credential (I9, I10).
@@ -164,9 +164,9 @@ def lost(call: CallRow, result: bytes, *, now: datetime) -> CallRow:
 def is_approved(run: RunRow, call: CallRow) -> bool:
     """Return whether enough people have approved the call exactly as it was decided on.
 
-    If two or more people are needed, each person (see `people_of`) and each credential counts once. The person and the
-    credential that started the run do not count. People who steered the run are checked when they approve. Steering the
-    run later does not withdraw an approval.
+    If two or more people must approve, each person (see `people_of`) and each credential counts once. The person and
+    the credential that started the run do not count. People who steered the run are checked when they approve. Steering
+    the run later does not withdraw an approval.
     """
     decision = call.decision
     if decision is None or decision.kind not in _APPROVALS:

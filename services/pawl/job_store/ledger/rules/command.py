@@ -100,7 +100,7 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
 class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
     """Raises a goal's limits.
 
-    `check` raises a PawlError if the limits are not valid for the encoded run, given the payloads of its unread raises.
+    `check` raises a PawlError if the limits are not valid for the encoded run and its unread raises.
     """
 
     name: ClassVar[str] = inbox.RAISE_GOAL
@@ -109,7 +109,7 @@ class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Event for a workflow run. Only the run's owner reads it. `name` is the same for all events of that name.
+    """An event for a workflow run. Only the run's owner reads it. `name` is the same for all events of that name.
 
     `is_awaited` means that a node was waiting for it when the sender read the run.
     """
@@ -126,7 +126,7 @@ _WITHOUT_CALL: Final = (Steer, Cancel, Redrive, TopUp, RaiseGoal, Pause, Event)
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """Final outcome of a command, and the run with its pending calls afterwards. UNKNOWN has no run."""
+    """The final outcome of a command, and the run with its pending calls afterwards. UNKNOWN has no run."""
 
     outcome: CommandOutcome
     reason: str = ""
@@ -141,10 +141,10 @@ class Send(Decider, frozen=True, kw_only=True):
     `payload` is opaque to the ledger. The run's owner reads it.
 
     With `as_operator`, the run may belong to any user of the store, and its log records the action. With
-    DecisionRight.STORE, a decision may also be about another user's call, if that call needs approval. A decision may
-    always be about a call that asks the user by name. If `session_id`
-    is set, reports about a front-end call count only if that session holds it. If `reports_to` is set, the run must be
-    a job of that conversation, or of the run `started_by`.
+    DecisionRight.STORE, a decision may also be about another user's call, if that call needs approval. A user may
+    always decide on a call that asks this user by name. If `session_id` is set, reports about a front-end call count
+    only if that session holds it. If `reports_to` is set, the run must be a job of that conversation, or of the run
+    `started_by`.
     """
 
     run: RunKey

@@ -23,7 +23,7 @@ from pawl.values import CallState, RunState, StopCause
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
-    """New run `run_id`, which executes the call `call_id`.
+    """A new run `run_id`, which executes the call `call_id`.
 
     `message` and `options` are opaque.
 

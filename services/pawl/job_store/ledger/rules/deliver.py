@@ -33,7 +33,7 @@ _POLL: Final = timedelta(seconds=schedules.POLL_SECONDS)
 
 
 class Delivered(NamedTuple):
-    """Outcome of firing a trigger with an event.
+    """The outcome of firing a trigger with an event.
 
     `fire` is None if the trigger has changed since it was checked. `duplicate` means that the event has been received
     before.

@@ -59,7 +59,7 @@ class CallChanged(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def type(self) -> str:
-        """Event type for the call's state. While a client holds the call, it is `tool.executing`."""
+        """The event type for the call's state. While a client holds the call, it is `tool.executing`."""
         return call_table.EVENT_TYPES[CallState.RUNNING if self.call.is_leased else self.call.state]
 
 
@@ -86,7 +86,7 @@ class ToppedUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnerEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Event from the owner of the run about output, a round, progress or a warning."""
+    """An event from the owner of the run about output, a round, progress or a warning."""
 
     type: str
     body: bytes

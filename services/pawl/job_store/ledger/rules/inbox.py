@@ -1,7 +1,7 @@
-"""Inbox of a run: the commands on which the run's owner has not acted yet.
+"""The inbox of a run: the commands on which the run's owner has not acted yet.
 
 The inbox is bounded even if no worker reads it. Each open call can be settled or decided on once, and only one stop is
-kept. Messages, top-ups, pauses and raised limits are counted, and so are receipts of commands that had no effect. A
+stored. Messages, top-ups, pauses and raised limits are counted, and so are receipts of commands that had no effect. A
 message counts until it is in the conversation, even if the owner has already read it.
 """
 
@@ -116,8 +116,8 @@ def accept_message(
 def keep_event(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits, *, is_awaited: bool) -> RunRow:
     """Count one more event that no workflow node has consumed. Return the run.
 
-    Raises: QueueFull: Too many events are stored, and no node waits for this one, or another unread event ends the
-    wait.
+    Raises:
+        QueueFull: Too many events are stored, and no node waits for this one, or another unread event ends the wait.
     """
     ends_wait = is_awaited and all(command.name != incoming.name for command in unit.inbox(run))
     if run.steers_waiting >= limits.commands_max and not ends_wait:
@@ -128,7 +128,8 @@ def keep_event(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limi
 def accept_one_more(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
     """Put a top-up or a pause into the inbox of `run`. Return the run.
 
-    Raises: QueueFull: Too many commands of the same kind are waiting.
+    Raises:
+        QueueFull: Too many commands of the same kind are waiting.
     """
     if sum(command.name == incoming.name for command in unit.inbox(run)) >= limits.commands_max:
         many = f"{limits.commands_max} {incoming.name} commands are waiting"
@@ -195,7 +196,7 @@ _DONE: Final = {
 
 
 class Replaced(Refused):
-    """Raised when a session has lost the call to another session of the same client.
+    """Raised when another session of the same client has taken over the call.
 
     No receipt is stored, because the other session may send the same command.
     """

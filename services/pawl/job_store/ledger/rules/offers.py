@@ -55,7 +55,7 @@ def may_take(run: RunRow, call: CallRow, client_id: ClientId) -> bool:
 
 
 class Leased(msgspec.Struct, frozen=True, kw_only=True):
-    """Response to a client that requested a lease.
+    """The response to a client that requested a lease.
 
     `call` is None if the user has no such call.
 

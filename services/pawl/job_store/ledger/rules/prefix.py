@@ -29,7 +29,7 @@ from pawl.job_store.ledger.rules.rows import CallRow, MessageRow
 
 
 class HistoryPrefix(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix of a history. `result_bytes` is the total size of all call results in its runs."""
+    """A prefix of a history. `result_bytes` is the total size of all call results in its runs."""
 
     last_number: int
     last_message_id: str

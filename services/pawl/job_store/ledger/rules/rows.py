@@ -41,7 +41,7 @@ class ConversationKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class ClientKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Hash of a conversation key chosen by a client. Unique per user."""
+    """The hash of a conversation key chosen by a client. Unique per user."""
 
     store_id: StoreId
     user_id: UserId
@@ -49,7 +49,7 @@ class ClientKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class CommandKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Key of a command. The sender chooses the id, which is unique within the run."""
+    """The key of a command. The sender chooses the id, which is unique within the run."""
 
     store_id: StoreId
     run_id: RunId
@@ -57,7 +57,7 @@ class CommandKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class RequestKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Key of a request. The sender chooses the id, which is unique per user."""
+    """The key of a request. The sender chooses the id, which is unique per user."""
 
     store_id: StoreId
     user_id: UserId
@@ -165,7 +165,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of a fork's past: a range of messages that belong to another conversation.
+    """A part of a fork's past: a range of messages that belong to another conversation.
 
     The messages have the same numbers in both conversations. If the source is empty, the other conversation was erased
     and its messages no longer exist.
@@ -293,14 +293,14 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def loaded_from_round(self) -> int:
-        """First round whose settled calls a worker loads. For jobs and goals, this is the last round."""
+        """The first round whose settled calls a worker loads. For jobs and goals, this is the last round."""
         if self.program is RunProgram.WORKFLOW:
             return _NO_ROUND
         return self.round if self.reports_to or self.program is RunProgram.GOAL else 0
 
     @property
     def jobs_conversation_id(self) -> ConversationId:
-        """Conversation to which the jobs of this run report."""
+        """The conversation to which the jobs of this run report."""
         return self.root_conversation_id or self.reports_to or self.conversation_id
 
     @property
@@ -351,7 +351,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """Client and session that hold a front-end call. If no client holds it, `client_id` is empty."""
+    """The client and session that hold a front-end call. If no client holds it, `client_id` is empty."""
 
     client_id: ClientId
     session_id: SessionId = SessionId("")
@@ -369,7 +369,7 @@ class CallFields(msgspec.Struct, frozen=True, kw_only=True):
     `digest` is empty if the call was never gated. `escalated` means that approval was requested twice. `has_default`
     means that the question has a default answer. `child_run_id` is the run that executes the call. It is empty if no
     run ever did. `asked_user_id` is the only user who may decide on or answer the call. If it is empty, only approvers
-    may; if it is None, the usual rules apply. `series` is the series that an approval can grant, or under whose grant
+    may. If it is None, the usual rules apply. `series` is the series that an approval can grant, or under whose grant
     the call runs. `spec` contains all other fields, which are opaque here.
     """
 

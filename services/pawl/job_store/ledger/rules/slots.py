@@ -13,7 +13,7 @@ from pawl.chassis.ids import RunKey, StoreId, UserId
 
 
 class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Maximum numbers of active runs per store and per user, and of active background runs per store.
+    """The maximum numbers of active runs per store and per user, and of active background runs per store.
 
     Background runs do not use other runs' slots. `weight` is how many turns the store gets for each turn of a store
     with weight 1.
@@ -37,7 +37,7 @@ class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreSlots(Protocol):
-    """Default limits, and the limits of stores that have their own."""
+    """The default limits, and the limits of stores that have their own."""
 
     @property
     def default(self) -> SlotLimits: ...
@@ -156,14 +156,14 @@ def _fitting(line: Line) -> Iterator[DueRun]:
 
 
 class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Key of a queue. A store has one queue for background runs and one for all other runs."""
+    """The key of a queue. A store has one queue for background runs and one for all other runs."""
 
     store_id: StoreId
     in_background: bool
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """State of one of a store's queues: the numbers of runs that have not started, of active runs, and of slots.
+    """The state of one of a store's queues: the numbers of runs that have not started, of active runs, and of slots.
 
     See `RunRow.needs_slot`.
     """
@@ -174,5 +174,5 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> int:
-        """Number of runs that wait for a slot, not counting those for which a slot is free."""
+        """The number of runs that wait for a slot, not counting those for which a slot is free."""
         return self.queued - max(0, self.slots - self.active)

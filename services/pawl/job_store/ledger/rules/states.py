@@ -33,7 +33,7 @@ class Sharing(IntEnum):
 
 
 class WaitReason(IntEnum):
-    """Reason why a run is not making progress. If there are several reasons, the first in this list is reported."""
+    """The reason why a run is not making progress. If there are several reasons, the first in this list is reported."""
 
     APPROVAL = 1
     ANSWER = 2

@@ -2,8 +2,8 @@
 
 A run's owner writes most of its rows, so job-store usually has them in its cache. A step that needs only the rows of
 its run, the run's calls and its conversation can be prepared from the cache. The statement writes the step only if none
-of these rows has changed. This can be checked, because every write of a run, its calls or its commands gives the run's
-row a new version.
+of these rows has changed. The statement can check this, because every write of a run, its calls or its commands changes
+the version of the run's row.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Step:
 
     @property
     def conversations(self) -> list[tuple[ConversationRow, ConversationRow]]:
-        """Conversation before and after the step. Empty unless the step appends messages or ends the run."""
+        """The conversation before and after the step, or nothing unless the step appends messages or ends the run."""
         return self.unit.conversations.changed()
 
     def written(self, version: Any) -> CachedRun | None:

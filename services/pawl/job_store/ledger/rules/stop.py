@@ -1,4 +1,4 @@
-"""Stopping runs on request, and ending them."""
+"""Stops runs on request, and ends runs."""
 
 from __future__ import annotations
 

@@ -268,9 +268,10 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     ) -> Submitted:
         """Create a run in its own conversation, and count it as an open job of `conversation`.
 
-        Raises: FeatureOff: Runs or background work are disabled.
-            TooManyJobs: The user has too many open jobs in the conversation. QueueFull: Too many background runs are
-            waiting in the store.
+        Raises:
+            FeatureOff: Runs or background work are disabled.
+            TooManyJobs: The user has too many open jobs in the conversation.
+            QueueFull: Too many background runs are waiting in the store.
         """
         self.check_on()
         if conversation.background.open_jobs_of(self.user_id) >= jobs.OPEN_MAX:
@@ -302,7 +303,8 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     def check_on(self, *more: Feature) -> None:
         """Check that `more` features, and the features that a new run needs, are enabled.
 
-        Raises: FeatureOff: One of them is disabled.
+        Raises:
+            FeatureOff: One of them is disabled.
             ModelNotAllowed: The store may not use the run's model.
         """
         for feature in (*more, *self.needed):
@@ -312,7 +314,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             raise ModelNotAllowed(f"this store may not use the model {self.refused_model!r}", model=self.refused_model)
 
     def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
-        """Check that not too many runs are already waiting for one of the store's slots.
+        """Raise an error if too many runs are already waiting for the store's slots.
 
         Raises:
             QueueFull: Too many runs are waiting.

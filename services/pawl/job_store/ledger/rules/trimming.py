@@ -1,6 +1,6 @@
-"""Trimming of open jobs. A job keeps its latest iterations, while older calls and events are removed.
+"""Trims open jobs. A job keeps its latest iterations, while older calls and events are removed.
 
-A mark records the round and the log position at the end of a round. After as many rounds as are kept, everything before
+A mark records the round and the log position at the end of a round. After a fixed number of rounds, everything before
 the mark is removed and a new mark is set. Trims are therefore rare and bounded, and need no search.
 """
 

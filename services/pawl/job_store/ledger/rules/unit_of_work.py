@@ -1,6 +1,6 @@
 """The rows, in memory, on which a group of operations works.
 
-Operations change the unit one after the other. If an operation raises inside `attempt`, all its changes are undone.
+Operations change the unit one after another. If an operation raises inside `attempt`, all its changes are undone.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class UsageKey(msgspec.Struct, frozen=True, order=True):
-    """Key of a row of figures. Figures of calls have a tool, and figures of model calls have a model."""
+    """The key of a row of figures. Figures of calls have a tool, and figures of model calls have a model."""
 
     store_id: StoreId
     agent_name: str

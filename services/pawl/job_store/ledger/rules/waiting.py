@@ -91,7 +91,7 @@ _ROLES: Final[Mapping[WaitReason, tuple[str, ...]]] = MappingProxyType(
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a run at `time`, with context that its row does not contain.
+    """The state of a run at `time`, with context that its row does not contain.
 
     `calls` are the run's open calls, in call order. `is_cut` means that there are more. `call_counts` and
     `child_run_ids` cover its newest calls. `before` lists the runs ahead of this run in the conversation, starting with
@@ -110,7 +110,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queue_position(self) -> int:
-        """Position in the conversation's queue, starting at 1. It is 0 if the run is not queued."""
+        """The position in the conversation's queue, starting at 1. It is 0 if the run is not queued."""
         return len(self.before)
 
 

@@ -26,7 +26,7 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[R]):
-    """Column of a table: its SQL type, and how to compute its value from a row.
+    """A column of a table: its SQL type, and how to compute its value from a row.
 
     `fixed` columns are never updated. An update skips a `heavy` column if the row holds the same object as the stored
     row. `read` converts the stored value to the row's field. The field's name is `field` or, by default, the column's
@@ -77,7 +77,7 @@ class Write:
 def joined(writes: Sequence[Write], result: str = "") -> tuple[str, list[Any]]:
     """Return one statement, and its arguments, that runs all writes and selects `result`.
 
-    A write does not see the changes of the other writes.
+    Each write runs without seeing the changes of the others.
 
     If every write (except `gathered` writes) has a single row, the rows are sent without arrays, which cost more. This
     rule keeps the number of different statements small. The server plans each statement once per connection.

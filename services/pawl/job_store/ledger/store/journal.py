@@ -1,6 +1,6 @@
 """Applies groups of operations in PostgreSQL: locks and loads their rows, applies them, and writes the changes.
 
-All code takes locks in the same order: schedules, triggers, conversations, runs, each sorted by key. The lock on a
+All code acquires locks in the same order: schedules, triggers, conversations, runs, each sorted by key. The lock on a
 conversation covers its messages, and the lock on a run covers its calls, commands and events. See schema.sql.
 """
 

@@ -34,7 +34,7 @@ class Rows(Protocol):
 def statement(rows: Rows, *, where: str, order: str, size: str, source: str = "") -> str:
     """Return a statement for a page.
 
-    $1 is the row limit plus one and $2 is the byte limit; `where` uses the other arguments.
+    $1 is the row limit plus one and $2 is the byte limit. `where` uses the other arguments.
 
     All parts must be constants in the caller. If `source` is given, it is searched instead of the whole table.
     """

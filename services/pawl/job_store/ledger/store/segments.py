@@ -101,7 +101,7 @@ SELECT s.end_number, (
 
 
 class AuthorView(NamedTuple):
-    """A conversation as one of its users' runs see it. `past_number` is 0 unless the conversation is a fork."""
+    """A conversation as the runs of one user see it. `past_number` is 0 unless the conversation is a fork."""
 
     store_id: StoreId
     conversation_id: ConversationId

@@ -84,7 +84,9 @@ def opened_folder(root: int, names: Sequence[str], *, make: bool = False) -> Ite
 def opened_file(folder: int, name: str) -> Iterator[int]:
     """Open a regular file for reading. It stays readable even if it is replaced or deleted.
 
-    Raises: ToolError: The path is not a regular file. OSError: The file cannot be opened.
+    Raises:
+        ToolError: The path is not a regular file.
+        OSError: The file cannot be opened.
     """
     handle = os.open(name, _READ, dir_fd=folder)
     try:
@@ -99,7 +101,9 @@ def opened_file(folder: int, name: str) -> Iterator[int]:
 def read_file(folder: int, name: str, *, bytes_max: int) -> bytes:
     """Return a regular file's content.
 
-    Raises: ToolError: The path is not a regular file, or the file is too large. OSError: The file cannot be opened.
+    Raises:
+        ToolError: The path is not a regular file, or the file is too large.
+        OSError: The file cannot be opened.
     """
     with opened_file(folder, name) as handle:
         size = os.fstat(handle).st_size

@@ -1,4 +1,4 @@
-"""Processing of text and CSV files of any size in bounded memory. A restarted call continues from its checkpoint."""
+"""Processes text and CSV files of any size in bounded memory. A restarted call continues from its checkpoint."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _MEASURES: Final = ("sum", "mean", "min", "max")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Query on a file. All fields other than `pattern` require a CSV file with a header."""
+    """A query on a file. All fields other than `pattern` require a CSV file with a header."""
 
     # A regular expression without look-around or back-references, which is matched in linear time.
     pattern: str = ""

@@ -24,7 +24,8 @@ _CANDIDATES_MAX: Final = 10
 async def find_project(repository: PostgresPlanRepository, owner: Owner, reference: str) -> Project:
     """Return the project with the given id or title.
 
-    Raises: ToolError: No project matches. The message lists similar titles.
+    Raises:
+        ToolError: No project matches. The message lists similar titles.
     """
     wanted = reference.strip()
     folded = wanted.casefold()

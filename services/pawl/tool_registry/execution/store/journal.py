@@ -126,11 +126,11 @@ class PostgresExecutionJournal:
     async def begin(
         self, call: JournalCall, *, unexecuted: Collection[str] = ()
     ) -> Begun | HeldElsewhere | ExecutionResult:
-        """Record that the call is about to run, or return its known state.
+        """Record that the call is about to run, or return its recorded state.
 
-        Call this only from a process that is not running the call. It is atomic: only one of several concurrent callers
-        gets Begun. `unexecuted` contains the tokens of attempts that never ran the tool, because this process did not
-        get an answer from the database. If the call's entry has such a token, the call is safe to run.
+        Call this only from a process that is not running the call. Atomic: only one of several concurrent callers gets
+        Begun. `unexecuted` contains the tokens of attempts that never ran the tool, because this process did not get an
+        answer from the database. If the call's entry has such a token, the call is safe to run.
 
         Raises:
             InvalidArguments: The call was started with another tool or other arguments.

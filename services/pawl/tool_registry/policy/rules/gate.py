@@ -1,4 +1,4 @@
-"""Which calls need a user's approval."""
+"""Rules that determine which calls need a user's approval."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ _UNSEEN: Final = re.compile(
 
 
 class ArgumentKind(StrEnum):
-    """Kind of value that an argument holds, as declared by `format` in its schema."""
+    """The kind of value that an argument holds, as declared by `format` in its schema."""
 
     TEXT = "text"
     URL = "url"
@@ -78,7 +78,7 @@ class TooMuchToMatch(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """Declaration that an argument also acts as another tool's argument.
+    """A declaration that an argument also acts as another tool's argument.
 
     For example, moving a file also reads and deletes it.
     """
@@ -164,7 +164,7 @@ def _whole(value: JsonValue) -> JsonValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentPattern:
-    """Pattern for a top-level argument, which must equal a value (`canonical_value`) or match `glob`."""
+    """A pattern for a top-level argument, which must equal a value (`canonical_value`) or match `glob`."""
 
     argument: str
     equals: bytes | None = None
@@ -173,7 +173,7 @@ class ArgumentPattern:
 
 @dataclass(slots=True)
 class Work:
-    """Remaining budget of comparison steps."""
+    """The remaining budget of comparison steps."""
 
     left: int = WORK_MAX
 

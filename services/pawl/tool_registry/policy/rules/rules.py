@@ -1,4 +1,4 @@
-"""Which rule applies to a call. Rules are decisions that users made in advance.
+"""Selection of the rule that applies to a call. Rules are decisions that users made in advance.
 
 DENY takes precedence over ASK, and ASK over ALLOW. An ALLOW is narrow. It applies only to the tool version that existed
 when it was created, and covers bulk calls only if it explicitly includes them. An ALLOW that names several tools covers
@@ -56,7 +56,7 @@ def may_approve(roles: Collection[str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Decision that a user made in advance. Times are seconds since 1970, and 0 means never."""
+    """A decision that a user made in advance. Times are seconds since 1970, and 0 means never."""
 
     store_id: StoreId
     rule_id: str
@@ -294,7 +294,8 @@ def check_room(rule: Rule, *, of_store: int, of_users: int, of_user: int) -> Non
 def check_rule(rule: Rule, now: float) -> None:
     """Validate a new rule.
 
-    Raises: InvalidField: A field is invalid. The `field` metadata names the first one.
+    Raises:
+        InvalidField: A field is invalid. The `field` metadata names the first one.
     """
     _require(_is_tool_pattern(rule.tool_name), "tool_name", "must be the name of a tool, `*` or `<source>.*`")
     needs_id = rule.scope not in (RuleScope.USER, RuleScope.STORE)
@@ -326,7 +327,7 @@ def check_rule(rule: Rule, now: float) -> None:
         _require(not piles_marks(text), "arguments", "a pattern has too many combining marks in a row")
     _require(len(rule.reason.encode()) <= REASON_BYTES_MAX, "reason", f"must be at most {REASON_BYTES_MAX} bytes")
     _require(CONTROL.search(rule.reason) is None, "reason", "must not have control characters")
-    _require(not rule.name or is_id(rule.name), "name", "must match ^[A-Za-z0-9_-]{1,64}$ or be empty")
+    _require(not rule.name or is_id(rule.name), "name", "must have at most 64 letters, digits, _ and -")
     _require(not rule.expire_time or rule.expire_time > now, "expire_time", "must be in the future")
     allows = rule.effect is RuleEffect.ALLOW
     _require(allows or not rule.uses_max, "uses_max", "is only for ALLOW")

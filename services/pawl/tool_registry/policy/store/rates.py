@@ -36,7 +36,8 @@ class PostgresRateLimits(DatabaseAdapter):
     async def take(self, store_id: StoreId, rates: Sequence[Rate]) -> None:
         """Count one call against all rates, or against none of them.
 
-        Raises: Exceeded: One of the rates is used up.
+        Raises:
+            Exceeded: One of the rates is used up.
             DependencyUnavailable: The call may or may not have been counted.
         """
         connect = self._database.acquire if len(rates) == 1 else self._database.transaction

@@ -1,4 +1,4 @@
-"""Configuration of an HTTP service: an OpenAPI document or a single endpoint."""
+"""The configuration of an HTTP service: an OpenAPI document or a single endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validates the configuration of MCP sources; see the messages in pawl.tool.v1.SourceConfig."""
+"""Validates the configuration of MCP sources (see the messages in pawl.tool.v1.SourceConfig)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
-    """Data for calling a registered tool, and the digest of the description that was approved."""
+    """The data for calling a registered tool, and the digest of the description that was approved."""
 
     tool: str
     digest: str

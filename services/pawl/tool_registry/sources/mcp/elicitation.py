@@ -49,7 +49,7 @@ class InvalidAnswer(Exception):
 
 
 class Reader:
-    """Parser for the answers of one store. Slow answers are parsed in a helper process with limits."""
+    """A parser for the answers of one store. Slow answers are parsed in a helper process with limits."""
 
     def __init__(self, helper: Helper, store_id: StoreId) -> None:
         self._helper = helper
@@ -120,7 +120,7 @@ async def ask_person(asked: Asked, ask: Ask, *, source: str, clean: Clean, reade
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """Question in the form that a user sees. Can be pickled.
+    """A question in the form that a user sees. Can be pickled.
 
     A form without properties asks for yes or no. With one property, the answer is the value of that property. With
     several properties, the answer is a JSON object.

@@ -1,4 +1,4 @@
-"""Which programs may be started, and which paths no program may access."""
+"""Rules about programs that may be started, and about paths that no program may access."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Programs:
     def order(self, store_id: StoreId, server: McpStdioConfig, secrets: Mapping[str, str]) -> Order:
         """Return the sandbox order that starts one of a store's servers.
 
-        Raises: PermissionDenied: The deployment does not allow the program. The message explains why.
+        Raises:
+            PermissionDenied: The deployment does not allow the program. The message explains why.
         """
         paths = [*server.readable_paths, *server.writable_paths]
         if self.rules is not None:

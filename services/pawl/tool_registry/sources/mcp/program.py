@@ -50,7 +50,7 @@ class ProgramProblem(Exception):
     """Raised when a program does not start or is killed. The message is human-readable and never contains secrets."""
 
 
-class Program:
+class ServerProgram:
     def __init__(
         self,
         process: asyncio.subprocess.Process,
@@ -143,7 +143,7 @@ class Program:
 
 
 @asynccontextmanager
-async def running(order: Order, *, name: str, secrets: Collection[str]) -> AsyncGenerator[Program, None]:
+async def running(order: Order, *, name: str, secrets: Collection[str]) -> AsyncGenerator[ServerProgram, None]:
     """Run a program with its own process group, its own environment, and a home folder that is initially empty.
 
     All processes of the program are killed on exit, or shortly after this process ends for any reason. The program's
@@ -171,7 +171,7 @@ async def running(order: Order, *, name: str, secrets: Collection[str]) -> Async
             limit=MESSAGE_BYTES_MAX,
             env={},
         )
-    program = Program(process, reports, control, name=name, secrets=secrets)
+    program = ServerProgram(process, reports, control, name=name, secrets=secrets)
     try:
         await program.start(_with_home(order))
         yield program

@@ -54,7 +54,7 @@ _log = logs.get_logger(__name__)
 
 
 class Session:
-    """Connection that opens immediately, and stays open until it breaks, is stopped, or is idle for `idle_seconds`.
+    """A connection that opens immediately, and stays open until it breaks, is stopped, or is idle for `idle_seconds`.
 
     It serves one user, who answers the server's questions. With `is_shared`, it serves all users, and the server can
     ask questions only in its responses to calls, because other questions do not identify their call.
@@ -108,7 +108,7 @@ class Session:
 
     @property
     def problem(self) -> str:
-        """Reason why the connection broke or could not be opened, or an empty string if neither happened."""
+        """The reason why the connection broke or could not be opened, or an empty string if neither happened."""
         return self._wire.problem
 
     @contextlib.contextmanager
@@ -124,7 +124,8 @@ class Session:
     async def opened(self) -> None:
         """Wait until calls can be made. Safe to cancel, because the connection continues to open.
 
-        Raises: SourceUnreachable: The connection cannot be opened. The message contains the reason.
+        Raises:
+            SourceUnreachable: The connection cannot be opened. The message contains the reason.
         """
         await shield(self._opened)
 

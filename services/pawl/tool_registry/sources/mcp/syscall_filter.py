@@ -73,7 +73,7 @@ def syscall_filter(machine: str = os.uname().machine) -> bytes:
     """Return the filter for a machine, given its uname name, or an empty filter if the machine is unknown.
 
     The filter refuses Unix sockets; Unix datagram pairs, which can be redirected to another address; io_uring, which
-    can create sockets behind the filter's back; setting other processes' limits, priorities and CPU affinity; and
+    can create sockets unnoticed by the filter; setting other processes' limits, priorities and CPU affinity; and
     keyrings. Code for another architecture is killed at its first call, because its calls have other numbers.
     """
     known = _MACHINES.get(machine)

@@ -20,7 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
 from pawl.chassis.process.clock import Clock
-from pawl.tool_registry.sources.mcp.program import BRACKETS_MAX, MESSAGE_BYTES_MAX, Program, brackets_in, running
+from pawl.tool_registry.sources.mcp.program import BRACKETS_MAX, MESSAGE_BYTES_MAX, ServerProgram, brackets_in, running
 from pawl.tool_registry.sources.mcp.sandbox import Order
 
 # Parsing blocks the process. The costs of a message, a bracket and a line are given in bytes of plain text. The rate
@@ -48,7 +48,7 @@ _TIMEOUT: Final = httpx2.Timeout(30.0, read=None)
 
 
 class Wire:
-    """State of a transport. `problem` is empty while the transport works, and after an intended end."""
+    """The state of a transport. `problem` is empty while the transport works, and after an intended end."""
 
     def __init__(self) -> None:
         self.problem = ""
@@ -130,7 +130,7 @@ async def stdio_transport(
 
 
 async def _read(
-    program: Program, wire: Wire, incoming: ObjectSendStream[SessionMessage | Exception], rate_limit: RateLimit
+    program: ServerProgram, wire: Wire, incoming: ObjectSendStream[SessionMessage | Exception], rate_limit: RateLimit
 ) -> None:
     """Forward messages until the program's output ends or exceeds a limit."""
     garbage = 0
@@ -166,7 +166,7 @@ async def _read(
 
 
 async def _write(
-    program: Program,
+    program: ServerProgram,
     wire: Wire,
     outgoing: MemoryObjectReceiveStream[SessionMessage],
     incoming: ObjectSendStream[SessionMessage | Exception],

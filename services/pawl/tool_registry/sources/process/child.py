@@ -1,4 +1,4 @@
-"""Code of the process of one call: a guard, and a worker in its own process group that runs the tool.
+"""The code of the process of one call: a guard, and a worker in its own process group that runs the tool.
 
 The guard forks the worker while it has only one thread and no user data, and never runs tool code itself. Once the
 worker has ended or the registry has closed the control socket (or died), the guard kills all the worker's descendants.

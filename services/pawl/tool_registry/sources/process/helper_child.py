@@ -1,4 +1,4 @@
-"""Code of a helper process, which applies registry functions to untrusted data within limits."""
+"""The code of a helper process, which applies registry functions to untrusted data within limits."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Reason why the tool did not return a value. Always the last message.
+    """The reason why the tool did not return a value. Always the last message.
 
     `text` depends on `kind`: the text of a ToolError (TOLD), the reason why the value is not JSON (NOT_JSON), the
     number of bytes (TOO_LARGE), or the exception type (CRASHED, or BROKEN if importing the module failed).

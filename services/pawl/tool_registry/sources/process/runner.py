@@ -1,4 +1,4 @@
-"""Runner for tools with process isolation. Each call gets a fresh process."""
+"""A runner for tools with process isolation. Each call gets a fresh process."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def run_worker(channel: socket.socket) -> None:
 
 
 class _RegistryLine:
-    """Connection to the registry, which the tool's threads use."""
+    """The connection to the registry, which the tool's threads use."""
 
     def __init__(self, channel: socket.socket, messages: BinaryIO) -> None:
         self._channel = channel

@@ -31,7 +31,7 @@ class ToolCrashed(Exception):
 
 
 class Threads:
-    """Thread pool for one event loop. It grows to the peak number of concurrent jobs.
+    """A thread pool for one event loop. It grows to the peak number of concurrent jobs.
 
     The threads are daemons. A thread that is busy when `close` is called ends after its job.
     """
@@ -183,7 +183,7 @@ class PythonWork:
 
     @property
     def hindrance(self) -> str:
-        """Sentence that names the tool that delayed this tool by blocking the event loop, or an empty string."""
+        """A sentence that names the tool that delayed this tool by blocking the event loop, or an empty string."""
         return self._hindrance()
 
     async def result(self) -> Any:

@@ -82,7 +82,10 @@ def checkpoint_content(content: bytes) -> bytes:
 
 
 def bound(result: pb.WorkerResult) -> None:
-    """Truncate a result to the size at which it is stored. Content over the limit keeps one extra byte as a mark."""
+    """Truncate a result to the size at which it is stored.
+
+    Content over the limit is one byte longer than the limit, as a mark.
+    """
     if result.HasField("error_message"):
         result.error_message = result.error_message[:_ERROR_CHARACTERS_MAX]
     if not result.HasField("content_json"):

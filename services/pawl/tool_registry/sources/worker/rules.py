@@ -22,7 +22,7 @@ class WorkerKey(NamedTuple):
 
 
 class Purpose(StrEnum):
-    """Purpose of a call to a worker: to run the call, or to report whether it took effect."""
+    """The purpose of a call to a worker: to run the call, or to report whether it took effect."""
 
     RUN = "RUN"
     RECONCILE = "RECONCILE"

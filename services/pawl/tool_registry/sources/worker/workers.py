@@ -55,7 +55,7 @@ class WorkerOptions:
 
     @property
     def silence_seconds(self) -> float:
-        """How long a worker must appear lost before it is treated as lost, in seconds.
+        """The time in seconds after which a worker that appears lost is treated as lost.
 
         The worker's process renews live leases at every poll.
         """
@@ -329,7 +329,7 @@ class WorkerHub:
     async def _claim(self, link: WorkerLink, most: int) -> Sequence[pb.Invocation]:
         """Claim calls. If this is cancelled, claimed calls are still sent.
 
-        If the stream has ended, the calls become waiting calls again.
+        If the stream has ended, the calls wait for a worker again.
         """
         claim = asyncio.ensure_future(self._repository.claim(link.worker, most=most))
         try:

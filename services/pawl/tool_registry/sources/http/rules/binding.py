@@ -47,7 +47,7 @@ class UnusableArgument(Exception):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Location of an argument in the request. `style` and `explode` have the same meaning as in OpenAPI."""
+    """The location of an argument in the request. `style` and `explode` have the same meaning as in OpenAPI."""
 
     argument: str
     name: str
@@ -59,7 +59,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
-    """Template for requests. It contains names of secrets, never their values."""
+    """A template for requests. It contains names of secrets, never their values."""
 
     method: str
     # With {name} placeholders in path and query.

@@ -64,7 +64,7 @@ class Document:
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
-    """YAML loader restricted to the types of JSON: no dates and, as in YAML 1.2, only true and false as booleans."""
+    """A YAML loader restricted to the types of JSON: no dates and, as in YAML 1.2, only true and false as booleans."""
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -60,7 +60,7 @@ class WorkerCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallView:
-    """State of a call, for the execution that sent it."""
+    """The state of a call, for the execution that sent it."""
 
     state: CallState
     purpose: Purpose
@@ -200,7 +200,7 @@ class PostgresWorkerRepository:
         return [(row["attachment"], CallKey(row["store_id"], row["call_id"]), row["lease_epoch"]) for row in rows]
 
     async def put_back(self, call: CallKey, lease_epoch: int) -> None:
-        """Return a call that was claimed but not sent to the waiting calls."""
+        """Make a call that was claimed but not sent wait for a worker again."""
         await self._database.fetch(sql.PUT_BACK, call.store_id, call.call_id, lease_epoch)
 
     async def report(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, progress: Progress) -> None:
@@ -278,7 +278,7 @@ class PostgresWorkerRepository:
         return [(row["store_id"], row["group_name"]) for row in await self._database.fetch(sql.WAITING_GROUPS)]
 
     async def unwanted(self, calls: Collection[tuple[WorkerKey, CallId, int]]) -> Collection[tuple[WorkerKey, CallId]]:
-        """Return the given calls that are cancelled or no longer held by their worker."""
+        """Return those of these calls that are cancelled or no longer held by their worker."""
         columns = zip(*((*worker, call_id, epoch) for worker, call_id, epoch in calls), strict=True)
         rows = await self._database.fetch(sql.UNWANTED, *map(list, columns))
         return [(WorkerKey(row["store_id"], row["group_name"], row["worker_id"]), row["call_id"]) for row in rows]
