@@ -95,16 +95,16 @@ def goals_end_for_their_reason(record: Ledger) -> Iterator[str]:
             run.goal.attempts_max,
             reason in _LIMITS or reason in {call.result.error_reason for call in calls},
         )
-        failed = run_state(run.state) == "FAILED"
+        limit = reason if run_state(run.state) == "FAILED" else ""
         yield from broken(
             (run_state(run.state) == "COMPLETED" and not is_met, f"goal {run_id} is COMPLETED, but was not met"),
-            (failed and not is_known, f"goal {run_id} failed with {reason}"),
-            (reason == "GOAL_ATTEMPTS" and judged != most, f"goal {run_id} ended after {judged} of {most} attempts"),
+            (run_state(run.state) == "FAILED" and not is_known, f"goal {run_id} failed with {reason}"),
+            (limit == "GOAL_ATTEMPTS" and judged != most, f"goal {run_id} ended after {judged} of {most} attempts"),
             (
-                reason == "GOAL_NO_PROGRESS" and judged < STALLED_MAX,
+                limit == "GOAL_NO_PROGRESS" and judged < STALLED_MAX,
                 f"goal {run_id} ended without progress after {judged} attempts",
             ),
-            (failed and is_met, f"goal {run_id} failed with {reason}, but was met"),
+            (run_state(run.state) == "FAILED" and is_met, f"goal {run_id} failed with {reason}, but was met"),
         )
 
 
