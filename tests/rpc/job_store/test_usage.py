@@ -1,11 +1,9 @@
-"""Usage figures on a real database: groups, pages, and the days of old hours."""
+"""Usage figures, from the ledger (RES-3)."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
-
-import pytest
 
 from pawl.agent.v1 import usage_pb2 as pb
 from pawl.errors import InvalidField, InvalidPageToken, PawlError, PermissionDenied
@@ -13,6 +11,7 @@ from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from tests.rpc.job_store.conftest import Replica
 from tests.rpc.job_store.user import Owner, User, result
+from tests.rpc.refusals import raises
 
 STORE, USER, AGENT, TOOL, MODEL = pb.UsageDimension.values()[1:]
 CLERK = {"name": "clerk", "version": 1}
@@ -103,8 +102,7 @@ async def test_requests_for_usage_that_cannot_be_answered_are_refused(replica: R
         ({"store_id": "other"}, PermissionDenied),
     ]
     for fields, error in rows:
-        with pytest.raises(error):
-            await ann.ask("GetUsage", **fields)
+        await raises(error, ann.ask("GetUsage", **fields))
 
 
 async def test_old_hours_become_days_which_are_kept_for_400_days(replica: Replica) -> None:
@@ -132,5 +130,4 @@ async def test_old_hours_become_days_which_are_kept_for_400_days(replica: Replic
     rows = await database.fetch("SELECT hour, slot FROM job_store.usage_hours GROUP BY model, tool_name, hour, slot")
     assert {tuple(row) for row in rows} == {(-1, 0)}
     await database.execute(move, 400)
-    assert await retention.remove_usage(rows_max=100) == len(rows)
-    assert await tokens() == []
+    assert (await retention.remove_usage(rows_max=100), await tokens()) == (len(rows), [])
