@@ -403,7 +403,7 @@ async def test_each_resource_is_exported_to_its_own_file(monkeypatch: pytest.Mon
 
 def test_a_set_is_a_single_folder_with_a_name(tmp_path: Path) -> None:
     (tmp_path / "pawl.yaml").write_text("name: a b\n")
-    with pytest.raises(CommandError, match="must be `name: NAME`"):
+    with pytest.raises(CommandError, match="must contain only `name: NAME`"):
         applying.read([tmp_path])
     (tmp_path / "x.yaml").write_text("name: x\n")
     with pytest.raises(CommandError, match="--prune need a folder"):

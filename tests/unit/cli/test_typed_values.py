@@ -171,7 +171,10 @@ def test_an_empty_filter_never_means_everything() -> None:
         ("rules", "allow", "*", "--run", ""),
     ]:
         refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": UNREACHABLE})
-        assert (refused.exit_code, "must not be empty. Omit it to include all." in refused.output) == (2, True), command
+        assert (refused.exit_code, "must not be empty. Omit the option to include all." in refused.output) == (
+            2,
+            True,
+        ), command
 
 
 def test_an_unreadable_file_gives_the_same_error_everywhere(tmp_path: Path) -> None:
