@@ -32,6 +32,7 @@ from pawl.chassis.identity.roles import CALLERS, READERS
 from pawl.chassis.ids import is_id
 from pawl.errors import InvalidField, MethodNotFound, PawlError
 from pawl.notify.v1 import channel_pb2, notify_pb2, preference_pb2
+from pawl.settings.v1 import settings_pb2
 from pawl.tool.v1 import audit_pb2, completion_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
@@ -54,6 +55,7 @@ PEERS: Final[Mapping[str, tuple[ModuleType, ...]]] = {
     ),
     "tool_registry": (audit_pb2, completion_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2),
     "notifier": (channel_pb2, notify_pb2, preference_pb2),
+    "job_store": (settings_pb2,),
 }
 UNSUBSCRIBE: Final = "pawl.notify.v1.ChannelService/UnsubscribeChannel"
 DELIVER_WEBHOOK: Final = "pawl.agent.v1.TriggerService/DeliverWebhook"

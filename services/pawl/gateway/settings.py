@@ -52,6 +52,7 @@ class GatewaySettings(ServiceSettings):
     agent_loop_address: PeerAddresses = "127.0.0.1:7601"
     tool_registry_address: PeerAddresses = "127.0.0.1:7602"
     notifier_address: PeerAddresses = "127.0.0.1:7604"
+    job_store_address: PeerAddresses = "127.0.0.1:7603"
     gateway_hosts: Annotated[str, AfterValidator(_check_hosts)] = ""
     gateway_origins: Annotated[str, AfterValidator(_check_origins)] = ""
     gateway_seal_key: Annotated[SecretStr, AfterValidator(_check_seal_keys)]

@@ -114,9 +114,8 @@ def test_an_address_overrides_the_data_folder(tmp_path: Path) -> None:
         return AsyncClient(address=address, data=tmp_path, environment={})
 
     target = client("10.0.0.1:9, 10.0.0.2:9")
-    assert target.agent == ("10.0.0.1:9", "10.0.0.2:9")
-    assert target.tools == ("10.0.0.1:7602", "10.0.0.2:7602")
-    assert target.notifications == ("10.0.0.1:7604", "10.0.0.2:7604")
+    addresses = [("10.0.0.1:9", "10.0.0.2:9"), ("10.0.0.1:7602", "10.0.0.2:7602"), ("10.0.0.1:7604", "10.0.0.2:7604")]
+    assert [target.agent, target.tools, target.notifications] == addresses
     assert not_refused(StartError, client, ["localhost", ":7601", "a:b", ",", "127.0.0.1:99999"]) == []
     with pytest.raises(StartError, match=f"No Pawl suite is running in {tmp_path}"):
         AsyncClient(data=tmp_path, environment={})
@@ -129,8 +128,7 @@ def test_a_key_leaves_this_machine_only_over_tls(tmp_path: Path, address: str, m
         monkeypatch.setattr(f"pawl.client.target.{name}", lambda *_, **__: MagicMock())
 
     def found(key: str = "the-key-of-ann", **more: Any) -> AsyncClient:
-        environment = {"PAWL_API_KEY": key} if key else {}
-        return AsyncClient(address=address, data=tmp_path, environment=environment, **more)
+        return AsyncClient(address=address, data=tmp_path, environment={"PAWL_API_KEY": key} if key else {}, **more)
 
     requests: list[Callable[[AsyncClient], object]] = [
         lambda target: target.agents,
@@ -141,8 +139,7 @@ def test_a_key_leaves_this_machine_only_over_tls(tmp_path: Path, address: str, m
         with pytest.raises(KeyInClear, match=r"unencrypted.*--ca FILE or PAWL_TLS_CA_FILE.*--key-in-clear") as caught:
             ask(found())
         assert "the-key-of-ann" not in str(caught.value)
-        assert ask(found(key_in_clear=True))
-        assert ask(found(key="")), "there is no key to protect"
+        assert all(map(ask, (found(key_in_clear=True), found(key="")))), "an empty key needs no protection"
 
 
 def test_an_empty_key_is_not_replaced_by_the_local_key(tmp_path: Path) -> None:
@@ -172,8 +169,7 @@ def test_the_local_key_is_sent_only_to_its_own_suite(tmp_path: Path) -> None:
         "job-store": [replica("127.0.0.1:6")],
     }
     write_endpoints(Endpoints(launcher_pid=os.getpid(), data=str(tmp_path), secrets="", services=services))
-    bearer = {"authorization": "Bearer the-key-of-the-folder"}
-    assert shown(None) == shown("127.0.0.1:2") == bearer
+    assert shown(None) == shown("127.0.0.1:2") == {"authorization": "Bearer the-key-of-the-folder"}
     assert shown(None, {"PAWL_API_KEY": "mine"}) == {"authorization": "Bearer mine"}
     for elsewhere in ("127.0.0.1:5", "127.0.0.1:1,127.0.0.1:5", "10.0.0.1:1"):
         assert shown(elsewhere) == {}
@@ -215,9 +211,9 @@ def test_a_foreign_data_folder_cannot_redirect_the_key(tmp_path: Path, monkeypat
             AsyncClient(data=Path(".pawl"), environment=environment)
 
 
-def test_an_unreadable_history_is_refused_with_a_clear_error(tmp_path: Path) -> None:
-    file = tmp_path / "history.json"
-    for content, text in (
+@for_each(
+    ("content", "text"),
+    [
         (b"nothing", "is not JSON"),
         (b"\xff\xfe", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
@@ -226,14 +222,17 @@ def test_an_unreadable_history_is_refused_with_a_clear_error(tmp_path: Path) -> 
         (b'[{"role": "user", "content": 7}, 8]', "message 2"),
         (b'[{"role": "user", "content": "\\ud800"}]', "is not JSON"),
         (b'[{"role": "user", "content": "hello"}]', "No Pawl suite answers"),
-    ):
-        file.write_bytes(content)
-        code, output = invoke("conversations", "import", str(file))
-        assert (code, text in output, "Traceback" in output) == (2, True, False), output
+    ],
+)
+def test_an_unreadable_history_is_refused_with_a_clear_error(tmp_path: Path, content: bytes, text: str) -> None:
+    (tmp_path / "history.json").write_bytes(content)
+    code, output = invoke("conversations", "import", str(tmp_path / "history.json"))
+    assert (code, text in output, "Traceback" in output) == (2, True, False), output
 
 
-def test_flags_may_come_before_or_after_the_command() -> None:
-    for given, read in [
+@for_each(
+    ("given", "read"),
+    [
         (["tools"], ["tools"]),
         (["tools", "--data", "folder"], ["--data", "folder", "tools"]),
         (["--data", "folder", "tools"], ["--data", "folder", "tools"]),
@@ -241,8 +240,10 @@ def test_flags_may_come_before_or_after_the_command() -> None:
         (["run", "--key-in-clear", "hello"], ["--key-in-clear", "run", "hello"]),
         (["run", "--", "--data"], ["run", "--", "--data"]),
         (["run", "--json", "hello"], ["run", "--json", "hello"]),
-    ]:
-        assert flags_first(given) == read
+    ],
+)
+def test_flags_may_come_before_or_after_the_command(given: Any, read: Any) -> None:
+    assert flags_first(given) == read
 
 
 TOKEN = "cmp_abc"
@@ -275,11 +276,11 @@ def test_a_token_is_read_from_stdin_a_file_or_the_argument(completed: list[str],
 def test_an_unreadable_token_is_reported(completed: list[str], tmp_path: Path) -> None:
     file = tmp_path / "empty"
     file.touch()
-    assert complete("-") == (2, "Standard input is empty.\n")
-    assert complete(f"@{file}") == (2, f"{file} is empty.\n")
-    code, output = complete(f"@{tmp_path}/absent")
-    assert (code, "absent cannot be read: No such file or directory" in output) == (2, True)
-    assert completed == []
+    absent = "absent cannot be read: No such file or directory"
+    says = {"-": "Standard input is empty.", f"@{file}": f"{file} is empty.", f"@{tmp_path}/absent": absent}
+    for token, problem in says.items():
+        code, output = complete(token)
+        assert (code, problem in output, completed) == (2, True, [])
 
 
 def test_resending_all_dead_deliveries_skips_confirmation_codes(monkeypatch: pytest.MonkeyPatch) -> None:

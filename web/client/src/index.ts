@@ -35,6 +35,7 @@ export class Pawl extends Transport {
   readonly workflows = this.service<typeof pb.WorkflowService>("pawl.agent.v1.WorkflowService");
   readonly notifications = this.service<typeof pb.NotifyService>("pawl.notify.v1.NotifyService");
   readonly channels = this.service<typeof pb.ChannelService>("pawl.notify.v1.ChannelService");
+  readonly settings = this.service<typeof pb.SettingsService>("pawl.settings.v1.SettingsService");
   readonly preferences = this.service<typeof pb.PreferenceService>("pawl.notify.v1.PreferenceService");
   readonly documents = this.service<typeof pb.DocumentService>("pawl.tool.v1.DocumentService");
   readonly sources = this.service<typeof pb.SourceService>("pawl.tool.v1.SourceService");

@@ -6,7 +6,8 @@ import { useEffect, useState } from "preact/hooks";
 
 import { approveWithRule, canRemember, type Decision, decideCall, type Scope } from "./decide";
 import { Icon } from "./design/icons";
-import { Fault, Form, Json, type Schema } from "./form";
+import { Fault } from "./fields";
+import { Form, Json, type Schema } from "./form";
 import { entriesOf, iconOf, inWords, isOfNode, read, wish } from "./sentence";
 import { ago, may, moment, pawl } from "./state";
 import { visible } from "./visible";

@@ -8,7 +8,8 @@ import { Approval, Fields } from "./approval";
 import { Chart, chartOf } from "./chart";
 import { decideCall } from "./decide";
 import { Icon } from "./design/icons";
-import { blank, Fault, Form, Json, type Schema } from "./form";
+import { Fault } from "./fields";
+import { blank, Form, Json, type Schema } from "./form";
 import { bounded, Markdown } from "./markdown";
 import { argumentsOf, entriesOf, iconOf, isPlain, objectOf, read, resultLine, title, wish } from "./sentence";
 import { ago, attempt, jobs, keep, kept, lasted, may, moment, pawl, titleOf, who, word } from "./state";
@@ -77,9 +78,7 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
   return (
     <div {...mark} class={`card ${kind}`} aria-label={name}>
       {children}
-      {isApproval && !asked ? (
-        <Approval key={call.approval?.digest} call={call} about={<About call={call} where={where} />} />
-      ) : (
+      {isApproval && !asked ? <Approval key={call.approval?.digest} call={call} about={<About call={call} where={where} />} /> : (
         <>
           <header class="ask">
             <Icon name={isApproval ? iconOf(call.toolName) : "help"} />
@@ -176,9 +175,7 @@ export function Decided({ call: { approval, ruleId } }: { call: CallJson }): VNo
 }
 
 function Done({ fraction, message }: { fraction?: number | undefined; message: string }): VNode {
-  return (
-    <p class="quiet progress">{fraction !== undefined && <progress value={fraction} max={1} aria-label="Progress" />} {visible(message)}</p>
-  );
+  return <p class="quiet progress">{fraction !== undefined && <progress value={fraction} max={1} aria-label="Progress" />} {visible(message)}</p>;
 }
 
 /** Returns the state of a job in words, and whether a stop has failed. */
@@ -281,9 +278,7 @@ function Question({ call }: { call: CallJson }): VNode {
         {options.map((option) => <button key={option} class="second" disabled={busy} onClick={() => void say(option)}>{visible(option)}</button>)}
       </p>
       <form class={names.length ? "" : "row"} onSubmit={(event) => (event.preventDefault(), void say(names.length ? whole : answer))}>
-        {names.length ? (
-          <Form schema={schema} value={filled ?? {}} onValue={setFilled} fault={fault} name="Answer" />
-        ) : (
+        {names.length ? <Form schema={schema} value={filled ?? {}} onValue={setFilled} fault={fault} name="Answer" /> : (
           <input
             aria-label="Your answer"
             placeholder={question.defaultAnswer ? `default: ${visible(question.defaultAnswer)}` : "Your answer"}

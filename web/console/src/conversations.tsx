@@ -156,14 +156,8 @@ function Item({ conversation: { conversationId, title, updateTime, activeRunId }
         <span class="cut">{visible(title || "Untitled")}</span>
         <small class="quiet">
           {isWaiting ? (
-            <>
-              <i class="dot warn" /> waits for you
-            </>
-          ) : activeRunId ? (
-            <>
-              <i class="dot info" /> running
-            </>
-          ) : (
+            <><i class="dot warn" /> waits for you</>
+          ) : activeRunId ? <><i class="dot info" /> running</> : (
             <Ago time={updateTime} />
           )}
         </small>

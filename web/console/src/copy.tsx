@@ -13,7 +13,5 @@ export function CopyButton({ text, name = "Copy", shown = "Copy" }: { text: stri
     if (!navigator.clipboard) return say("Copying needs HTTPS");
     navigator.clipboard.writeText(text).then(() => say("Copied"), () => say("Could not copy"));
   };
-  return (
-    <button type="button" class="plain small" aria-label={done || name} onClick={copy}><span aria-live="polite">{done || shown}</span></button>
-  );
+  return <button type="button" class="plain small" aria-label={done || name} onClick={copy}><span aria-live="polite">{done || shown}</span></button>;
 }

@@ -70,9 +70,7 @@ export function Inbox(): VNode {
         />
       )}
       {inOrder.map((call) =>
-        decided.includes(call) ? (
-          <Gone key={call.callId} call={call} />
-        ) : (
+        decided.includes(call) ? <Gone key={call.callId} call={call} /> : (
           <CallCard key={call.callId} call={call} where>
             {maySelect && call.state === "CALL_STATE_AWAITING_APPROVAL" && (
               <label class="select">

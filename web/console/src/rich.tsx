@@ -99,9 +99,7 @@ function Node({ node }: { node: Nodes }): VNode | null {
     case "break": return <br />;
     case "thematicBreak": return <hr />;
     case "link":
-      return SAFE.test(node.url) ? (
-        <a href={node.url} target="_blank" rel="noopener noreferrer nofollow" title={visible(node.url)}>{children(node)}</a>
-      ) : (
+      return SAFE.test(node.url) ? <a href={node.url} target="_blank" rel="noopener noreferrer nofollow" title={visible(node.url)}>{children(node)}</a> : (
         <span>{children(node)}</span>
       );
     case "image":
@@ -120,9 +118,7 @@ function Node({ node }: { node: Nodes }): VNode | null {
 /** An image that is not shown, with a link to it. */
 function Absent({ name, url = "" }: { name: string; url?: string }): VNode {
   const text = `[image: ${visible(name)}]`;
-  return SAFE.test(url) ? (
-    <a href={url} target="_blank" rel="noopener noreferrer nofollow" title={visible(url)}>{text}</a>
-  ) : (
+  return SAFE.test(url) ? <a href={url} target="_blank" rel="noopener noreferrer nofollow" title={visible(url)}>{text}</a> : (
     <span class="quiet">{text}</span>
   );
 }

@@ -39,9 +39,14 @@ export function verb(toolName = ""): string {
   return visible(toolName.split(/__|[./]/).at(-1)!.replaceAll("_", " ").trim() || "call a tool");
 }
 
+/** The source of a tool, as in crm.find or crm__find. Its tools can have the names of built-in tools. */
+export function sourceOf(toolName = ""): string {
+  return visible(/^(.+)(?:__|[./])[^_]/.exec(toolName)?.[1] ?? "");
+}
+
 export function title(toolName = ""): string {
   const words = verb(toolName);
-  return words.slice(0, 1).toUpperCase() + words.slice(1);
+  return [words.slice(0, 1).toUpperCase() + words.slice(1), sourceOf(toolName)].filter(Boolean).join(" · ");
 }
 
 export function iconOf(toolName = ""): IconName {
@@ -103,7 +108,8 @@ export function wish(call: CallJson): string {
   const who = visible(call.agentName || "The agent");
   if (call.question) return call.question.question && isPlain(call.question.question) ? `${who} asks: ${visible(call.question.question)}` : `${who} asks`;
   if (isOfNode(call)) return "A workflow asks for your approval";
-  return `${who} wants to ${verb(call.toolName)}${target(entriesOf(argumentsOf(call)))}`;
+  const source = sourceOf(call.toolName);
+  return `${who} wants to ${verb(call.toolName)}${source && ` through ${source}`}${target(entriesOf(argumentsOf(call)))}`;
 }
 
 function target(entries: [string, unknown][]): string {

@@ -76,9 +76,7 @@ function Whole({ run, log, known, asked, parts, answers, notice, last, conversat
 }
 
 function Deed({ icon, name, disabled = false, onClick }: { icon: IconName; name: string; disabled?: boolean; onClick: () => void }): VNode {
-  return (
-    <button type="button" class="icon" aria-label={name} title={name} disabled={disabled} onClick={onClick}><Icon name={icon} /></button>
-  );
+  return <button type="button" class="icon" aria-label={name} title={name} disabled={disabled} onClick={onClick}><Icon name={icon} /></button>;
 }
 
 /** Edits a sent message. The model then answers again, in a new version of the conversation. */

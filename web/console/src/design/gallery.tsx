@@ -9,10 +9,7 @@ import { type Column, Table } from "./table";
 
 const TONES: [Tone, string][] = [["grey", "Stopped"], ["info", "Running"], ["warn", "Waits for approval"], ["ok", "Completed"], ["bad", "Failed"], ["accent", "Draft"]];
 const SURFACES = ["bg", "panel", "sunken", "line", "line-2", "edge", "accent", "accent-soft", "ok-soft", "warn-soft", "bad-soft", "info-soft"];
-const TABS = [
-  ["waiting", "Waiting"],
-  ["decided", "Decided"],
-] as const;
+const TABS = [["waiting", "Waiting"], ["decided", "Decided"]] as const;
 
 type Sample = [title: string, tone: Tone, state: string, agent: string, tokens: string];
 const SAMPLES: Sample[] = [
@@ -54,11 +51,7 @@ export function Gallery(): VNode {
       </div>
       <h2>Badges</h2>
       <p class="buttons">
-        {TONES.map(([tone, text]) => (
-          <Badge key={tone} tone={tone}>
-            {text}
-          </Badge>
-        ))}
+        {TONES.map(([tone, text]) => <Badge key={tone} tone={tone}>{text}</Badge>)}
         <span class="count">3</span>
       </p>
       <h2>Buttons</h2>
@@ -69,9 +62,7 @@ export function Gallery(): VNode {
         <button class="bad">Delete</button>
         <button class="second bad">Stop</button>
         <button class="second small">Small</button>
-        <button class="icon" aria-label="Copy">
-          <Icon name="copy" />
-        </button>
+        <button class="icon" aria-label="Copy"><Icon name="copy" /></button>
         <button disabled>Disabled</button>
       </p>
       <h2>Fields</h2>
@@ -86,11 +77,7 @@ export function Gallery(): VNode {
           <input id="gallery-cron" value="not a cron" aria-invalid="true" aria-describedby="gallery-fault" />
           <p id="gallery-fault" class="fault">A cron expression has five fields.</p>
         </div>
-        <div class="field">
-          <label class="row">
-            <input type="checkbox" checked /> <span>Notify me when it ends</span>
-          </label>
-        </div>
+        <div class="field"><label class="row"><input type="checkbox" checked /> <span>Notify me when it ends</span></label></div>
       </div>
       <h2>Tabs</h2>
       <Tabs name="Samples" all={TABS} open={tab} onOpen={setTab} />
@@ -100,27 +87,19 @@ export function Gallery(): VNode {
       <div class="panel">A panel groups what belongs together.</div>
       <div class="why">A note explains why a run is waiting.</div>
       <h2>Dialogs and toasts</h2>
-      <button class="second" onClick={() => setOpen(true)}>
-        Open a dialog
-      </button>
+      <button class="second" onClick={() => setOpen(true)}>Open a dialog</button>
       {isOpen && (
         <Dialog title="A dialog" onClose={() => setOpen(false)}>
           <p>It asks one question.</p>
-          <form method="dialog" class="buttons">
-            <button>Close</button>
-          </form>
+          <form method="dialog" class="buttons"><button>Close</button></form>
         </Dialog>
       )}
-      <Toast tone="ok" onClose={() => {}}>
-        Saved version 4.
-      </Toast>
+      <Toast tone="ok" onClose={() => {}}>Saved version 4.</Toast>
       <h2>Loading and empty</h2>
       <Skeleton lines={3} />
       <Empty icon="schedules" title="No schedules">
         <p>A schedule starts a run at set times.</p>
-        <p class="buttons">
-          <button>New schedule</button>
-        </p>
+        <p class="buttons"><button>New schedule</button></p>
       </Empty>
     </section>
   );

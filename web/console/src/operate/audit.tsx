@@ -6,9 +6,8 @@ import { useState } from "preact/hooks";
 
 import { Badge, type Tone } from "../design/parts";
 import { runLink, time } from "../format";
-import type { Resource } from "../resource";
+import { Entry, type Resource } from "../resource";
 import { lasted, pawl, word } from "../state";
-import { visible } from "../visible";
 
 const KINDS = ["PROPOSED", "DECIDED", "EXECUTED", "RETURNED", "RULE"] as const;
 const LABELS: Record<string, string> = { PROPOSED: "Call checked", DECIDED: "Decision", EXECUTED: "Call started", RETURNED: "Call ended", RULE: "Rule changed" };
@@ -79,19 +78,9 @@ export const audit: Resource<AuditEntryJson> = {
   ],
   at: ({ time: at }) => at,
   entry: (each) => (
-    <>
-      <span class={`dot ${TONES[each.verdict ?? ""] ?? ""}`} />
-      <span class="what">
-        <a href={`/audit/${each.seq}`} data-item>
-          {visible(sentenceOf(each))}
-        </a>
-        <span class="quiet">
-          {LABELS[(each.kind ?? "").replace("AUDIT_KIND_", "")]}
-          {each.runId && <> in run {runLink(each.runId)}</>}
-        </span>
-      </span>
-      <span class="quiet">{time(each.time)}</span>
-    </>
+    <Entry tone={TONES[each.verdict ?? ""] ?? ""} to={`/audit/${each.seq}`} name={sentenceOf(each)} at={each.time}>
+      {LABELS[(each.kind ?? "").replace("AUDIT_KIND_", "")]} {runLink(each.runId)}
+    </Entry>
   ),
   above: () => <Verify />,
 };
@@ -114,15 +103,13 @@ function Verify(): VNode {
     });
   };
   return (
-    <p class="buttons">
-      <button class="second" onClick={start}>
-        Verify the chain
-      </button>
+    <>
       <span role="status">
         {fault && <span class="fault">{fault}</span>}
         {state?.problem && <span class="fault">{`The first invalid entry is ${state.problem.seq}: ${state.problem.explanation}`}</span>}
         {state && !fault && !state.problem && (state.done ? <Badge tone="ok">{`All ${state.verifiedSeq ?? 0} entries are intact.`}</Badge> : `${state.verifiedSeq ?? 0} verified ...`)}
       </span>
-    </p>
+      <button class="second" onClick={start}>Verify the chain</button>
+    </>
   );
 }

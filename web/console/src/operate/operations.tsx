@@ -2,12 +2,12 @@
 
 import type { GetUsageRequestJson, UsageDimensionJson, UsageFiguresJson, UsageRowJson } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
-import { useEffect, useState } from "preact/hooks";
 
 import { Empty, Head, Skeleton, Tabs } from "../design/parts";
 import { type Column, Table } from "../design/table";
 import { tokenCount } from "../format";
-import { attempt, go, lasted, pawl, query, who } from "../state";
+import { useRead } from "../resource";
+import { go, lasted, pawl, query, who } from "../state";
 import { visible } from "../visible";
 
 const [HOUR_MS, DAY_MS, LIVE_MS] = [3_600_000, 86_400_000, 30_000];
@@ -76,15 +76,7 @@ const TOOLS: Column<Sum>[] = [
 
 export function Operations(): VNode {
   const period = PERIODS.find(([id]) => id === query.value.get("period")) ?? PERIODS[0];
-  const [found, setFound] = useState<Found>();
-  useEffect(() => {
-    let isShown = true;
-    const load = (isPoll = false): unknown => attempt(async () => read(period).then((next) => isShown && setFound(next)), isPoll);
-    setFound(undefined);
-    load();
-    const timer = setInterval(() => !document.hidden && load(true), LIVE_MS);
-    return () => void (clearInterval(timer), (isShown = false));
-  }, [period]);
+  const [found] = useRead(() => read(period), [period], LIVE_MS);
   return (
     <section class="page">
       <Head title="Operations" />

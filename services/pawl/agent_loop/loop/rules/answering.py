@@ -54,9 +54,9 @@ def count(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopSta
     for key in map(fingerprint, calls):
         # Reinsert the key, so that recent calls are last.
         counts[key] = counts.pop(key, 0) + 1
-    kept = dict(list(counts.items())[-_FINGERPRINTS_KEPT:])
+    remaining = dict(list(counts.items())[-_FINGERPRINTS_KEPT:])
     rounds = (*loop.round_fingerprints, _digest("".join(map(fingerprint, calls)).encode()))
-    return replace(loop, call_counts=kept, round_fingerprints=rounds[-_alternation_length(identical_max) :])
+    return replace(loop, call_counts=remaining, round_fingerprints=rounds[-_alternation_length(identical_max) :])
 
 
 def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Call | None:
@@ -296,8 +296,8 @@ def _filtered(state: State, answer: ModelAnswer) -> State:
 
 def _summarised(state: State, answer: ModelAnswer, to_number: int) -> State:
     summary = Message(role=Role.SUMMARY, run_id=state.run.run_id, text=answer.text, summarised_to_number=to_number)
-    kept = tuple(message for message in state.messages if message.number > to_number or not message.number)
-    return replace(state, messages=(*kept, summary))
+    remaining = tuple(message for message in state.messages if message.number > to_number or not message.number)
+    return replace(state, messages=(*remaining, summary))
 
 
 def _with_counted_prompt(state: State, usage: UsageReport, *, is_summary: bool) -> State:
