@@ -19,7 +19,7 @@ from pawl.client import AsyncClient, StartError
 from pawl.errors import InvalidField
 from pawl.launcher.folder import SecretFiles, write_endpoints
 from pawl.notify.v1 import channel_pb2 as pb
-from tests.tables import not_explained, not_refused
+from tests.tables import for_each, not_explained, not_refused
 
 UNREACHABLE = "127.0.0.1:1"
 
