@@ -137,7 +137,7 @@ async def undo(
     detach: Annotated[bool, typer.Option("--detach", help="Print the id of the undo's run and exit.")] = False,
     yes: Yes = False,
 ) -> int:
-    """Undo a run's effects, most recent first.
+    """Undo the effects of a run, most recent first.
 
     Shows what can and cannot be undone, then undoes what it can and reports the results. If undoing a call needs
     approval, this waits for it. The exit code is 0 if everything that can be undone was undone.

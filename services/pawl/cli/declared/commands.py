@@ -74,7 +74,7 @@ async def export(
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     name: Annotated[str, typer.Option("--name", help="Name of the set; default: the folder's name.")] = "",
 ) -> None:
-    """Write the store's resources, and your own, as files for `pawl apply`.
+    """Write the resources of the store and your own resources as files for `pawl apply`.
 
     Only the names of secrets are written.
     """
