@@ -46,7 +46,7 @@ COMMANDS: Final = {
     "notifications": ("notify:notifications", "List your notifications, newest last."),
     "complete": ("toolbox:complete", "Complete a call that is waiting for an external result."),
     "whoami": ("access:whoami", "Show your identity and permissions."),
-    "console": ("programs:console", "Open the console in your browser, already logged in."),
+    "console": ("programs:console", "Open the console in your browser, logged in."),
     "demo": ("demo:demo", "Play a conversation, including a crash."),
     "audit": ("access:audit", "List and verify the store's audit chain."),
     "tools": ("programs:tools", "List the tools available to models."),

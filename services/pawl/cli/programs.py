@@ -93,7 +93,7 @@ async def console(
     *,
     no_open: Annotated[bool, typer.Option("--no-open", help="Print the link instead of opening it.")] = False,
 ) -> None:
-    """Open the console in your browser, already logged in. The link works only once, within two minutes, on this machine."""
+    """Open the console in your browser, logged in. The link works only once, within two minutes, on this machine."""
     found = read_endpoints(target.data)
     gateways = [replica.http for replica in (found.services.get("gateway", []) if found else []) if replica.ready]
     if found is None or not gateways:
