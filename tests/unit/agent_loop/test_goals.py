@@ -376,12 +376,13 @@ async def test_an_agent_starts_a_goal_in_the_background_and_is_notified_of_its_e
 @pytest.mark.parametrize(
     ("arguments", "depth_max", "reason", "why"),
     [
-        ({}, "INVALID_ARGUMENTS", "either a `check_tool` or a `rubric`"),
-        ({"check_tool": "check", "rubric": "blue"}, "INVALID_ARGUMENTS", "either a `check_tool` or a `rubric`"),
-        ({"check_tool": "missing"}, "INVALID_ARGUMENTS", "not available to you: missing"),
-        ({"check_tool": "check", "tool_names": ["gone"]}, "INVALID_ARGUMENTS", "not available to you: gone"),
-        ({"check_tool": "check", "check_expression": "value."}, "INVALID_ARGUMENTS", "column"),
-        ({"rubric": "blue", "attempts_max": 1000}, "INVALID_ARGUMENTS", "attempts_max"),
+        ({}, 2, "INVALID_ARGUMENTS", "either a `check_tool` or a `rubric`"),
+        ({"check_tool": "check", "rubric": "blue"}, 2, "INVALID_ARGUMENTS", "either a `check_tool` or a `rubric`"),
+        ({"check_tool": "missing"}, 2, "INVALID_ARGUMENTS", "not available to you: missing"),
+        ({"check_tool": "check", "tool_names": ["gone"]}, 2, "INVALID_ARGUMENTS", "not available to you: gone"),
+        ({"check_tool": "check", "check_expression": "value."}, 2, "INVALID_ARGUMENTS", "column"),
+        ({"rubric": "blue", "attempts_max": 1000}, 2, "INVALID_ARGUMENTS", "attempts_max"),
+        ({"check_tool": "check"}, 1, "NOT_ALLOWED", ""),
     ],
 )
 async def test_agents_get_the_reason_why_a_goal_cannot_start(

@@ -88,12 +88,11 @@ def resume(**more: Any) -> list[agui_input.Resume]:
 
 
 def test_a_complete_resume_is_converted_to_decisions() -> None:
-    approval, question, _ = [each["message"] for each in agui_input.interrupts(WAITING)]
-    assert (
-        approval == "Allow tool to run?\n\nIf no one decides by 2026-05-02 00:00 UTC, the call does not run,"
-        " or the deadline is extended once."
-    )
-    assert question == "Which?<U+202E>", "hidden characters are marked"
+    expiry = "If no one decides by 2026-05-02 00:00 UTC, the call does not run, or the deadline is extended once."
+    assert [each["message"] for each in agui_input.interrupts(WAITING)][:2] == [
+        f"Allow tool to run?\n\n{expiry}",
+        "Which?<U+202E>",  # hidden characters are marked
+    ]
     answers_given = agui_input.answers(resume(), WAITING, [], {})
     decisions = [(each["kind"], each.get("digest")) for each in answers_given.decisions]
     assert decisions == [("DECISION_KIND_APPROVE", "d1"), ("DECISION_KIND_ANSWER", ANY)]

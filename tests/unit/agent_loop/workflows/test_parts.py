@@ -127,10 +127,9 @@ def test_map_fails_once_its_chunks_together_have_too_many_failures() -> None:
     player = Player({"name": "m", "nodes": nodes}, list(range(210)), random.Random(1), crashes=0)
     player.end_chunk(2, outputs=["c"], failed=2, reason="SLOW")
     player.end_chunk(1, outputs=["b"], failed=2, reason="TOOL_ERROR")
-    assert player.state.run.state is RunState.FAILED
-    assert player.state.run.failure is not None
-    assert player.state.run.failure.reason == "TOOL_ERROR"
-    assert player.state.run.failure.message == "Node each: 4 items failed; at most 3 may fail."
+    failure = present(player.state.run.failure)
+    assert (player.state.run.state, failure.reason) == (RunState.FAILED, "TOOL_ERROR")
+    assert failure.message == "Node each: 4 items failed; at most 3 may fail."
 
 
 async def test_runs_of_a_map_refer_to_the_values_that_they_use() -> None:
