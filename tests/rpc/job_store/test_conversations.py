@@ -11,7 +11,7 @@ import pytest
 from pawl.agent.v1 import conversation_pb2 as conversation_api
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.process.clock import SystemClock
-from pawl.errors import RunNotFound
+from pawl.errors import ConversationNotFound, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
