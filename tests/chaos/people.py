@@ -176,9 +176,8 @@ class Desk:
         for call in run.pending_calls:
             key, now = (call.call_id, call_state(call.state)), time.monotonic()
             handled_at = self._handled.get(key)
-            if handled_at is not None and now - handled_at < _PATIENCE_SECONDS:
-                continue
-            if self._draw.random() < 0.3:
+            is_handled = handled_at is not None and now - handled_at < _PATIENCE_SECONDS
+            if is_handled or self._draw.random() < 0.3:
                 continue
             self._handled[key] = now
             match call_state(call.state):

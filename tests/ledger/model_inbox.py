@@ -41,13 +41,12 @@ def lease_offer(model: Model, ask: Row) -> tuple[Any, ...]:
     run = model.runs.get((ask["store"], ask["run"]))
     if call is None or run is None or call["run"] != run["id"] or run["user"] != ask["user"]:
         return ("ok", False, 0)
-    if call["state"] != "OFFERED" or _is_over(model, call) or not is_pending(model, call):
+    is_open = call["state"] == "OFFERED" and not _is_over(model, call) and is_pending(model, call)
+    is_of_client = call["client"] == ask["client"]
+    may_take = is_of_client and ask["session"] >= call["session"]
+    if not is_open or (is_held(model, call) and not may_take):
         return ("ok", False, call["offer_epoch"])
-    if call["client"] == ask["client"] and is_held(model, call) and ask["session"] < call["session"]:
-        return ("ok", False, call["offer_epoch"])
-    if call["client"] != ask["client"]:
-        if is_held(model, call):
-            return ("ok", False, call["offer_epoch"])
+    if not is_of_client:
         call["client"] = ask["client"]
         call["offer_epoch"] += 1
         run["log"].append("tool.executing")

@@ -419,12 +419,12 @@ def time_limits_use_real_time(record: Record) -> Iterator[str]:
     """LOOP-9: no run fails by a time limit before that time has really passed, even if the database clock jumps."""
     for run_id, run in record.runs.items():
         limits, log, reason = run.options.limits, record.logs[run_id], run.failure.reason
-        most = {"RUN_TIMEOUT": limits.run_timeout_seconds, "ROUND_TIMEOUT": limits.round_timeout_seconds}.get(reason, 0)
-        begins = [event.seq for event in log if event.HasField("round_started")]
-        since = max(begins, default=1) if reason == "ROUND_TIMEOUT" else 1
-        took = record.written_at(run_id, len(log)) - record.written_at(run_id, since)
-        if took < most:
-            yield f"run {run_id} failed with {reason} after {took:.1f} s"
+        most = {"RUN_TIMEOUT": limits.run_timeout_seconds, "ROUND_TIMEOUT": limits.round_timeout_seconds}
+        if reason in most:
+            begins = [event.seq for event in log if event.HasField("round_started")]
+            since = max(begins, default=1) if reason == "ROUND_TIMEOUT" else 1
+            took = record.written_at(run_id, len(log)) - record.written_at(run_id, since)
+            yield from broken((took < most[reason], f"run {run_id} failed with {reason} after {took:.1f} s"))
 
 
 # Checkers that only need the ledger.

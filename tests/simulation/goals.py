@@ -91,20 +91,17 @@ def goals_end_for_their_reason(record: Ledger) -> Iterator[str]:
         run = record.runs[run_id]
         reason, is_met = run.failure.reason, any(map(_is_met, calls))
         judged = sum(call.index == Step.JUDGEMENT and call_state(call.state) in SETTLED for call in calls)
-        most, is_known = (
-            run.goal.attempts_max,
-            reason in _LIMITS or reason in {call.result.error_reason for call in calls},
-        )
-        failed = run_state(run.state) == "FAILED"
+        most, known = run.goal.attempts_max, _LIMITS | {call.result.error_reason for call in calls}
+        limit = reason if run_state(run.state) == "FAILED" else ""
         yield from broken(
             (run_state(run.state) == "COMPLETED" and not is_met, f"goal {run_id} is COMPLETED, but was not met"),
-            (failed and not is_known, f"goal {run_id} failed with {reason}"),
-            (reason == "GOAL_ATTEMPTS" and judged != most, f"goal {run_id} ended after {judged} of {most} attempts"),
+            (run_state(run.state) == "FAILED" and reason not in known, f"goal {run_id} failed with {reason}"),
+            (limit == "GOAL_ATTEMPTS" and judged != most, f"goal {run_id} ended after {judged} of {most} attempts"),
             (
-                reason == "GOAL_NO_PROGRESS" and judged < STALLED_MAX,
+                limit == "GOAL_NO_PROGRESS" and judged < STALLED_MAX,
                 f"goal {run_id} ended without progress after {judged} attempts",
             ),
-            (failed and is_met, f"goal {run_id} failed with {reason}, but was met"),
+            (run_state(run.state) == "FAILED" and is_met, f"goal {run_id} failed with {reason}, but was met"),
         )
 
 

@@ -172,7 +172,7 @@ class Probe:
             self.report.add("note", f"it does not accept images: {error.problem.message}")
             return
         if "red" not in answer.text.lower():
-            self.report.add("note", "it accepts images but does not see them")
+            self.report.add("note", "it accepts images, but its answer does not show that it sees them")
             return
         self.report.add("ok", "it sees images")
         self.report.settings["PAWL_MODEL_INPUT"] = "text,image"
@@ -222,16 +222,18 @@ async def check(base_url: str, api_key: str, model: str) -> Report:
     model = model or await first_model(base_url, api_key)
     if not model:
         report = Report()
-        report.add("FAIL", "it lists no models or is unreachable: name a model with --model")
+        report.add("FAIL", "it lists no models or cannot be reached: specify a model with --model")
         return report
     return await Probe(base_url, api_key, model).run()
 
 
 def main(arguments: Sequence[str]) -> int:
     """Test a server and print the findings. Return 1 if runs cannot use the server."""
-    parser = argparse.ArgumentParser(prog="pawl model check", description="Probe a model server; print settings.")
+    parser = argparse.ArgumentParser(
+        prog="pawl model check", description="Probe a model server and print settings for it."
+    )
     parser.add_argument("url", help="base URL, for example http://127.0.0.1:8000/v1")
-    parser.add_argument("--model", default="", help="default: the first model that it lists")
+    parser.add_argument("--model", default="", help="model; default: the first one that the server lists")
     given = parser.parse_args(arguments)
     if not given.url.startswith(("http://", "https://")):
         parser.error(f"the URL must start with http:// or https://, got {given.url!r}")

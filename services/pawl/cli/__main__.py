@@ -152,7 +152,11 @@ def flags(
         str | None, typer.Option(envvar="PAWL_DATA", metavar="<path>", help="The suite's data folder; default: .pawl.")
     ] = None,
     store: Annotated[
-        str | None, typer.Option(help="Act in this store. Requires the local key of a suite on this machine.")
+        list[str] | None,
+        typer.Option(
+            help="The store. Requires the local key of a suite on this machine, or a deployment key for the commands"
+            " keys, settings and usage."
+        ),
     ] = None,
     user: Annotated[
         str | None,

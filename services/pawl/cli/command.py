@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import os
 import queue
 import re
 import sys
@@ -56,9 +57,7 @@ def command(*, service: Service = "agent") -> Callable[[Callable[..., Awaitable[
         @functools.wraps(work)
         def run(context: typer.Context, **options: Any) -> None:
             if context.invoked_subcommand is None:  # Otherwise, a subcommand does the work.
-                raise typer.Exit(
-                    _perform(context.obj, functools.partial(work, **options), service, _option_names(context))
-                )
+                raise typer.Exit(_perform(context, work, options, service))
 
         # Typer reads the parameters from the signature.
         _, _, *options = inspect.signature(work, eval_str=True).parameters.values()
@@ -75,18 +74,16 @@ def _option_names(context: typer.Context) -> dict[str, str]:
 
 
 def _perform(
-    flags: Flags,
-    work: Callable[[AsyncClient, Console], Awaitable[int | None]],
-    service: Service,
-    typed: Mapping[str, str],
+    context: typer.Context, work: Callable[..., Awaitable[int | None]], options: dict[str, Any], service: Service
 ) -> int:
     console = Console(highlight=False)
     addresses: list[str] = []
 
     async def run() -> int | None:
-        async with AsyncClient(**flags, retry_seconds=0.0) as target:
+        store = _place_store(context, options)
+        async with AsyncClient(**{**context.obj, "store": store}, retry_seconds=0.0) as target:
             addresses.extend(getattr(target, service))
-            return await work(target, console)
+            return await work(target, console, **options)
 
     try:
         return asyncio.run(run()) or 0
@@ -97,7 +94,23 @@ def _perform(
         sys.stdout = None
         return EXIT_UNSUCCESSFUL
     except Exception as error:  # noqa: BLE001  # users see a message, never a traceback
-        return fail(error, addresses, service, typed)
+        return fail(error, addresses, service, _option_names(context))
+
+
+def _place_store(context: typer.Context, options: dict[str, Any]) -> str | None:
+    """Return the store in which to act, and put --store into the command's own option if it has one.
+
+    An API key acts only in its own store, or for the deployment. A command about a store then only sends the option.
+    """
+    own = next((each for each in context.command.params if "--store" in each.opts), None)
+    given = options[own.name] if own and own.name else None
+    stores = [*(context.obj["store"] or ()), *((given or ()) if own and own.multiple else filter(None, [given]))]
+    if len(stores) > 1 and not (own and own.multiple):
+        raise CommandError("Specify --store only once.")
+    store = stores[0] if stores else None
+    if own and own.name:
+        options[own.name] = stores if own.multiple else store
+    return None if own and os.environ.get("PAWL_API_KEY") else store
 
 
 def follows(target: AsyncClient) -> None:

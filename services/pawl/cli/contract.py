@@ -38,7 +38,7 @@ _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
     "pawl.agent.v1.OperatorService": ("operators", "agent"),
     "pawl.agent.v1.ScheduleService": ("scheduler", "agent"),
     "pawl.agent.v1.TriggerService": ("triggers", "agent"),
-    "pawl.agent.v1.UsageService": ("usage", "agent"),
+    "pawl.agent.v1.UsageService": ("usage_register", "agent"),
     "pawl.agent.v1.WorkflowService": ("workflows", "agent"),
     "pawl.tool.v1.AuditService": ("auditor", "tools"),
     "pawl.tool.v1.DocumentService": ("document_store", "tools"),

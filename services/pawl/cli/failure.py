@@ -91,9 +91,6 @@ _PARAMETERS: Final[Mapping[str, Sequence[str]]] = {
     "total_tokens_max": ("tokens_max",),
 }
 _FIELD: Final = re.compile(r"(?<![\w.'\"/-])(`?)([a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*)\1(?![\w'\"/-])")
-# Users see a description instead of the pattern for ids.
-_ID_PATTERN: Final = "must match ^[A-Za-z0-9_-]{1,64}$"
-_ID_WORDS: Final = "must have 1 to 64 letters, digits, _ and -, and nothing else"
 
 # Signs of a TLS mismatch in gRPC error details, and what to do.
 _TLS_ERRORS: Final = (
@@ -204,7 +201,7 @@ def _as_typed(error: PawlError, typed: Mapping[str, str]) -> str:
 
     A name that is also an ordinary word is replaced only if it is the invalid field or is in backquotes.
     """
-    message = error.message.replace(_ID_PATTERN, _ID_WORDS)
+    message = error.message
     wrong = error.metadata.get("field", "")
 
     def put(found: re.Match[str]) -> str:

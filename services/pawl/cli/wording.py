@@ -277,7 +277,7 @@ def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
     if call.HasField("deadline_time"):
         lines.append(remaining_text(call.deadline_time, now))
     if call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
-        lines.append(undecided())
+        lines.append(undecided(is_extended=call.approval.escalated))
     return lines
 
 
@@ -291,7 +291,7 @@ def _approval_lines(approval: call_pb2.ApprovalRequest) -> list[str]:
     if approval.HasField("series"):
         lines.append(f"one of a series: {series_text(approval.series)} (to approve all of it: series)")
     if approval.escalated:
-        lines.append("escalated: no decision in time")
+        lines.append("no decision in time: the deadline was extended")
     return lines
 
 

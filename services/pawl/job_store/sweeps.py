@@ -125,7 +125,7 @@ async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> No
 
 
 async def cancel_where_off(settings: SettingsSnapshot, ledger: Ledger, ids: IdSource, clock: Clock) -> None:
-    """Every five seconds, cancel open runs in stores where runs are disabled, if the switch requests it.
+    """Every five seconds, cancel open runs in stores where runs are disabled, if the switch requests this.
 
     Undo runs continue, so that no undo is left half done.
     """

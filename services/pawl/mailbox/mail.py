@@ -104,7 +104,7 @@ def _passes(message: EmailMessage, authserv_id: str, domain: str) -> bool:
 
 def _without_comments(text: str) -> str:
     """Return a structured header without comments and quoted strings, or "" if one of these is not closed."""
-    kept: list[str] = []
+    outside: list[str] = []
     depth, is_quoted = 0, False
     for piece in re.findall(r"\\.|.", text, re.DOTALL):
         if is_quoted or (piece == '"' and not depth):
@@ -112,8 +112,8 @@ def _without_comments(text: str) -> str:
         elif piece in "()":
             depth = max(0, depth + (1 if piece == "(" else -1))
         elif not depth and not piece.startswith("\\"):
-            kept.append(piece)
-    return "" if depth or is_quoted else "".join(kept)
+            outside.append(piece)
+    return "" if depth or is_quoted else "".join(outside)
 
 
 def _ids(message: EmailMessage, *names: str) -> list[str]:

@@ -114,8 +114,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
             )
             await stack.enter_async_context(parts.group_commit)
             if nats_url is not None:
-                background = await stack.enter_async_context(Background())
-                background.start("relay", parts.loops["relay"])
+                (await stack.enter_async_context(Background())).start("relay", parts.loops["relay"])
             address = f"unix:{tmp_path}/{count}"
             server = RpcServer(
                 address,

@@ -83,7 +83,7 @@ export class Pawl extends Transport {
 
   /**
    * Follows a conversation across reconnects until `onError` is called, and passes its view and the new events to
-   * `onChange`: messages, runs, jobs, and what the model writes in runs that a message or a background job started.
+   * `onChange`: messages, runs, jobs, and the model's output in runs that a message or a background job started.
    * Returns a function that stops following.
    */
   follow(conversationId: string, onChange: (view: ConversationView, events: pb.RunEventJson[]) => void, onError: (error: PawlError) => void = () => {}): () => void {

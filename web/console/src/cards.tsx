@@ -1,4 +1,4 @@
-/** A call: what it does, its state and result, and the possible decisions. */
+/** A call with its description, state, result and possible decisions. */
 
 import { type BackgroundJobJson, type CallJson, type Progress, requestId, type RunJson } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
@@ -46,7 +46,7 @@ export const CallCard = bounded(Card, ({ call }) =>
 );
 export const TopUp = bounded(Tokens, ({ run }) => `${run.runId} is waiting for tokens.`);
 
-/** With `where`, the card says where the call is from. */
+/** With `where`, the card shows the origin of the call. */
 function Card({ call, progress, where, children }: { call: CallJson; progress?: Progress | undefined; where?: boolean; children?: ComponentChildren }): VNode {
   const state = call.state ?? "";
   const isApproval = state === "CALL_STATE_AWAITING_APPROVAL";
@@ -94,7 +94,7 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
   );
 }
 
-/** For whom a call is, from which conversation and run, and since when. */
+/** The user, conversation, run and age of a call. */
 function About({ call, where }: { call: CallJson; where: boolean | undefined }): VNode | null {
   if (!where) return null;
   const own = !call.userId || call.userId === who.value?.caller?.userId;
@@ -114,7 +114,7 @@ function About({ call, where }: { call: CallJson; where: boolean | undefined }):
   );
 }
 
-/** One line: what the call does, with what, its result and duration. It unfolds. */
+/** One line with the call, its arguments, result and duration. It unfolds. */
 function Summary({ call, job, where }: { call: CallJson; job: BackgroundJobJson | undefined; where: boolean | undefined }): VNode {
   const [shown, setShown] = useState(false);
   const { state = "", result } = call;
@@ -157,7 +157,7 @@ function Summary({ call, job, where }: { call: CallJson; job: BackgroundJobJson 
   );
 }
 
-/** Who decided, and by which rule. */
+/** The user or rule that decided. */
 export function Decided({ call: { approval, ruleId } }: { call: CallJson }): VNode | null {
   const decision = approval?.decision;
   if (!decision && !ruleId) return null;

@@ -178,7 +178,7 @@ export function Conversation({ conversationId, within }: { conversationId: strin
   );
 }
 
-/** What can be done with the conversation. It closes after each action. */
+/** The menu of a conversation. It closes after each action. */
 function Menu({ conversation }: { conversation: ConversationJson }): VNode {
   const menu = useRef<HTMLDetailsElement>(null);
   const close = (): void => {

@@ -1,4 +1,4 @@
-/** Where messages are written, with files, images and a button that stops the run. */
+/** The message editor, with files, images and a button that stops the run. */
 
 import { type PartJson, requestId, type RunView } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";

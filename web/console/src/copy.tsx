@@ -1,7 +1,7 @@
 import type { VNode } from "preact";
 import { useState } from "preact/hooks";
 
-/** Copies a text, and says so for a moment. */
+/** Copies a text and confirms it briefly. */
 export function CopyButton({ text, name = "Copy", shown = "Copy" }: { text: string; name?: string; shown?: string }): VNode {
   const [done, setDone] = useState("");
   const copy = (): void => {

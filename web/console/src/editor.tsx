@@ -8,7 +8,7 @@ import { FieldView, type FieldSpec, meant } from "./fields";
 import { pack, parse, unpack } from "./json";
 import { keep, kept, path } from "./state";
 
-/** How an item is edited. If `value` takes no item, it is a new one. Without `fields`, it is edited as JSON. */
+/** An editor of an item. If `value` has no parameter, the editor creates an item. Without `fields`, it is edited as JSON. */
 export interface Editing<T> {
   name: string;
   method: string;
@@ -44,7 +44,7 @@ function read(text: string, parsed: (text: string) => unknown = parse): Record<s
   }
 }
 
-/** Returns the button that opens an editor and the open editor, for two places of a page. */
+/** Returns the button that opens an editor, and the open editor. */
 export function useEditor<T>(editing: Editing<T> | undefined, item: T, onSaved: () => void): { button: VNode | null; form: VNode | null } {
   const where = `${path.value} ${editing?.name}`;
   // Until it is edited, the text is the draft that an earlier visit left.

@@ -165,7 +165,7 @@ const EFFECTS: Column<CallJson>[] = [
   { name: "Run", of: ({ runId: id }) => id && <a href={`/runs/${id}`}>{id.slice(-8)}</a> },
 ];
 
-/** Shows what a rerun repeats, and starts it. */
+/** Shows which nodes a rerun repeats, and starts it. */
 function Rerun({ runId, path }: { runId: string; path: string }): VNode {
   const [plan, setPlan] = useState<RerunFromResponseJson>();
   if (!plan)

@@ -26,7 +26,7 @@ export interface FieldSpec {
   /** Draws a field of its own kind. */
   view?: (props: { value: Values; onValue: (value: Values) => void; id: string }) => VNode;
   when?: (value: Values) => boolean;
-  /** Takes half of the width. */
+  /** Has half of the width. */
   half?: true;
   /** Is under "More options". */
   more?: true;
@@ -159,12 +159,12 @@ function Entry({ field: { kind, options, load, placeholder = "", keeps }, value,
   }
 }
 
-/** An error, also announced to screen readers. */
+/** An error message, also announced to screen readers. */
 export function Fault({ text, id }: { text: string; id?: string }): VNode | null {
   return text ? <p class="fault" role="alert" {...(id ? { id } : {})}>{visible(text)}</p> : null;
 }
 
-/** A time as a field for local times takes it. */
+/** A time in the format of a local time field. */
 function local(at: string): string {
   return new Date(Date.parse(at) - new Date(at).getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
@@ -179,7 +179,7 @@ function pairs(text: string): Record<string, string> | undefined {
   return all.length ? Object.fromEntries(all) : undefined;
 }
 
-/** A text that has a value only while it can be read. */
+/** A text field that has a value only while its text is valid. */
 function Draft({ first, onText, marks, placeholder }: { first: string; onText: (text: string) => void; marks: EntryProps["marks"]; placeholder: string }): VNode {
   const [text, setText] = useState(first);
   const [fault, setFault] = useState("");
@@ -241,7 +241,7 @@ export function Several({ all, onAll, blank, add, row }: { all: Values[]; onAll:
   );
 }
 
-/** A group of choices, of which one is taken. */
+/** A group of exclusive choices. */
 export function Choice({ name, all, value, onValue }: { name: string; all: readonly (readonly [string, ComponentChildren])[]; value: string; onValue: (value: string) => void }): VNode {
   return (
     <div class="choice" role="radiogroup" aria-label={name}>

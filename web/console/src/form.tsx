@@ -25,7 +25,7 @@ export function Form({ schema, value, onValue, fault: refused = "", name: what =
   schema: Schema | undefined;
   value: Record<string, unknown>;
   onValue: (value: Record<string, unknown> | undefined) => void;
-  /** An error from the server, shown at the field that it names. */
+  /** An error from the server, shown at the field with the error. */
   fault?: string;
   name?: string;
 }): VNode {
@@ -106,7 +106,7 @@ function kindOf(schema: Schema, value: unknown): FieldSpec["kind"] | undefined {
   return text.length > 60 || text.includes("\n") || (schema.maxLength ?? 0) > 1000 ? "area" : "text";
 }
 
-/** Returns the schema of a value that may also be null: in a form, it is left empty. */
+/** Returns the schema of a nullable value. In a form, null is an empty field. */
 function orNull({ anyOf, ...schema }: Schema): Schema {
   const [kind, other] = anyOf ?? [];
   if (!anyOf) return schema;

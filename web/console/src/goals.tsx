@@ -28,8 +28,8 @@ const RAISE: FieldSpec[] = [
   { at: "deadlineTime", label: "New deadline", kind: "moment", half: true },
 ];
 const FIELDS: FieldSpec[] = [
-  { at: "aim", label: "Aim", kind: "area", hint: "What must be true in the end." },
-  { at: "criterion.judge.rubric", label: "Rubric for a judge", kind: "area", hint: "How a model judges each attempt. Or choose a tool that checks it." },
+  { at: "aim", label: "Aim", kind: "area", hint: "The result that the agent must reach." },
+  { at: "criterion.judge.rubric", label: "Rubric for a judge", kind: "area", hint: "How a model judges each attempt. Alternatively, choose a tool that checks it." },
   { at: "criterion.toolName", label: "Tool that checks it", kind: "suggest", half: true, load: toolOptions },
   { at: "criterion.expression", label: "Expression", half: true, hint: "Over the tool's result, such as size(value.broken) == 0." },
   { at: "criterion.argumentsJson", label: "Arguments of this tool", kind: "json", when: ({ criterion }) => !!criterion?.toolName },
@@ -48,8 +48,8 @@ async function start({ totalTokensMax = 0, ...goal }: Values): Promise<void> {
 
 export const goals: Resource<GoalStatusJson> = {
   path: "goals",
-  lead: "A goal has an agent try again until a tool or a judge finds its aim met.",
-  empty: "No open goals. Start one to have an agent try until a tool or a judge finds the aim met.",
+  lead: "A goal lets an agent try again until a tool or a judge finds the aim met.",
+  empty: "No open goals. Start one to let an agent try until a tool or a judge finds the aim met.",
   live: true,
   list: paged("goals", (page, filters) => pawl.goals.listGoals({ ...page, openOnly: !filters["all"] })),
   filters: [{ name: "all", label: "Include ended", on: true }],

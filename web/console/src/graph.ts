@@ -55,7 +55,7 @@ export function graphOf(mermaid = ""): { nodes: NodeExecutionJson[]; edges: Edge
   return { nodes, edges };
 }
 
-/** Places nodes, given in topological order with the number of their branches. */
+/** Computes the layout of nodes, given in topological order with the number of their branches. */
 export function layOut(nodes: { path: string; branches: number }[], edges: Edge[]): Layout {
   const columns = levels(nodes, edges);
   const boxes: Record<string, Box> = {};

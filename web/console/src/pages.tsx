@@ -60,7 +60,7 @@ const EFFECTS: Record<string, string> = {
 
 const tools: Resource<ToolJson> = {
   path: "tools",
-  lead: "A tool is what an agent can do. Sensitive and destructive tools ask before they act.",
+  lead: "Tools are the actions available to agents. Sensitive and destructive tools require approval.",
   empty: "No tools. Workers and sources provide tools.",
   list: async (pageToken, { words = "" }) => {
     const page = await pawl.tools.listTools({ pageSize: 200, pageToken });
@@ -100,7 +100,7 @@ const tools: Resource<ToolJson> = {
   ),
 };
 
-/** The arguments that a tool takes. */
+/** The arguments of a tool. */
 function Arguments({ of: definition }: { of: ToolJson["definition"] }): VNode | null {
   const schema = unpack({ argumentsSchemaJson: definition?.argumentsSchemaJson }).argumentsSchemaJson as Schema | undefined;
   const names = Object.keys(schema?.properties ?? {});
@@ -131,7 +131,7 @@ function Progress({ job: { iterations = 0, missedIterations: missed = 0, definit
 }
 const jobs: Resource<BackgroundJobJson> = {
   path: "background",
-  lead: "Long calls and series that run while you do something else.",
+  lead: "Long-running and repeated calls in the background.",
   empty: "No open background jobs. Long-running and repeated calls appear here.",
   live: true,
   list: paged("jobs", (page, filters) => pawl.jobs.listJobs({ ...page, openOnly: !filters["all"] })),
@@ -187,7 +187,7 @@ function needOf(run: RunInNeedJson): string {
 
 const attention: Resource<RunInNeedJson> = {
   path: "attention",
-  lead: "Runs that stopped because only an operator can say how they continue.",
+  lead: "Stopped runs. An operator must decide how each one continues.",
   empty: "No run needs an operator. Runs appear here if it is unknown whether a call took effect, or if their workers crash repeatedly.",
   list: paged("runs", (page) => pawl.operator.listAttention(page)),
   live: true,

@@ -38,7 +38,7 @@ export interface Page<T> {
 
 export interface Resource<T> {
   path: ListPath;
-  /** What the page is for, in a sentence. */
+  /** The purpose of the page, in one sentence. */
   lead?: string;
   empty: string;
   list: (pageToken: string, filters: Record<string, string>) => Promise<Page<T>>;
@@ -55,7 +55,7 @@ export interface Resource<T> {
   /** A form that starts something with the item. */
   start?: Editing<T>;
   make?: Editing<undefined>;
-  /** The kind and name by which files can declare an item. Items that a set of files owns are read-only. */
+  /** The kind and name of an item in files of `pawl apply`. Items that a set of files owns are read-only. */
   declared?: (item: T) => [string, string];
   /** Stands beside the title. */
   above?: () => VNode | null;
@@ -369,7 +369,7 @@ function Loaded({ load, value, onValue }: { load: () => Promise<Option[]>; value
 const FOLDED_FROM = 1;
 const NARROW = "(max-width: 720px)";
 
-/** A text filter, applied when it is left. It keeps what is typed while the list is read again. */
+/** A text filter, applied when the field loses focus. Reading the list again does not change typed text. */
 function Words({ value, onValue }: { value: string; onValue: (value: string) => void }): VNode {
   const [text, setText] = useState(value);
   const [applied, setApplied] = useState(value);

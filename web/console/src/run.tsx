@@ -61,7 +61,7 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
         {view.ended && !run.undo && <Undo runId={runId} />}
       </Head>
       {!run.state && <Skeleton />}
-      {asked && !beside && <p class="asks prose">{visible(asked).slice(0, ASKED_SHOWN)}</p>}
+      {asked && !beside && !run.workflow && <p class="asks prose">{visible(asked).slice(0, ASKED_SHOWN)}</p>}
       <Facts run={run} beside={!!beside} hasChildren={calls.some(({ childRunId }) => childRunId)} />
       <Why run={waiting ? { ...run, waiting } : run} />
       {run.undo && <UndoReport key={run.state} runId={runId} of={run.undo.runId ?? ""} />}
@@ -83,7 +83,7 @@ function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; ha
     <dl class="facts">
       <Fact name="Agent" value={run.state && !run.workflow && visible(kindOf(run))} />
       <Fact name="Workflow" value={run.workflow && <a href={`/workflows/runs/${run.runId}`}>{run.workflow.name}</a>} />
-      <Fact name="Model" value={run.options?.model} />
+      <Fact name="Model" value={!run.workflow && run.options?.model} />
       <Fact name="Started" value={time(run.createTime)} />
       <Fact name="Duration" value={run.createTime && lasted(Math.max(0, end - Date.parse(run.createTime)) / 1000)} />
       <Fact name="Rounds" value={run.round} />
@@ -96,7 +96,7 @@ function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; ha
   );
 }
 
-/** Events of a run do not have the sentence that says why it waits. */
+/** Why a run waits. Its events do not contain this explanation. */
 function useWaiting({ runId = "", state, lastSeq }: RunJson): RunJson["waiting"] {
   const waits = state === "RUN_STATE_WAITING" || state === "RUN_STATE_QUEUED";
   const [waiting] = useRead(async () => (waits ? (await pawl.agent.getRun({ runId })).run?.waiting : undefined), [runId, state, lastSeq]);

@@ -1,4 +1,4 @@
-/** The list of runs, and what other pages say of a run. */
+/** The list of runs, and the parts of a run that other pages show. */
 
 import { isEnded, type RunJson, type RunStateJson } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
@@ -48,7 +48,7 @@ export const runs: Resource<RunJson> = {
   ],
 };
 
-/** The agent, workflow, job or goal that a run works for. */
+/** The agent, workflow, job or goal of a run. */
 export function kindOf({ workflow, job, goal, agent }: RunJson): string {
   return workflow ? `workflow ${workflow.name}` : job ? `job ${job.toolName}` : goal ? "goal" : (agent?.name ?? "default");
 }

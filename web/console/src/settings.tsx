@@ -71,7 +71,7 @@ function Preferences(): VNode {
           </fieldset>
           <div class="panel">
             <h2>Quiet hours</h2>
-            {!found.quiet?.hours?.length && <p class="quiet">None. In quiet hours, channels send nothing.</p>}
+            {!found.quiet?.hours?.length && <p class="quiet">None. During quiet hours, channels send nothing.</p>}
             {found.quiet?.hours?.map((hours, key) => (
               <p key={key}>{hours.start} to {hours.end} {found.quiet?.timeZone} {hours.days?.map((day) => word(day.replace("WEEKDAY_", ""))).join(", ")}</p>
             ))}

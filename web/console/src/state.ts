@@ -15,7 +15,7 @@ export const pendingRuns = signal<RunJson[]>([]);
 /** Background jobs of the open conversation, by the call that started them. */
 export const jobs = signal<Record<string, BackgroundJobJson>>({});
 export const notice = signal("");
-/** True if the notice disappears when the connection is back. */
+/** True if the notice disappears once the connection is restored. */
 let isTemporary = false;
 /** Initial text of the next message composer. */
 export const draft = signal("");

@@ -22,7 +22,7 @@ it.each([
   expect(wish(asked)).toBe(sentence);
 });
 
-it("a call is shown with its most telling arguments, and its result in a line", () => {
+it("a call is shown with its most informative arguments, and its result in a line", () => {
   expect(title("shop.find_item")).toBe("Find item · shop");
   expect(objectOf(call("send_email", { body: "Hello", subject: "tea", to: ["a@x"] }))).toBe("a@x · tea · Hello");
   expect(resultLine({ result: { contentJson: encode({ documents: [1, 2] }) } })).toBe("2 documents");

@@ -91,8 +91,10 @@ def check_id(value: str, field: str, *, optional: bool = False) -> str:
     Raises:
         InvalidId: The value is not an id. The metadata names the field.
     """
-    if not is_id(value) and (value or not optional):
-        raise InvalidId(f"{field} must match ^[A-Za-z0-9_-]{{1,64}}$", field=field)
+    if not value and not optional:
+        raise InvalidId(f"{field} is required", field=field)
+    if value and not is_id(value):
+        raise InvalidId(f"{field} must have 1 to 64 letters, digits, _ and -, got {value[:80]!r}", field=field)
     return value
 
 

@@ -48,9 +48,11 @@ def shortened(text: str, bytes_max: int) -> str:
     return _UNFINISHED_MARK.sub("", data[: bytes_max - 3].decode(errors="ignore")) + "..."
 
 
-def undecided(until: datetime | None = None) -> str:
+def undecided(until: datetime | None = None, *, is_extended: bool = False) -> str:
+    """Return what happens to a call without a decision. The deadline of an approval can be extended once."""
     by = "in time" if until is None else f"by {until:%Y-%m-%d %H:%M} UTC"
-    return f"If nobody decides {by}, it is escalated, or the call does not run."
+    extension = "" if is_extended else ", or the deadline is extended once"
+    return f"If no one decides {by}, the call does not run{extension}."
 
 
 def _with_ascii_name(found: re.Match[str]) -> str:

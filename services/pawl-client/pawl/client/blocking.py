@@ -203,6 +203,7 @@ class Client:
         self._thread.close(self._asyncio.__aexit__)
 
     whoami = _plain(AsyncClient.whoami)
+    usage = _iterating(AsyncClient.usage)
     start = _plain(AsyncClient.start)
     send = _plain(AsyncClient.send)
     cancel = _plain(AsyncClient.cancel)

@@ -19,6 +19,7 @@ from pawl.client.streams import responses
 from pawl.client.target import DEADLINE_SECONDS
 from pawl.client.text import Piece, TextReader
 from pawl.client.triggers import TriggerVerbs
+from pawl.client.usage import UsageVerbs
 from pawl.client.workflows import WorkflowVerbs
 from pawl.errors import InvalidField, PawlError, TooLarge
 from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
@@ -46,7 +47,7 @@ _TEXT_BYTES_MAX: Final = 1024 * 1024
 Item: TypeAlias = call_pb2.Call | run_pb2.Run
 
 
-class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
+class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs, UsageVerbs):
     """The asyncio client. `Target` describes the addresses, keys and retries.
 
     Methods raise exceptions from pawl.errors. Each request gets a new `request_id` unless you pass one. For at least 24
@@ -123,7 +124,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         return (await self.once(self.agents.CancelRun, request)).run
 
     async def top_up(self, run_id: str, tokens: int, *, request_id: str = "") -> run_pb2.Run:
-        """Add tokens to a run's budget. Return the run."""
+        """Add tokens to a run's budget and return the run."""
         request = agent_pb2.TopUpRunRequest(run_id=run_id, tokens=natural(tokens, "tokens"), request_id=request_id)
         return (await self.once(self.agents.TopUpRun, request)).run
 

@@ -158,16 +158,16 @@ class JobVerbs(Target):
         return JobHandle(self, (await self.again(self.jobs.GetJob, pb.GetJobRequest(job_id=job_id))).job)
 
     async def stop_job(self, job_id: str, reason: str = "", *, request_id: str = "") -> pb.BackgroundJob:
-        """Stop a job. Return it. A job that has ended does not change."""
+        """Stop a job and return it. A job that has ended does not change."""
         request = pb.StopJobRequest(job_id=job_id, reason=reason, request_id=request_id)
         return (await self.once(self.jobs.StopJob, request)).job
 
     async def pause_job(self, job_id: str, *, request_id: str = "") -> pb.BackgroundJob:
-        """Pause a job. Return it. Running iterations finish, but no new iteration starts during the pause."""
+        """Pause a job and return it. Running iterations finish, but no new iteration starts during the pause."""
         return (await self.once(self.jobs.PauseJob, pb.PauseJobRequest(job_id=job_id, request_id=request_id))).job
 
     async def resume_job(self, job_id: str, *, request_id: str = "") -> pb.BackgroundJob:
-        """Resume a paused job on its original schedule. Return it. Missed iterations are skipped."""
+        """Resume a paused job on its original schedule, and return it. Missed iterations are skipped."""
         return (await self.once(self.jobs.ResumeJob, pb.ResumeJobRequest(job_id=job_id, request_id=request_id))).job
 
     async def stop_jobs(

@@ -127,7 +127,7 @@ class Target:
     jobs: cached_property[JobServiceAsyncStub] = _stub("agent.v1.jobs.JobService", "agent")
     scheduler: cached_property[ScheduleServiceAsyncStub] = _stub("agent.v1.schedule.ScheduleService", "agent")
     triggers: cached_property[TriggerServiceAsyncStub] = _stub("agent.v1.trigger.TriggerService", "agent")
-    usage: cached_property[UsageServiceAsyncStub] = _stub("agent.v1.usage.UsageService", "agent")
+    usage_register: cached_property[UsageServiceAsyncStub] = _stub("agent.v1.usage.UsageService", "agent")
     workflows: cached_property[WorkflowServiceAsyncStub] = _stub("agent.v1.workflow.WorkflowService", "agent")
     operators: cached_property[OperatorServiceAsyncStub] = _stub("agent.v1.operator.OperatorService", "agent")
     tool_register: cached_property[ToolServiceAsyncStub] = _stub("tool.v1.tool.ToolService", "tools")

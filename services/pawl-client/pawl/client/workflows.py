@@ -59,12 +59,12 @@ class WorkflowRun:
         return (await self._target.again(read, request)).run
 
     async def pause(self, *, request_id: str = "") -> run_pb2.Run:
-        """Pause the run. Return it. Running nodes finish, but no new node starts."""
+        """Pause the run and return it. Running nodes finish, but no new node starts."""
         request = pb.PauseExecutionRequest(run_id=self.run_id, request_id=request_id)
         return (await self._target.once(self._target.workflows.PauseExecution, request)).run
 
     async def resume(self, *, request_id: str = "") -> run_pb2.Run:
-        """Resume the run. Return it."""
+        """Resume the run and return it."""
         request = pb.ResumeExecutionRequest(run_id=self.run_id, request_id=request_id)
         return (await self._target.once(self._target.workflows.ResumeExecution, request)).run
 

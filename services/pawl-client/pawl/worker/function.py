@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from pawl.chassis.process.tasks import Handover, kept
+from pawl.chassis.process.tasks import Handover, save_nothing
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.errors import InvalidJson
 from pawl.event.v1 import call_pb2
@@ -61,7 +61,7 @@ class CallContext:
     last_checkpoint: Any = None
     # W3C `traceparent` of the call, to send with the function's own requests; empty if there is none.
     traceparent: str = ""
-    _save: Callable[[bytes], Future[None]] = kept
+    _save: Callable[[bytes], Future[None]] = save_nothing
 
     def checkpoint(self, value: Any) -> Handover:
         """Save progress, so that the next execution finds the latest value in `last_checkpoint`.

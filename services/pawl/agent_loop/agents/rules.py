@@ -169,7 +169,10 @@ def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition
     _check_card(definition.card)
     check_labels(definition.labels, "definition.labels")
     if definition.daily_tokens_max > TOKENS_MAX:
-        raise InvalidField(f"daily_tokens_max must be at most {TOKENS_MAX}", field="definition.daily_tokens_max")
+        raise InvalidField(
+            f"daily_tokens_max must be at most {TOKENS_MAX}, got {definition.daily_tokens_max}",
+            field="definition.daily_tokens_max",
+        )
     _check_count(definition.delegates_to, "delegates_to", DELEGATES_MAX)
     for name in definition.delegates_to:
         check_id(name, "definition.delegates_to")

@@ -236,4 +236,6 @@ async def write(context: Context, response: Message | bytes) -> None:
         async with asyncio.timeout(WRITE_SECONDS_MAX):
             await context.write(response)
     except TimeoutError:
-        raise SlowConsumer(f"the client has not read its stream for {WRITE_SECONDS_MAX:g} s") from None
+        raise SlowConsumer(
+            f"the client has not read from its stream for {WRITE_SECONDS_MAX:g} s: open it again"
+        ) from None

@@ -30,7 +30,7 @@ def check(frame: session_pb2.SessionRequest) -> None:
     """
     kind = frame.WhichOneof("frame")
     if kind is None:
-        raise InvalidField("the frame is empty, or its kind is unknown to this version", field="frame")
+        raise InvalidField("the frame is empty, or this version does not know its kind", field="frame")
     if kind == "heartbeat":
         return
     if kind == "hello":

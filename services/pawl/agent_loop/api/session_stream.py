@@ -174,7 +174,7 @@ class Stream:
                 continue
             # Send the outstanding receipts first.
             await within(_RELEASE_SECONDS, self._outgoing.join())
-            raise Cancelled("the client opened another stream; use a different client_id for each program")
+            raise Cancelled("the client opened another stream: use a different client_id for each program")
 
     async def _handle(self, frame: SessionRequest) -> None:
         """Handle the frame. Every frame except a heartbeat gets one receipt.
@@ -255,7 +255,7 @@ class Stream:
         """Attach to a run, or attach again from another position. The receipt is sent before the first event."""
         await self._detach(run_id, release=False)
         if len(self._attachments) >= ATTACHMENTS_MAX:
-            raise Overloaded(f"a session can attach to at most {ATTACHMENTS_MAX} runs")
+            raise Overloaded(f"a session can attach to at most {ATTACHMENTS_MAX} runs: open another session")
         attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = self._tasks.create_task(
             self._stream(frame, run_id, after_seq, attached), name=f"session.attachment {run_id}"

@@ -86,11 +86,9 @@ class Watches:
         return len(self._feeds)
 
     def measure(self, metrics: Metrics) -> None:
-        watchers = metrics.gauge("watchers", "Open streams of runs' events.")
+        watchers = metrics.gauge("watchers", "Open streams of run events.")
         watchers.set_function(lambda: sum(len(feed.watchers) for feed in self._feeds.values()))
-        behind = metrics.gauge(
-            "watch_lag_events", "Events that the slowest watcher has not received, of those known here."
-        )
+        behind = metrics.gauge("watch_lag_events", "Events that this replica's slowest watcher has not received yet.")
         behind.set_function(lambda: max((feed.lag for feed in self._feeds.values()), default=0))
 
     @asynccontextmanager
@@ -107,7 +105,7 @@ class Watches:
         feed = self._feeds.get(key)
         if feed is None:
             if len(self._feeds) >= FEEDS_MAX:
-                raise Overloaded(f"at most {FEEDS_MAX} runs can be watched on one replica")
+                raise Overloaded(f"at most {FEEDS_MAX} runs can be watched on one replica: try again later")
             feed = self._feeds[key] = Feed(self._ledger, self._live, caller, run_id, readers=self._readers)
         watcher = Watcher(feed, after_seq)
         feed.watchers[watcher] = None

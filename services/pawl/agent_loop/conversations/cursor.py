@@ -53,9 +53,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
             if data[:_SEAL_BYTES] != _seal(caller, conversation_id) or not (is_id(cursor.run_id) or not cursor.run_id):
                 raise ValueError
         except (binascii.Error, ValueError, msgspec.DecodeError):
-            message = (
-                f"after is not a cursor of the conversation {conversation_id}: send the cursor that its stream gave you"
-            )
+            message = f"after must be the cursor that the stream of the conversation {conversation_id} returned"
             raise InvalidField(message, field="after") from None
         return cursor
 

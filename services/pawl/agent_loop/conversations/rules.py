@@ -181,8 +181,8 @@ def _message_faults(message: HistoryMessage) -> Iterator[str]:
     match message.role:
         case HistoryRole.SYSTEM:
             yield (
-                "system and developer messages are not imported, because they could contradict the agent's"
-                " instructions: leave it out"
+                "system and developer messages are not imported, because they could contradict the agent's "
+                "instructions: remove this message"
             )
         case HistoryRole.UNSPECIFIED:
             yield "its role must be user, assistant or tool"
@@ -212,7 +212,7 @@ def _text_faults(text: str, name: str, bytes_max: int) -> Iterator[str]:
     if len(text.encode()) > bytes_max:
         yield f"{name} is over the limit of {bytes_max} bytes"
     if (found := CONTROL.search(text)) is not None:
-        yield f"{name} contains the control character U+{ord(found.group()):04X}"
+        yield f"{name} must not contain the control character U+{ord(found.group()):04X}"
 
 
 def _call_faults(call: HistoryCall) -> Iterator[str]:
@@ -232,7 +232,7 @@ def _id_faults(message: HistoryMessage, known: set[str]) -> Iterator[str]:
     """Yield a fault for each call id that is in `known`, and add new ids to `known`."""
     for call in message.calls:
         if call.call_id in known:
-            yield f"call {_shown(call.call_id)}: the id was used before"
+            yield f"call {_shown(call.call_id)}: another call has the same id"
         known.add(call.call_id)
 
 

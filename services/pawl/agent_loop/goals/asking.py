@@ -47,7 +47,7 @@ def goal_of(arguments_json: bytes, now: float) -> Goal:
     except msgspec.DecodeError as error:
         raise ValueError(f"{error}.") from None
     if not given.aim.strip() or bool(given.check_tool) is bool(given.rubric):
-        raise ValueError("A goal needs an `aim`, and either `check_tool` or `rubric` to determine whether it is met.")
+        raise ValueError("A goal requires an `aim`, and either a `check_tool` or a `rubric`.")
     goal = Goal(
         aim=strict_json.storable(given.aim),
         attempts_by=GoalAgent(tool_names=given.tool_names),

@@ -38,15 +38,15 @@ def task(state: State, goal: Goal, cursor: GoalCursor, number: int) -> str:
     checked = criterion.judge.rubric if criterion.judge else f"{criterion.tool_name} {criterion.expression}".strip()
     parts = [
         f"Work towards this aim:\n{goal.aim}",
-        f"After your attempt, this decides whether the aim is met: {checked}",
-        f"This is attempt {number} of {goal.attempts_max}. Finish with an answer that says what you did.",
+        f"This check decides whether the aim is met after your attempt: {checked}",
+        f"This is attempt {number} of {goal.attempts_max}. End with an answer that says what you did.",
     ]
     if cursor.reason:
         parts.append(_quoted("The last check found this", [cursor.reason]))
     earlier = cursor.attempts[: len(cursor.attempts) - len(cursor.tried)]
     if cursor.attempts:
         lines = [*(_line(each, tried) for each, tried in enumerate(earlier, 1)), *map(_told, cursor.tried)]
-        parts.append(_quoted("These attempts fell short, do not repeat what did not work", lines))
+        parts.append(_quoted("These attempts did not meet the aim. Do not repeat what did not work", lines))
     said = [each.text for each in state.messages if each.role is Role.USER and each.run_id == state.run.run_id][1:]
     if said:
         parts.append(f"The user added:\n{text.cut_bytes(chr(10).join(said).encode(), _MESSAGES_BYTES_MAX)}")

@@ -121,4 +121,4 @@ def _not_stopped(run: run_pb2.Run) -> str:
     try:
         return msgspec.json.decode(run.output_text, type=_Error).error
     except msgspec.DecodeError:
-        return "Its call could not be stopped and may still be running."
+        return "The job's call could not be stopped and may still be running."

@@ -108,13 +108,13 @@ class Histories:
             used_at=self._monotonic(),
         )
 
-    def _put(self, key: _Key, kept: KeptHistory) -> None:
+    def _put(self, key: _Key, cached: KeptHistory) -> None:
         self._drop(key)
-        self._kept[key] = kept
-        self._size_bytes += kept.size_bytes
+        self._kept[key] = cached
+        self._size_bytes += cached.size_bytes
         while self._size_bytes > BYTES_MAX:
             self._drop(next(iter(self._kept)))
 
     def _drop(self, key: _Key) -> None:
-        if (kept := self._kept.pop(key, None)) is not None:
-            self._size_bytes -= kept.size_bytes
+        if (cached := self._kept.pop(key, None)) is not None:
+            self._size_bytes -= cached.size_bytes

@@ -416,7 +416,7 @@ class RunTasks(Tasks):
         try:
             calls = [await until_answered(read) for read in reads]
         except CallNotFound as error:
-            message = "An earlier run whose results this run uses was deleted."
+            message = "This run uses results of an earlier run, which was deleted."
             return RunRefused(failure=limit_failure(error.reason, message))
         if work.run_id:
             asked = (ledger.channel, run.store_id, run.user_id, work.run_id, judging.without_rest)

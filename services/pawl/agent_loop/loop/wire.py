@@ -71,7 +71,7 @@ def _result(message: call_pb2.Call) -> CallResult | None:
     return CallResult(content_json=b"null", note=f"The result of {size_bytes} bytes is too large to repeat here.")
 
 
-WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is not known"), defaults=_DEFAULTS)
+WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is not a known value"), defaults=_DEFAULTS)
 # For client requests: an unknown value raises InvalidField.
 CLIENTS: Final = Translator(
     lambda unknown: InvalidField(f"{unknown.field} has an unknown value", field=unknown.field),

@@ -186,9 +186,9 @@ def fire_note(due: DueSchedule, now: datetime, backfill_time: datetime | None = 
     expected_time = _expected_time(due)
     when = f"{_time_text(due, backfill_time, now)} ({due.definition.time_zone or 'UTC'})"
     if backfill_time is not None:
-        how = f"It is for the scheduled time {when} in the past (a backfill)."
+        how = f"It is for the past scheduled time {when} (a backfill)."
     elif expected_time is None:
-        how = f"It was started by hand at {when}."
+        how = f"It was started manually at {when}."
     else:
         late_seconds = int((now - expected_time).total_seconds())
         how = f"It was due at {when}"

@@ -149,7 +149,9 @@ class Starting:
         """
         try:
             if self._credential_is_gone(caller):
-                raise PermissionDenied("the API key that last saved or resumed it was revoked or has lost a role")
+                raise PermissionDenied(
+                    "the API key that last saved or resumed the schedule was revoked or has lost a role"
+                )
             if definition.workflow:
                 message = await self._workflow(caller, definition, request_id, inputs.rendered(definition, scope))
             else:

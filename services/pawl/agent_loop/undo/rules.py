@@ -241,21 +241,21 @@ def _end(source: UndoSource) -> tuple[float, int, int]:
 
 def _without_inverse(call: Call) -> tuple[UndoState, str]:
     if call.imported:
-        return UndoState.CANNOT_BE_UNDONE, "It was made elsewhere, before the conversation was imported."
+        return UndoState.CANNOT_BE_UNDONE, "It was made in another system, before the conversation was imported."
     if call.effect_class is EffectClass.READ_ONLY:
         return UndoState.NOTHING_TO_UNDO, "It was read-only."
     if call.context is ExecutionContext.HUMAN or (call.question is not None and not call.attempt):
         return UndoState.NOTHING_TO_UNDO, "It was a question."
     if _is_in_doubt(call):
-        return UndoState.CANNOT_BE_UNDONE, "It is not known whether it took effect."
+        return UndoState.CANNOT_BE_UNDONE, "It is unknown whether it took effect."
     if call.state is CallState.DETACHED:
-        return UndoState.CANNOT_BE_UNDONE, f"Job {call.child_run_id} runs it: undo that run."
+        return UndoState.CANNOT_BE_UNDONE, f"Job {call.child_run_id} ran it: undo that run."
     if call.state is not CallState.SUCCEEDED:
         return UndoState.NOTHING_TO_UNDO, "It did not succeed."
     if _was_answered(call):
         return UndoState.NOTHING_TO_UNDO, "A user answered instead; it was not run."
     if call.child_run_id:
-        return UndoState.CANNOT_BE_UNDONE, f"Run {call.child_run_id} carried it out: undo that run."
+        return UndoState.CANNOT_BE_UNDONE, f"Run {call.child_run_id} ran it: undo that run."
     return UndoState.CANNOT_BE_UNDONE, "Its tool does not support undo."
 
 
@@ -266,7 +266,10 @@ def _tried(last: Call | None, undo_run_id: RunId) -> tuple[UndoState, str]:
     if not last.settled:
         return UndoState.NEEDS_APPROVAL if last.state in WITH_PEOPLE else UndoState.RUNNING, ""
     if _is_in_doubt(last):
-        return UndoState.CANNOT_BE_UNDONE, "It is not known whether its inverse took effect, so it is not run again."
+        return (
+            UndoState.CANNOT_BE_UNDONE,
+            "It is unknown whether its inverse took effect, so the inverse is not run again.",
+        )
     if last.state is CallState.SUCCEEDED and not _was_answered(last):
         return UndoState.UNDONE if own else UndoState.ALREADY_UNDONE, ""
     if not own:
@@ -298,7 +301,7 @@ def _why(call: Call) -> str:
         except msgspec.DecodeError:
             content = None
     text = content.get("error") if isinstance(content, dict) else content
-    return _line(text) if isinstance(text, str) and text else f"The inverse ended as {call.state.name}."
+    return _line(text) if isinstance(text, str) and text else f"The inverse ended in the state {call.state.name}."
 
 
 def _line(text: str) -> str:

@@ -220,7 +220,7 @@ def _with_chunk(known: NodeRecord, number: int, call: Call) -> NodeRecord:
     if known.failed_items <= known.tolerate:
         return known
     # Each concurrent chunk was allowed all the failures that were left when it started.
-    message = f"{known.failed_items} items failed, and at most {known.tolerate} may fail."
+    message = f"{known.failed_items} items failed; at most {known.tolerate} may fail."
     return replace(known, reason=found.reason or "MAP_FAILED", message=message, chunk=number)
 
 

@@ -106,8 +106,8 @@ class Executions:
         graph = await self._graphs.of(caller.store_id, wire.WORKFLOW.read(run.workflow))
         names = sorted({step.node.event or "" for step in graph.steps if isinstance(step.node, WaitNode)} - {""})
         if name not in names:
-            known = f"it waits for {', '.join(names)}" if names else "it waits for no events"
-            raise InvalidField(f"name: no node of the workflow waits for {name!r:.130}; {known}", field="name")
+            known = f"it is waiting for {', '.join(names)}" if names else "it is not waiting for any event"
+            raise InvalidField(f"name: no node of the workflow is waiting for {name!r:.130}; {known}", field="name")
 
     async def awaits(self, caller: Principal, run_id: RunId, name: str) -> bool:
         """Return whether a node of a run is waiting for an event."""

@@ -237,7 +237,7 @@ def _check_path(path: tuple[str, ...], names: Names, where: str) -> list[Definit
         return []
     fields = names[path[0]]
     if path[0] == "nodes" and len(path) == 1:
-        return [DefinitionFault(where, "nodes is not a value", "write nodes.NAME.output")]
+        return [DefinitionFault(where, "nodes cannot be used as a value", "write nodes.NAME.output")]
     if fields is not None and len(path) > 1 and path[1] not in fields:
         return [DefinitionFault(where, f"{path[0]}.{path[1]} does not exist", near(path[1], fields))]
     if path[0] == "nodes" and not _NODE_FIELDS.issuperset(path[2:3] or ("",)):

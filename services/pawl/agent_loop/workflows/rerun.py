@@ -41,12 +41,12 @@ def rerun(
             break
         chosen |= with_old_token
     outputs = {step.number for step in graph.steps if isinstance(step.node, OutputNode)}
-    kept = {
+    reused = {
         node
         for node, record in cursor.nodes.items()
         if node not in again and not (node in outputs and record.state is NodeState.SUCCEEDED)
     }
-    return Rerun(cursor.reused(kept, run_id), again)
+    return Rerun(cursor.reused(reused, run_id), again)
 
 
 def _with_dependents(graph: Graph, cursor: WorkflowCursor, chosen: Collection[int]) -> frozenset[int]:

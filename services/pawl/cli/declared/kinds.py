@@ -201,11 +201,11 @@ class _Rules:
             request = rule_pb2.CreateRuleRequest(rule=asked, validate_only=True)
             return Saved(State(_terms((await ask(target, request)).rule)))
         earlier = (await self._named(target)).get(asked.name, [])
-        kept = next((rule for rule in earlier if _terms(rule) == asked), None)
-        if kept is None:
-            kept = (await ask(target, rule_pb2.CreateRuleRequest(rule=asked))).rule
-        await self._revoke(target, (rule for rule in earlier if rule.rule_id != kept.rule_id))
-        return Saved(State(_terms(kept)))
+        matching = next((rule for rule in earlier if _terms(rule) == asked), None)
+        if matching is None:
+            matching = (await ask(target, rule_pb2.CreateRuleRequest(rule=asked))).rule
+        await self._revoke(target, (rule for rule in earlier if rule.rule_id != matching.rule_id))
+        return Saved(State(_terms(matching)))
 
     async def delete(self, target: AsyncClient, name: str) -> None:
         await self._revoke(target, (await self._named(target)).get(name, ()))
@@ -302,13 +302,13 @@ def _names(settings: settings_pb2.Settings) -> set[str]:
 
 
 def _values(settings: settings_pb2.Settings) -> State:
-    kept = settings_pb2.Settings()
-    kept.CopyFrom(settings)
+    shown = settings_pb2.Settings()
+    shown.CopyFrom(settings)
     for name in ("store_id", "version", "update_time", "update_user_id"):
-        kept.ClearField(name)
-    for switch in kept.switches.values():
+        shown.ClearField(name)
+    for switch in shown.switches.values():
         switch.ClearField("set_time")
-    return State(kept)
+    return State(shown)
 
 
 def _of_agent(agent: agent_pb2.AgentVersion) -> State:
@@ -329,12 +329,12 @@ def _of_workflow(workflow: WorkflowVersion) -> State:
 
 
 def _terms(rule: rule_pb2.Rule) -> rule_pb2.Rule:
-    kept = rule_pb2.Rule()
-    kept.CopyFrom(rule)
+    shown = rule_pb2.Rule()
+    shown.CopyFrom(rule)
     for name in _RULE_OUTPUTS:
-        kept.ClearField(name)
-    kept.name = rule.name or rule.rule_id
-    return kept
+        shown.ClearField(name)
+    shown.name = rule.name or rule.rule_id
+    return shown
 
 
 def _settings(channel: channel_pb2.Channel) -> channel_pb2.Channel:
@@ -408,8 +408,10 @@ def without(key: Key, definition: Any, later: Collection[Key]) -> Any:
         case "agent":
             made.delegates_to[:] = [name for name in made.delegates_to if not is_later("agent", name)]
             for field in ("names", "patterns"):
-                kept = [name for name in getattr(made.tools, field) if not is_later("source", name.partition(".")[0])]
-                getattr(made.tools, field)[:] = [name for name in kept if not is_later("workflow", name)]
+                remaining = [
+                    name for name in getattr(made.tools, field) if not is_later("source", name.partition(".")[0])
+                ]
+                getattr(made.tools, field)[:] = [name for name in remaining if not is_later("workflow", name)]
         case "rule":
             if made.scope == rule_pb2.RULE_SCOPE_AGENT and is_later("agent", made.scope_id):
                 made.scope, made.scope_id = rule_pb2.RULE_SCOPE_STORE, ""

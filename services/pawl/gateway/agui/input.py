@@ -275,7 +275,7 @@ def _approval(call: Json) -> Json:
     shown |= {"agent": visible(call["agentName"])} if call.get("agentName") else {}
     message = visible(asked.get("preview", "")) or f"Allow {call.get('toolName', '')} to run?"
     until = datetime.fromisoformat(call["deadlineTime"]) if call.get("deadlineTime") else None
-    message += f"\n\n{undecided(until)}"
+    message += f"\n\n{undecided(until, is_extended=asked.get('escalated', False))}"
     return _interrupt(call, asked.get("digest", ""), "tool_call", message, _APPROVAL) | {"metadata": {"pawl": shown}}
 
 

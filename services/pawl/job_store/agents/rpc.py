@@ -69,14 +69,14 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
     async def PutAgent(self, request: ledger.PutAgentRequest, context: Context) -> ledger.PutAgentResponse:
         requested = self._allowed(request)
         delegates_to = tuple(request.definition.delegates_to)
-        kept, created = await self._agents.put(
+        stored, created = await self._agents.put(
             check_id(request.store_id, "store_id"),
             check_id(request.definition.name, "definition.name"),
             delegates_to,
             lambda agents, newest, now: saved(AGENT, requested(create_time=now), delegates_to, agents, newest),
             validate_only=request.validate_only,
         )
-        return ledger.PutAgentResponse(agent=_message(kept), created=created)
+        return ledger.PutAgentResponse(agent=_message(stored), created=created)
 
     async def GetAgent(self, request: ledger.GetAgentRequest, context: Context) -> ledger.GetAgentResponse:
         store_id, name = check_id(request.store_id, "store_id"), check_id(request.name, "name")
@@ -111,13 +111,13 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
     async def PutDraft(self, request: ledger.PutDraftRequest, context: Context) -> ledger.PutDraftResponse:
         requested = self._allowed(request)
         delegates_to = tuple(request.definition.delegates_to)
-        kept, created = await self._agents.put_draft(
+        stored, created = await self._agents.put_draft(
             check_id(request.store_id, "store_id"),
             check_id(request.user_id, "user_id"),
             lambda agents, drafts, now: drafted(requested(create_time=now), delegates_to, agents, drafts),
             validate_only=request.validate_only,
         )
-        return ledger.PutDraftResponse(agent=_draft(kept), created=created)
+        return ledger.PutDraftResponse(agent=_draft(stored), created=created)
 
     async def GetDraft(self, request: ledger.GetDraftRequest, context: Context) -> ledger.GetDraftResponse:
         store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")

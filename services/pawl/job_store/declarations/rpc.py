@@ -32,8 +32,8 @@ class DeclarationServicer:
         user, requested = require_user(), request.declaration
         owner_id = _owner_id(user, requested)
         check_id(requested.set, "declaration.set")
-        kept = await self._declarations.put(user.store_id, owner_id, requested, user.user_id)
-        return pb.PutDeclarationResponse(declaration=kept)
+        stored = await self._declarations.put(user.store_id, owner_id, requested, user.user_id)
+        return pb.PutDeclarationResponse(declaration=stored)
 
     async def DeleteDeclaration(
         self, request: pb.DeleteDeclarationRequest, context: Context

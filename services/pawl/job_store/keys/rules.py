@@ -163,7 +163,8 @@ def _check_meaning(requested: Key, store_id: StoreId) -> None:
         raise InvalidField(f"name must be at most {NAME_LENGTH_MAX} characters, all printable", field="key.name")
     if len(requested.roles) > ROLES_MAX or not all(map(is_id, requested.roles)):
         raise InvalidField(
-            f"roles must have at most {ROLES_MAX} entries, each matching ^[A-Za-z0-9_-]{{1,64}}$", field="key.roles"
+            f"roles must have at most {ROLES_MAX} entries, each with 1 to 64 letters, digits, _ and -",
+            field="key.roles",
         )
     if not rights(requested.roles):
         raise InvalidField(f"roles: {OWN_ROLES_GO_BESIDE}", field="key.roles")
@@ -173,7 +174,7 @@ def _check_meaning(requested: Key, store_id: StoreId) -> None:
         wrong = (
             "deployment keys have no store and are created with a deployment key (first: `pawl keys bootstrap`)"
             if Role.DEPLOYMENT in requested.roles
-            else "store_id is required: specify the key's store (`pawl keys create --in-store`)"
+            else "store_id is required: specify the key's store, as in `pawl keys create --store STORE`"
         )
         raise InvalidField(wrong, field="key.store_id")
     if requested.decides_for_users and Role.DELEGATE not in requested.roles:

@@ -70,8 +70,8 @@ class SettingsServicer(settings_pb2_grpc.SettingsServiceServicer):
                 model_server=requested.model_server,
             )
         )
-        kept = await self._settings.update(caller, read, request.unset, only_check=request.validate_only)
-        return pb.UpdateSettingsResponse(settings=_SETTINGS.write(kept))
+        stored = await self._settings.update(caller, read, request.unset, only_check=request.validate_only)
+        return pb.UpdateSettingsResponse(settings=_SETTINGS.write(stored))
 
     async def ExplainSettings(self, request: pb.ExplainSettingsRequest, context: Context) -> pb.ExplainSettingsResponse:
         caller = current_principal()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
 from typing import Final
@@ -366,17 +366,20 @@ def updated(requested: Settings, unset: Collection[str], current: AllSettings, n
         Conflict: The version of `requested` is not the current one.
         InvalidField: A name is unknown, or a value is out of range.
     """
-    kept, limits = current.layer(requested.layer, requested.store_id), requested.limits
+    stored, limits = current.layer(requested.layer, requested.store_id), requested.limits
     switches = {name: replace(switch, set_time=now) for name, switch in requested.switches.items()}
-    if requested.version != kept.version:
-        by = f" by {kept.update_user_id}" if kept.update_user_id else ""
+    if requested.version != stored.version:
+        by = f" by {stored.update_user_id}" if stored.update_user_id else ""
         raise Conflict(f"the settings were changed{by}, so version {requested.version} is outdated: read them again")
-    _check_names(switches, Feature, "switches")
-    _check_names(limits, Limit, "limits")
+    _check_names(switches, Feature, "settings.switches")
+    _check_names(limits, Limit, "settings.limits")
     for name in unset:
-        if name not in kept.texts or name in requested.texts:
-            raise InvalidField(f"{name!r} is not set in this layer, or the request sets it", field="unset")
-    if switches and kept.layer is not Layer.DEPLOYMENT:
+        _check_names([name], [*Feature, *Limit, MODELS, MODEL_SERVER], "unset")
+        if name not in stored.texts:
+            raise InvalidField(f"{name!r} is not set in the layer {stored.layer.name}", field="unset")
+        if name in requested.texts:
+            raise InvalidField(f"{name!r} cannot be set and unset in the same request", field="unset")
+    if switches and stored.layer is not Layer.DEPLOYMENT:
         raise InvalidField("switches can be set only for all stores, by a deployment key", field="settings.switches")
     for name, switch in switches.items():
         _check_switch(name, switch)
@@ -385,25 +388,25 @@ def updated(requested: Settings, unset: Collection[str], current: AllSettings, n
         maximum = Limit(name).maximum
         if not 1 <= value <= maximum:
             raise InvalidField(f"{name} must be between 1 and {maximum}, got {value}", field=field)
-        ceiling = current.ceiling(Limit(name), kept.store_id).value
-        if kept.layer is Layer.STORE and value > ceiling:
+        ceiling = current.ceiling(Limit(name), stored.store_id).value
+        if stored.layer is Layer.STORE and value > ceiling:
             raise InvalidField(f"{name} must be at most {ceiling}, the store's ceiling, got {value}", field=field)
     _check_models(requested, current)
     return replace(
-        kept,
-        models=requested.models or (() if MODELS in unset else kept.models),
-        model_server=requested.model_server or ("" if MODEL_SERVER in unset else kept.model_server),
-        version=kept.version + 1,
+        stored,
+        models=requested.models or (() if MODELS in unset else stored.models),
+        model_server=requested.model_server or ("" if MODEL_SERVER in unset else stored.model_server),
+        version=stored.version + 1,
         update_time=now,
-        switches={name: value for name, value in {**kept.switches, **switches}.items() if name not in unset},
-        limits={name: value for name, value in {**kept.limits, **limits}.items() if name not in unset},
+        switches={name: value for name, value in {**stored.switches, **switches}.items() if name not in unset},
+        limits={name: value for name, value in {**stored.limits, **limits}.items() if name not in unset},
     )
 
 
-def _check_names(names: Collection[str], known: type[StrEnum], field: str) -> None:
+def _check_names(names: Collection[str], known: Iterable[str], field: str) -> None:
     for name in names:
-        if name not in list(known):
-            raise InvalidField(f"{name!r} is unknown: use {', '.join(known)}", field=f"settings.{field}")
+        if name not in (every := list(known)):
+            raise InvalidField(f"{name!r} is unknown: use one of {', '.join(every)}", field=field)
 
 
 def _check_models(requested: Settings, current: AllSettings) -> None:

@@ -96,14 +96,14 @@ class PostgresVersions:
             known = await self.known(connection, store_id)
             row = await connection.fetchrow(_VERSION, store_id, kind, name, known[name].version if name in known else 0)
             newest = None if row is None else read(row)
-            kept = save(known, newest, now)
-            if kept is newest:
-                return kept, False
+            stored = save(known, newest, now)
+            if stored is newest:
+                return stored, False
             if not validate_only:
-                await connection.execute(_ADD, kind, *values(kept))
-                await connection.execute(_PUT, store_id, kind, name, kept.version, uses)
+                await connection.execute(_ADD, kind, *values(stored))
+                await connection.execute(_PUT, store_id, kind, name, stored.version, uses)
                 await self.changed(connection, store_id, name)
-        return kept, True
+        return stored, True
 
     async def get(self, store_id: StoreId, name: str, version: int) -> VersionRow | None:
         """Return a version, or None if it does not exist.

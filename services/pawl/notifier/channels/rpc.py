@@ -65,7 +65,7 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         channel = replace(requested, channel_id=channel_id, enabled=True, disable_reason="", create_time=self._now())
         secret = secrets.token_bytes(SECRET_BYTES)
         terms = repr((requested.name, requested.url, [kind.value for kind in requested.kinds], requested.after_seconds))
-        kept = await self._repository.create(
+        stored = await self._repository.create(
             inbox,
             channel,
             host=host,
@@ -77,9 +77,9 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
             created_before=request.created_before if request.validate_only else 0,
         )
         self._on_due()
-        is_new = kept.channel_id == channel_id and not request.validate_only
+        is_new = stored.channel_id == channel_id and not request.validate_only
         has_secret = is_new and requested.kind is ChannelKind.WEBHOOK
-        return pb.CreateChannelResponse(channel=_CHANNEL.fields(kept), secret=_text(secret) if has_secret else "")
+        return pb.CreateChannelResponse(channel=_CHANNEL.fields(stored), secret=_text(secret) if has_secret else "")
 
     async def GetChannel(self, request: pb.GetChannelRequest, context: Context) -> pb.GetChannelResponse:
         channel = await self._repository.channel(caller_inbox(), _id(request.channel_id))
@@ -103,11 +103,11 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
             stays = requested.url == before.url and not requested.enabled
             return requested, read_target(requested.url).host if stays else self._host(inbox, requested)
 
-        kept = await self._repository.update(
+        stored = await self._repository.update(
             inbox, channel_id, changed, code=self._own(channel_id), validate_only=request.validate_only
         )
         self._on_due()
-        return pb.UpdateChannelResponse(channel=_CHANNEL.fields(kept))
+        return pb.UpdateChannelResponse(channel=_CHANNEL.fields(stored))
 
     async def DeleteChannel(self, request: pb.DeleteChannelRequest, context: Context) -> pb.DeleteChannelResponse:
         await self._repository.delete(caller_inbox(), _id(request.channel_id))
@@ -172,9 +172,9 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         return pb.ResendDeliveriesResponse(deliveries=deliveries)
 
     async def _resend(self, delivery_ids: Sequence[str]) -> Sequence[pb.ChannelDelivery]:
-        kept = await self._repository.resend(caller_inbox(), list(map(DeliveryId, delivery_ids)))
+        stored = await self._repository.resend(caller_inbox(), list(map(DeliveryId, delivery_ids)))
         self._on_due()
-        return kept
+        return stored
 
     def _changed_email(self, before: Channel, requested: Channel) -> Channel:
         """Return a changed e-mail channel.

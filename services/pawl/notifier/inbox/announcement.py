@@ -191,7 +191,7 @@ def _request(event: event_pb2.RunEvent, user_id: UserId, kind: NotificationKind,
     call = event.call_changed.call
     expire_time = call.deadline_time.ToDatetime(tzinfo=UTC) if call.HasField("deadline_time") else None
     text = call.question.question or call.approval.preview or call.approval.cause
-    body = _body(text, undecided(expire_time))
+    body = _body(text, undecided(expire_time, is_extended=call.approval.escalated))
     # Each user receives a separate notification about the event.
     own_id = notification_id(EventId(f"{event.event_id}/{user_id}"))
     return replace(_draft(event, user_id, kind, title, body), notification_id=own_id, call_id=CallId(call.call_id))

@@ -121,14 +121,14 @@ class Database:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        pool, kept = self._pool, self._kept
+        pool, idle = self._pool, self._kept
         self._pool = self._kept = None
-        if pool is None or kept is None:
+        if pool is None or idle is None:
             return
         await self._heartbeat.__aexit__()
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
-                await kept.close()
+                await idle.close()
                 await pool.close()
         except (asyncpg.InterfaceError, *_UNREACHABLE):
             pool.terminate()
@@ -145,16 +145,16 @@ class Database:
             DependencyUnavailable: The server is unreachable, unusable or stopped, or a statement timed out. A statement
                 in progress may or may not have been executed.
         """
-        kept = self._kept
-        if kept is None:
+        idle = self._kept
+        if idle is None:
             raise DependencyUnavailable("the database is closed")
         deadline = asyncio.get_running_loop().time() + _ACQUIRE_TIMEOUT_SECONDS
         async with nullcontext() if urgent else self._slot(deadline):
             # Read this before taking a connection, because all connections may expire while this one is being opened.
-            generation = kept.generation
-            connection = await self._take(kept, deadline)
+            generation = idle.generation
+            connection = await self._take(idle, deadline)
             try:
-                async with self._lent(kept, connection, generation):
+                async with self._lent(idle, connection, generation):
                     yield connection
             except _UNUSABLE as error:
                 raise _unavailable(error) from error
@@ -206,12 +206,12 @@ class Database:
             raise DependencyUnavailable("the database is closed")
         await self._heartbeat.check()
 
-    async def _take(self, kept: IdleConnections, deadline: float) -> PooledConnection:
+    async def _take(self, idle: IdleConnections, deadline: float) -> PooledConnection:
         if self._heartbeat.is_unavailable:
             raise DependencyUnavailable(self._heartbeat.failure)
         try:
-            with nullcontext() if kept.has_idle else self._timed():
-                return await kept.take(deadline)
+            with nullcontext() if idle.has_idle else self._timed():
+                return await idle.take(deadline)
         except _NO_SESSION as error:
             if isinstance(error, _REFUSING):
                 self._heartbeat.note_refused()
@@ -245,7 +245,7 @@ class Database:
             self._waited(clock.time() - started)
 
     @asynccontextmanager
-    async def _lent(self, kept: IdleConnections, connection: PooledConnection, generation: int) -> AsyncIterator[None]:
+    async def _lent(self, idle: IdleConnections, connection: PooledConnection, generation: int) -> AsyncIterator[None]:
         server_pid = connection.get_server_pid()
         self._held[connection] = asyncio.get_running_loop().time()
         is_fit = False
@@ -262,7 +262,7 @@ class Database:
             raise
         except _UNFIT:
             connection.terminate()
-            await kept.expire()
+            await idle.expire()
             raise
         except _OUTDATED:
             raise
@@ -274,7 +274,7 @@ class Database:
             del self._held[connection]
             # A connection that cannot be returned is terminated. Its work is already done.
             with suppress(*_NO_SESSION):
-                await kept.give(connection, generation=generation, is_fit=is_fit)
+                await idle.give(connection, generation=generation, is_fit=is_fit)
 
     def _is_in_use(self) -> bool:
         """Return whether a caller may be waiting for the server."""

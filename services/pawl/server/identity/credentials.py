@@ -187,7 +187,7 @@ class KeyAuthenticator:
 
 
 def read_issuers(settings: ServiceSettings, clock: Clock) -> Issuers | None:
-    """Return the token issuers listed in PAWL_OIDC_FILE, or None if it is not set. The caller must call their `run`.
+    """Return the token issuers listed in PAWL_OIDC_FILE, or None if it is not set. The caller must run the issuers.
 
     Raises:
         StartError: The file cannot be used.

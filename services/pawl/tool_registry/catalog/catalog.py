@@ -169,9 +169,9 @@ class Catalog:
 
     def forget(self, prefix: str) -> None:
         """Unload the tools of this process whose sources start with `prefix`."""
-        kept = {name: each for name, each in self._loaded.items() if not each.entry.source.startswith(prefix)}
-        if len(kept) < len(self._loaded):
-            self._loaded = kept
+        remaining = {name: each for name, each in self._loaded.items() if not each.entry.source.startswith(prefix)}
+        if len(remaining) < len(self._loaded):
+            self._loaded = remaining
             # They may refer to the forgotten tools.
             self._versions.clear()
             self._kept_bytes = 0

@@ -50,12 +50,12 @@ class ResultCache:
         if not _is_kept(job):
             return None
         key, now = _key(job), self._monotonic()
-        kept = self._kept.get(key)
-        if kept is None or kept.expires_at <= now:
+        cached = self._kept.get(key)
+        if cached is None or cached.expires_at <= now:
             return None
         self._kept.move_to_end(key)
-        age = now - kept.started_at
-        return replace(kept.result, note=f"From the cache: this result is {age:.0f} s old.", duration_seconds=0.0)
+        age = now - cached.started_at
+        return replace(cached.result, note=f"From the cache: this result is {age:.0f} s old.", duration_seconds=0.0)
 
     def put(self, job: Job, result: ExecutionResult) -> None:
         """Cache a successful result. Its age counts from the start of the call."""
@@ -75,13 +75,13 @@ class ResultCache:
     def sweep(self) -> None:
         now = self._monotonic()
         self._sweep_at = now + _SWEEP_SECONDS
-        for key in [key for key, kept in self._kept.items() if kept.expires_at <= now]:
+        for key in [key for key, cached in self._kept.items() if cached.expires_at <= now]:
             self._drop(key)
 
     def _drop(self, key: CacheKey) -> None:
-        kept = self._kept.pop(key, None)
-        if kept is not None:
-            self._bytes -= len(kept.result.content)
+        cached = self._kept.pop(key, None)
+        if cached is not None:
+            self._bytes -= len(cached.result.content)
 
 
 def _is_kept(job: Job) -> bool:

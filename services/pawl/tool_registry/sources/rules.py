@@ -70,7 +70,11 @@ def check_source_name(name: str) -> None:
         InvalidField: The name is invalid.
     """
     if not may_be_source(name):
-        raise InvalidField("name must match ^[a-z0-9][a-z0-9_-]{0,31}$", field="name")
+        message = (
+            "name must have 1 to 32 lower-case letters, digits, _ and -, and start with a letter or digit,"
+            f" got {name[:80]!r}"
+        )
+        raise InvalidField(message, field="name")
 
 
 def definitions_hash(tools: Iterable[DiscoveredTool]) -> str:

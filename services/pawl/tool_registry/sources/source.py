@@ -99,12 +99,12 @@ def under_policies(source: Source, found: Iterable[DiscoveredTool]) -> list[Disc
     """Return the tools that are not excluded, sorted by name, with their policies applied."""
     by_name = {policy.tool_name: policy for policy in source.config.policies}
     default = by_name.get(EVERY_TOOL, SourceToolPolicy())
-    kept: list[DiscoveredTool] = []
+    remaining: list[DiscoveredTool] = []
     for tool in found:
         policy = by_name.get(tool.definition.name.removeprefix(f"{source.name}."), default)
         if not policy.excluded:
-            kept.append(replace(tool, definition=_under(tool.definition, policy)))
-    return sorted(kept, key=lambda tool: tool.definition.name)
+            remaining.append(replace(tool, definition=_under(tool.definition, policy)))
+    return sorted(remaining, key=lambda tool: tool.definition.name)
 
 
 def _under(definition: ToolDefinition, policy: SourceToolPolicy) -> ToolDefinition:

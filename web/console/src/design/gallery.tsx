@@ -13,7 +13,7 @@ const TABS = [["waiting", "Waiting"], ["decided", "Decided"]] as const;
 
 type Sample = [title: string, tone: Tone, state: string, agent: string, tokens: string];
 const SAMPLES: Sample[] = [
-  ["Collect the current prices of our five suppliers, and tell me when one of them falls below twenty euros", "info", "Running", "researcher", "8,412"],
+  ["Collect the current prices of our five suppliers, and report when a price falls below twenty euros", "info", "Running", "researcher", "8,412"],
   ["Send the weekly status", "warn", "Waits for approval", "helpdesk", "2,734"],
   ["Book the meeting room", "bad", "Failed", "default", "612"],
 ];
@@ -34,10 +34,12 @@ export function Gallery(): VNode {
         <button>First</button>
       </Head>
       <h2>Text</h2>
-      <p class="lead">A lead says in one or two sentences what the reader can do on a page.</p>
-      <p>Text of 14 px with <a href="/design">a link</a>, <code>code</code> and <kbd>Ctrl</kbd> <kbd>K</kbd>.</p>
-      <p class="quiet">Quiet text says what can be missed.</p>
-      <p class="fault">A fault says what is wrong, and what to do.</p>
+      <p class="lead">A lead introduces a page in one or two sentences.</p>
+      <p>
+        Text of 14 px with <a href="/design">a link</a>, <code>code</code> and <kbd>Ctrl</kbd> <kbd>K</kbd>.
+      </p>
+      <p class="quiet">Quiet text is for details.</p>
+      <p class="fault">An error names the problem and the remedy.</p>
       <h2>Colours</h2>
       <div class="swatches">
         {SURFACES.map((name) => (
@@ -83,7 +85,7 @@ export function Gallery(): VNode {
       <Table name="Runs" columns={COLUMNS} items={SAMPLES} to={() => "/design"} />
       <h2>Panels</h2>
       <div class="panel">A panel groups what belongs together.</div>
-      <div class="why">A note says why something waits.</div>
+      <div class="why">A note explains why a run is waiting.</div>
       <h2>Dialogs and toasts</h2>
       <button class="second" onClick={() => setOpen(true)}>Open a dialog</button>
       {isOpen && (

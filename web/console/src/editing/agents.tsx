@@ -28,7 +28,7 @@ const CARE: Record<string, [Tone, string]> = {
   TOOL_CATEGORY_DESTRUCTIVE: ["bad", "Destructive"],
 };
 
-/** Whether a tool asks before it acts. */
+/** Whether calls of a tool require approval. */
 export function Care({ category = "" }: { category?: string | undefined }): VNode {
   const [tone, text] = CARE[category] ?? ["grey", "Unknown"];
   return <Badge tone={tone}>{text}</Badge>;
@@ -86,7 +86,7 @@ function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Va
 
 const FIELDS: FieldSpec[] = [
   { at: "card.description", label: "Description", hint: "Shown to people who choose an agent." },
-  { at: "options.instructions", label: "Instructions", kind: "area", hint: "What the agent does, and how. Pawl adds when to ask, approve and work in the background." },
+  { at: "options.instructions", label: "Instructions", kind: "area", hint: "Describe the task and how to do it. Pawl adds guidelines on questions, approvals and background work." },
   { at: "options.model", label: "Model", kind: "suggest", half: true, load: models, placeholder: "The deployment's default" },
   { at: "options.limits.roundsMax", label: "Maximum number of rounds", kind: "number", half: true, placeholder: "10" },
   { at: "tools", label: "Tools", kind: "own", view: (props) => <ToolPicker {...props} /> },

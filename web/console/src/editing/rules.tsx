@@ -52,7 +52,7 @@ function Effect({ value, onValue, id }: { value: Values; onValue: (value: Values
       value={value["effect"]}
       onValue={(effect) => onValue({ ...value, effect })}
       all={[
-        ["RULE_EFFECT_ASK", "Ask first: a person approves each call"],
+        ["RULE_EFFECT_ASK", "Ask: a person approves each call"],
         ["RULE_EFFECT_ALLOW", "Allow: calls run without an approval"],
         ["RULE_EFFECT_DENY", "Deny: calls are refused"],
       ]}
@@ -82,7 +82,7 @@ function whereOf({ scope = "RULE_SCOPE_UNSPECIFIED", scopeId = "", userId }: Rul
 
 export const rules: Resource<RuleJson> = {
   path: "rules",
-  lead: "A rule decides whether calls of a tool run, ask first or are refused. The strictest matching rule applies.",
+  lead: "A rule decides whether calls of a tool run, need approval or are refused. The strictest matching rule applies.",
   declared: ({ name, ruleId }) => ["rule", name || (ruleId ?? "")],
   empty: "No rules. The category of a tool decides whether it needs approval. Create a rule here or with an approval in the inbox.",
   list: paged("rules", (page, filters) => pawl.rules.listRules({ ...page, includeEnded: !!filters["ended"], allUsers: !!filters["everybody"] })),

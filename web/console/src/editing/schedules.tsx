@@ -41,13 +41,13 @@ export const OVERLAPS: Option[] = [
   ["SCHEDULE_OVERLAP_CANCEL", "Stop the previous run"],
 ];
 
-/** Fields that say what a firing starts. */
+/** Fields for the run that a firing starts. */
 export const STARTS: FieldSpec[] = [
   { at: "workflow", label: "Starts", kind: "select", half: true, load: workflowOptions, options: [["", "A run of an agent"]] },
   { at: "agent", label: "Agent", kind: "select", half: true, load: agentOptions, options: [["", "The default agent"]], when: ({ workflow }) => !workflow },
   { at: "inputJson", label: "Input of the workflow", kind: "json", when: ({ workflow }) => !!workflow },
 ];
-/** Removes what a workflow does not allow. */
+/** Removes the fields that are not allowed with a workflow. */
 export function cleaned({ text, agent, conversationKey, conversationPointer, inputJson, ...rest }: Values): Values {
   return rest["workflow"] ? { ...rest, ...(inputJson === undefined ? {} : { inputJson }) } : { text, agent, conversationKey, conversationPointer, ...rest };
 }

@@ -39,7 +39,7 @@ function Source({ value, onValue, id }: { value: Values; onValue: (value: Values
 const FIELDS: FieldSpec[] = [
   {
     at: "webhook.authentication",
-    label: "How the sender proves itself",
+    label: "How the sender authenticates",
     kind: "select",
     options: [[SIGNATURE, "It signs each request (Standard Webhooks)"], ["WEBHOOK_AUTHENTICATION_BEARER", "It sends the secret in a header"]],
     when: isWebhook,

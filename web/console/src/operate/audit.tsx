@@ -12,17 +12,17 @@ import { lasted, pawl, word } from "../state";
 const KINDS = ["PROPOSED", "DECIDED", "EXECUTED", "RETURNED", "RULE"] as const;
 const LABELS: Record<string, string> = { PROPOSED: "Call checked", DECIDED: "Decision", EXECUTED: "Call started", RETURNED: "Call ended", RULE: "Rule changed" };
 const TONES: Record<string, Tone> = { APPROVE: "ok", EDIT: "ok", SUCCEEDED: "ok", REJECT: "bad", FAILED: "bad", REFUSED: "bad", GATED: "warn", OUTCOME_UNKNOWN: "bad" };
-const CHECKED: Record<string, string> = { RUN: "allowed", GATED: "needs approval", REFUSED: "refused" };
+const CHECKS: Record<string, string> = { RUN: "allowed", APPROVE: "needs approval", OFFER: "for a front end", ASK: "for a person", REFUSE: "refused", DELEGATE: "for a child run" };
 const DECISIONS: Record<string, string> = { APPROVE: "approved", EDIT: "edited and approved", REJECT: "rejected", ANSWER: "answered" };
 
-/** What an entry records, as a sentence. */
+/** An audit entry as a sentence. */
 export function sentenceOf({ kind, verdict = "", reason = "", userId = "", byUserId = "", toolName = "", agentName = "", durationSeconds }: AuditEntryJson): string {
   const whose = userId ? ` for ${userId}` : "";
   const agent = agentName && agentName !== "default" ? agentName : "An agent";
   const why = reason ? ` (${word(reason)})` : "";
   switch ((kind ?? "").replace("AUDIT_KIND_", "")) {
     case "PROPOSED":
-      return `${agent} asked to call ${toolName}${whose}: ${CHECKED[verdict] ?? (word(verdict) || "checked")}${why}`;
+      return `${agent} proposed ${toolName}${whose}: ${CHECKS[verdict] ?? "checked"}${why}`;
     case "DECIDED":
       return `${byUserId || "Someone"} ${DECISIONS[verdict] ?? word(verdict)} a call of ${toolName}${whose}${why}`;
     case "EXECUTED":
@@ -38,7 +38,7 @@ export function sentenceOf({ kind, verdict = "", reason = "", userId = "", byUse
 
 export const audit: Resource<AuditEntryJson> = {
   path: "audit",
-  lead: "What agents asked to do, who allowed it, and what happened. Entries cannot be changed unnoticed.",
+  lead: "Calls that agents proposed, the decisions on them, and their results. Changes to entries are detected.",
   empty: "No matching entries.",
   list: async (pageToken, { run = "", call = "", tool = "", user = "", agent = "", kind = "", since = "", before = "" }) => {
     const only = {

@@ -61,8 +61,8 @@ function detailOf({ title = "", body = "" }: NotificationJson): string {
 
 export const notifications: Resource<NotificationJson> = {
   path: "notifications",
-  lead: "What happened while you were away. Choose what reaches you in the settings, and where in the channels.",
-  empty: "No notifications.",
+  lead: "Recent events of your runs and calls. Choose their kinds in the settings, and where to receive them in the channels.",
+  empty: "No notifications yet.",
   list: paged("notifications", (page, filters) => pawl.notifications.listNotifications({ ...page, onlyUnread: !!filters["unread"] })),
   tabs: { name: "unread", all: [["", "All"], ["1", "Unread"]] },
   id: ({ notificationId }) => notificationId ?? "",

@@ -139,7 +139,7 @@ class Handover(Awaitable[None]):
         return asyncio.wrap_future(self._done).__await__()
 
 
-def kept(_content: bytes) -> Future[None]:
+def save_nothing(_content: bytes) -> Future[None]:
     """Return a completed future without storing anything, for tests that call a tool's function directly."""
     done: Future[None] = Future()
     done.set_result(None)

@@ -160,7 +160,7 @@ def check_definition(definition: ToolDefinition) -> None:
     require(
         can_exist(definition.name),
         "name",
-        "must match ^[a-zA-Z0-9_-]{1,64}$; with one dot inside, at most 63 characters",
+        "must have 1 to 64 letters, digits, _ and -; a name with a dot inside may have 63 characters",
     )
     require(
         1 <= len(definition.description.encode()) <= DESCRIPTION_BYTES_MAX,

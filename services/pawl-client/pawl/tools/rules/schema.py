@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import itertools
+import json
 import math
 import re
 import unicodedata
@@ -255,6 +256,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 VIOLATIONS_MAX: Final = 20
 _MESSAGE_CHARACTERS_MAX: Final = 300
+_INSTANCE_CHARACTERS_MAX: Final = 100
 
 
 def list_violations(
@@ -266,14 +268,13 @@ def list_violations(
     """
     if validator.is_valid(value):
         return []
-    found = (
-        line for error in validator.iter_errors(value) for line in _lines(error, _properties(schema, error.schema_path))
-    )
+    found = (line for error in validator.iter_errors(value) for line in _lines(error, _part(schema, error.schema_path)))
     lines = list(dict.fromkeys(itertools.islice(found, VIOLATIONS_MAX + 1)))
     return lines if len(lines) <= VIOLATIONS_MAX else [*lines[:VIOLATIONS_MAX], "and more"]
 
 
-def _properties(schema: Mapping[str, Any], path: list[str | int]) -> list[str]:
+def _part(schema: Mapping[str, Any], path: list[str | int]) -> Mapping[str, Any]:
+    """Return the part of a schema in which the keyword at `path` is."""
     node: Any = schema
     for part in path[:-1]:
         node = resolve(schema, node)
@@ -282,16 +283,19 @@ def _properties(schema: Mapping[str, Any], path: list[str | int]) -> list[str]:
         elif isinstance(node, list) and isinstance(part, int) and part < len(node):
             node = node[part]
     node = resolve(schema, node)
-    properties = node.get("properties") if isinstance(node, dict) else None
-    return list(properties) if isinstance(properties, dict) else []
+    return node if isinstance(node, dict) else {}
 
 
-def _lines(error: jsonschema_rs.ValidationError, known: list[str]) -> Iterator[str]:
+def _lines(error: jsonschema_rs.ValidationError, part: Mapping[str, Any]) -> Iterator[str]:
     kinds = jsonschema_rs.ValidationErrorKind
+    known, examples = (part.get(name) for name in ("properties", "examples"))
     match error.kind:
         case kinds.AdditionalProperties(unexpected=names) | kinds.UnevaluatedProperties(unexpected=names):
             for name in names:
-                yield _line([*error.instance_path, name], f"unknown property{did_you_mean(name, known)}")
+                yield _line(
+                    [*error.instance_path, name],
+                    f"unknown property{did_you_mean(name, known if isinstance(known, dict) else ())}",
+                )
         case kinds.Required(property=name):
             yield _line([*error.instance_path, name], "is required", between=" ")
         case kinds.Enum(options=options):
@@ -303,9 +307,12 @@ def _lines(error: jsonschema_rs.ValidationError, known: list[str]) -> Iterator[s
             real = [branch for branch in branches if not _only_wants_null(branch)]
             if len(real) == 1:
                 for inner in real[0]:
-                    yield from _lines(inner, [])
+                    yield from _lines(inner, {})
             else:
                 yield _line(error.instance_path, error.message)
+        case kinds.Pattern() if examples and isinstance(examples, list):
+            shown = json.dumps(error.instance, ensure_ascii=False)[:_INSTANCE_CHARACTERS_MAX]
+            yield _line(error.instance_path, f"must look like {json.dumps(examples[0])}, got {shown}")
         case kinds.FalseSchema() if error.schema_path[-1:] == ["additionalProperties"]:
             yield _line(error.instance_path, "no properties are allowed")
         case _:

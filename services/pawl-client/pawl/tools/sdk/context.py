@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from pawl.chassis.ids import DEFAULT_AGENT
-from pawl.chassis.process.tasks import Handover, kept
+from pawl.chassis.process.tasks import Handover, save_nothing
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidJson
 from pawl.tools.rules.definition import CHECKPOINT_BYTES_MAX, check_question
@@ -93,7 +93,7 @@ class ToolContext:
     _find_secret: Callable[[str], str] = _no_secret
     _ask: Callable[[Question], Awaitable[str]] = _nobody_to_ask
     _begin: Callable[[], None] = lambda: None
-    _save: Callable[[bytes], Future[None]] = kept
+    _save: Callable[[bytes], Future[None]] = save_nothing
     _token: Callable[[], CompletionToken] = _nobody_to_complete
     _will_restart: Callable[[], bool] = lambda: False
     _note_checkpoint: Callable[[], None] = lambda: None

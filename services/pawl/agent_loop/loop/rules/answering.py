@@ -54,9 +54,9 @@ def count(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopSta
     for key in map(fingerprint, calls):
         # Reinsert the key, so that recent calls are last.
         counts[key] = counts.pop(key, 0) + 1
-    kept = dict(list(counts.items())[-_FINGERPRINTS_KEPT:])
+    remaining = dict(list(counts.items())[-_FINGERPRINTS_KEPT:])
     rounds = (*loop.round_fingerprints, _digest("".join(map(fingerprint, calls)).encode()))
-    return replace(loop, call_counts=kept, round_fingerprints=rounds[-_alternation_length(identical_max) :])
+    return replace(loop, call_counts=remaining, round_fingerprints=rounds[-_alternation_length(identical_max) :])
 
 
 def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Call | None:
@@ -130,14 +130,16 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
     state = _with_message(state, fact, calls)
     events: list[OwnerEvent] = [ended]
     if answer.cut_off:
-        events.append(
-            Warned(reason="ANSWER_CUT_OFF", message="The model reached its output limit before the end of its answer.")
-        )
+        events.append(Warned(reason="ANSWER_CUT_OFF", message="The model's answer was cut off at the output limit."))
     if answer.fields_left_out:
-        message = "The model server's extra fields are too large to store; it may need them in the next request."
+        message = (
+            "The model server returned extra fields that are too large to store. It may need them in the next request."
+        )
         events.append(Warned(reason="FIELDS_LEFT_OUT", message=message))
     if len(calls) > limits.calls_per_round_max:
-        message = f"The model asked for {len(calls)} calls in one round; only {limits.calls_per_round_max} are run."
+        message = (
+            f"The model requested {len(calls)} calls in one round; only the first {limits.calls_per_round_max} are run."
+        )
         events.append(Warned(reason="TOO_MANY_CALLS", message=message))
     return _filtered(state, answer) if not calls else state, tuple(events)
 
@@ -276,7 +278,7 @@ def _counted(loop: LoopState, calls: Sequence[Call], identical_max: int) -> Loop
     stuck = stuck_call(loop, calls, identical_max)
     if stuck is None:
         return loop
-    message = f"The model kept repeating the same call to {stuck.tool_name}."
+    message = f"The model repeated the same call to {stuck.tool_name} too often."
     failure = RunFailure(failure_class=FailureClass.STUCK, reason="STUCK_LOOP", message=message)
     return replace(loop, failure=failure)
 
@@ -294,8 +296,8 @@ def _filtered(state: State, answer: ModelAnswer) -> State:
 
 def _summarised(state: State, answer: ModelAnswer, to_number: int) -> State:
     summary = Message(role=Role.SUMMARY, run_id=state.run.run_id, text=answer.text, summarised_to_number=to_number)
-    kept = tuple(message for message in state.messages if message.number > to_number or not message.number)
-    return replace(state, messages=(*kept, summary))
+    remaining = tuple(message for message in state.messages if message.number > to_number or not message.number)
+    return replace(state, messages=(*remaining, summary))
 
 
 def _with_counted_prompt(state: State, usage: UsageReport, *, is_summary: bool) -> State:

@@ -175,7 +175,7 @@ def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) 
     return Problem(
         reason=BUDGET_EXHAUSTED,
         failure_class=FailureClass.LIMIT,
-        message=f"The answer did not fit into the rest of the budget of {tokens(state)} tokens.",
+        message=f"The answer did not fit into the remaining budget: the run may use {tokens(state)} tokens.",
     )
 
 

@@ -37,7 +37,7 @@ def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) 
     if not value and not may_be_empty:
         raise InvalidField(f"{field} is empty", field=field)
     if len(value.encode()) > bytes_max:
-        raise TooLarge(f"{field} must be at most {bytes_max} bytes", field=field)
+        raise TooLarge(f"{field} must be at most {bytes_max} bytes, got {len(value.encode())}", field=field)
     if (found := CONTROL.search(value)) is not None:
         raise InvalidField(f"{field} contains the control character U+{ord(found.group()):04X}", field=field)
     return value
@@ -62,7 +62,7 @@ def own_tools(definitions: Sequence[bytes], field: str) -> Sequence[bytes]:
         TooLarge: the tools are larger than 64 KiB in total.
     """
     if len(definitions) > OWN_TOOLS_MAX:
-        raise InvalidField(f"{field} may have at most {OWN_TOOLS_MAX} tools", field=field)
+        raise InvalidField(f"{field} must have at most {OWN_TOOLS_MAX} tools", field=field)
     if sum(map(len, definitions)) > OWN_TOOLS_BYTES_MAX:
         raise TooLarge(f"{field} must be at most {OWN_TOOLS_BYTES_MAX} bytes in total", field=field)
     return definitions

@@ -30,7 +30,7 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import UserId
 from pawl.values import CallResolution, CallState, DecisionKind, ExecutionContext, RunState
 
-_WITHDRAWN = "The user sent a new message before this call was made; it was not made."
+_WITHDRAWN = "The user sent a new message before this call started, so it was not run."
 _DID_NOT_HAPPEN = "An operator found that this call did not happen."
 
 

@@ -77,7 +77,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     def _holds(self, found: Any, before: Seen | None, fired: int) -> bool:
         if before is not None and before.is_too_large:
             raise ExpressionError(
-                f"previous was over {KEPT_BYTES_MAX} bytes and was not kept: set a path to select a part of it"
+                f"previous was over {KEPT_BYTES_MAX} bytes and was not stored: set a path to select a part of it"
             )
         previous = None if before is None else before.value
         return expression.evaluate(self.expression, value=found, previous=previous, fired=fired)

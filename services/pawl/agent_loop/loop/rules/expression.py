@@ -92,7 +92,7 @@ class Environment:
         if size_bytes > self._bytes_max:
             raise ExpressionError(f"the value is {size_bytes} bytes, over the limit of {self._bytes_max}{self._hint}")
         if not meter.spend(self._steps(source, values)):
-            raise ExpressionError(f"the value is too large for this expression{self._hint}")
+            raise ExpressionError(f"the expression produces a value that is too large{self._hint}")
         try:
             found = expression.eval(data=data)
             if found.type() == cel.Type.ERROR:
@@ -118,7 +118,7 @@ class Environment:
         if not source.isprintable():
             raise ExpressionError("an expression must be printable and on one line")
         if len(_MACROS.findall(source)) > 1:
-            raise ExpressionError("an expression may use only one of all, exists, exists_one, map and filter, once")
+            raise ExpressionError("an expression may use all, exists, exists_one, map or filter only once in total")
         try:
             return self._env.compile(source)
         except (RuntimeError, TypeError, UnicodeError) as error:
@@ -205,7 +205,7 @@ def _first_line(text: str) -> str:
 def _plain(found: re.Match[str]) -> str:
     if found[1]:
         return f"{found[2]} is missing"
-    return "the expression ends too early" if found[3] == "<EOF>" else f"did not expect {found[3]!r}"
+    return "the expression ends too early" if found[3] == "<EOF>" else f"unexpected {found[3]!r}"
 
 
 def _measured(values: list[Any]) -> tuple[int, int, int]:

@@ -138,7 +138,7 @@ def _left_out(fact: ToolsPinned) -> tuple[OwnerEvent, ...]:
     if not fact.left_out:
         return ()
     count = f"{fact.left_out} tools were left out: a run has at most {TOOLS_MAX}"
-    message = f"{count}. Name the tools that it needs with `tool_names` in its options or `pawl run --tools`."
+    message = f"{count}. Specify the tools that it needs with `tool_names` in its options or `pawl run --tools`."
     return (Warned(reason="TOOLS_LEFT_OUT", message=message),)
 
 
@@ -175,7 +175,9 @@ def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[
     if call.result is None or call.result.error_reason != settle.NOT_STOPPED:
         return state, ()
     run = replace(state.run, unstopped_call_ids=(*state.run.unstopped_call_ids, call.call_id))
-    warned = Warned(reason=settle.NOT_STOPPED, message=f"{call.tool_name} could not be stopped and may still run.")
+    warned = Warned(
+        reason=settle.NOT_STOPPED, message=f"{call.tool_name} could not be stopped and may still be running."
+    )
     return replace(state, run=run), (warned,)
 
 

@@ -208,7 +208,9 @@ def _message(call: Call) -> str:
         content = strict_json.loads(result.content_json, bytes_max=len(result.content_json) or 1)
         outcome = content.get("error") if isinstance(content, dict) else content
     otherwise = (
-        "The tool did not report success." if _reports_failure(call) else f"The call ended as {call.state.name}."
+        "The tool did not report success."
+        if _reports_failure(call)
+        else f"The call ended in the state {call.state.name}."
     )
     return (outcome if isinstance(outcome, str) and outcome else otherwise)[:1000]
 

@@ -53,7 +53,7 @@ IN_BACKGROUND: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGE
 _NEEDS_USER: Final = "This tool needs the user or the user's program, so it cannot run in the background."
 _REFUSALS: Final = {"TOOL_NOT_FOUND": ToolNotFound, "NOT_ALLOWED": PermissionDenied}
 _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
-_NOT_SO: Final = "It was run immediately and not in the background: {}."
+_NOT_SO: Final = "It ran immediately and not in the background: {}."
 
 
 # Runs wait for tools with these contexts, except for turns started by job notices.
@@ -126,14 +126,17 @@ def detached(
             continue
         key = repr((call.tool_name, call.arguments_json, terms))
         if key in started:
-            message = f"This answer already has the same background call: {started[key]}. It is not made twice."
+            message = f"The background call {started[key]} in this answer is the same. It is not started twice."
             state = state.with_calls([_refused(call, "DUPLICATE_CALL", message, now)])
             continue
         started[key] = call.call_id
         state = _start_job(state, call, terms, verdict, now)
     if not state.run.is_turn:
         return state
-    message = "The user did not request this answer, so no user is asked. Say what you would do; the user decides."
+    message = (
+        "The user did not ask for this answer, so calls that need a user are not made. Say what you would do, and "
+        "let the user decide."
+    )
     return state.with_calls(
         _refused(call, "NOT_ALLOWED", message, now) for call in state.batch if call.state in WITH_PEOPLE
     )
@@ -347,7 +350,7 @@ def _start_job(state: State, call: Call, terms: RequestedTerms, verdict: Verdict
     if terms.estimated_minutes:
         handle["estimated_minutes"] = terms.estimated_minutes
     notified = "are not notified of" if job.reports is JobReports.NONE else "are notified of"
-    shown = f"It continues in the background, and you {notified} its results. Do not wait for it, and do not repeat it."
+    shown = f"It continues in the background. You {notified} its results. Do not wait for it, and do not repeat it."
     if run.depth and not run.waits_for_jobs and job.reports is not JobReports.NONE:
         shown += " After your answer, the agent that you work for is notified instead."
     note = f"{state.loop.notes.get(call.call_id, '')} {shown}".strip()
@@ -375,7 +378,8 @@ def result_text(call: Call) -> str:
         return content.decode(errors="replace")
     cut = text.cut_bytes(content, OUTPUT_BYTES_MAX)
     note = (
-        f"The first {OUTPUT_BYTES_MAX} of {len(content)} bytes; read_result with call_id {call.call_id} has the rest."
+        f"This is the first {OUTPUT_BYTES_MAX} of {len(content)} bytes. To read the rest, call read_result with "
+        f"call_id {call.call_id}."
     )
     return strict_json.dumps_canonical({"cut": cut, "note": note}).decode()
 
@@ -401,7 +405,7 @@ def _notice_content(notice: Notice) -> dict[str, Any]:
     if run.missed_iterations:
         shown["missed"] = run.missed_iterations
     if run.workflow is not None and len(run.output_text) > OUTPUT_BYTES_MAX:
-        shown["result"] = f"The output of {len(run.output_text)} characters is too large to show."
+        shown["result"] = f"The output is too large to show: {len(run.output_text)} characters."
     elif run.output_text:
         shown["result"] = _json(run.output_text)
     return shown

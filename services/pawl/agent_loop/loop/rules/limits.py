@@ -196,7 +196,7 @@ def _problems(file: _File, usual: Mapping[str, float]) -> Iterator[str]:
 def _problem(name: str, value: object, names: Collection[str]) -> str:
     """Return why a limit cannot have this value, or an empty string if it can."""
     if name not in names or name in OF_TOOLS:
-        return "is not a limit"
+        return "is not the name of a limit"
     least, most = _RANGES.get(name, _SECONDS)
     kinds, kind = ((int,), "whole number") if isinstance(least, int) else ((int, float), "number")
     is_right = isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most

@@ -171,8 +171,8 @@ def _content_part(part: Part, *, takes_images: bool) -> dict[str, Any]:
             if image.data and takes_images:
                 data = base64.b64encode(image.data).decode()
                 return {"type": "image_url", "image_url": {"url": f"data:{image.media_type};base64,{data}"}}
-            why = "it is no longer shown" if takes_images else "this model does not accept images"
-            return text_part(f"[An image was here ({image.media_type}, {image.size_bytes} bytes); {why}.]")
+            why = "It is no longer shown" if takes_images else "This model does not accept images"
+            return text_part(f"[An image was here ({image.media_type}, {image.size_bytes} bytes). {why}.]")
         case Part(file=FilePart() as file):
             return text_part(f"[File {file.document_name}, {file.size_bytes} bytes]\n{file.text}\n[End of file]")
         case _:

@@ -331,7 +331,7 @@ def _warnings(state: State, decision: CallModel) -> tuple[Warned, ...]:
     if decision.summarise_to_number:
         return (Warned(reason="HISTORY_SUMMARISED", message="The oldest messages are being replaced by a summary."),)
     if decision.is_last:
-        message = f"After {rounds_max} rounds the model answers without tools."
+        message = f"{rounds_max} rounds are over. The model now answers without tools."
         return (Warned(reason="FINAL_ROUND", message=message),)
     if decision.round == math.ceil(_ROUNDS_NEAR_LIMIT * rounds_max):
         message = f"Round {decision.round} of {rounds_max}."
@@ -351,7 +351,7 @@ def _take_over(state: State) -> tuple[State, tuple[OwnerEvent, ...]]:
         round=state.run.round + opened.summary,
         model_attempt=opened.attempt,
         reason=TAKEOVER,
-        message="Another worker continues the run.",
+        message="Another worker took over the run.",
         void_from_seq=opened.output_from_seq if showed else 0,
         usage=usage - opened.usage_before,
         model=state.model,

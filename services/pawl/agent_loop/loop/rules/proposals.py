@@ -59,7 +59,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
         return _refused(call, "NOT_ALLOWED", "This run cannot call more tools.", now)
     calls_max = run.options.limits.calls_per_round_max
     if index >= calls_max:
-        message = f"Only the first {calls_max} calls in an answer are run; this one was not."
+        message = f"An answer may have at most {calls_max} calls. This one was over the limit and was not run."
         return _refused(call, "TOO_MANY_CALLS", message, now)
     near = _near_match(raw.name, run)
     if near or call.tool_name != raw.name.strip():

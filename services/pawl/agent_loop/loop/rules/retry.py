@@ -20,7 +20,7 @@ MODEL_NOT_ALLOWED: Final = "MODEL_NOT_ALLOWED"
 # The key that started a background or child run is no longer valid.
 KEY_GONE: Final = Problem(
     reason="PERMISSION_DENIED",
-    message="The API key that started the run was revoked or has lost a role. Start it with another key.",
+    message="The API key that started the run was revoked or has lost a role. Start a new run with another key.",
     failure_class=FailureClass.LIMIT,
     retryable=False,
 )
@@ -89,7 +89,7 @@ def falls_back(problem: Problem, *, fallbacks_left: int, left: float) -> bool:
 
 def model_not_allowed(model: str) -> Problem:
     return Problem(
-        reason=MODEL_NOT_ALLOWED, retryable=False, message=f"The store may no longer use the model {model!r}."
+        reason=MODEL_NOT_ALLOWED, retryable=False, message=f"The store may not use the model {model!r} any longer."
     )
 
 

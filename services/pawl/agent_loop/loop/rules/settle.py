@@ -21,7 +21,8 @@ _STATE_OF_OUTCOME: Final = {
     Outcome.UNKNOWN: CallState.OUTCOME_UNKNOWN,
 }
 _UNKNOWN: Final = (
-    "It is not known whether this call took effect: the process that ran it died. Check before you repeat it."
+    "It is unknown whether this call took effect: the process that ran it ended unexpectedly. Check before you "
+    "repeat it."
 )
 _DEFAULT_ANSWER: Final = "No answer arrived in time. This is the question's default answer."
 
@@ -90,7 +91,7 @@ def expired(call: Call, options: RunOptions, now: float) -> Call:
             content = strict_json.dumps_canonical({"answer": call.question.default_answer})
             return settled(call, CallState.SUCCEEDED, CallResult(content_json=content), now, _DEFAULT_ANSWER)
         case CallState.AWAITING_APPROVAL:
-            message = "This call was not approved in time, so it was not run."
+            message = "The run was stopped. It is unknown whether this call was stopped; it may still be running."
         case CallState.ASKED:
             message = "No answer arrived in time."
         case _ if call.offer_fallback is OfferFallback.ASK_USER:

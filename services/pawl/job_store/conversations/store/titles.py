@@ -119,9 +119,9 @@ class PostgresTitles(DatabaseAdapter):
         title = title_in_reply(text)
         place = store_id, conversation_id
         async with self._database.transaction() as connection:
-            kept = await connection.fetchrow(_SET, *place, attempt, title, ATTEMPTS_MAX, _PAUSE)
-            if kept is not None and title and not kept["title"]:
-                await put_title(connection, store_id, conversation_id, kept["user_id"], title)
+            stored = await connection.fetchrow(_SET, *place, attempt, title, ATTEMPTS_MAX, _PAUSE)
+            if stored is not None and title and not stored["title"]:
+                await put_title(connection, store_id, conversation_id, stored["user_id"], title)
             run = await connection.fetchrow(_RUN, *place)
             if run is not None and used != Usage():
                 key = UsageKey.at(run["time"], store_id, run["agent_name"], run["user_id"], model=model)

@@ -161,7 +161,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
 
 
 def _without(off: Collection[Feature]) -> bytes:
-    """Return an encoded Run that, appended to another, turns off the features that are off in the store."""
+    """Return an encoded Run that, appended to another, disables the features that are disabled in the store."""
     options = run_pb2.RunOptions(without_background=Feature.BACKGROUND in off)
     if Feature.DELEGATION in off:
         options.limits.agent_depth_max = 0

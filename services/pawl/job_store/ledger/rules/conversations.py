@@ -68,9 +68,9 @@ def made_title(text: str) -> str:
 def _cut(title: str) -> str:
     if len(title) <= MADE_TITLE_CHARACTERS_MAX:
         return title
-    kept = title[: MADE_TITLE_CHARACTERS_MAX - 1]
-    words_end = kept.rfind(" ")
-    return (kept[:words_end] if words_end >= _KEPT_CHARACTERS_MIN else kept).rstrip() + _ELLIPSIS
+    shortened = title[: MADE_TITLE_CHARACTERS_MAX - 1]
+    words_end = shortened.rfind(" ")
+    return (shortened[:words_end] if words_end >= _KEPT_CHARACTERS_MIN else shortened).rstrip() + _ELLIPSIS
 
 
 def absent(conversation: ConversationRow | None, user_id: UserId) -> ConversationNotFound | ConversationErased:

@@ -146,7 +146,7 @@ def outcome_of_cancel(
 
 
 def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str, feature: Feature) -> Start:
-    """Create the run. Return SKIPPED if a feature that it needs is off, and REFUSED after other errors.
+    """Create the run. Return SKIPPED if a feature that it needs is disabled, and REFUSED after other errors.
 
     Raises:
         RequestIdReused: The request id was used with a different payload. This does not count as a refusal.

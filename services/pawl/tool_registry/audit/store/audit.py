@@ -57,7 +57,9 @@ class AuditSecrets:
 
     async def _of(self, wanted: Iterable[_Key]) -> dict[_Key, bytes]:
         now = time.monotonic()
-        found = {key: kept[1] for key in wanted if (kept := self._kept.get(key)) and now - kept[0] < _FRESH_SECONDS}
+        found = {
+            key: cached[1] for key in wanted if (cached := self._kept.get(key)) and now - cached[0] < _FRESH_SECONDS
+        }
         if missing := [key for key in wanted if key not in found]:
             read = await self._read(missing)
             if len(self._kept) + len(read) > _KEPT_MAX:

@@ -327,7 +327,7 @@ def check_rule(rule: Rule, now: float) -> None:
         _require(not piles_marks(text), "arguments", "a pattern has too many combining marks in a row")
     _require(len(rule.reason.encode()) <= REASON_BYTES_MAX, "reason", f"must be at most {REASON_BYTES_MAX} bytes")
     _require(CONTROL.search(rule.reason) is None, "reason", "must not have control characters")
-    _require(not rule.name or is_id(rule.name), "name", "must match ^[A-Za-z0-9_-]{1,64}$ or be empty")
+    _require(not rule.name or is_id(rule.name), "name", "must have at most 64 letters, digits, _ and -")
     _require(not rule.expire_time or rule.expire_time > now, "expire_time", "must be in the future")
     allows = rule.effect is RuleEffect.ALLOW
     _require(allows or not rule.uses_max, "uses_max", "is only for ALLOW")

@@ -329,7 +329,7 @@ class WorkerHub:
     async def _claim(self, link: WorkerLink, most: int) -> Sequence[pb.Invocation]:
         """Claim calls. If this is cancelled, claimed calls are still sent.
 
-        If the stream has ended, the calls become waiting calls again.
+        If the stream has ended, the calls wait for a worker again.
         """
         claim = asyncio.ensure_future(self._repository.claim(link.worker, most=most))
         try:

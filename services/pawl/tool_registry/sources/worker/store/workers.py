@@ -200,7 +200,7 @@ class PostgresWorkerRepository:
         return [(row["attachment"], CallKey(row["store_id"], row["call_id"]), row["lease_epoch"]) for row in rows]
 
     async def put_back(self, call: CallKey, lease_epoch: int) -> None:
-        """Return a call that was claimed but not sent to the waiting calls."""
+        """Make a call that was claimed but not sent wait for a worker again."""
         await self._database.fetch(sql.PUT_BACK, call.store_id, call.call_id, lease_epoch)
 
     async def report(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, progress: Progress) -> None:
