@@ -45,8 +45,8 @@ class TakeModelCallRequest(_message.Message):
     tokens_per_minute: _builtins.int
     """The model server's limit of tokens per minute. 0 means no limit."""
     tokens: _builtins.int
-    """Tokens to count: the estimated tokens of the prompt, and in budgets also `output_tokens`. A call may be made once a single token is left, whatever its
-    size, and later calls wait until the rest is made up for. At most an hour of tokens is owed.
+    """Tokens to count: the estimated tokens of the prompt, and in budgets also `output_tokens`. A call may start if at least
+    one token is left, regardless of its size. Later calls wait until the debt is repaid, which takes at most an hour.
     """
     ended: _builtins.bool
     """Whether the call has ended. `tokens` are then those that it used beyond the counted ones, or negative if it used
@@ -62,7 +62,7 @@ class TakeModelCallRequest(_message.Message):
     output_tokens: _builtins.int
     """Tokens to reserve in budgets for the answer."""
     seconds_max: _builtins.float
-    """Seconds after which the reservation ends by itself, for example because the caller has died."""
+    """Seconds after which the reservation expires, for example if the caller has died."""
     def __init__(
         self,
         *,

@@ -36,7 +36,7 @@ class _SettingsLayerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Setting
     """Set by a store's admin, for that store."""
 
 class SettingsLayer(_SettingsLayer, metaclass=_SettingsLayerEnumTypeWrapper):
-    """Says who sets a value, and for which stores."""
+    """Layer of settings: who sets a value, and the stores that it applies to."""
 
 SETTINGS_LAYER_UNSPECIFIED: SettingsLayer.ValueType  # 0
 """In ExplainSettings: no layer sets it."""
