@@ -11,7 +11,7 @@ import pytest
 from pawl.agent.v1 import conversation_pb2 as conversation_api
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.process.clock import SystemClock
-from pawl.errors import RunNotFound
+from pawl.errors import ConversationNotFound, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
@@ -208,8 +208,7 @@ async def test_export_has_pages_of_limited_size_and_only_calls_that_the_reader_m
         shown = [each.text for page in await export(reader, shared.conversation_id, 200) for each in page]
         assert shown.count('"secret"') == secrets, (reader.user_id, shows_arguments)
     await shared.share(conversation_pb2.SHARING_PRIVATE)
-    with pytest.raises(ConversationNotFound):
-        await export(shared.bob, shared.conversation_id)
+    await raises(ConversationNotFound, export(shared.bob, shared.conversation_id))
 
 
 async def test_a_writers_message_starts_a_run_that_only_the_writer_sees(shared: Shared) -> None:

@@ -307,7 +307,7 @@ async def test_operator_resolves_a_call_with_unknown_outcome(open_page: NewPage,
     await until(lambda: effects.exists() and effects.read_text())
     suite.kill("tool-registry")
     await suite.wait_ready("tool-registry")
-    await page.get_by_role("link", name=re.compile("^It is unknown whether this happened: Act once")).click()
+    await page.get_by_role("link", name=re.compile("^It is unknown whether “Act once” happened")).click()
     await page.get_by_role("button", name="It happened").click()
     await page.get_by_label("Result as JSON").fill('"sent at noon"')
     await page.keyboard.press("Enter")

@@ -40,7 +40,7 @@ export const runs: Resource<RunJson> = {
   id: ({ runId }) => runId ?? "",
   columns: [
     { name: "Run", of: (run) => aboutOf(run) || `Run ${run.runId?.slice(-8)}`, under: came },
-    { name: "State", size: 132, by: (run) => word(run.state), of: (run) => <State run={run} /> },
+    { name: "State", size: 148, by: (run) => word(run.state), of: (run) => <State run={run} /> },
     { name: "Agent", size: 132, priority: 2, by: kindOf, of: (run) => (run.workflow ? "workflow" : run.job ? "job" : kindOf(run)) },
     { name: "Started", size: 108, priority: 2, by: ({ createTime = "" }) => createTime, of: ({ createTime }) => time(createTime) },
     { name: "Duration", size: 100, priority: 3, num: true, by: seconds, of: duration },
