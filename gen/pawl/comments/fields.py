@@ -66,6 +66,8 @@ COMMENTS: dict[str, str] = {
     'pawl.agent.v1.GetExecutionRequest.run_id': 'Run ID.',
     'pawl.agent.v1.GetGoalRequest.run_id': 'Run ID.',
     'pawl.agent.v1.GetJobRequest.job_id': 'Job ID.',
+    'pawl.agent.v1.GetRoundRequest.round': 'Round, starting at 1.',
+    'pawl.agent.v1.GetRoundRequest.run_id': 'Run ID.',
     'pawl.agent.v1.GetRunRequest.after_seq': '`Run.last_seq` that the caller has already seen; 0 if it has seen nothing.',
     'pawl.agent.v1.GetRunRequest.run_id': 'Run ID.',
     'pawl.agent.v1.GetRunRequest.wait_seconds': 'Seconds to wait for a change, 0 to 60.',

@@ -188,6 +188,16 @@ DONE: list[tuple[str, Mapping[str, Any], Any, tuple[str, ...]]] = [
         ("reasoning", "Then I answer."),
     ),
     (
+        "steps run_1 --round 2",
+        {
+            "GetRound": steps_pb2.GetRoundResponse(
+                request_json=b'{"model":"m","messages":[]}', matches=True, sent_sha256="ab", model="m"
+            )
+        },
+        steps_pb2.GetRoundRequest(run_id="run_1", round=2),
+        ("This request was sent to m (SHA-256 ab).", '  "model": "m",'),
+    ),
+    (
         "--store acme usage",
         {"GetUsage": usage_pb2.GetUsageResponse()},
         usage_pb2.GetUsageRequest(page_size=200, store_id="acme"),

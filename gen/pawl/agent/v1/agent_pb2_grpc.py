@@ -134,6 +134,11 @@ class AgentServiceStub(object):
                 request_serializer=pawl_dot_agent_dot_v1_dot_steps__pb2.ListStepsRequest.SerializeToString,
                 response_deserializer=pawl_dot_agent_dot_v1_dot_steps__pb2.ListStepsResponse.FromString,
                 _registered_method=True)
+        self.GetRound = channel.unary_unary(
+                '/pawl.agent.v1.AgentService/GetRound',
+                request_serializer=pawl_dot_agent_dot_v1_dot_steps__pb2.GetRoundRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_steps__pb2.GetRoundResponse.FromString,
+                _registered_method=True)
         self.WatchSteps = channel.unary_stream(
                 '/pawl.agent.v1.AgentService/WatchSteps',
                 request_serializer=pawl_dot_agent_dot_v1_dot_steps__pb2.WatchStepsRequest.SerializeToString,
@@ -466,6 +471,20 @@ class AgentServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRound(self, request, context):
+        """Returns the exact request of one model call of the caller's run, and its answer. Pawl does not store requests. It
+        builds the request again from the run's history, and compares it with the SHA-256 of the request that was sent.
+        Read-only.
+
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - NOT_FOUND / ROUND_NOT_FOUND
+        - NOT_FOUND / TOOL_NOT_FOUND: The user can no longer use a tool that the request offered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchSteps(self, request, context):
         """Streams a run's steps as they are added or changed. The stream ends with OK after the run ends. It is
         safe to reconnect from the last seq seen.
@@ -626,6 +645,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.ListSteps,
                     request_deserializer=pawl_dot_agent_dot_v1_dot_steps__pb2.ListStepsRequest.FromString,
                     response_serializer=pawl_dot_agent_dot_v1_dot_steps__pb2.ListStepsResponse.SerializeToString,
+            ),
+            'GetRound': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRound,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_steps__pb2.GetRoundRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_steps__pb2.GetRoundResponse.SerializeToString,
             ),
             'WatchSteps': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchSteps,
@@ -1167,6 +1191,33 @@ class AgentService(object):
             '/pawl.agent.v1.AgentService/ListSteps',
             pawl_dot_agent_dot_v1_dot_steps__pb2.ListStepsRequest.SerializeToString,
             pawl_dot_agent_dot_v1_dot_steps__pb2.ListStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRound(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.agent.v1.AgentService/GetRound',
+            pawl_dot_agent_dot_v1_dot_steps__pb2.GetRoundRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_steps__pb2.GetRoundResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -284,6 +284,16 @@ class AgentServiceStub:
     - NOT_FOUND / RUN_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
+    GetRound: _grpc.UnaryUnaryMultiCallable[_steps_pb2.GetRoundRequest, _steps_pb2.GetRoundResponse]
+    """Returns the exact request of one model call of the caller's run, and its answer. Pawl does not store requests. It
+    builds the request again from the run's history, and compares it with the SHA-256 of the request that was sent.
+    Read-only.
+
+    Errors:
+    - NOT_FOUND / RUN_NOT_FOUND
+    - NOT_FOUND / ROUND_NOT_FOUND
+    - NOT_FOUND / TOOL_NOT_FOUND: The user can no longer use a tool that the request offered.
+    """
     WatchSteps: _grpc.UnaryStreamMultiCallable[_steps_pb2.WatchStepsRequest, _steps_pb2.WatchStepsResponse]
     """Streams a run's steps as they are added or changed. The stream ends with OK after the run ends. It is
     safe to reconnect from the last seq seen.
@@ -557,6 +567,16 @@ class AgentServiceAsyncStub(AgentServiceStub):
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
     - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+    """
+    GetRound: _aio.UnaryUnaryMultiCallable[_steps_pb2.GetRoundRequest, _steps_pb2.GetRoundResponse]  # type: ignore[assignment]
+    """Returns the exact request of one model call of the caller's run, and its answer. Pawl does not store requests. It
+    builds the request again from the run's history, and compares it with the SHA-256 of the request that was sent.
+    Read-only.
+
+    Errors:
+    - NOT_FOUND / RUN_NOT_FOUND
+    - NOT_FOUND / ROUND_NOT_FOUND
+    - NOT_FOUND / TOOL_NOT_FOUND: The user can no longer use a tool that the request offered.
     """
     WatchSteps: _aio.UnaryStreamMultiCallable[_steps_pb2.WatchStepsRequest, _steps_pb2.WatchStepsResponse]  # type: ignore[assignment]
     """Streams a run's steps as they are added or changed. The stream ends with OK after the run ends. It is
@@ -942,6 +962,22 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND
         - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+        """
+
+    @_abc_1.abstractmethod
+    def GetRound(
+        self,
+        request: _steps_pb2.GetRoundRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_steps_pb2.GetRoundResponse, _abc.Awaitable[_steps_pb2.GetRoundResponse]]:
+        """Returns the exact request of one model call of the caller's run, and its answer. Pawl does not store requests. It
+        builds the request again from the run's history, and compares it with the SHA-256 of the request that was sent.
+        Read-only.
+
+        Errors:
+        - NOT_FOUND / RUN_NOT_FOUND
+        - NOT_FOUND / ROUND_NOT_FOUND
+        - NOT_FOUND / TOOL_NOT_FOUND: The user can no longer use a tool that the request offered.
         """
 
     @_abc_1.abstractmethod

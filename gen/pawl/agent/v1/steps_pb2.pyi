@@ -11,6 +11,9 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from pawl.event.v1 import call_pb2 as _call_pb2
+from pawl.event.v1 import message_pb2 as _message_pb2
+from pawl.event.v1 import run_pb2 as _run_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -309,3 +312,103 @@ class StepChange(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepChange: _TypeAlias = StepChange  # noqa: Y015
+
+@_typing.final
+class GetRoundRequest(_message.Message):
+    """Request for GetRound."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """Run ID."""
+    round: _builtins.int
+    """Round, starting at 1."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        round: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRoundRequest: _TypeAlias = GetRoundRequest  # noqa: Y015
+
+@_typing.final
+class GetRoundResponse(_message.Message):
+    """Response from GetRound. The model call that summarises old messages before a round is not included."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_JSON_FIELD_NUMBER: _builtins.int
+    REQUEST_OMITTED_BYTES_FIELD_NUMBER: _builtins.int
+    SENT_SHA256_FIELD_NUMBER: _builtins.int
+    MATCHES_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    request_json: _builtins.bytes
+    """Body of the request to the model server, in chat-completions format. Empty if `request_omitted_bytes` is set."""
+    request_omitted_bytes: _builtins.int
+    """Size of a request of more than 3 MiB."""
+    sent_sha256: _builtins.str
+    """SHA-256 of the request that was sent, in hex. Empty if the model call has not ended or failed."""
+    matches: _builtins.bool
+    """Whether `request_json` is the request that was sent, byte for byte. It can differ if Pawl's settings have changed
+    since then, or if images or results were left out of a long history.
+    """
+    model: _builtins.str
+    """Model that was called."""
+    finish_reason: _builtins.str
+    """Finish reason given by the model server."""
+    @_builtins.property
+    def message(self) -> _message_pb2.Message:
+        """The answer; absent if there is none yet, or if the model said nothing."""
+
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
+        """The calls in the answer, without results."""
+
+    @_builtins.property
+    def usage(self) -> _run_pb2.Usage:
+        """Token usage of the call; absent until it ends."""
+
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """Start of the model call."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """End of the model call; absent until it ends."""
+
+    def __init__(
+        self,
+        *,
+        request_json: _builtins.bytes = ...,
+        request_omitted_bytes: _builtins.int = ...,
+        sent_sha256: _builtins.str = ...,
+        matches: _builtins.bool = ...,
+        model: _builtins.str = ...,
+        message: _message_pb2.Message | None = ...,
+        calls: _abc.Iterable[_call_pb2.Call] | None = ...,
+        usage: _run_pb2.Usage | None = ...,
+        finish_reason: _builtins.str = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "message", b"message", "start_time", b"start_time", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "end_time", b"end_time", "finish_reason", b"finish_reason", "matches", b"matches", "message", b"message", "model", b"model", "request_json", b"request_json", "request_omitted_bytes", b"request_omitted_bytes", "sent_sha256", b"sent_sha256", "start_time", b"start_time", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetRoundResponse: _TypeAlias = GetRoundResponse  # noqa: Y015

@@ -105,6 +105,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND. The workflow or version does not exist."""
     ERROR_REASON_NODE_NOT_FOUND: _ErrorReason.ValueType  # 38
     """NOT_FOUND. The workflow has no node with this path."""
+    ERROR_REASON_ROUND_NOT_FOUND: _ErrorReason.ValueType  # 39
+    """NOT_FOUND. The run has no model call in this round, or the events of the round were deleted."""
     ERROR_REASON_METHOD_NOT_FOUND: _ErrorReason.ValueType  # 25
     """UNIMPLEMENTED. The method does not exist."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 40
@@ -316,6 +318,8 @@ ERROR_REASON_WORKFLOW_NOT_FOUND: ErrorReason.ValueType  # 37
 """NOT_FOUND. The workflow or version does not exist."""
 ERROR_REASON_NODE_NOT_FOUND: ErrorReason.ValueType  # 38
 """NOT_FOUND. The workflow has no node with this path."""
+ERROR_REASON_ROUND_NOT_FOUND: ErrorReason.ValueType  # 39
+"""NOT_FOUND. The run has no model call in this round, or the events of the round were deleted."""
 ERROR_REASON_METHOD_NOT_FOUND: ErrorReason.ValueType  # 25
 """UNIMPLEMENTED. The method does not exist."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 40

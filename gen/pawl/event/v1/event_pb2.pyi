@@ -487,12 +487,18 @@ class RoundEnded(_message.Message):
     MODEL_ATTEMPT_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    REQUEST_SHA256_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """Round."""
     model_attempt: _builtins.int
     """Attempt that succeeded."""
     finish_reason: _builtins.str
     """Finish reason given by the model server; for information only."""
+    request_sha256: _builtins.str
+    """SHA-256 of the request's body, in hex; empty if unknown. See AgentService.GetRound."""
+    output_tokens_max: _builtins.int
+    """Limit for the answer's tokens in the request; 0 if there was none."""
     @_builtins.property
     def usage(self) -> _run_pb2.Usage:
         """Token usage of this call."""
@@ -504,10 +510,12 @@ class RoundEnded(_message.Message):
         model_attempt: _builtins.int = ...,
         finish_reason: _builtins.str = ...,
         usage: _run_pb2.Usage | None = ...,
+        request_sha256: _builtins.str = ...,
+        output_tokens_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "model_attempt", b"model_attempt", "round", b"round", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "model_attempt", b"model_attempt", "output_tokens_max", b"output_tokens_max", "request_sha256", b"request_sha256", "round", b"round", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

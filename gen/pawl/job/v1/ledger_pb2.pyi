@@ -640,12 +640,17 @@ class LoadRunRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
+    LAST_NUMBER_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     run_id: _builtins.str
     """Run ID."""
     epoch: _builtins.int
     """The worker's epoch."""
+    last_number: _builtins.int
+    """If set, returns the history as it was when the conversation had this many messages. `epoch` and `known` are then
+    ignored. Commands, notices and counts are current.
+    """
     @_builtins.property
     def known(self) -> Global___HistoryPrefix:
         """The prefix that the worker has kept from an earlier response about a run in this conversation, if any. It
@@ -659,10 +664,11 @@ class LoadRunRequest(_message.Message):
         run_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         known: Global___HistoryPrefix | None = ...,
+        last_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["known", b"known"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "known", b"known", "run_id", b"run_id", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "known", b"known", "last_number", b"last_number", "run_id", b"run_id", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,6 +31,7 @@ from pawl.agent_loop.model.request import (
     Piece,
     ReasoningPiece,
     RefusalPiece,
+    Sent,
     TextPiece,
     UsageReport,
 )
@@ -153,6 +154,9 @@ class ModelCall:
         self._coalescer.shown(self._monotonic())
 
     def _take(self, piece: Piece) -> None:
+        if isinstance(piece, Sent):
+            self._assembly.add(piece)
+            return
         now, before = self._monotonic(), self.output_due_at()
         self.first_output_at = now if self.first_output_at is None else self.first_output_at
         if isinstance(piece, Finished):

@@ -88,13 +88,20 @@ class UsageReport(Usage, frozen=True, kw_only=True):
     prompt_bytes: int = 0
 
 
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """The model server has accepted the request. `request_sha256` is the SHA-256 of the request's body, in hex."""
+
+    request_sha256: str = ""
+    output_tokens_max: int | None = None
+
+
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """The end of the answer, as the model server reported it. `reason` is informational."""
 
     reason: str
 
 
-Piece: TypeAlias = TextPiece | ReasoningPiece | CallPiece | RefusalPiece | ProviderState | UsageReport | Finished
+Piece: TypeAlias = Sent | TextPiece | ReasoningPiece | CallPiece | RefusalPiece | ProviderState | UsageReport | Finished
 
 ROUND_TIMEOUT: Final = "ROUND_TIMEOUT"
 NETWORK: Final = "NETWORK"

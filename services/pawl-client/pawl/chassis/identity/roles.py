@@ -60,8 +60,8 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (Role.ADMIN,): "UpdateAgent DeleteAgent",
     },
     "pawl.agent.v1.AgentService": {
-        READERS: "WatchRun GetRun ListRuns ListCalls ListSteps WatchSteps ListMessages ListPending WatchPending"
-        " PreviewUndo GetUndoReport",
+        READERS: "WatchRun GetRun ListRuns ListCalls ListSteps WatchSteps GetRound ListMessages ListPending"
+        " WatchPending PreviewUndo GetUndoReport",
         _MEMBERS: "StartRun Session LeaseCall SubmitToolResults Decide DecideCalls SendMessage CancelRun TopUpRun"
         " UndoRun UndoCall",
         _OPERATORS: "ResolveCall",

@@ -106,6 +106,8 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
         model_attempt=opened.attempt,
         finish_reason=answer.finish_reason,
         usage=usage,
+        request_sha256=answer.sent.request_sha256,
+        output_tokens_max=answer.sent.output_tokens_max or 0,
     )
     state = replace(
         state,

@@ -212,6 +212,8 @@ class RoundEnded(msgspec.Struct, frozen=True, kw_only=True):
     model_attempt: int
     finish_reason: str
     usage: Usage
+    request_sha256: str = ""
+    output_tokens_max: int = 0
 
 
 class CallFragment(msgspec.Struct, frozen=True, kw_only=True):

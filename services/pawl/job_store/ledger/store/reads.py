@@ -189,19 +189,19 @@ class PostgresReads(DatabaseAdapter):
             raise RunNotFound
         return bytes(record["loop_state"])
 
-    async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None) -> Loaded:
+    async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None, last_number: int = 0) -> Loaded:
         async with self._database.snapshot() as connection:
             record = await connection.fetchrow(_OWNED_RUN, key.store_id, key.run_id)
             if record is None:
                 raise RunNotFound
             run, conversation, loop_state, time, version = _owned(record)
-            if run.epoch != epoch or run.worker_id is None:
+            if not last_number and (run.epoch != epoch or run.worker_id is None):
                 raise LeaseLost
             user_id = conversation.user_id or conversation.erase_user_id if conversation else run.user_id
             author = UserId("") if user_id == run.user_id else run.user_id
             past_number = conversation.past_number if conversation else 0
             view = segments.AuthorView(key.store_id, run.conversation_id, past_number, author)
-            history = await histories.load(connection, run, view, known)
+            history = await histories.load(connection, run, view, known, last_number)
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
             commands = [tables.COMMANDS.read(record) for record in records]
             if run.root_conversation_id:
@@ -213,7 +213,7 @@ class PostgresReads(DatabaseAdapter):
             if run.budget_run_id:
                 record = await connection.fetchrow(_RUNS, key.store_id, [run.budget_run_id])
                 top = tables.RUNS.read(record) if record else None
-        if not commands:
+        if not (commands or last_number):
             self._cache.put_loaded(run, conversation, history["calls"], version)
         return Loaded(
             run=run,
