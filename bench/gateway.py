@@ -45,6 +45,9 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
         await crowds.warm(suite)
         idle = await _rest(suite, options.seconds(30, 10))
         tabs = await _tabs(suite, idle, options.seconds(30, 10))
+    # In new processes, because these have memory left from the tabs.
+    async with scratch() as data, crowds.roomy_suite(data / "suite") as suite:
+        await crowds.warm(suite)
         watchers = await _watchers(suite, options.seconds(60, 30))
     async with pawl(tool_rounds=0, chunks=_CHUNKS, chunk_milliseconds=_CHUNK_MS) as (subject, _):
         await _later(subject)

@@ -33,6 +33,7 @@ from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, Budget
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.conversations.rpc import ConversationServicer
 from pawl.job_store.conversations.store.conversations import PostgresConversations
+from pawl.job_store.conversations.store.exports import PostgresExports
 from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
 from pawl.job_store.conversations.store.titles import PostgresTitles
 from pawl.job_store.conversations.title_rpc import TitleServicer
@@ -97,7 +98,7 @@ class LedgerParts:
     @property
     def servicers(self) -> tuple[object, ...]:
         """Servicers for runs and conversations, without erasure."""
-        return ConversationServicer(self.ledger, None), ListServicer(self.ledger), LedgerServicer(self.ledger)
+        return ConversationServicer(self.ledger), ListServicer(self.ledger), LedgerServicer(self.ledger)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +166,7 @@ def on_postgres(
     meter = ports.meter
     relay = Relay(PostgresOutbox(database), JetStreamLifecycle(bus), meter)
     parts = wire(ports, limits, settings.limits_of, lifecycle_written=relay.wake, one_store=one_store)
-    group_commit, ledger = parts.group_commit, parts.ledger
+    group_commit, ledger, exports = parts.group_commit, parts.ledger, PostgresExports(database)
     erasing = _erasing(database, bus, ports, group_commit, ids)
     keys = Keys(PostgresKeyRepository(database), clock, ids)
     schedules = Schedules(PostgresSchedules(database), group_commit, meter, ids)
@@ -184,7 +185,7 @@ def on_postgres(
     def add_to(server: RpcServer) -> None:
         internal = partial(server.add, service_only=True)
         internal(add_LedgerServiceServicer_to_server, LedgerServicer(ledger))
-        server.add_forwarded(add_ConversationServiceServicer_to_server, ConversationServicer(ledger, erasing))
+        server.add_forwarded(add_ConversationServiceServicer_to_server, ConversationServicer(ledger, erasing, exports))
         server.add_forwarded(add_AgentServiceServicer_to_server, ListServicer(ledger))
         server.add_forwarded(add_OperatorServiceServicer_to_server, ListServicer(ledger))
         server.add(add_KeyServiceServicer_to_server, KeyServicer(keys))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pawl.agent.v1 import conversation_pb2 as conversation_api
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.process.clock import SystemClock
 from pawl.errors import ConversationNotFound, RunNotFound
@@ -187,6 +188,33 @@ async def shared(user: User) -> Shared:
     found = Shared(ann=user, bob=User(user.stub, user_id="bob"), conversation_id=conversation_id)
     assert (await found.share(conversation_pb2.SHARING_WRITE)).sharing == conversation_pb2.SHARING_WRITE
     return found
+
+
+async def export(user: User, conversation_id: str, page_size: int = 1) -> list[list[conversation_api.HistoryMessage]]:
+    return await user.pages("ExportConversation", "messages", conversation_id=conversation_id, page_size=page_size)
+
+
+async def test_export_has_pages_of_limited_size_and_only_calls_that_the_reader_may_see(shared: Shared) -> None:
+    theirs, big = await shared.begin(shared.bob, "theirs"), result(f'"{"x" * 1_000_000}"')
+    ids = [f"big_{number}" for number in range(5)]
+    states = (call_pb2.CALL_STATE_RUNNING, call_pb2.CALL_STATE_SUCCEEDED)
+    running, ended = ([theirs.call(each, state, attempt=1) for each in ids] for state in states)
+    await theirs.commit(messages=[message_pb2.Message(role=ASSISTANT, call_ids=ids)], calls=running)
+    for each in ended:
+        each.result.CopyFrom(big)
+        await theirs.commit(calls=[each])
+    await theirs.commit(messages=[message_pb2.Message(role=ASSISTANT, text="Theirs.")])
+    await theirs.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    own, text = await export(shared.bob, shared.conversation_id), big.content_json.decode()
+    expected = [["mine"], [], ["Done."], ["theirs"], ["", *[text] * 3], ["Theirs."]]
+    assert [[each.text for each in page] for page in own] == expected
+    for reader, shows_arguments, secrets in ((shared.ann, False, 1), (shared.bob, True, 1), (shared.bob, False, 0)):
+        await shared.share(conversation_pb2.SHARING_READ, shows_arguments=shows_arguments)
+        shown = [each.text for page in await export(reader, shared.conversation_id, 200) for each in page]
+        assert shown.count('"secret"') == secrets, (reader.user_id, shows_arguments)
+    await shared.share(conversation_pb2.SHARING_PRIVATE)
+    with pytest.raises(ConversationNotFound):
+        await export(shared.bob, shared.conversation_id)
 
 
 async def test_a_writers_message_starts_a_run_that_only_the_writer_sees(shared: Shared) -> None:

@@ -172,6 +172,13 @@ async def test_summarised_messages_remain_available_to_earlier_forks(user: User,
     assert [number for number, _ in await texts(user, "c1")] == [3, 4, 5]
     assert [number for number, _ in await texts(user, behind)] == [3, 4, 5]
     assert (await fork(user, behind)).forked_number == 5
+    for of in ("c1", behind):
+        pages = await user.pages("ExportConversation", "messages", conversation_id=of, page_size=1)
+        assert [message.text for page in pages for message in page] == [
+            "Summary of the conversation so far:\n\nshort",
+            "q1",
+            "a1",
+        ]
     # The remaining message answers a deleted message.
     assert [m.text for m in (await loaded(user, behind)).messages] == ["q1", "short", "a1"]
 

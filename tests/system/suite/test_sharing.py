@@ -44,7 +44,7 @@ METHODS = {
 }
 # A list of the caller's own runs.
 NOTHING = {"ListRuns"}
-READS = NOTHING | {"GetConversation", "ListMessages", "WatchConversation"}
+READS = NOTHING | {"GetConversation", "ListMessages", "WatchConversation", "ExportConversation"}
 ABSENT_CLIENT = {"CONVERSATION_NOT_FOUND", "RUN_NOT_FOUND", "CALL_NOT_FOUND"}
 
 

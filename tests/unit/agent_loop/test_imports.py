@@ -10,12 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pawl.agent.v1 import conversation_pb2
+from pawl.agent_loop.api import convert
 from pawl.agent_loop.conversations import rules as imports
 from pawl.agent_loop.conversations.rules import HistoryCall, HistoryMessage, HistoryRole
+from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.chassis.ids import CallId
+from pawl.client.history import chat_messages as to_json
 from pawl.client.history import history as from_json
 from pawl.errors import InvalidHistory
+from pawl.event.v1 import call_pb2, message_pb2
+from pawl.job_store.conversations.exporting import history as exported
 from pawl.values import CallState
 from tests.unit.agent_loop.scenario import present
 
@@ -71,6 +77,7 @@ def test_each_fault_is_reported_with_its_position() -> None:
         ([user(calls=(call("a"),)), result("a"), answer("x")], 1, "only assistant messages"),
         ([user(), answer("x", call_id="a")], 2, "only tool messages"),
         ([user(), answer("", *(call(f"c{n}") for n in range(129)))], 2, "at most 128"),
+        ([user(), answer("", call("a")), result("a", error_reason="LATE")], 3, "needs is_error"),
         ([user()] * 1001, 0, "at most 1000 messages"),
     ]
     for history, position, reason in rows:
@@ -160,3 +167,56 @@ def test_chat_completions_are_read_with_their_positions() -> None:
         from_json(bad)
     for position in ("2: Invalid value 'image_url'", "3: Expected `object`", "4: Object missing", "5: Expected `str"):
         assert f"message {position}" in refused.value.message
+
+
+texts = st.text(max_size=3)
+outcomes = st.builds(
+    call_pb2.CallResult,
+    content_json=st.sampled_from([b"{}", b'{"error":"x"}', b'"12"', b"null"]),
+    is_error=st.booleans(),
+    error_reason=st.sampled_from(["TOOL_ERROR", "TOOL_TIMEOUT"]),
+)
+made_calls = st.builds(
+    call_pb2.Call,
+    tool_name=st.sampled_from(["look", "files.read", "é" * 70, ""]),
+    arguments_json=st.sampled_from([b"{}", b'{"a":1}', b"[]", b""]),
+    result=st.none() | outcomes,
+)
+other_messages = st.builds(
+    message_pb2.Message,
+    role=st.sampled_from([message_pb2.ROLE_USER, message_pb2.ROLE_NOTICE, message_pb2.ROLE_SUMMARY]),
+    text=texts,
+    notices_json=st.sampled_from([b"", b'[{"job":"j"}]']),
+    parts=st.lists(st.builds(message_pb2.Part, image=st.just(message_pb2.ImagePart())), max_size=2),
+)
+answers = st.builds(message_pb2.Message, role=st.just(message_pb2.ROLE_ASSISTANT), text=texts, refusal=texts)
+
+
+@given(st.lists(st.tuples(other_messages | answers, st.lists(made_calls, max_size=2)), max_size=6))
+def test_exported_history_is_imported_and_exported_unchanged(
+    turns: list[tuple[message_pb2.Message, list[call_pb2.Call]]],
+) -> None:
+    known = dict[str, call_pb2.Call]()
+    for message, asked in turns:
+        for each in asked if message.role == message_pb2.ROLE_ASSISTANT else ():
+            each.call_id = f"call_{len(known)}"
+            known[each.call_id] = each
+            message.call_ids.append(each.call_id)
+    first = message_pb2.Message(role=message_pb2.ROLE_USER, text="q")
+    last = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="a")
+    shown = list(exported([first, *(message for message, _ in turns), last], known))
+    history = list(map(convert.history_message, shown))
+    imports.check(history)
+    numbers = itertools.count(1)
+    messages, calls = imports.convert_history(history, lambda: CallId(f"c{next(numbers)}"))
+    written = {str(each.call_id): wire.CALL.write(each) for each in calls}
+    assert list(exported(map(wire.MESSAGE.write, messages), written)) == shown
+    assert from_json(to_json(shown)) == [unmarked(each) for each in shown]
+
+
+def unmarked(message: conversation_pb2.HistoryMessage) -> conversation_pb2.HistoryMessage:
+    """Return the message as the chat completions format can express it: without marks of errors."""
+    if message.is_error:
+        message.text = to_json([message])[0]["content"]
+    message.is_error, message.error_reason = False, ""
+    return message

@@ -43,7 +43,7 @@ class _HistoryRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HistoryRo
     """Instructions. Rejected with INVALID_HISTORY: the agent's own instructions apply."""
 
 class HistoryRole(_HistoryRole, metaclass=_HistoryRoleEnumTypeWrapper):
-    """Author of a message in an imported history."""
+    """Author of a message in a history."""
 
 HISTORY_ROLE_UNSPECIFIED: HistoryRole.ValueType  # 0
 """Rejected with INVALID_HISTORY."""
@@ -350,7 +350,7 @@ Global___ForkConversationResponse: _TypeAlias = ForkConversationResponse  # noqa
 
 @_typing.final
 class HistoryMessage(_message.Message):
-    """A message in an imported history."""
+    """A message in a history."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -359,6 +359,7 @@ class HistoryMessage(_message.Message):
     CALLS_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
     IS_ERROR_FIELD_NUMBER: _builtins.int
+    ERROR_REASON_FIELD_NUMBER: _builtins.int
     role: Global___HistoryRole.ValueType
     """Author of the message."""
     text: _builtins.str
@@ -369,6 +370,10 @@ class HistoryMessage(_message.Message):
     """For a result: ID of the call."""
     is_error: _builtins.bool
     """For a result: whether it is an error."""
+    error_reason: _builtins.str
+    """For a result that is an error: CallResult.error_reason, at most 64 capital letters, digits and `_`. Empty means
+    TOOL_ERROR.
+    """
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistoryCall]:
         """The assistant's calls, at most 128. Each must have exactly one result directly after this message."""
@@ -381,10 +386,11 @@ class HistoryMessage(_message.Message):
         calls: _abc.Iterable[Global___HistoryCall] | None = ...,
         call_id: _builtins.str = ...,
         is_error: _builtins.bool = ...,
+        error_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "calls", b"calls", "is_error", b"is_error", "role", b"role", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "calls", b"calls", "error_reason", b"error_reason", "is_error", b"is_error", "role", b"role", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -392,7 +398,7 @@ Global___HistoryMessage: _TypeAlias = HistoryMessage  # noqa: Y015
 
 @_typing.final
 class HistoryCall(_message.Message):
-    """A call in an imported history."""
+    """A call in a history."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -481,6 +487,66 @@ class ImportConversationResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ImportConversationResponse: _TypeAlias = ImportConversationResponse  # noqa: Y015
+
+@_typing.final
+class ExportConversationRequest(_message.Message):
+    """Request for ExportConversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    conversation_id: _builtins.str
+    """Conversation ID."""
+    page_size: _builtins.int
+    """Messages of the conversation per page, 1 to 200; default 50. A page ends early after about 2 MiB. Each result of a
+    call is one more message in the history.
+    """
+    page_token: _builtins.str
+    """`next_page_token` of the previous page; empty for the first page."""
+    def __init__(
+        self,
+        *,
+        conversation_id: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportConversationRequest: _TypeAlias = ExportConversationRequest  # noqa: Y015
+
+@_typing.final
+class ExportConversationResponse(_message.Message):
+    """Response from ExportConversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Token for the next page; empty on the last page."""
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistoryMessage]:
+        """The messages in order."""
+
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___HistoryMessage] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportConversationResponse: _TypeAlias = ExportConversationResponse  # noqa: Y015
 
 @_typing.final
 class EraseConversationRequest(_message.Message):

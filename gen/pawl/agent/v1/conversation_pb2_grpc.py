@@ -61,6 +61,11 @@ class ConversationServiceStub(object):
                 request_serializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.ImportConversationRequest.SerializeToString,
                 response_deserializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.ImportConversationResponse.FromString,
                 _registered_method=True)
+        self.ExportConversation = channel.unary_unary(
+                '/pawl.agent.v1.ConversationService/ExportConversation',
+                request_serializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.ExportConversationRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.ExportConversationResponse.FromString,
+                _registered_method=True)
         self.EraseConversation = channel.unary_unary(
                 '/pawl.agent.v1.ConversationService/EraseConversation',
                 request_serializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.EraseConversationRequest.SerializeToString,
@@ -142,6 +147,27 @@ class ConversationServiceServicer(object):
         - INVALID_ARGUMENT / INVALID_HISTORY
         - ALREADY_EXISTS / CONVERSATION_EXISTS
         - ALREADY_EXISTS / REQUEST_ID_REUSED
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportConversation(self, request, context):
+        """Returns a conversation as a history that ImportConversation accepts, so that another loop can continue it. Read-only.
+        The caller sees what ListMessages and ListCalls return, without calls that it may not read. If the conversation ends
+        with a user message, import the history without that message. Importing the result and exporting it again returns the
+        same history.
+
+        - The result of a call that has not ended is an error.
+        - Reports of jobs are user messages, and an attachment is a placeholder in the text.
+        - If old messages were deleted, the summary that replaced them comes first, as a user message.
+        - Names contain only characters that ImportConversation accepts, and texts contain no control characters.
+        - Of the calls in a message, those after the first 2 MiB are left out.
+
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -230,6 +256,11 @@ def add_ConversationServiceServicer_to_server(servicer, server):
                     servicer.ImportConversation,
                     request_deserializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.ImportConversationRequest.FromString,
                     response_serializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.ImportConversationResponse.SerializeToString,
+            ),
+            'ExportConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExportConversation,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.ExportConversationRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_conversation__pb2.ExportConversationResponse.SerializeToString,
             ),
             'EraseConversation': grpc.unary_unary_rpc_method_handler(
                     servicer.EraseConversation,
@@ -379,6 +410,33 @@ class ConversationService(object):
             '/pawl.agent.v1.ConversationService/ImportConversation',
             pawl_dot_agent_dot_v1_dot_conversation__pb2.ImportConversationRequest.SerializeToString,
             pawl_dot_agent_dot_v1_dot_conversation__pb2.ImportConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.agent.v1.ConversationService/ExportConversation',
+            pawl_dot_agent_dot_v1_dot_conversation__pb2.ExportConversationRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_conversation__pb2.ExportConversationResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -84,6 +84,23 @@ class ConversationServiceStub:
     - ALREADY_EXISTS / CONVERSATION_EXISTS
     - ALREADY_EXISTS / REQUEST_ID_REUSED
     """
+    ExportConversation: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.ExportConversationRequest, _conversation_pb2.ExportConversationResponse]
+    """Returns a conversation as a history that ImportConversation accepts, so that another loop can continue it. Read-only.
+    The caller sees what ListMessages and ListCalls return, without calls that it may not read. If the conversation ends
+    with a user message, import the history without that message. Importing the result and exporting it again returns the
+    same history.
+
+    - The result of a call that has not ended is an error.
+    - Reports of jobs are user messages, and an attachment is a placeholder in the text.
+    - If old messages were deleted, the summary that replaced them comes first, as a user message.
+    - Names contain only characters that ImportConversation accepts, and texts contain no control characters.
+    - Of the calls in a message, those after the first 2 MiB are left out.
+
+    Errors:
+    - NOT_FOUND / CONVERSATION_NOT_FOUND
+    - FAILED_PRECONDITION / CONVERSATION_ERASED
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
+    """
     EraseConversation: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.EraseConversationRequest, _conversation_pb2.EraseConversationResponse]
     """Erases a conversation permanently and returns the progress. The erasure is durable when this returns. From then on,
     the conversation does not accept messages, does not appear in lists, and returns CONVERSATION_ERASED. Pawl first
@@ -188,6 +205,23 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     - INVALID_ARGUMENT / INVALID_HISTORY
     - ALREADY_EXISTS / CONVERSATION_EXISTS
     - ALREADY_EXISTS / REQUEST_ID_REUSED
+    """
+    ExportConversation: _aio.UnaryUnaryMultiCallable[_conversation_pb2.ExportConversationRequest, _conversation_pb2.ExportConversationResponse]  # type: ignore[assignment]
+    """Returns a conversation as a history that ImportConversation accepts, so that another loop can continue it. Read-only.
+    The caller sees what ListMessages and ListCalls return, without calls that it may not read. If the conversation ends
+    with a user message, import the history without that message. Importing the result and exporting it again returns the
+    same history.
+
+    - The result of a call that has not ended is an error.
+    - Reports of jobs are user messages, and an attachment is a placeholder in the text.
+    - If old messages were deleted, the summary that replaced them comes first, as a user message.
+    - Names contain only characters that ImportConversation accepts, and texts contain no control characters.
+    - Of the calls in a message, those after the first 2 MiB are left out.
+
+    Errors:
+    - NOT_FOUND / CONVERSATION_NOT_FOUND
+    - FAILED_PRECONDITION / CONVERSATION_ERASED
+    - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
     """
     EraseConversation: _aio.UnaryUnaryMultiCallable[_conversation_pb2.EraseConversationRequest, _conversation_pb2.EraseConversationResponse]  # type: ignore[assignment]
     """Erases a conversation permanently and returns the progress. The erasure is durable when this returns. From then on,
@@ -320,6 +354,29 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         - INVALID_ARGUMENT / INVALID_HISTORY
         - ALREADY_EXISTS / CONVERSATION_EXISTS
         - ALREADY_EXISTS / REQUEST_ID_REUSED
+        """
+
+    @_abc_1.abstractmethod
+    def ExportConversation(
+        self,
+        request: _conversation_pb2.ExportConversationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_conversation_pb2.ExportConversationResponse, _abc.Awaitable[_conversation_pb2.ExportConversationResponse]]:
+        """Returns a conversation as a history that ImportConversation accepts, so that another loop can continue it. Read-only.
+        The caller sees what ListMessages and ListCalls return, without calls that it may not read. If the conversation ends
+        with a user message, import the history without that message. Importing the result and exporting it again returns the
+        same history.
+
+        - The result of a call that has not ended is an error.
+        - Reports of jobs are user messages, and an attachment is a placeholder in the text.
+        - If old messages were deleted, the summary that replaced them comes first, as a user message.
+        - Names contain only characters that ImportConversation accepts, and texts contain no control characters.
+        - Of the calls in a message, those after the first 2 MiB are left out.
+
+        Errors:
+        - NOT_FOUND / CONVERSATION_NOT_FOUND
+        - FAILED_PRECONDITION / CONVERSATION_ERASED
+        - INVALID_ARGUMENT / INVALID_PAGE_TOKEN
         """
 
     @_abc_1.abstractmethod

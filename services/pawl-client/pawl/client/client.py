@@ -22,7 +22,7 @@ from pawl.client.target import DEADLINE_SECONDS
 from pawl.client.text import Piece, TextReader
 from pawl.client.triggers import TriggerVerbs
 from pawl.client.workflows import WorkflowVerbs
-from pawl.errors import InvalidField, PawlError, RunNotFound, TooLarge
+from pawl.errors import InvalidField, PawlError, TooLarge
 from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.tool.v1 import document_pb2
 
@@ -311,12 +311,12 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
 
     async def export_conversation(self, conversation_id: str) -> list[dict[str, Any]]:
         """Return a conversation as chat-completions messages, without calls of other users. See `chat_messages`."""
-        messages = [message async for message in self.messages(conversation_id)]
-        calls: dict[str, call_pb2.Call] = {}
-        for run_id in {message.run_id for message in messages if message.call_ids}:
-            with suppress(RunNotFound):
-                calls |= {call.call_id: call async for call in self.calls(run_id)}
-        return chat_messages(messages, calls)
+        request = requests_pb2.ExportConversationRequest(conversation_id=conversation_id)
+        return [
+            message
+            async for page in self.pages(self.conversations.ExportConversation, request)
+            for message in chat_messages(page.messages)
+        ]
 
     async def share(
         self,

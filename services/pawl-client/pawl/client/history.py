@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from pawl.agent.v1 import conversation_pb2
 from pawl.errors import InvalidHistory
-from pawl.event.v1 import call_pb2, message_pb2
 
 _ROLES: Final = {
     "user": conversation_pb2.HISTORY_ROLE_USER,
@@ -84,58 +83,35 @@ def _message(message: _ChatMessage) -> conversation_pb2.HistoryMessage:
     )
 
 
-def chat_messages(messages: Sequence[message_pb2.Message], calls: Mapping[str, call_pb2.Call]) -> list[dict[str, Any]]:
-    """Convert a conversation's messages to chat-completions messages. `calls` has the calls of the messages by id.
+def chat_messages(messages: Iterable[conversation_pb2.HistoryMessage]) -> list[dict[str, Any]]:
+    """Convert the contract's messages to chat-completions messages. The inverse of `history`.
 
-    This is the inverse of `history`. Servers that validate histories accept the messages, and `import_conversation`
-    imports them. Each call has one result. If a call has not ended, its result is an error. Attachments become
-    placeholders. Reports of background jobs become user messages. If old messages were deleted, the summary that
-    replaced them comes first.
+    The format cannot mark a result as an error, so the content of such a result is an object with the key `error`.
     """
-    is_cut = bool(messages) and messages[0].number > 1
-    summary = next((each for each in reversed(messages) if each.role == message_pb2.ROLE_SUMMARY), None)
-    replaced_to = summary.summarised_to_number if summary is not None and is_cut else 0
-    read: list[dict[str, Any]] = []
-    if summary is not None and is_cut:
-        read.append({"role": "user", "content": f"Summary of the conversation so far:\n\n{summary.text}"})
-    for message in messages:
-        if message.role != message_pb2.ROLE_SUMMARY and message.number > replaced_to:
-            read += _chat(message, calls)
-    return read
+    return list(map(_chat, messages))
 
 
-def _chat(message: message_pb2.Message, calls: Mapping[str, call_pb2.Call]) -> list[dict[str, Any]]:
-    if message.role == message_pb2.ROLE_NOTICE:
-        text = message.notices_json.decode() or "[]"
-        return [{"role": "user", "content": f"Background jobs report: {text}"}]
-    if message.role == message_pb2.ROLE_USER:
-        count = sum(not part.HasField("text") for part in message.parts)
-        texts = [message.text, *(["[an attachment]"] * count)]
-        return [{"role": "user", "content": "\n\n".join(filter(None, texts))}]
-    known = [calls[call_id] for call_id in message.call_ids if call_id in calls]
-    text = message.text or message.refusal
-    if not text and not known:
-        return []
-    answer: dict[str, Any] = {"role": "assistant", "content": text or None}
-    if known:
+def _chat(message: conversation_pb2.HistoryMessage) -> dict[str, Any]:
+    if message.role == conversation_pb2.HISTORY_ROLE_USER:
+        return {"role": "user", "content": message.text}
+    if message.role == conversation_pb2.HISTORY_ROLE_TOOL:
+        content = _error(message) if message.is_error else message.text
+        return {"role": "tool", "tool_call_id": message.call_id, "content": content}
+    answer: dict[str, Any] = {"role": "assistant", "content": message.text or None}
+    if message.calls:
         answer["tool_calls"] = [
             {
                 "id": call.call_id,
                 "type": "function",
-                "function": {"name": call.tool_name, "arguments": call.arguments_json.decode()},
+                "function": {"name": call.tool_name, "arguments": call.arguments_json},
             }
-            for call in known
+            for call in message.calls
         ]
-    return [answer, *({"role": "tool", "tool_call_id": call.call_id, "content": _content(call)} for call in known)]
+    return answer
 
 
-def _content(call: call_pb2.Call) -> str:
-    """Return a call's result as the model receives it."""
-    if not call.HasField("result"):
-        return '{"error":"The call has not ended."}'
-    content = call.result.content_json.decode()
-    if not call.result.is_error:
-        return content
-    value = msgspec.json.decode(content)
+def _error(message: conversation_pb2.HistoryMessage) -> str:
+    """Return an error as the model receives it."""
+    value = msgspec.json.decode(message.text)
     error = value if isinstance(value, dict) and "error" in value else {"error": value}
-    return msgspec.json.encode({**error, "reason": call.result.error_reason}).decode()
+    return msgspec.json.encode({**error, "reason": message.error_reason}).decode()

@@ -28,6 +28,7 @@ ID_CHARACTERS_MAX: Final = 256
 FAULTS_SHOWN_MAX: Final = 20
 _SHOWN_CHARACTERS: Final = 40
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_REASON: Final = re.compile(r"[A-Z0-9_]{1,64}")
 
 
 class HistoryRole(StrEnum):
@@ -52,6 +53,7 @@ class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[HistoryCall, ...] = ()
     call_id: str = ""
     is_error: bool = False
+    error_reason: str = ""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +157,7 @@ def _call(call: HistoryCall, call_id: CallId, result: HistoryMessage, round_: in
         result=CallResult(
             content_json=_content_json(result.text),
             is_error=result.is_error,
-            error_reason="TOOL_ERROR" if result.is_error else "",
+            error_reason=(result.error_reason or "TOOL_ERROR") if result.is_error else "",
         ),
         imported=True,
     )
@@ -194,6 +196,8 @@ def _message_faults(message: HistoryMessage) -> Iterator[str]:
         yield "only assistant messages may have calls"
     if message.call_id and message.role is not HistoryRole.TOOL:
         yield "only tool messages may name a call"
+    if message.error_reason and not (message.is_error and _REASON.fullmatch(message.error_reason)):
+        yield "an error_reason needs is_error and has at most 64 capital letters, digits and _"
     yield from _text_faults(message.text, "the text", bytes_max)
     if len(message.calls) > CALLS_MAX:
         yield f"a message may have at most {CALLS_MAX} calls, got {len(message.calls)}"

@@ -196,9 +196,8 @@ class _Stream:
         self._sent: dict[RunId, _Sent] = {}
         self._followed: dict[RunId, _Followed] = {}
         self._follower: asyncio.Task[None] | None = None
-        # Events for the client, and whether it has received them.
-        self._events: tuple[RunId, list[RunEvent] | Gap] | None = None
-        self._taken = asyncio.Event()
+        # Events for the client, and a signal that it has received them.
+        self._events: tuple[RunId, list[RunEvent] | Gap, asyncio.Event] | None = None
 
     def change(self) -> None:
         """Schedule another read of the conversation."""
@@ -217,9 +216,11 @@ class _Stream:
         yield self._response(caught_up=True)
         while True:
             if self._events is not None:
-                yield self._response_of(*self._events)
+                run_id, events, received = self._events
+                yield self._response_of(run_id, events)
                 self._events = None
-                self._taken.set()
+                received.set()
+                del events
             elif self._follower_has_ended():
                 continue
             elif self._has_changed and self._pause() <= 0:
@@ -415,10 +416,10 @@ class _Stream:
             del self._followed[run_id]
 
     async def _send(self, run_id: RunId, events: list[RunEvent] | Gap) -> None:
-        self._events = run_id, events
-        self._taken.clear()
+        received = asyncio.Event()
+        self._events = run_id, events, received
         self._woken.set()
-        await self._taken.wait()
+        await received.wait()
 
 
 def _is_state(event: RunEvent) -> bool:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from pawl.agent.v1 import conversation_pb2 as pb
 from pawl.chassis.identity.auth import require_user
-from pawl.chassis.ids import ConversationId, check_id
+from pawl.chassis.ids import CallId, ConversationId, check_id
 from pawl.chassis.labels import check_labels
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import InvalidField, Unavailable
-from pawl.event.v1 import run_pb2
+from pawl.event.v1 import message_pb2, run_pb2
+from pawl.job_store.conversations import exporting
+from pawl.job_store.conversations.store.exports import PostgresExports
 from pawl.job_store.erasure.erasing import Erasing
 from pawl.job_store.erasure.rules import ErasureKey
 from pawl.job_store.ledger.ledger import Ledger
-from pawl.job_store.ledger.pages import Id, next_token, page_size, read_token
+from pawl.job_store.ledger.pages import Id, Large, make_token, next_token, page_size, read_token
 from pawl.job_store.ledger.reading import ConversationFilter
 from pawl.job_store.ledger.rpc import messages
 from pawl.job_store.ledger.rpc.fields import enum_member, fingerprint
@@ -33,12 +36,13 @@ NUMBER_MAX: Final = 2**63 - 1
 class ConversationServicer:
     """Implements the conversation methods. agent-loop calls them on behalf of a user.
 
-    `erasing` is None if erasure is unavailable.
+    Without `erasing` or `exports`, conversations cannot be erased or exported.
     """
 
-    def __init__(self, ledger: Ledger, erasing: Erasing | None) -> None:
+    def __init__(self, ledger: Ledger, erasing: Erasing | None = None, exports: PostgresExports | None = None) -> None:
         self._ledger = ledger
         self._erasing = erasing
+        self._exports = exports
 
     async def GetConversation(self, request: pb.GetConversationRequest, context: Context) -> pb.GetConversationResponse:
         user = require_user()
@@ -79,6 +83,30 @@ class ConversationServicer:
     ) -> pb.ForkConversationResponse:
         made = await self._ledger.forks.fork(_fork(request), size_bytes=request.ByteSize())
         return pb.ForkConversationResponse(conversation=messages.CONVERSATION.write(made))
+
+    async def ExportConversation(
+        self, request: pb.ExportConversationRequest, context: Context
+    ) -> pb.ExportConversationResponse:
+        if self._exports is None:
+            raise Unavailable
+        user, conversation_id = require_user(), check_id(request.conversation_id, "conversation_id")
+        selection = (user.store_id, user.user_id, conversation_id)
+        after = (read_token(request.page_token, "ExportConversation", selection, tuple[Large]) or (0,))[0]
+        read = partial(self._ledger.reads.messages, *selection, rows_max=page_size(request.page_size))
+        page, response = await read(after=after), pb.ExportConversationResponse()
+        if not after and page.rows and page.rows[0].number > 1:
+            row = await self._exports.summary(user.store_id, conversation_id)
+            summary = messages.message_for(row, page.user_id, user.user_id) if row else message_pb2.Message()
+            response.messages.append(exporting.summary(summary.text))
+            page = await read(after=summary.summarised_to_number if summary.text else 0)
+        shown = [messages.message_for(row, page.user_id, user.user_id) for row in page.rows]
+        asked = [CallId(call_id) for message in shown for call_id in message.call_ids]
+        found = await self._exports.calls(user.store_id, user.user_id, asked)
+        calls = {str(row.call_id): messages.call_shown_to(row, user.user_id) for row in found.rows}
+        last_number = exporting.put(response, shown, calls, cut_at=found.rows[-1].call_id if found.has_more else "")
+        if page.has_more or (shown and last_number < shown[-1].number):
+            response.next_page_token = make_token("ExportConversation", selection, (last_number,))
+        return response
 
     async def EraseConversation(
         self, request: pb.EraseConversationRequest, context: Context

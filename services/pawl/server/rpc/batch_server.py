@@ -198,7 +198,8 @@ class _Relay:
     """
 
     def __init__(self, batch: Context, call: batch_pb2.Call, encode: Encoder, put: Put) -> None:
-        self._call = call
+        self._request = call.request
+        self._metadata = [(entry.key, entry.value) for entry in call.metadata]
         self._encode = encode
         self._put = put
         self._unprocessed_bytes = 0
@@ -206,7 +207,7 @@ class _Relay:
         self.peer, self.auth_context = batch.peer, batch.auth_context
 
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
-        return [(entry.key, entry.value) for entry in self._call.metadata]
+        return self._metadata
 
     def _ignore(self, *_: object) -> None:
         """Do nothing, because a relayed call has no deadline, and its status and metadata are sent in batches."""
@@ -217,7 +218,7 @@ class _Relay:
         """Do nothing, because batches do not carry initial metadata."""
 
     async def read(self) -> bytes:
-        return self._call.request
+        return self._request
 
     async def write(self, response: Any) -> None:
         while self._unprocessed_bytes >= UNPROCESSED_BYTES_MAX:

@@ -68,7 +68,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         ROLES: "WhoAmI",
     },
     "pawl.agent.v1.ConversationService": {
-        READERS: "GetConversation ListConversations WatchConversation",
+        READERS: "GetConversation ListConversations WatchConversation ExportConversation",
         _MEMBERS: "UpdateConversation ForkConversation ImportConversation EraseConversation",
     },
     "pawl.agent.v1.DeclarationService": {

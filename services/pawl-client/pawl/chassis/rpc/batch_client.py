@@ -10,7 +10,6 @@ import asyncio
 import contextvars
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Self, TypeAlias
 
@@ -69,7 +68,7 @@ class Call:
         self.moves = 0
         self.ended = False
         self.error: PawlError | None = None
-        self._responses: deque[bytes] = deque()
+        self._responses: list[bytes] = []  # Not a deque: an empty one takes 700 bytes, and calls may wait for hours.
         self._processed = 0
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -90,7 +89,7 @@ class Call:
                 return None
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        response = self._responses.popleft()
+        response = self._responses.pop(0)
         self._processed += len(response)
         if self._processed >= UNPROCESSED_BYTES_MAX // 2 and self.message.metadata and self.stream is not None:
             self.stream.report(batch_pb2.ProcessedBytes(call_id=self.message.id, bytes=self._processed))

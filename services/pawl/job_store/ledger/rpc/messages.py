@@ -326,19 +326,18 @@ def call_for(row: CallRow, user_id: str) -> call_pb2.Call:
     return _only(call(row), _FOR_APPROVERS | {"question"} if row.asked_user_id == user_id else _FOR_APPROVERS)
 
 
-def call_for_reader(row: CallRow) -> call_pb2.Call:
-    """Return the fields of a call that readers of a shared conversation may see.
+def call_shown_to(row: CallRow, user_id: str) -> call_pb2.Call:
+    """Return a call. For another user's call, return only fields that readers of a shared conversation may see.
 
     Texts that users wrote are left out: answers to questions, results given for a call, and reasons for rejections.
     """
     whole = call(row)
-    is_of_people = (
-        whole.context == call_pb2.EXECUTION_CONTEXT_HUMAN
-        or whole.state == call_pb2.CALL_STATE_REJECTED
-        or whole.approval.decision.kind == call_pb2.DECISION_KIND_ANSWER
-    )
+    if row.user_id == user_id:
+        return whole
+    is_answer = whole.approval.decision.kind == call_pb2.DECISION_KIND_ANSWER
+    is_of_people = is_answer or whole.context == call_pb2.EXECUTION_CONTEXT_HUMAN
     shown = _only(whole, _CALL_FOR_READERS)
-    if is_of_people:
+    if is_of_people or whole.state == call_pb2.CALL_STATE_REJECTED:
         shown.ClearField("result")
     return shown
 

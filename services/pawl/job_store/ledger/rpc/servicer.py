@@ -376,8 +376,7 @@ class ListServicer:
             rows_max=page_size(request.page_size),
         )
         token = next_token("ListCalls", selection, page, lambda call: (call.round, call.index, call.call_id))
-        is_own = all(row.user_id == user.user_id for row in page.rows)
-        shown = map(messages.call if is_own else messages.call_for_reader, page.rows)
+        shown = (messages.call_shown_to(row, user.user_id) for row in page.rows)
         return agent_pb2.ListCallsResponse(calls=shown, next_page_token=token)
 
     async def ListMessages(

@@ -58,7 +58,7 @@ async def load(
         found = await segments.counts(connection, view, last_number=known.last_number)
         # A job is loaded with its last calls only.
         known = known if prefix.is_valid(known, found) and not run.reports_to else None
-    messages = await _from_summary(connection, view, after=known.last_number if known else 0)
+    messages = await from_summary(connection, view, after=known.last_number if known else 0)
     run_ids = {message.run_id for message in messages if message.user_id == view.author}
     others = list(run_ids - {run.run_id})
     records = await connection.fetch(_FAILURES, run.store_id, others) if others else []
@@ -75,7 +75,7 @@ async def load(
     return HistoryFields(known=known, messages=messages, calls=calls, omitted_bytes=omitted_bytes, failures=failures)
 
 
-async def _from_summary(connection: Connection, view: segments.AuthorView, *, after: int) -> list[MessageRow]:
+async def from_summary(connection: Connection, view: segments.AuthorView, *, after: int) -> list[MessageRow]:
     if view.past_number:
         return await segments.from_summary(connection, view, after=after)
     arguments = (view.store_id, view.conversation_id, view.author, after)

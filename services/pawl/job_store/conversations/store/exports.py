@@ -1,0 +1,41 @@
+"""Reads the calls and the summary of an exported conversation from PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pawl.chassis.ids import CallId, ConversationId, StoreId, UserId
+from pawl.job_store.ledger.reading import Page
+from pawl.job_store.ledger.rules.rows import CallRow, MessageRow
+from pawl.job_store.ledger.store import histories, run_lists, segments, tables
+from pawl.server.db.database import DatabaseAdapter
+
+_PAST_NUMBER: Final = """
+SELECT past_number FROM job_store.conversations WHERE store_id = $1 AND conversation_id = $2
+"""
+_CALLS: Final = run_lists.statement(
+    tables.CALLS,
+    where="""store_id = $3 AND call_id = ANY ($4::text[]) AND (user_id = $5 OR EXISTS (
+        SELECT FROM job_store.conversations AS c
+        WHERE c.store_id = t.store_id AND c.conversation_id = t.conversation_id
+        AND c.user_id = t.user_id AND c.sharing > 1 AND c.shows_arguments
+    ))""",
+    order="array_position($4::text[], call_id)",
+    size="length(spec) + length(arguments) + coalesce(length(result), 0)",
+)
+
+
+class PostgresExports(DatabaseAdapter):
+    async def calls(self, store_id: StoreId, user_id: UserId, call_ids: Sequence[CallId]) -> Page[CallRow]:
+        """Return those of the calls that the user may read, in the order of `call_ids`, up to about 2 MiB."""
+        arguments = (store_id, list(call_ids), user_id)
+        return await run_lists.fetch(self._database, _CALLS, arguments, tables.CALLS.read, rows_max=len(call_ids))
+
+    async def summary(self, store_id: StoreId, conversation_id: ConversationId) -> MessageRow | None:
+        """Return the newest summary that a conversation's owner has."""
+        async with self._database.acquire() as connection:
+            past_number = await connection.fetchval(_PAST_NUMBER, store_id, conversation_id) or 0
+            view = segments.AuthorView(store_id, conversation_id, past_number, UserId(""))
+            rows = await histories.from_summary(connection, view, after=0)
+        return next((row for row in reversed(rows) if row.summarised_to), None)
