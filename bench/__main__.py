@@ -1,4 +1,4 @@
-"""`python -m bench`: measures Pawl against its targets and its peers; prints tables and writes bench/results."""
+"""`python -m bench`: measures Pawl against its targets and its peers, prints tables and writes bench/results."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def shortened(error: Exception) -> str:
 async def run(parts: Sequence[Part], options: Options, machine: report.Machine) -> list[Figure | NotMeasured]:
     """Measure the parts in sequence. A part that fails is reported and does not stop the others.
 
-    The number of cores that other programs used is added to `machine`. Their load affects absolute times, but hardly
-    any ratios.
+    Add the number of cores that other programs used to `machine`. Their load affects absolute times, but hardly any
+    ratios.
     """
     found: list[Figure | NotMeasured] = []
     for part in parts:

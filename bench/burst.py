@@ -63,7 +63,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 async def _burst(
     count: int, number: int | None, seconds: float, *, is_split: bool
 ) -> tuple[list[Outcome], float, float]:
-    """Send `count` requests. Returns their outcomes, the number of completed runs, and the number of active runs.
+    """Send `count` requests. Return their outcomes, the number of completed runs, and the number of active runs.
 
     If `number` is None, requests are sent at the target rate. Otherwise `number` requests stay open, for at most
     `seconds`.

@@ -1,4 +1,4 @@
-"""Draws the chart of a measurement as SVG with text elements, which browsers show and diffs can read."""
+"""The chart of a measurement as SVG with text elements, which browsers show and diffs can read."""
 
 from __future__ import annotations
 

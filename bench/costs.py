@@ -37,7 +37,7 @@ _QUERIES: Final = {"rows of events": _EVENTS, "WAL, bytes": _WAL, "transactions"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The costs of one run of a load: CPU milliseconds by process, and other costs."""
+    """Costs of one run of a load: CPU milliseconds by process, and other costs."""
 
     name: str
     cost: Mapping[str, float]

@@ -48,9 +48,9 @@ _HELD: Final = re.compile(r"^pawl_agent_loop_runs_held(?:\{.*\})? (\S+)$", re.MU
 
 
 async def crowd(address: str, streams: int, per_connection: int) -> None:
-    """Keep `streams` idle sessions open, each for a separate client, until standard input ends.
+    """Hold `streams` idle sessions open, each for a separate client, until standard input ends.
 
-    Prints a line once all sessions are open, and at the end the number of sessions that are still open.
+    Print a line once all sessions are open and, at the end, the number of sessions that are still open.
     """
     channels: list[grpc.aio.Channel] = []
     opening = asyncio.Semaphore(_OPENING_MAX)
@@ -92,7 +92,7 @@ class _Session:
         self.is_open = True
 
     async def live(self) -> None:
-        """Send heartbeats at the required interval, not at the same time as all other clients."""
+        """Send heartbeats at the required interval, but not at the same time as other clients."""
         await asyncio.sleep(_HEARTBEAT_SECONDS * (self._number % 100) / 100)
         for frame in itertools.count(1):
             heartbeat = session_pb2.ClientHeartbeat()
@@ -109,7 +109,7 @@ class _Session:
 
 @asynccontextmanager
 async def _crowd(address: str, key: str, streams: int, per_connection: int) -> AsyncIterator[None]:
-    """Keep `streams` sessions open. Raises RuntimeError at the end if any of them was closed."""
+    """Hold `streams` sessions open. Raise RuntimeError at the end if any of them was closed."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.crowds", address, str(streams), str(per_connection)),
         stdin=asyncio.subprocess.PIPE,

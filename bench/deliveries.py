@@ -1,8 +1,8 @@
 """P14: 200 webhook deliveries per second to a receiver that answers, while another receiver hangs.
 
-Lifecycle events are published in the same way as by job-store. Half of them belong to a user whose receiver answers,
-and half to a user of the same store whose receiver never answers. The figures are the delay of the deliveries and their
-completeness.
+The benchmark publishes life-cycle events in the same way as job-store. Half of them belong to a user whose receiver
+answers, and half to a user of the same store whose receiver never answers. The figures are the delay of the deliveries
+and their completeness.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ async def _hook(subject: Pawl, user: str, url: str) -> None:
 
 
 async def _publish(subject: Pawl, seconds: float) -> dict[str, float]:
-    """Publish events for both users. Returns the publish time of each event for the receiver that answers.
+    """Publish events for both users. Return the publish time of each event for the receiver that answers.
 
     The events for the receiver that hangs start first.
     """

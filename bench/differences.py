@@ -14,7 +14,7 @@ _RESAMPLES: Final = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How the durations of two kinds of calls differ.
+    """The statistical difference between the durations of two kinds of calls.
 
     `low_seconds` to `high_seconds` is the 95 % confidence interval of the difference between the medians. `chance` is
     the probability that the first kind takes longer, and `by_luck` is its p-value.

@@ -13,7 +13,7 @@ ENVIRONMENTS: Final = Path(__file__).parent.parent / ".bench"
 
 
 class Unavailable(Exception):
-    """Raised when a peer cannot be installed here. The message gives the reason."""
+    """Raised when a peer cannot be installed here. The message contains the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Environment:
 
 
 async def prepare(peer: Path) -> Environment:
-    """Return the environment of the peer in this folder. It is reinstalled if the lock file has changed.
+    """Return the environment of the peer in this folder, reinstalling it if the lock file has changed.
 
     Raises:
         Unavailable: the peer cannot be installed.

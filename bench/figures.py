@@ -8,10 +8,10 @@ from typing import Required, TypedDict, Unpack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A measured value with its target.
+    """Measured value with its target.
 
     `met` is None without a target. `bound` is the target as a number in `unit`, or None if unknown. `spread` is the
-    range of several measurements, or the quartiles of many. `detail` has further observations.
+    range of several measurements, or the quartiles of many. `detail` contains further observations.
     """
 
     code: str
@@ -27,7 +27,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point(Figure):
-    """A figure for one of several `series`, which are shown together in a table. Multiples have no unit."""
+    """A figure for one of several `series`, shown together in a table. Multiples have no unit."""
 
     series: str
 
@@ -46,7 +46,7 @@ class NotMeasured:
 
 
 class Measured(TypedDict, total=False):
-    """The measured parts of a figure that has a bound (see `Figure`)."""
+    """Measured parts of a figure that has a bound (see `Figure`)."""
 
     code: Required[str]
     what: Required[str]

@@ -146,7 +146,7 @@ class _Flows:
         await self._stub.SaveWorkflow(pb.SaveWorkflowRequest(definition_json=json.dumps(definition).encode()))
 
     async def start(self, name: str, **content: Any) -> str:
-        """Start a run and return its id, also if services are unavailable for a while."""
+        """Start a run and return its id, even if services are unavailable for a while."""
         request = pb.StartWorkflowRequest(
             name=name, request_id=f"start-{next(self._requests)}", input_json=json.dumps(content).encode()
         )
@@ -170,7 +170,7 @@ class _Flows:
 
 
 async def _maps(turns: int) -> list[Figure | NotMeasured]:
-    """Let series and maps of each size take turns."""
+    """Measure series and maps of each size in turns."""
     items: dict[int, list[float]] = {number: [] for number in _ITEMS}
     iterations: list[float] = []
     seconds = 10
@@ -369,7 +369,7 @@ async def _kills(number: int) -> list[Figure | NotMeasured]:
 
 
 async def _kill_each(subject: Pawl, done: asyncio.Event) -> int:
-    """Kill the services in turn, each after the one before is ready again, until `done`. Returns the number."""
+    """Kill the services in turn, each after the previous one is ready again, until `done`. Return the number."""
     kills = 0
     while not done.is_set():
         name = _KILLED[kills % len(_KILLED)]
@@ -381,7 +381,7 @@ async def _kill_each(subject: Pawl, done: asyncio.Event) -> int:
 
 
 async def _recovery(number: int) -> list[Figure | NotMeasured]:
-    """Kill agent-loop and job-store together, and wait until all runs that were working have a new owner's step."""
+    """Kill agent-loop and job-store together. Wait until every working run's new owner has committed a step."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {EFFECTS_VARIABLE: str(Path(folder, "effects"))}
         async with pawl(tool_rounds=0, chunks=10, environment=environment) as (subject, _):

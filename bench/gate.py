@@ -42,7 +42,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def passes() -> bool:
-    """Measure the loads, and return whether all are within their limits, or True if no measurement is possible."""
+    """Measure the loads. Return whether all are within their limits, or True if no measurement is possible."""
     left = msgspec.json.decode(ALLOWED.read_bytes(), type=dict[str, Load])
     for turns in (_TURNS, 2 * _TURNS):
         try:

@@ -149,7 +149,7 @@ async def _tabs(suite: Suite, idle: Figure, seconds: float) -> Figure:
 
 
 async def _watchers(suite: Suite, seconds: float) -> Figure:
-    """Watch as many idle conversations, and measure what gateway and agent-loop need for them together."""
+    """Watch idle conversations, and measure what gateway and agent-loop together need for each of them."""
     async with crowds.acting(suite, _STORE) as user:
         run = await user.until((await user.start("what is 17 * 23")).run_id, run_pb2.RUN_STATE_COMPLETED)
     connection = await asyncpg.connect(suite.database_url)
@@ -200,7 +200,7 @@ async def _watchers(suite: Suite, seconds: float) -> Figure:
 
 
 async def _later(subject: Pawl) -> list[float]:
-    """Do one run, and return how many milliseconds later than over gRPC each output event arrives over HTTP."""
+    """Do one run. Return how many milliseconds later than over gRPC each output event arrives over HTTP."""
     run_id = (await subject.agents.StartRun(START)).run.run_id
     async with asyncio.timeout(_PATIENCE_SECONDS):
         by_grpc, by_http = await asyncio.gather(_by_grpc(subject, run_id), _by_http(subject.suite, run_id))
@@ -301,7 +301,7 @@ async def _post(
 
 
 async def _messages(reader: asyncio.StreamReader) -> AsyncIterator[Any]:
-    """Yield the messages of a stream until it ends. Raises RuntimeError if a subscription fails."""
+    """Yield the messages of a stream until it ends. Raise RuntimeError if a subscription fails."""
     while line := await reader.readline():
         if not line.startswith(b"data: "):
             continue

@@ -77,7 +77,7 @@ async def refusal(call: Call) -> tuple[float, str]:
 
 
 async def take(kinds: Sequence[Kind], count: int) -> dict[str, list[float]]:
-    """Make `count` calls of each kind in random order, and return their durations in seconds.
+    """Make `count` calls of each kind in random order. Return their durations in seconds.
 
     Raises:
         RuntimeError: the messages differ.
@@ -156,7 +156,7 @@ class World:
         }
 
     async def run_ids(self, user: str) -> list[str]:
-        """Start runs of a user, and return their ids once they have ended."""
+        """Start runs of a user. Return their ids once they have ended."""
         stub: Any = AgentServiceStub(await self.channel("agent-loop"))
         found = []
         for _ in range(_POOL):

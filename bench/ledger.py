@@ -52,7 +52,7 @@ _TEXT: Final = "and so it continues, word by word, as models write "
 
 
 class JobStore:
-    """A job-store with only PostgreSQL and NATS; use as an async context manager.
+    """A job-store with only PostgreSQL and NATS. An async context manager.
 
     Clients authenticate with `service_key`, as agent-loop does.
     """
@@ -134,7 +134,7 @@ class Load:
 
 
 class Generator:
-    """A process that commits in the same way as workers; use as an async context manager."""
+    """A process that commits in the same way as workers. An async context manager."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
@@ -233,7 +233,7 @@ async def _load(
 async def _injected(store: JobStore, generator: Generator) -> tuple[float, float]:
     """Slow the disk down and check the effect.
 
-    Returns the duration of a lone commit before and after, in milliseconds.
+    Return the duration of a lone commit before and after, in milliseconds.
     """
     took: dict[float, list[float]] = {0.0: [], FSYNC_MILLISECONDS: []}
     for _ in range(_TURNS):
@@ -335,27 +335,27 @@ async def _compare(empty: JobStore, full: JobStore, probe: str | None, claims: i
 
 
 async def _slots_taken(store: JobStore, runs: int) -> str | None:
-    """Put all runs into one store, in which runs of many users use all slots. Returns the store to measure."""
+    """Put all runs into one store, in which runs of many users use all slots. Return the store to measure."""
     await _copies(store, runs, stores=1, users=100)
     await _take(store, _SLOTS)
     return "probe"
 
 
 async def _user_at_limit(store: JobStore, runs: int) -> str | None:
-    """Give all runs to one user of one store, whose active runs reach the limit. Returns the store to measure."""
+    """Give all runs to one user of one store, whose active runs reach the limit. Return the store to measure."""
     await _copies(store, runs, stores=1)
     await _take(store, _PLACES_OF_A_USER)
     return "probe"
 
 
 async def _due(store: JobStore, runs: int) -> str | None:
-    """Spread runs that are due over 1,000 stores. Returns None, because the measured claims take these runs."""
+    """Spread runs that are due over 1,000 stores. Return None, because the measured claims take these runs."""
     await _copies(store, runs, stores=1000, users=10)
     return None
 
 
 async def _parked(store: JobStore, runs: int) -> str | None:
-    """Spread parked runs, which wait until tomorrow, over 1,000 stores. Returns the store to measure."""
+    """Spread parked runs, which wait until tomorrow, over 1,000 stores. Return the store to measure."""
     await _copies(store, runs, stores=1000, users=10)
     async with connect(store.suite) as connection:
         await connection.execute(
@@ -376,7 +376,7 @@ async def _copies(store: JobStore, runs: int, *, stores: int, users: int = 1) ->
 
 
 async def _take(store: JobStore, slots: int) -> None:
-    """Claim as many runs as there are slots, and check that no more can be claimed."""
+    """Claim as many runs as there are slots. Check that no more can be claimed."""
     if (claimed := len(await store.claim(_CLAIMED_AT_ONCE_MAX))) != slots:
         raise RuntimeError(f"claimed {claimed} runs but there are {slots} slots")
 

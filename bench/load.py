@@ -26,7 +26,7 @@ Stub: TypeAlias = "agent_pb2_grpc.AgentServiceAsyncStub"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The store and the user of a run, which the client names when it uses a suite's local key."""
+    """The store and user of a run, which the client specifies when it uses a suite's local key."""
 
     store: str = "local"
     user: str = "me"
@@ -41,9 +41,9 @@ class Outcome:
     """The outcome of a request for a run. Times are seconds of the monotonic clock.
 
     `began` is when the request was due, and `answered` is when StartRun was acknowledged (`accepted`) or refused.
-    `ended` is when the client saw that the run had completed, or None if it did not wait or the run did not complete.
-    `refusal` is the reason of a refusal, `untyped CODE` for an error without a reason, or `ended as STATE` for a run
-    that failed.
+    `ended` is when the client noticed that the run had completed, or None if it did not wait or the run did not
+    complete. `refusal` is the reason of a refusal, `untyped CODE` for an error without a reason, or `ended as STATE`
+    for a run that failed.
     """
 
     place: Owner
@@ -55,7 +55,7 @@ class Outcome:
 
     @property
     def is_typed(self) -> bool:
-        """Whether the refusal has a reason that a program can act on. False for a failed run."""
+        """True if the refusal has a reason that a program can act on. False for a failed run."""
         return self.refusal.removeprefix("watch: ").isupper()
 
     @property
@@ -72,7 +72,7 @@ def reason(error: grpc.aio.AioRpcError) -> str:
 
 
 async def start(agents: Stub, place: Owner, due: float) -> tuple[Outcome, str]:
-    """Request a run. Returns the outcome and the id of the run, which is empty if the request was refused."""
+    """Request a run. Return the outcome and the id of the run, which is empty if the request was refused."""
     try:
         answer = await agents.StartRun(START, metadata=place.metadata, timeout=_DEADLINE_SECONDS)
     except grpc.aio.AioRpcError as error:
@@ -102,9 +102,9 @@ async def play(agents: Stub, place: Owner, due: float) -> Outcome:
 async def at_once(
     number: int, work: Callable[[float], Awaitable[T]], *, seconds: float = math.inf, count: int = sys.maxsize
 ) -> list[T]:
-    """Keep `number` calls of `work` running, until `count` have been started or `seconds` have passed.
+    """Run `number` calls of `work` at a time, until `count` have been started or `seconds` have passed.
 
-    `work` receives its start time. Returns when all started calls are done.
+    `work` receives its start time. Return when all started calls are done.
     """
     found: list[T] = []
     numbers = iter(range(count))
@@ -125,7 +125,7 @@ async def at_once(
 async def at_rate(rate: float, seconds: float, work: Callable[[int, float], Awaitable[T]]) -> list[T]:
     """Start `work` `rate` times per second, regardless of its duration. It receives its number and its due time.
 
-    Returns when all calls are done. If this process cannot keep up the rate, the delay counts as part of the work.
+    Return when all calls are done. If this process cannot sustain the rate, the delay counts as part of the work.
     """
     began = time.monotonic()
     async with asyncio.TaskGroup() as group:

@@ -122,7 +122,7 @@ Samples = list[tuple[float, int, Mapping[str, float]]]
 
 
 async def _soak(subject: Pawl, seconds: float) -> tuple[Samples, int]:
-    """Keep some runs active. Returns the samples and the number of runs that completed."""
+    """Run some runs at all times. Return the samples and the number of runs that completed."""
     completed = 0
     services = {name: pid for name, pid in subject.processes().items() if name in _SERVICES}
 
@@ -150,7 +150,7 @@ async def _soak(subject: Pawl, seconds: float) -> tuple[Samples, int]:
 
 
 def _growth(samples: Samples, runs: int, seconds: float) -> list[Figure | NotMeasured]:
-    """Compare the growth over the last two thirds of the time with its limit. With too few runs, only report it."""
+    """Compare the growth over the last two thirds of the time with its limit. After too few runs, only report it."""
     late = [sample for sample in samples if sample[0] > seconds / 3]
     an_hour = {name: slope([(at / 3600, mib[name]) for at, _, mib in late]) for name in _SERVICES}
     by_runs = {name: slope([(done / 1000, mib[name]) for _, done, mib in late]) for name in _SERVICES}

@@ -1,10 +1,10 @@
 """The model server of the benchmarks. It sends canned responses, so that its cost is small and equal for all subjects.
 
-`python -m bench.model --port 0` prints its URL. It answers streamed chat completions and keeps no state between
-requests. While a request has fewer tool results than `--tool-rounds`, the server answers with one call of the first
-tool in the request; after that, it sends an answer of `--chunks` chunks. With `--interval`, the calls are repeated in
-the background at that interval, `--stop-after` times. With `--chunk-milliseconds`, the pieces of an answer are sent one
-by one: the role immediately, the first output one interval later, and the end of the answer one interval after the last
+`python -m bench.model --port 0` prints its URL. It answers streamed chat completions and has no state between requests.
+While a request has fewer tool results than `--tool-rounds`, the server answers with one call of the first tool in the
+request. After that, it sends an answer of `--chunks` chunks. With `--interval`, the calls are repeated in the
+background at that interval, `--stop-after` times. With `--chunk-milliseconds`, the pieces of an answer are sent one by
+one: the role immediately, the first output one interval later, and the end of the answer one interval after the last
 output.
 
 For each request that was answered since the last `GET /times`, `GET /times` returns the time at which the request's
@@ -78,7 +78,7 @@ def text_answer(chunks: int) -> list[bytes]:
 
 
 def tool_name(request: bytes) -> bytes:
-    """Return the name of the first function in a request, or `b""` if the request has no function."""
+    """Return the name of the first function in a request, or `b""` if there is none."""
     named = _TOOL_NAME.search(request)
     return named[1] if named else b""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`turns`, `runs`, `at_once` and `subjects` are for the comparison.
+    """Options of a measurement. `turns`, `runs`, `at_once` and `subjects` are for the comparison.
 
     `quick` selects the short form of all benchmarks. `sync_milliseconds` is added to each sync on the slow disk of the
     comparison.

@@ -96,7 +96,7 @@ async def _overload(subject: Pawl, rate: float, seconds: float) -> _Seen:
 
 
 async def _recover(subject: Pawl, alone_seconds: float) -> tuple[float | None, float | None]:
-    """Return the seconds until the backlog was empty, and the seconds until a single run took its normal time."""
+    """Return the seconds until the backlog was empty, and until a single run took its normal time."""
     began = time.monotonic()
     drained: float | None = None
     while (now := time.monotonic()) < began + _RECOVERY_PATIENCE_SECONDS:
@@ -130,7 +130,7 @@ def _goodput(seen: _Seen, peak: float, seconds: float, queue: int) -> Figure:
 
 
 def _refusals(outcomes: Sequence[Outcome]) -> list[Figure | NotMeasured]:
-    """Return the number of refusals without a reason, which programs cannot act on, and the time of refusals."""
+    """Return the number of refusals without a reason for programs to act on, and the time of refusals."""
     refused = [outcome for outcome in outcomes if outcome.refusal]
     if not refused:
         return [NotMeasured(code="P10", why="nothing was refused")]

@@ -1,7 +1,7 @@
 """`python -m bench.plan`: the resources for 10, 1,000 and 1,000,000 active runs, calculated from the cost of one run.
 
-Nothing is measured here. `MEASURED` contains measurements, and `Mix` contains assumptions. The rest is arithmetic and a
-seeded simulation of many databases (see `shards`).
+This module measures nothing. `MEASURED` contains measurements, and `Mix` contains assumptions. The rest is arithmetic
+and a seeded simulation of many databases (see `shards`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Cost:
     """The cost of one piece of work.
 
     `cpu_ms` is in milliseconds of one core, by process. `commits` are operations of the ledger, and `events` are
-    entries of the log. `database_bytes` is the size of rows and indexes that are kept. `wal_bytes` are written to
-    PostgreSQL's log.
+    entries of the log. `database_bytes` is the size of stored rows and indexes. `wal_bytes` are written to PostgreSQL's
+    log.
     """
 
     cpu_ms: Mapping[str, float]
@@ -103,8 +103,8 @@ MEASURED: Final = Costs(
 class Mix:
     """Assumptions about the work.
 
-    A run is active until it has ended. A `parked_share` of the active runs wait and do nothing; each of the others
-    makes `rounds_per_minute`. A run has `rounds_per_run`, and the last round gives the answer. A round has
+    A run is active until it has ended. A `parked_share` of the active runs wait and do nothing. Each of the others
+    makes `rounds_per_minute`. A run has `rounds_per_run`, and the last round produces the answer. A round has
     `outputs_per_round` pieces of output, each with a separate commit. A run has `watchers_per_run`, whether or not it
     is parked. A commit causes `nats_messages_per_commit`: it is published once, and delivered to an agent-loop that has
     a watcher. A database has `database_cores`, and a disk with `fsync_ms`. No process is planned to exceed
@@ -127,7 +127,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The resources for a number of active runs. Rates are per second. Daily values assume this rate all day."""
+    """Resources for a number of active runs. Rates are per second. Daily values assume this rate all day."""
 
     active_runs: int
     rounds: float

@@ -50,8 +50,6 @@ _STREAMING = "count to 200 very slowly"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """Times in seconds since the second start of `pawl up`."""
-
     runs: int
     processes_killed: int
     ready_seconds: float
@@ -163,7 +161,7 @@ async def _active(stubs: Sequence[Stub], started: _Active) -> _Active:
 
 
 async def _kill_everything(launcher_pid: int) -> int:
-    """Kill the launcher and all its processes at the same time, and return the number of processes."""
+    """Kill the launcher and all its processes at the same time. Return the number of processes."""
     launcher = psutil.Process(launcher_pid)
     processes = [launcher, *launcher.children(recursive=True)]
     for process in processes:
@@ -212,7 +210,7 @@ async def _each(work: Callable[[A], Awaitable[B]], items: Sequence[A]) -> list[B
 
 
 def main() -> int:
-    """Measure in a temporary folder. Returns 1 if the last run took longer than the target."""
+    """Measure in a temporary folder. Return 1 if the last run took longer than the target."""
     with tempfile.TemporaryDirectory(prefix="pawl-recovery-") as folder:
         found = asyncio.run(measure(Path(folder), print))
     print(msgspec.json.format(msgspec.json.encode(found)).decode())

@@ -60,7 +60,7 @@ def _sync_milliseconds() -> float:
 def write(
     found: Sequence[Figure | NotMeasured], machine: Machine, options: Options, *, whole: bool
 ) -> tuple[Path, ...]:
-    """Write all figures, and a chart if there are points to draw, and return the files.
+    """Write all figures, and a chart if there are points to draw. Return the files.
 
     Only the files of a `whole` measurement are named by the date alone, so that a partial measurement does not
     overwrite them.
@@ -130,7 +130,7 @@ def measured(figure: Figure) -> str:
 
 
 def verdict(figure: Figure) -> str:
-    """Return whether the target is met, by how much, and whether this is in doubt. Empty without a target."""
+    """Return whether the target is met, by how much, and whether this is in doubt, or "" without a target."""
     if figure.met is None:
         return ""
     word = "met" if figure.met else "MISSED"

@@ -64,7 +64,7 @@ FROM job_store.runs WHERE labels LIKE '%' || $1 || '%' AND create_time >= $2
 
 @dataclass(slots=True, kw_only=True)
 class _Seen:
-    """Outcomes of StartRun before and during bursts, the bursts' durations, and the missing or duplicate runs."""
+    """Outcomes of StartRun before and during bursts, the bursts' durations, and missing or duplicate runs."""
 
     quiet: list[Outcome] = field(default_factory=list)
     beside: list[Outcome] = field(default_factory=list)
@@ -136,7 +136,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
 
 
 async def _schedules(subject: Pawl) -> None:
-    """Create one schedule in the same way as its user, and copies of it."""
+    """Create one schedule as its user would, and copies of it."""
     definition = schedule_pb2.ScheduleDefinition(
         name="copied", text="Look up three items.", cron="0 9 * * *", time_zone="Europe/Berlin", labels={_LABEL: "it"}
     )

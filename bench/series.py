@@ -288,7 +288,7 @@ async def _start(store: JobStore) -> None:
 async def _one(store: JobStore, number: int) -> float:
     """Claim the series, start and end an iteration, and park until the next iteration, which is due immediately.
 
-    Returns the duration of the claim in seconds.
+    Return the duration of the claim in seconds.
     """
     began = time.monotonic()
     request = pb.ClaimRunsRequest(worker_id="bench", runs_max=1, lease_seconds=30, background_runs_max=1)

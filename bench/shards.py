@@ -17,7 +17,7 @@ _CHOICES: Final = 2
 
 
 def zipf_weights(stores: int, exponent: float) -> list[float]:
-    """Return each store's part of the total load, with the largest first and a sum of 1. Exponent 0 makes all equal."""
+    """Return each store's part of the total load, largest first, with a sum of 1. With exponent 0, all are equal."""
     weights = [rank**-exponent for rank in range(1, stores + 1)]
     total = math.fsum(weights)
     return [weight / total for weight in weights]

@@ -1,7 +1,7 @@
 """Measures subjects side by side: all stay up and take turns in short slices, so that other load affects all of them.
 
 A single slice means little. The ratio between two slices of the same turn means more, and its median over all turns is
-the figure. The spread is given by the quartiles of the ratios.
+the figure. The quartiles of the ratios show the spread.
 """
 
 from __future__ import annotations

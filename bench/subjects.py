@@ -45,7 +45,7 @@ _SPLIT: Final = {"agent-loop": {"PAWL_ROLE": "api"}, "agent-loop-1": {"PAWL_ROLE
 
 
 class Subject(Protocol):
-    """A program that does runs; use as an async context manager."""
+    """A program that does runs. An async context manager."""
 
     name: str
 

@@ -12,7 +12,7 @@ from pawl.event.v1 import run_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The times at which the client received the output events of a run, by round, in monotonic seconds."""
+    """Times at which the client received a run's output events, by round, in monotonic seconds."""
 
     output: dict[int, list[float]] = field(default_factory=dict)
 

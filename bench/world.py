@@ -19,7 +19,7 @@ from pawl.launcher.services import STAGES, ServiceSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The times at which a request arrived and its answer was sent, in seconds of the machine's monotonic clock."""
+    """Times at which a request arrived and its answer was sent, in seconds of the machine's monotonic clock."""
 
     arrived: float
     first_bytes: float

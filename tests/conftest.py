@@ -39,7 +39,7 @@ _PROMISE = re.compile(r"\bI([1-9]|1\d|2[0-3])\b|\bOPS-1\b")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort slow tests to the front and mark tests whose docstring names a promise."""
+    """Sort slow tests to the front, and mark tests whose docstring names a promise."""
     items.sort(key=_turn)
     for item in items:
         if _PROMISE.search(getattr(getattr(item, "function", None), "__doc__", None) or ""):
@@ -134,6 +134,6 @@ async def database_url(postgres_url: str) -> AsyncIterator[str]:
 
 @pytest.fixture(scope="session")
 def nats_url() -> Iterator[str]:
-    """The URL of a real nats-server with JetStream; each test uses its own subjects."""
+    """The URL of a real nats-server with JetStream. Each test uses its own subjects."""
     with tempfile.TemporaryDirectory(prefix="pawl-nats-") as folder, servers.NatsServer(Path(folder)) as server:
         yield server.url

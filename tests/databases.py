@@ -21,7 +21,7 @@ from pawl.server.db.database import Connection, Database
 
 
 class ServiceDatabase:
-    """A database with the schema of a service. Use as a context manager."""
+    """A database with the schema of a service. A context manager."""
 
     def __init__(self, postgres_url: str, schema: str) -> None:
         self._schema = schema

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import grpc
 import msgspec
@@ -36,48 +36,21 @@ def authenticator(
 
 def keyed_channel(address: str, *, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:
     """Return a plaintext channel. Its calls send the local key unless they have their own key."""
-    return _KeyedChannel(grpc.aio.insecure_channel(address, options=options))
+    channel = grpc.aio.insecure_channel(address, options=options)
+    for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
+        setattr(channel, kind, _keyed(getattr(channel, kind)))
+    return channel
 
 
-class _KeyedChannel(grpc.aio.Channel):
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
+def _keyed(new_method: Callable[..., Any]) -> Callable[..., Any]:
+    def keyed(*args: Any, **kwargs: Any) -> Any:
+        method = new_method(*args, **kwargs)
 
-    async def __aenter__(self) -> Self:
-        return self
+        def call(*args: Any, metadata: Sequence[tuple[str, str]] | None = None, **kwargs: Any) -> Any:
+            given = tuple(metadata or ())
+            shown = () if any(name == "authorization" for name, _ in given) else METADATA
+            return method(*args, metadata=(*shown, *given), **kwargs)
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        return call
 
-    async def close(self, grace: float | None = None) -> None:
-        await self._channel.close(grace)
-
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        return self._channel.get_state(try_to_connect)
-
-    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        await self._channel.wait_for_state_change(last_observed_state)
-
-    async def channel_ready(self) -> None:
-        await self._channel.channel_ready()
-
-    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return _keyed(self._channel.unary_unary(*args, **kwargs))
-
-    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return _keyed(self._channel.unary_stream(*args, **kwargs))
-
-    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return _keyed(self._channel.stream_unary(*args, **kwargs))
-
-    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return _keyed(self._channel.stream_stream(*args, **kwargs))
-
-
-def _keyed(method: Any) -> Any:
-    def call(*args: Any, metadata: Sequence[tuple[str, str]] | None = None, **kwargs: Any) -> Any:
-        given = tuple(metadata or ())
-        shown = () if any(name == "authorization" for name, _ in given) else METADATA
-        return method(*args, metadata=(*shown, *given), **kwargs)
-
-    return call
+    return keyed

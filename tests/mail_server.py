@@ -1,4 +1,4 @@
-"""Mail servers for tests: a scripted one that keeps accepted mails, and Dovecot."""
+"""Mail servers for tests: a scripted one that stores accepted mails, and Dovecot."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ service anvil {{
 
 @asynccontextmanager
 async def dovecot() -> AsyncIterator[int]:
-    """Run a server that accepts USER with PASSWORD and yield its port; skip the test if Dovecot is not installed."""
+    """Run a server that accepts USER with PASSWORD, and yield its port. Skip the test if Dovecot is not installed."""
     program = shutil.which("dovecot", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
     if program is None:
         pytest.skip("Dovecot is not installed: apt install dovecot-imapd")

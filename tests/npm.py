@@ -20,14 +20,14 @@ _UNREACHABLE: Final = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")
 def install(source: Path, folder: Path, *, timeout_seconds: float) -> None:
     """Copy `source`, which has a package.json and a lock file, to `folder` and install its packages.
 
-    Skips the test if npm cannot reach a registry.
+    Skip the test if npm cannot reach a registry.
     """
     shutil.copytree(source, folder, dirs_exist_ok=True)
     _npm("ci", folder, timeout_seconds)
 
 
 def add(folder: Path, *packages: str, timeout_seconds: float) -> None:
-    """Install packages in `folder`. Each is a name with a version, or a file. Skips the test as `install` does."""
+    """Install packages in `folder`. Each is a name with a version, or a file. Skip the test as `install` does."""
     _npm("install", folder, timeout_seconds, *packages)
 
 
@@ -40,7 +40,7 @@ def _npm(command: str, folder: Path, timeout_seconds: float, *packages: str) -> 
 
 
 def check(done: subprocess.CompletedProcess[str]) -> None:
-    """Fail the test unless the command succeeded; skip it if npm could not reach a registry."""
+    """Fail the test unless the command succeeded, but skip it if npm could not reach a registry."""
     if done.returncode:
         said = done.stdout + done.stderr
         if any(code in said for code in _UNREACHABLE):

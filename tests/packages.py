@@ -13,7 +13,7 @@ _SECONDS_MAX = 240.0
 
 
 def wheel(folder: Path, requirement: str) -> Path:
-    """Download and unpack a wheel, and return its folder. Skips the test if pip cannot get it here."""
+    """Download and unpack a wheel. Return its folder. Skip the test if pip cannot get the wheel here."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
     _run([*command, requirement], folder, requirement)
     name = requirement.partition("==")[0].replace("-", "_")
@@ -23,7 +23,7 @@ def wheel(folder: Path, requirement: str) -> Path:
 
 
 def debian(folder: Path, name: str) -> Path:
-    """Download and unpack a Debian package, and return its folder. Skips the test if apt-get cannot get it here."""
+    """Download and unpack a Debian package. Return its folder. Skip the test if apt-get cannot get it here."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         _run(["apt-get", "download", name], folder, name)

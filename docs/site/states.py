@@ -15,7 +15,7 @@ PAGE: Final = "design/architecture.md"
 
 
 def drawn(page: str) -> str:
-    """Return the page with a diagram in place of each marker.
+    """Return the page with a diagram instead of each marker.
 
     Raises:
         ValueError: a marker is missing.

@@ -1,4 +1,4 @@
-"""Reference pages from tables of the code: error reasons, settings, commands, events and metrics."""
+"""Reference pages generated from the code: error reasons, settings, commands, events and metrics."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Caller:
                     raise Refused(_reason(error)) from None
 
     async def _failed(self, error: grpc.aio.AioRpcError) -> bool:
-        """Return whether to send the request again; if so, pause first."""
+        """Return whether to send the request again. If so, pause first."""
         strange = error.code() in _NEVER_SEEN
         if strange:
             self.history.complain(f"{error.code().name}: {error.details()}")

@@ -20,7 +20,7 @@ _PHASE_SECONDS = 3.0
 
 
 def prepare(folder: Path) -> Mapping[str, Mapping[str, str]]:
-    """Compile the library and return the variables for each service.
+    """Compile the library. Return the variables for each service.
 
     If the library cannot be compiled here, return no variables.
     """

@@ -8,11 +8,14 @@ import os
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import httpx2
 
 from tests import servers
-from tests.chaos import clocks, model_faults
+from tests.chaos import clocks
 from tests.chaos.history import Fault, Outcome
 from tests.chaos.world import LEASE_SECONDS, REPLICAS, SERVICES, World
 from tests.poll import until
@@ -57,7 +60,7 @@ def signal_all(services: tuple[str, ...], number: signal.Signals, *, embedded: t
 
 
 def freeze(service: str) -> Play:
-    """Return a fault that stops one replica until other replicas have taken its leases, and then resumes it."""
+    """Return a fault that stops one replica until other replicas have taken over its leases, and then resumes it."""
 
     async def play(world: World) -> None:
         replica = world.draw.randrange(REPLICAS)
@@ -106,6 +109,54 @@ async def wipe_nats(world: World) -> None:
     await servers.wipe_nats(world.suite)
 
 
+_PHASE_SECONDS = 4.0
+_TEXT = "This is an answer of some length, of which perhaps only a part will arrive."
+_SLOWLY = {"chunk_delay": 0.1}
+_WRONG_CALLS = [
+    {"name": "read_meter", "arguments": '{"tag": "cut off'},
+    {"name": "press_button", "arguments": '{"tag": 7, "seconds": "soon"}'},
+    {"name": "no_such_tool", "arguments": "{}"},
+]
+
+
+def _fault(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"times": 1, "reply": {"text": _TEXT, **_SLOWLY, "fault": {"type": kind, **fields}}}
+
+
+# Faults of the model server: each request of a phase fails once, and its retry succeeds.
+_STEPS: Mapping[str, dict[str, Any]] = {
+    "429": _fault("status", status=429, retry_after=1),
+    "500": _fault("status", status=500, body="<html>"),
+    "hang before headers": _fault("hang", after_chunks=0),
+    "hang": _fault("hang", after_chunks=3),
+    "reset": _fault("reset", after_chunks=3),
+    "drop": _fault("drop", after_chunks=2),
+    "truncate": _fault("truncate", after_chunks=3),
+    "garble": _fault("garble", after_chunks=2),
+    "error in stream": _fault("error_object", after_chunks=2),
+    "empty stream": _fault("empty_stream"),
+    "wrong calls": {"when": {"round": 0}, "reply": {"tool_calls": _WRONG_CALLS, "finish_reason": "tool_calls"}},
+}
+
+
+def _play(step: dict[str, Any]) -> Play:
+    async def play(world: World) -> None:
+        await _tell(world, [step])
+        await asyncio.sleep(_PHASE_SECONDS)
+        await _tell(world, [])
+
+    return play
+
+
+async def _tell(world: World, steps: list[dict[str, Any]]) -> None:
+    base_url = (world.suite.endpoints.model_base_url or "").removesuffix("/v1")
+    async with httpx2.AsyncClient(base_url=base_url, timeout=60.0) as http:
+        (await http.post("/_pawl/script", json={"steps": steps})).raise_for_status()
+
+
+_OF_THE_MODEL: Mapping[str, Play] = {name: _play(step) for name, step in _STEPS.items()}
+
+
 def _killing(service: str) -> tuple[Phase, ...]:
     return (
         Phase(name=f"kill {service}", kind="kill", play=signal_one(service, signal.SIGKILL)),
@@ -132,7 +183,7 @@ PHASES: tuple[Phase, ...] = (
     Phase(name="miss nats", kind="nats", play=miss_nats),
     Phase(name=WIPE, kind="nats", play=wipe_nats),
     Phase(name="kill model", kind="model", play=signal_all((), signal.SIGKILL, embedded=("model",))),
-    *(Phase(name=f"model {name}", kind="model", play=play) for name, play in model_faults.FAULTS.items()),
+    *(Phase(name=f"model {name}", kind="model", play=play) for name, play in _OF_THE_MODEL.items()),
     Phase(name="shift clock", kind="clock", play=clocks.shift, why_not=clocks.why_not),
 )
 

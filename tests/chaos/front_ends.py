@@ -32,7 +32,10 @@ class _Sent:
 
 
 class FrontEnd:
-    """A client that can show panels. It keeps its id when it reconnects, and attaches to every open run of its user."""
+    """A client that can show panels.
+
+    It reuses its id when it reconnects, and attaches to every open run of its user.
+    """
 
     def __init__(self, caller: Caller, open_runs: Mapping[str, None]) -> None:
         self._caller = caller
@@ -116,7 +119,7 @@ class FrontEnd:
             await stream.write(await outgoing.get())
 
     async def _keep(self, outgoing: asyncio.Queue[session_pb2.SessionRequest]) -> None:
-        """Attach to new runs, and send heartbeats."""
+        """Attach to new runs and send heartbeats."""
         attached: set[str] = set()
         ticks = 0
         while True:

@@ -8,6 +8,7 @@ is written by one append.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -18,24 +19,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-
-class Kind(StrEnum):
-    START = "start"
-    SEND = "send"
-    STEER = "steer"
-    INTERRUPT = "interrupt"
-    RESULT = "result"
-    APPROVE = "approve"
-    EDIT = "edit"
-    REJECT = "reject"
-    ANSWER = "answer"
-    RESOLVE = "resolve"
-    CANCEL = "cancel"
-    TRESPASS = "trespass"
-    WORKFLOW = "workflow"
-    GOAL = "goal"
-
-
+Kind = StrEnum(
+    "Kind",
+    "START SEND STEER INTERRUPT RESULT APPROVE EDIT REJECT ANSWER RESOLVE CANCEL TRESPASS WORKFLOW GOAL",
+)
 MESSAGES = frozenset({Kind.START, Kind.SEND, Kind.STEER, Kind.INTERRUPT})
 STARTS = MESSAGES | {Kind.WORKFLOW, Kind.GOAL}
 
@@ -133,7 +120,7 @@ class History:
         self._write("fault", fault)
 
     def complain(self, text: str) -> None:
-        """Record something that no client should ever see."""
+        """Record something that no client should ever receive."""
         self.complaints.append(text)
         self._write("complaint", text)
 
@@ -243,3 +230,36 @@ def effect(path: EffectFile, tool_name: str, context: Any, arguments: dict[str, 
         seen_bytes=path.size_bytes,
         bars=bars,
     )
+
+
+_SERVICES = ("agent-loop*.log*", "job-store*.log*", "notifier*.log*", "tool-registry*.log*", "model.log*")
+# "last error: UNKNOWN" is how gRPC words a refused connection, in the text of UNAVAILABLE.
+_WRONG = re.compile(
+    r"Traceback|never awaited|never retrieved|(?<![A-Z_])(?<!last error: )UNKNOWN(?![A-Z_])"
+    r"|\"level\": ?\"critical\"|StatusCode\.INTERNAL|\"code\": ?\"INTERNAL\""
+)
+# gRPC reports broken connections with any code; the service treats them as UNAVAILABLE.
+_BROKEN = re.compile(r"\"event\": ?\"(rpc\.unreachable|health\.lost)\"")
+_REFUSED = re.compile(r"\"event\": ?\"chat\.refused\"")
+_LINE_MAX = 400
+
+
+@dataclass(slots=True)
+class Scan:
+    lines: int = 0
+    complaints: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+
+
+def scan(folder: Path) -> Scan:
+    found = Scan()
+    for path in (path for pattern in _SERVICES for path in sorted(folder.glob(pattern))):
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, 1):
+                found.lines += 1
+                where = f"{path.name}:{number}: {line.strip()[:_LINE_MAX]}"
+                if _REFUSED.search(line):
+                    found.refusals.append(where)
+                elif _WRONG.search(line) and not _BROKEN.search(line):
+                    found.complaints.append(where)
+    return found

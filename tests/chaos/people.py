@@ -1,4 +1,4 @@
-"""Users: they send messages, handle pending calls, change their minds, repeat requests and touch other users' runs.
+"""Users who send messages, handle pending calls, change their minds, repeat requests and touch other users' runs.
 
 Each user has a desk with the calls that wait for this user, and watchers that leave and return.
 """
@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2, workflow_pb2
 from pawl.event.v1 import call_pb2, run_pb2
-from tests.chaos import errands
+from tests.chaos import prompts
 from tests.chaos.caller import Caller, settled
 from tests.chaos.front_ends import FrontEnd, seen
 from tests.chaos.history import EffectFile, Kind, Operation
@@ -101,7 +101,7 @@ class Person:
 
     async def _begin(self, kind: Kind) -> None:
         operation = self.caller.invoke(kind, self.caller.next_id("req"), content=self.caller.next_id("errand"))
-        start = errands.workflow if kind is Kind.WORKFLOW else errands.goal
+        start = prompts.workflow if kind is Kind.WORKFLOW else prompts.goal
         method, request = f"Start{kind.title()}", start(self._draw, operation.request_id, operation.content)
         times = 2 if self._draw.random() < 0.2 else 1
         answers = await asyncio.gather(*(self.caller.ask(operation, method, request) for _ in range(times)))
@@ -127,7 +127,7 @@ class Person:
             self._conversations.append(conversation_id)
 
     async def _find(self) -> bool:
-        """Find runs that no message started: jobs and their notification turns."""
+        """Find runs that no message started: jobs, and turns started by job notices."""
         request = agent_pb2.ListRunsRequest(page_size=200, states=_OPEN)
         listed = await self.caller.read(lambda: self.caller.send("ListRuns", request))
         new = {run.run_id for run in listed.runs} - self.open_runs.keys() - self._ended_runs
@@ -176,9 +176,8 @@ class Desk:
         for call in run.pending_calls:
             key, now = (call.call_id, call_state(call.state)), time.monotonic()
             handled_at = self._handled.get(key)
-            if handled_at is not None and now - handled_at < _PATIENCE_SECONDS:
-                continue
-            if self._draw.random() < 0.3:
+            is_handled = handled_at is not None and now - handled_at < _PATIENCE_SECONDS
+            if is_handled or self._draw.random() < 0.3:
                 continue
             self._handled[key] = now
             match call_state(call.state):
@@ -194,7 +193,7 @@ class Desk:
 
     async def sign(self, run_id: str) -> None:
         """Send the event that a run waits for, perhaps again after it was received."""
-        request = workflow_pb2.SendEventRequest(run_id=run_id, name=errands.SIGNED, event_id="sign")
+        request = workflow_pb2.SendEventRequest(run_id=run_id, name=prompts.SIGNED, event_id="sign")
         await settled(self._caller.read(lambda: self._caller.send("SendEvent", request)))
 
     async def cancel(self, run_id: str, kind: Kind = Kind.CANCEL) -> None:
@@ -242,7 +241,7 @@ class Desk:
         await self._perhaps_twice(lambda: self._front_end.submit(operation))
 
     async def _resolve(self, call: call_pb2.Call) -> None:
-        """Resolve a call as an operator: check outside whether its effect happened, and report it."""
+        """Resolve a call as an operator: check externally whether its effect happened, and report it."""
         happened = any(effect.key == call.call_id for effect in self._effects.happened())
         content = json.dumps(self._caller.next_id("found")) if happened else ""
         operation = self._operation(Kind.RESOLVE, call, content)

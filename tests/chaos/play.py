@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.chaos import clocks, faults, logs
+from tests.chaos import clocks, faults, history
 from tests.chaos.checkers import every_run_end_is_notified, judge
 from tests.chaos.history import Kind, Outcome
 from tests.chaos.world import Record, World, load, read, read_notifications, running
@@ -65,13 +65,13 @@ async def play(
             tell(f"{time.monotonic() - begun:6.0f} s  quiet, until every run has ended")
         tell(f"{time.monotonic() - begun:6.0f} s  reading the ledger")
         record = await _told(world)
-    record.process_logs = logs.scan(folder / "data" / "logs")
+    record.process_logs = history.scan(folder / "data" / "logs")
     violations = [*judge(record), *too_little(record, game.least)]
     return report(record, seed=game.seed, seconds=time.monotonic() - begun, violations=violations, folder=folder)
 
 
 async def _told(world: World) -> Record:
-    """Read the record once every run end was notified, or after a time limit."""
+    """Read the record once the ends of all runs were notified, or after a time limit."""
     record = await read(world)
     for _ in range(_NOTIFICATION_ROUNDS_MAX):
         if not any(every_run_end_is_notified(record)):

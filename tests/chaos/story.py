@@ -1,4 +1,4 @@
-"""A small record without violations, written by hand: the runs of two users, a workflow and a goal among them."""
+"""A small handwritten record without violations. It includes the runs of two users, a workflow and a goal."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pawl.agent_loop.goals.rules import Step
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2
-from tests.chaos.errands import AGAIN
 from tests.chaos.front_ends import seen
 from tests.chaos.history import Effect, History, Kind, Outcome
-from tests.chaos.prompts import GATED, PANEL
+from tests.chaos.prompts import AGAIN, GATED, PANEL
 from tests.chaos.world import Record
 
 MAIN, STOPPED, FOREIGN, JOB = "run-main", "run-stopped", "run-foreign", "run-job"
@@ -135,7 +134,7 @@ class Story:
         self.say(run_id, message_pb2.ROLE_ASSISTANT, text, first_output_seq=event.seq)
 
     def call(self, call_id: str, *states: str, result: str = "") -> None:
-        """Move the call through these states and store `result` with the last state."""
+        """Move the call through these states. Store `result` with the last state."""
         call = self.record.calls.get(call_id) or _new_call(call_id)
         self.record.calls[call_id] = call
         for state in states:

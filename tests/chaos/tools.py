@@ -17,8 +17,8 @@ from pawl.tools import (
     happened,
     tool,
 )
-from tests.chaos.errands import AGAIN, PARCELS
 from tests.chaos.history import EffectFile, effect
+from tests.chaos.prompts import AGAIN, PARCELS
 
 FILE_VARIABLE = "CHAOS_EFFECTS_FILE"
 
@@ -68,7 +68,7 @@ async def was_sent(context: ToolContext) -> ReconcileResult:
 
 @tool(category=Category.SAFE, effect=EffectClass.RECONCILABLE, reconcile=was_sent)
 async def send_parcel(tag: str, seconds: float, context: ToolContext) -> str:
-    """Send a parcel. It can be found out later whether it was sent."""
+    """Send a parcel. It is possible to find out later whether it was sent."""
     return await _act("send_parcel", tag, seconds, context)
 
 

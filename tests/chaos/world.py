@@ -6,6 +6,7 @@ The record is the history, the effects, and the ledger as its owners read it thr
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import signal
@@ -25,11 +26,9 @@ from pawl.launcher.suite import Suite
 from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 from tests.chaos.caller import Caller, Stub, pages
-from tests.chaos.errands import WORKFLOWS
-from tests.chaos.history import Effect, EffectFile, History
-from tests.chaos.logs import Scan
+from tests.chaos.history import Effect, EffectFile, History, Scan
 from tests.chaos.people import Person, Watcher
-from tests.chaos.prompts import PANEL
+from tests.chaos.prompts import PANEL, WORKFLOWS
 from tests.chaos.tools import FILE_VARIABLE
 from tests.keys import LOCAL_KEY, keyed_channel
 from tests.service import stages
@@ -38,6 +37,7 @@ SERVICES = ("job-store", "tool-registry", "notifier", "agent-loop")
 REPLICAS = 2
 STORES = ("north", "south")
 USERS = ("ann", "bob", "cy")
+_OWNERS = tuple(itertools.product(STORES, USERS))
 LEASE_SECONDS = 3.0
 
 # Leases and timeouts are short, so that phases can be short too.
@@ -147,10 +147,8 @@ async def load(world: World, *, pace_seconds: float, settle_seconds: float) -> A
         TimeoutError: some run did not end within `settle_seconds` after the faults.
     """
     people: list[Person] = []
-    for store_id in STORES:
-        for user_id in USERS:
-            caller = world.caller(store_id, user_id)
-            people.append(Person(caller, world.effects, people, pace_seconds=pace_seconds))
+    for owner in _OWNERS:
+        people.append(Person(world.caller(*owner), world.effects, people, pace_seconds=pace_seconds))
     watchers = [Watcher(f"watcher-{number}", people, random.Random(number)) for number in range(2 * len(STORES))]
     lives = [asyncio.create_task(person.live()) for person in people]
     looks = [asyncio.create_task(watcher.live()) for watcher in watchers]
@@ -221,22 +219,18 @@ async def read(world: World) -> Record:
         async with gate:
             await work
 
-    for store_id in STORES:
-        for user_id in USERS:
-            caller = world.caller(store_id, user_id)
-            run_ids = await _read_runs(record, caller)
-            conversations = {record.runs[run_id].conversation_id for run_id in run_ids}
-            works = [_read_run(record, caller, run_id) for run_id in run_ids]
-            works += [_read_messages(record, caller, conversation) for conversation in conversations]
-            await asyncio.gather(*(bounded(work) for work in works))
+    for caller in (world.caller(*owner) for owner in _OWNERS):
+        run_ids = await _read_runs(record, caller)
+        conversations = {record.runs[run_id].conversation_id for run_id in run_ids}
+        works = [_read_run(record, caller, run_id) for run_id in run_ids]
+        works += [_read_messages(record, caller, conversation) for conversation in conversations]
+        await asyncio.gather(*(bounded(work) for work in works))
     await read_notifications(world, record)
     return record
 
 
 async def read_notifications(world: World, record: Record) -> None:
-    for store_id in STORES:
-        for user_id in USERS:
-            record.notifications[store_id, user_id] = await _notifications(world, store_id, user_id)
+    record.notifications = {owner: await _notifications(world, *owner) for owner in _OWNERS}
 
 
 async def _pages(caller: Caller, method: str, request: Any, field: str) -> list[Any]:

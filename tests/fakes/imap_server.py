@@ -19,7 +19,7 @@ _EXAMINE: Final = re.compile(r'EXAMINE "?([^"]*)"?', re.IGNORECASE)
 
 
 class ImapServer:
-    """A server on a free port; use as a context manager.
+    """A server on a free port. A context manager.
 
     `says` overrides responses to commands, by their first words. The server does not respond while `answers` is not
     set.

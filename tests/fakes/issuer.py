@@ -68,7 +68,7 @@ def token(
 ) -> str:
     """Return a signed token.
 
-    Its claims are `claims`, or else CLAIMS updated with `more`; None omits a claim or header.
+    Its claims are `claims` or, by default, CLAIMS updated with `more`. None omits a claim or header.
     """
     private = private or key()
     head = {"alg": alg, "kid": private.kid, "typ": "at+jwt", **(header or {})}

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import AsyncMock
 
 from msgspec.structs import replace
 
@@ -38,7 +39,7 @@ from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, Budget
 from pawl.job_store.agents.rules import AGENT, SaveDraft
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.cache import RunCache
-from pawl.job_store.ledger.ports import Limits
+from pawl.job_store.ledger.ports import Announcer, Limits
 from pawl.job_store.ledger.reading import Page
 from pawl.job_store.ledger.rpc import messages, operations
 from pawl.job_store.ledger.rules.rows import ConversationKey, RunRow
@@ -237,7 +238,13 @@ class World:
 
     async def respond(self, key: RunKey) -> None:
         for call in self.ledger.calls(key):
-            await self._respond_to(key, call)
+            commands: dict[CallState, CommandKind] = {
+                CallState.AWAITING_APPROVAL: Decide(call_id=call.call_id, kind=DecisionKind.APPROVE),
+                CallState.ASKED: Decide(call_id=call.call_id, kind=DecisionKind.ANSWER, answer="blue"),
+                CallState.OFFERED: ToolResult(call_id=call.call_id, result=CallResult(content_json=b'"shown"')),
+            }
+            if call.state in commands:
+                await self.ledger.send(key, commands[call.state])
 
     async def finish(self, key: RunKey) -> None:
         for _ in range(50):
@@ -247,18 +254,6 @@ class World:
                 await self.drive()
             await self.respond(key)
         raise AssertionError(f"the run does not end: {self.ledger.run(key)}")
-
-    async def _respond_to(self, key: RunKey, call: Call) -> None:
-        match call.state:
-            case CallState.AWAITING_APPROVAL:
-                await self.ledger.send(key, Decide(call_id=call.call_id, kind=DecisionKind.APPROVE))
-            case CallState.ASKED:
-                await self.ledger.send(key, Decide(call_id=call.call_id, kind=DecisionKind.ANSWER, answer="blue"))
-            case CallState.OFFERED:
-                result = CallResult(content_json=b'"shown"')
-                await self.ledger.send(key, ToolResult(call_id=call.call_id, result=result))
-            case _:
-                pass
 
 
 # Latency of a request and of its response, each.
@@ -282,18 +277,6 @@ class CountedIds(IdSource):
         return f"{prefix}_{next(self._numbers):06}"
 
 
-class SilentAnnouncer:
-    async def publish(self, events: object) -> None: ...
-
-    async def wake(self, wakeups: object) -> None: ...
-
-    async def work_ready(self) -> None: ...
-
-    async def inboxes_changed(self, inboxes: object) -> None: ...
-
-    async def conversations_changed(self, conversations: object) -> None: ...
-
-
 class MemoryLedger(WorkerLedgerClient):
     """A `WorkerLedger` with methods to start runs and send commands.
 
@@ -313,7 +296,7 @@ class MemoryLedger(WorkerLedgerClient):
         self._database = Database(self.tables, Chance(0, calm=True), History(), "test")
         self._journal = MemoryJournal(self._database, self.ids, RunCache(lambda: 0.0))
         self._limits = Limits(crashes_max=crashes_max, queue_max=10, store_queue_max=1000, slots=_SLOTS)
-        ports = ports_on(self._database, self._limits, ids=self.ids, announcer=SilentAnnouncer())
+        ports = ports_on(self._database, self._limits, ids=self.ids, announcer=AsyncMock(spec=Announcer))
         self._job_store = wiring.wire(ports, self._limits)
         self._is_open = False
 

@@ -47,7 +47,7 @@ class ManualClock:
         self._move_to(until)
 
     def step_back(self, seconds: float) -> None:
-        """Set the time of day back, as an administrator might; sleepers are not affected."""
+        """Set the time of day back, as an administrator might. Sleepers are not affected."""
         self._now -= seconds
 
     def _move_to(self, monotonic: float) -> None:
@@ -91,7 +91,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """The clock of the running loop; wall time and monotonic time are equal."""
+    """The clock of the running loop. Wall time and monotonic time are equal."""
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -1,7 +1,7 @@
 """A scripted MCP server over stdio: `python mcp_server.py FOLDER`.
 
-It implements the protocol by hand, so that it can also violate it. Its tools come from FOLDER/tools.json, read at each
-request; the name of a tool selects its behaviour. It writes its log to FOLDER/log, one event per line.
+It implements the protocol by hand, so that it can also violate it. Its tools come from FOLDER/tools.json, which it
+reads at each request. The name of a tool selects its behaviour. It writes its log to FOLDER/log, one event per line.
 tests/rpc/tool_registry/test_published_servers.py runs the same client against published servers.
 """
 
@@ -157,7 +157,10 @@ DONE: dict[str, Callable[[dict[str, Any], Any], dict[str, Any] | None]] = {
 
 
 def wants_page(message: dict[str, Any]) -> bool:
-    """Request a page for the first call of log_in, or for every one while FOLDER/closed exists. Return whether."""
+    """Request a page for the first call of log_in, or for every call while FOLDER/closed exists.
+
+    Return whether it did.
+    """
     is_open = "call log_in" in (FOLDER / "log").read_text().splitlines()[:-1] and not (FOLDER / "closed").exists()
     if message["params"]["name"] != "log_in" or is_open:
         return False

@@ -1,4 +1,4 @@
-"""A scripted model that rejects histories that a strict provider would reject, and that check without HTTP."""
+"""A scripted model that rejects histories that a strict provider would reject, and the same check without HTTP."""
 
 from __future__ import annotations
 

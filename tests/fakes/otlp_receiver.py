@@ -1,4 +1,4 @@
-"""An OTLP receiver that keeps the spans it gets, over HTTP or gRPC."""
+"""An OTLP receiver that stores the spans it receives, over HTTP or gRPC."""
 
 from __future__ import annotations
 

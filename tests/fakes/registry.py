@@ -70,7 +70,10 @@ NOT_COMPLETED = CallResult(content_json=b'{"error":"nobody"}', is_error=True, er
 
 @dataclass
 class FakeRegistry:
-    """Has a verdict per tool. Executions take `seconds`, return `results` by tool, and fail according to `failing`."""
+    """A registry with a verdict per tool.
+
+    Executions take `seconds`, return `results`, and fail according to `failing`.
+    """
 
     verdicts: dict[str, Verdict]
     seconds: float = 1.0

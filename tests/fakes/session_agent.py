@@ -79,7 +79,7 @@ class Book:
 
 
 class Replica(agent_pb2_grpc.AgentServiceServicer):
-    """One replica.
+    """One replica of the service.
 
     It applies the next frame of the kind `break_before_receipt` and ends its stream without a receipt.
     """
@@ -145,24 +145,20 @@ class _Stream:
                 await self._book.changed.wait_for(lambda: self._news() is not None)
                 frame = self._news()
             assert frame is not None
-            if frame.HasField("event"):
-                self._next = frame.event.seq
-                self._events_sent += 1
-            if frame.HasField("gap"):
-                self._next = frame.gap.to_seq
-            if frame.HasField("end"):
-                self._next = None
             if frame.HasField("offer"):
                 self._offered[frame.offer.call.call_id] = frame.offer.offer_epoch
+            else:
+                self._next = None if frame.HasField("end") else frame.gap.to_seq or frame.event.seq
+            self._events_sent += frame.HasField("event")
             await self._context.write(frame)
             if self._events_sent == self._replica.break_after_events > 0:
                 self._replica.break_after_events = 0
                 return
 
     def _news(self) -> session_pb2.SessionResponse | None:
-        for offer in self._book.offers:
-            if self._offered.get(offer.call.call_id, 0) < offer.offer_epoch:
-                return session_pb2.SessionResponse(offer=offer)
+        offers = (each for each in self._book.offers if self._offered.get(each.call.call_id, 0) < each.offer_epoch)
+        if (offer := next(offers, None)) is not None:
+            return session_pb2.SessionResponse(offer=offer)
         if self._next is None:
             return None
         if self._next < self._book.trimmed_seq:

@@ -18,7 +18,7 @@ class MemoryWorkflows:
     versions: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
     def save(self, name: str, nodes: dict[str, Any], **more: Any) -> int:
-        """Validate and save a version; return its number."""
+        """Validate and save a version. Return its number."""
         version = self.newest(name) + 1
         definition = parsing.parse(json.dumps({"name": name, "nodes": nodes, **more}).encode())
         self.versions[name, version] = definitions.encode(definition)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import tempfile
 from collections.abc import AsyncIterator
@@ -13,10 +12,14 @@ from typing import Any
 import asyncpg
 import httpx2
 
-from pawl.launcher.options import SuiteOptions
+from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.event.v1 import call_pb2, run_pb2
 from pawl.launcher.suite import Suite
+from pawl.tool.v1 import tool_pb2
 from tests.golden import GAP, LOG
 from tests.keys import LOCAL_KEY
+from tests.servers import running_suite
+from tests.system.suite.client import Agent, addresses
 
 _TEXT = (
     "what is 17 * 23, then e-mail ann@example.com about lunch: see you at noon, then ask me whether to go on,"
@@ -25,16 +28,15 @@ _TEXT = (
 _CUT = {"text": "Let me try to", "reasoning": "Hm, a sum.", "fault": {"type": "drop", "after_chunks": 2}}
 _SCRIPT = {"steps": [{"when": {"user_contains": "17 * 23", "round": 0}, "times": 1, "reply": _CUT}]}
 _COUNTS, _SAID_ENOUGH = 5, 4
-_AGENT = "/rpc/pawl.agent.v1.AgentService"
-_PLAN = {
-    "name": "show_plan",
-    "description": "Shows the plan.",
-    "argumentsSchemaJson": base64.b64encode(b'{"type":"object","properties":{"title":{"type":"string"}}}').decode(),
-    "context": "EXECUTION_CONTEXT_FRONTEND",
-    "category": "TOOL_CATEGORY_SAFE",
-    "effectClass": "EFFECT_CLASS_AT_MOST_ONCE",
-}
-_EDITED = {"to": ["bob@example.com"], "subject": "lunch", "body": "At one."}
+_PLAN = tool_pb2.ToolDefinition(
+    name="show_plan",
+    description="Shows the plan.",
+    arguments_schema_json=b'{"type":"object","properties":{"title":{"type":"string"}}}',
+    context=call_pb2.EXECUTION_CONTEXT_FRONTEND,
+    category=call_pb2.TOOL_CATEGORY_SAFE,
+    effect_class=call_pb2.EFFECT_CLASS_AT_MOST_ONCE,
+)
+_EDITED = b'{"to": ["bob@example.com"], "subject": "lunch", "body": "At one."}'
 
 
 async def main() -> None:
@@ -42,12 +44,10 @@ async def main() -> None:
 
     Then trim the run and record the gap that replaces its events.
     """
-    with tempfile.TemporaryDirectory(prefix="pawl-golden-") as name:
-        folder = Path(name)
-        script = folder / "script.json"
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "script.json"
         script.write_text(json.dumps(_SCRIPT))
-        options = SuiteOptions(data=folder / "data", local_key=LOCAL_KEY, model_arguments=("--script", str(script)))
-        async with Suite(options) as suite:
+        async with running_suite(local_key=LOCAL_KEY, model_arguments=("--script", str(script))) as suite:
             url = f"http://{suite.endpoints.services['gateway'][0].http}"
             headers = {"authorization": f"Bearer {LOCAL_KEY}"}
             async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=60.0) as endpoint:
@@ -60,47 +60,26 @@ async def main() -> None:
 
 
 async def _play(suite: Suite, endpoint: httpx2.AsyncClient) -> str:
-    async def ask(method: str, **request: Any) -> Any:
-        answer = await endpoint.post(f"{_AGENT}/{method}", json=request)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    run_id: str = (await ask("StartRun", requestId="golden", text=_TEXT, frontEndTools=[_PLAN]))["run"]["runId"]
-
-    async def pending(state: str) -> dict[str, Any]:
-        while True:
-            run = (await ask("GetRun", runId=run_id))["run"]
-            for call in run.get("pendingCalls", ()):
-                if call["state"] == f"CALL_STATE_{state}":
-                    return {
-                        "runId": run_id,
-                        "callId": call["callId"],
-                        "digest": call.get("approval", {}).get("digest", ""),
-                    }
-            await asyncio.sleep(0.1)
-
-    named = await pending("AWAITING_APPROVAL")
-    edit = {"kind": "DECISION_KIND_EDIT", "argumentsJson": base64.b64encode(json.dumps(_EDITED).encode()).decode()}
-    await ask("DecideCalls", requestId="edit", decisions=[named | edit])
-    named = await pending("ASKED")
-    await ask("DecideCalls", requestId="answer", decisions=[named | {"kind": "DECISION_KIND_ANSWER", "answer": "yes"}])
-    offered = {name: value for name, value in (await pending("OFFERED")).items() if name != "digest"}
-    shown = {"contentJson": base64.b64encode(b'"it is shown"').decode()}
-    await ask("SubmitToolResults", requestId="shown", runId=run_id, results=[offered | shown])
-    said = 0
-    async for _, event in _events(endpoint, run_id):
-        output = event.get("outputDelta", {})
-        said += output.get("round", 0) == _COUNTS and bool(output.get("text"))
-        if said == _SAID_ENOUGH:
-            suite.kill("agent-loop")
-            break
-    state = ""
-    while state not in {"RUN_STATE_COMPLETED", "RUN_STATE_FAILED"}:
-        answer = await endpoint.post(f"{_AGENT}/GetRun", json={"runId": run_id, "waitSeconds": 10})
-        state = answer.json().get("run", {}).get("state", "")  # empty while no replica runs
-        await asyncio.sleep(0.1)
-    assert state == "RUN_STATE_COMPLETED"
-    return run_id
+    async with Agent(addresses(suite)[0]) as agent:
+        start = agent_pb2.StartRunRequest(request_id="golden", text=_TEXT, front_end_tools=[_PLAN])
+        run_id = (await agent.stub.StartRun(start, metadata=agent.metadata)).run.run_id
+        gated = await agent.until_pending(run_id, call_pb2.CALL_STATE_AWAITING_APPROVAL)
+        await agent.decide(gated, call_pb2.DECISION_KIND_EDIT, request_id="edit", arguments_json=_EDITED)
+        asked = await agent.until_pending(run_id, call_pb2.CALL_STATE_ASKED)
+        await agent.decide(asked, call_pb2.DECISION_KIND_ANSWER, request_id="answer", answer="yes")
+        offered = await agent.until_pending(run_id, call_pb2.CALL_STATE_OFFERED)
+        shown = types_pb2.ToolResult(run_id=run_id, call_id=offered.call_id, content_json=b'"it is shown"')
+        submit = agent_pb2.SubmitToolResultsRequest(request_id="shown", run_id=run_id, results=[shown])
+        await agent.stub.SubmitToolResults(submit, metadata=agent.metadata)
+        said = 0
+        async for _, event in _events(endpoint, run_id):
+            output = event.get("outputDelta", {})
+            said += output.get("round", 0) == _COUNTS and bool(output.get("text"))
+            if said == _SAID_ENOUGH:
+                suite.kill("agent-loop")
+                break
+        assert (await agent.until_ended(run_id)).state == run_pb2.RUN_STATE_COMPLETED
+        return run_id
 
 
 async def _events(endpoint: httpx2.AsyncClient, run_id: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:

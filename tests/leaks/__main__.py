@@ -53,7 +53,7 @@ async def _cycles(suite: Suite, folder: Path, count: int) -> list[str]:
 
 
 async def _long(suite: Suite, folder: Path, runs: int, streams: int) -> list[str]:
-    """Do runs and cancelled streams in windows, of which the first ones are a warm-up."""
+    """Make runs and cancelled streams in windows. The first windows are a warm-up."""
     is_long = runs + streams >= _LONG_OPERATIONS
     tolerance = _TOLERANCE if is_long else _SHORT_TOLERANCE
     samples: list[Sample] = []

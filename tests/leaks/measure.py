@@ -44,7 +44,7 @@ class Sample:
 
 
 async def take(operations: int, before: Sample | None) -> Sample:
-    """Take a sample once tasks and descriptors are about as many as in `before`, or after a minute."""
+    """Take a sample once there are about as many tasks and descriptors as in `before`, or after a minute."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _SETTLE_SECONDS_MAX
     gc.unfreeze()  # Services freeze their objects once they have started.
@@ -105,7 +105,7 @@ async def _close_connections() -> None:
 
 
 def _give_back() -> None:
-    """Make the C library return free memory, so that only used memory is measured."""
+    """Make the C library return free memory to the system, so that only used memory is measured."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
 from dataclasses import fields
@@ -149,44 +149,22 @@ class Game:
 
     # Moves.
 
-    async def submit(self) -> None:
-        await self.play(self.choose.submit())
-
-    async def share(self) -> None:
-        await self.play(self.choose.share())
-
-    async def worker(self) -> None:
-        await self.play(self.choose.of_worker())
-
     async def step(self) -> None:
         await self._see_to_work()
         await self.play(self.choose.commit())
 
-    async def command(self) -> None:
-        await self.play(self.choose.send())
-
     async def approvals(self) -> None:
         """Let several people decide one call, and let its owner continue with their decisions."""
         decide, show = self.choose.approval, self.choose.repeated_request
-        for choose in (decide, show, show, decide, decide, show, decide):
-            ask = choose()
-            if ask is not None:
-                await self.play(ask)
+        await self._play_if_possible(decide, show, show, decide, decide, show, decide)
 
     async def agents(self) -> None:
-        for choose in (self.choose.delegating, self.choose.reported):
-            ask = choose()
-            if ask is not None:
+        await self._play_if_possible(self.choose.delegating, self.choose.reported)
+
+    async def _play_if_possible(self, *moves: Callable[[], Row | None]) -> None:
+        for choose in moves:
+            if (ask := choose()) is not None:
                 await self.play(ask)
-
-    async def offer(self) -> None:
-        await self.play(self.choose.lease_offer())
-
-    async def offers(self) -> None:
-        await self.play(self.choose.of_client())
-
-    async def wait(self) -> None:
-        await self.play(self.choose.wait())
 
     async def deaths(self) -> None:
         for _ in range(3):
@@ -242,20 +220,24 @@ class Game:
                     assert not found, (checker.__name__, found)
 
 
+def _plays(choose: Callable[[Chooser], Row]) -> Callable[[Game], Awaitable[object]]:
+    return lambda game: game.play(choose(game.choose))
+
+
 # Moves; a repeated entry is more likely.
-MOVES = (
+MOVES: tuple[Callable[[Game], Awaitable[object]], ...] = (
     *[Game.step] * 8,
-    *[Game.command] * 6,
+    *[_plays(Chooser.send)] * 6,
     *[Game.approvals] * 2,
     *[Game.agents] * 3,
     *[Game.group] * 4,
-    *[Game.submit] * 2,
-    *[Game.share] * 2,
+    *[_plays(Chooser.submit)] * 2,
+    *[_plays(Chooser.share)] * 2,
     *[Game.settle] * 2,
-    *[Game.worker] * 3,
-    *[Game.offer] * 2,
-    Game.offers,
-    Game.wait,
+    *[_plays(Chooser.of_worker)] * 3,
+    *[_plays(Chooser.lease_offer)] * 2,
+    _plays(Chooser.of_client),
+    _plays(Chooser.wait),
     Game.deaths,
 )
 

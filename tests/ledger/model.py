@@ -82,7 +82,7 @@ class Model:
         self._made: Counter[str] = Counter()
 
     def do(self, ask: Row) -> tuple[Any, ...]:
-        """Answer an ask; a refused one changes nothing."""
+        """Answer an ask. A refused ask changes nothing."""
         # Imported here to avoid a cycle.
         from tests.ledger import model_commit, model_inbox, model_leases  # noqa: PLC0415
 

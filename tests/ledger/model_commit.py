@@ -165,9 +165,8 @@ def _passes_the_gate(call: Row, call_change: Row) -> bool:
     approved = call["decision"] in {"APPROVE", "EDIT"}
     others = {user for user, *_ in call["approvers"]} - {call["user"]}
     enough = call["required"] == 1 or len(others) >= call["required"]
-    if call_change["state"] in _MAY_HAVE_ITS_EFFECT and not (approved and enough):
-        return False
-    if call_change["tool"] != call["tool"]:
+    is_early = call_change["state"] in _MAY_HAVE_ITS_EFFECT and not (approved and enough)
+    if is_early or call_change["tool"] != call["tool"]:
         return False
     shown, wished = (call["digest"], call["arguments"]), (call_change["digest"], call_change["arguments"])
     if call_change["state"] in SETTLED:

@@ -13,7 +13,7 @@ from tests.simulation.checkers import ENDED, SETTLED
 def is_pending(model: Model, call: Row) -> bool:
     """Return whether a call waits for a person.
 
-    In a quarantined run, a running call with an unknown outcome waits too.
+    In a quarantined run, a running call with an unknown outcome also waits.
     """
     run = model.runs[call["store"], call["run"]]
     if call["reserved"] or run["state"] in ENDED or model.is_stopping(run):
@@ -41,13 +41,12 @@ def lease_offer(model: Model, ask: Row) -> tuple[Any, ...]:
     run = model.runs.get((ask["store"], ask["run"]))
     if call is None or run is None or call["run"] != run["id"] or run["user"] != ask["user"]:
         return ("ok", False, 0)
-    if call["state"] != "OFFERED" or _is_over(model, call) or not is_pending(model, call):
+    is_open = call["state"] == "OFFERED" and not _is_over(model, call) and is_pending(model, call)
+    is_of_client = call["client"] == ask["client"]
+    may_take = is_of_client and ask["session"] >= call["session"]
+    if not is_open or (is_held(model, call) and not may_take):
         return ("ok", False, call["offer_epoch"])
-    if call["client"] == ask["client"] and is_held(model, call) and ask["session"] < call["session"]:
-        return ("ok", False, call["offer_epoch"])
-    if call["client"] != ask["client"]:
-        if is_held(model, call):
-            return ("ok", False, call["offer_epoch"])
+    if not is_of_client:
         call["client"] = ask["client"]
         call["offer_epoch"] += 1
         run["log"].append("tool.executing")
@@ -129,7 +128,7 @@ def send(model: Model, ask: Row) -> tuple[Any, ...]:
 
 
 def _judge_room(model: Model, run: Row, ask: Row) -> None:
-    """Refuse an unsolicited command if too many are pending; it may be sent again later."""
+    """Refuse an unsolicited command if too many are pending. It may be sent again later."""
     if ask["kind"] == "steer":
         model.judge_room(run, ask)
         model.enter(run, ask)
@@ -233,7 +232,7 @@ def _judge_approver(run: Row, call: Row, ask: Row) -> Verdict | None:
 
 
 def _counts_only(call: Row | None, ask: Row) -> bool:
-    """Return whether a decision is an approval that still leaves other approvals missing."""
+    """Return whether a decision is an approval that leaves other approvals missing."""
     if call is None or ask["kind"] != "decide" or (call["state"], ask["decision"]) != ("AWAITING_APPROVAL", "APPROVE"):
         return False
     return len(call["approvers"]) + 1 < int(call["required"])

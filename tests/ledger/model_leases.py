@@ -60,7 +60,7 @@ def _is_due(model: Model, run: Row) -> bool:
 
 
 def _crashes(run: Row) -> int:
-    """Return the number of crashes. If a run that is due has a worker, that worker has died and counts too."""
+    """Return the number of crashes. If a due run has a worker, that worker has died and also counts."""
     return int(run["crashes"]) + bool(run["worker"])
 
 

@@ -39,7 +39,7 @@ _FAILURE = run_pb2.Run(failure=run_pb2.RunFailure(message="It failed.")).Seriali
 
 
 def operation(ask: Row, now: datetime) -> Any:
-    """Return the operation of an ask; None if it is not an operation of the group commit."""
+    """Return the operation of an ask, or None if it is not an operation of the group commit."""
     match ask["do"]:
         case "submit":
             return _submit(ask)

@@ -34,11 +34,11 @@ from pawl.job_store.ledger.store.situations import PostgresAttentionRepository
 from pawl.job_store.ledger.store.upkeep import PostgresOfferRepository
 from pawl.server.db import database as postgres
 from tests.fakes.manual_clock import ManualClock
-from tests.simulation.attention import MemoryAttentionRepository
+from tests.simulation.conversations import MemoryAttentionRepository, MemoryOfferRepository
 from tests.simulation.history import History
 from tests.simulation.job_store import CachingReads, StepJournal, Unmetered
 from tests.simulation.reads import MemoryLeases
-from tests.simulation.store import MemoryOfferRepository, PromptDatabase, Tables
+from tests.simulation.store import PromptDatabase, Tables
 
 # The statements are built from constants.
 # ruff: noqa: S608

@@ -92,8 +92,7 @@ async def test_step_locks_conversation_then_run_and_sees_earlier_writes(
         async with before.transaction():
             await before.execute("UPDATE job_store.conversations SET last_number = last_number + 7")
             waits = asyncio.create_task(load(connection, IdSource(ManualClock()), [keys]))
-            while not await before.fetchval("SELECT bool_or(NOT granted) FROM pg_locks"):
-                assert not waits.done()
+            await waits_for_lock(before, waits)
             await before.execute("UPDATE job_store.runs SET last_seq = last_seq + 100")
         unit = await waits
         newest = await before.fetch("SELECT last_seq, last_number FROM job_store.runs, job_store.conversations")

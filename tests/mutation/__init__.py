@@ -2,5 +2,5 @@
 
 `python -m tests.mutation record FOLDER` runs the tests with branch coverage and records which test ran which line.
 `python -m tests.mutation run FOLDER` plants faults in covered lines and runs the tests that cover each line. Use a
-separate clone: the faults are written into its files, and its environment needs coverage.
+separate clone, because the faults are written into its files. Its environment needs coverage.
 """

@@ -1,4 +1,4 @@
-"""Types of asynchronous stubs. They exist only for the type checker, so here they are Any at run time."""
+"""Types of asynchronous stubs. They exist only for the type checker, so they are Any at run time."""
 
 from __future__ import annotations
 

@@ -252,8 +252,7 @@ def _statements(service: Service) -> Iterator[tuple[str, str]]:
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if "store" not in module.name.split("."):
             continue
-        constants = vars(importlib.import_module(module.name))
-        for name, value in constants.items():
+        for name, value in vars(importlib.import_module(module.name)).items():
             for path, each in _within(f"{module.name.removeprefix(f'{package.__name__}.')}.{name}", value):
                 if statement.match(each) and not each.endswith(("= ", "AS ")) and "{" not in each:
                     yield path, each

@@ -35,21 +35,19 @@ def _one(seed: int, *, trace: bool) -> int:
 
 def _many(seeds: range, jobs: int, failures_max: int) -> int:
     began = time.monotonic()
-    faults: Counter[str] = Counter()
-    played = failed = runs = calls = effects = 0
+    verdicts, failed = list[Verdict](), 0
     with ProcessPoolExecutor(jobs) as pool:
         for verdict in pool.map(simulate, seeds, chunksize=10):
-            played, runs, calls = played + 1, runs + verdict.runs, calls + verdict.calls
-            effects += verdict.effects
-            faults.update(verdict.faults)
-            if verdict.violations:
-                failed += 1
-                _show(verdict)
-                if failed >= failures_max:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    break
-    seconds = time.monotonic() - began
-    print(f"{played} seeds, {failed} failed, {runs} runs, {calls} calls, {effects} effects in {seconds:.0f} s")  # noqa: T201
+            verdicts.append(verdict)
+            _show(verdict)
+            failed += bool(verdict.violations)
+            if failed >= failures_max:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
+    faults = sum((each.faults for each in verdicts), Counter[str]())
+    counts = {name: sum(getattr(each, name) for each in verdicts) for name in ("runs", "calls", "effects")}
+    what = ", ".join(f"{count} {name}" for name, count in counts.items())
+    print(f"{len(verdicts)} seeds, {failed} failed, {what} in {time.monotonic() - began:.0f} s")  # noqa: T201
     print("faults: " + ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items())))  # noqa: T201
     return 1 if failed else 0
 

@@ -1,14 +1,15 @@
-"""Checkers of delegated calls and child runs (TOOL-7), judged by the ledger."""
+"""Checkers of delegated calls, child runs and stopped jobs (TOOL-7, ASYNC-5, ASYNC-6), judged by the ledger."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
 
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.simulation.checkers import ENDED
-from tests.simulation.record import Record, call_state, run_state
+from tests.simulation.record import Record, broken, call_changes, call_state, run_state
 
 _DEPTH_MAX = 2
 
@@ -20,10 +21,11 @@ def delegated_calls_match_their_child_runs(record: Record) -> Iterator[str]:
         if call.child_run_id and (run is None or run.parent_call_id != call_id or run.parent_run_id != call.run_id):
             yield f"call {call_id} names child run {call.child_run_id}, which does not name it"
     for run_id, run in record.runs.items():
-        if run.parent_call_id and record.calls[run.parent_call_id].child_run_id != run_id:
-            yield f"run {run_id} names parent call {run.parent_call_id}, which does not name it"
-        if run.depth > _DEPTH_MAX or run.depth != _depth(record, run):
-            yield f"run {run_id} has depth {run.depth}"
+        names = run.parent_call_id
+        yield from broken(
+            (names and record.calls[names].child_run_id != run_id, f"run {run_id} names {names}, which names another"),
+            (run.depth > _DEPTH_MAX or run.depth != _depth(record, run), f"run {run_id} has depth {run.depth}"),
+        )
 
 
 def _depth(record: Record, run: run_pb2.Run) -> int:
@@ -36,47 +38,47 @@ def _depth(record: Record, run: run_pb2.Run) -> int:
 def calls_settle_after_their_child_run(record: Record) -> Iterator[str]:
     """A delegated call settles after its child run, with the same result, unless the call was cancelled."""
     for call_id, call in record.calls.items():
-        if not call.child_run_id:
+        state, child = call_state(call.state), record.runs.get(call.child_run_id)
+        if child is None or state == "DETACHED":
             continue
-        state, child = call_state(call.state), record.runs[call.child_run_id]
-        how = run_state(child.state)
-        if state in {"SUCCEEDED", "FAILED"}:
-            end, settled = record.written_at(child.run_id, child.last_seq), _settled_at(record, call)
-            if how not in ENDED or end > settled:
-                yield f"call {call_id} settled before run {child.run_id} ended"
-            if (state == "SUCCEEDED") != (how == "COMPLETED"):
-                yield f"call {call_id} is {state}, and run {child.run_id} {how}"
-            if state == "SUCCEEDED" and not (child.HasField("workflow") or child.HasField("undo")):
-                answer = msgspec.json.decode(call.result.content_json)["answer"]
-                if answer != child.output_text:
-                    yield f"call {call_id} has answer {answer!r}, run {child.run_id} {child.output_text!r}"
-        elif state == "DETACHED":
+        how, by_model = run_state(child.state), not (child.HasField("workflow") or child.HasField("undo"))
+        ended_later = record.written_at(child.run_id, child.last_seq) > _settled_at(record, call)
+        if state not in {"SUCCEEDED", "FAILED"}:
+            ran_on = how not in {"CANCELLED", "FAILED"} and ended_later
+            yield from broken((ran_on, f"call {call_id} was cancelled, but run {child.run_id} became {how}"))
             continue
-        elif how not in {"CANCELLED", "FAILED"} and record.written_at(child.run_id, child.last_seq) > _settled_at(
-            record, call
-        ):
-            yield f"call {call_id} was cancelled, but run {child.run_id} became {how}"
+        yield from broken(
+            (how not in ENDED or ended_later, f"call {call_id} settled before run {child.run_id} ended"),
+            (
+                (state == "SUCCEEDED") != (how == "COMPLETED"),
+                f"call {call_id} is {state}, and run {child.run_id} {how}",
+            ),
+        )
+        if state == "SUCCEEDED" and by_model:
+            answer = msgspec.json.decode(call.result.content_json)["answer"]
+            if answer != child.output_text:
+                yield f"call {call_id} has answer {answer!r}, run {child.run_id} {child.output_text!r}"
 
 
 def _settled_at(record: Record, call: call_pb2.Call) -> float:
-    seqs = [event.seq for event in record.logs[call.run_id] if event.call_changed.call.call_id == call.call_id]
+    seqs = [event.seq for event, changed in call_changes(record.logs[call.run_id]) if changed.call_id == call.call_id]
     return record.written_at(call.run_id, seqs[-1])
 
 
 def child_ends_are_reported_once(record: Record) -> Iterator[str]:
     """A run receives the end of each child run at most once."""
-    told = [(row.run_id, row.call_id) for row in record.tables.commands.values() if row.name == "agent_ended"]
-    for key in set(told):
-        if told.count(key) > 1:
-            yield f"run {key[0]} received the end of call {key[1]} {told.count(key)} times"
+    rows = (row for row in record.tables.commands.values() if row.name == "agent_ended")
+    return (
+        f"run {run_id} received the end of call {call_id} {count} times"
+        for (run_id, call_id), count in Counter((row.run_id, row.call_id) for row in rows).items()
+        if count > 1
+    )
 
 
 def ancestor_rules_apply(record: Record) -> Iterator[str]:
     """Each call is judged by the rules of all runs and conversations above it."""
-    for effect in record.history.effects:
-        missing = set(_led_to(record, effect.run_id)) - effect.ruled_by
-        if missing:
-            yield f"call {effect.call_id} ran without the rules of {sorted(missing)}"
+    missing = ((effect, set(_led_to(record, effect.run_id)) - effect.ruled_by) for effect in record.history.effects)
+    return (f"call {effect.call_id} ran without the rules of {sorted(above)}" for effect, above in missing if above)
 
 
 def _led_to(record: Record, run_id: str) -> Iterator[str]:
@@ -86,9 +88,60 @@ def _led_to(record: Record, run_id: str) -> Iterator[str]:
         run_id = run.parent_run_id
 
 
+def stops_reach_the_jobs_below(record: Record) -> Iterator[str]:
+    """ASYNC-6: if a job is stopped, the jobs that its delegated runs started are stopped too."""
+    for job in record.runs.values():
+        starter = record.runs.get(job.parent_run_id) if job.reports_to_conversation_id else None
+        if starter is None or starter.stop_cause != run_pb2.STOP_CAUSE_PARENT or not _is_below_job(record, starter):
+            continue
+        ended_at = record.written_at(job.run_id, job.last_seq)
+        ran_on = run_state(job.state) not in ENDED or ended_at > _stopped_at(record, starter)
+        if ran_on and not job.stop_cause:
+            yield f"job {job.run_id} continued after {starter.run_id}, which had started it, was stopped"
+
+
+def stops_are_reported_to_others(record: Record) -> Iterator[str]:
+    """ASYNC-5: the end of a job is not reported to the model that stopped it, but to any other receiver."""
+    for sent in (each for each in record.taken("CANCEL") if each.command_id.startswith("stop_")):
+        job = record.runs.get(sent.run_id)
+        if job is None or job.stop_cause != run_pb2.STOP_CAUSE_MODEL:
+            continue
+        stopped_at, stopper = _stopped_at(record, job), sent.content.decode()
+        open_agents = (
+            run.run_id
+            for run in _above(record, job)
+            if run.parent_run_id and not run.reports_to_conversation_id
+            if record.written_at(run.run_id, run.last_seq) > stopped_at
+        )
+        receiver = next(open_agents, stopper)
+        if receiver != stopper:
+            yield f"{stopper} stopped {job.run_id}, which is not reported to {receiver}"
+
+
+def _above(record: Record, run: run_pb2.Run) -> Iterator[run_pb2.Run]:
+    while run.parent_run_id:
+        run = record.runs[run.parent_run_id]
+        yield run
+
+
+def _is_below_job(record: Record, run: run_pb2.Run) -> bool:
+    return any(above.reports_to_conversation_id for above in _above(record, run))
+
+
+def _stopped_at(record: Record, run: run_pb2.Run) -> float:
+    stops = (
+        event.seq
+        for event in record.logs[run.run_id]
+        if run_state(event.run_changed.run.state) in {"CANCELLING", "CANCELLED"}
+    )
+    return record.written_at(run.run_id, next(stops))
+
+
 CHECKERS = (
     delegated_calls_match_their_child_runs,
     calls_settle_after_their_child_run,
     child_ends_are_reported_once,
     ancestor_rules_apply,
+    stops_reach_the_jobs_below,
+    stops_are_reported_to_others,
 )

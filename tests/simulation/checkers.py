@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2
 from pawl.values import EffectClass
 from tests.simulation import grants
-from tests.simulation.history import Sent
-from tests.simulation.record import Ledger, Record, call_state, run_state
-from tests.simulation.registry import BACK_END, TOOLS, effect_class
+from tests.simulation.record import Ledger, Record, broken, call_changes, call_state, run_state
+from tests.simulation.registry import BACK_END, OWN, TOOLS, effect_class
 
 _CALL_ENDS = "SUCCEEDED FAILED EXPIRED CANCELLED"
 
@@ -67,32 +66,29 @@ _REFUSALS_FOR_OTHERS = {"UNKNOWN", "RUN_NOT_FOUND", "CALL_NOT_FOUND", "INVALID_A
 def accepted_messages_are_kept(record: Record) -> Iterator[str]:
     """I1, I2: each accepted message is in its conversation exactly once."""
     for message in record.history.messages:
-        if len(set(message.run_ids)) > 1:
-            yield f"{message.request_id} made several runs: {sorted(set(message.run_ids))}"
-        found = record.texts(message.text)
-        if found > 1:
-            yield f"{message.request_id} stands {found} times in the conversation"
-        if not message.run_ids:
-            continue
-        run = record.runs.get(message.run_ids[0])
-        if run is None:
-            yield f"{message.request_id} was accepted, but its run does not exist"
-        elif found == 0 and not (not message.steered and run_state(run.state) == "CANCELLED" and run.round == 0):
-            yield f"{message.request_id} was accepted but is missing ({run.run_id}, {run_state(run.state)})"
+        found, run_ids = record.texts(message.text), message.run_ids
+        run = record.runs.get(run_ids[0]) if run_ids else None
+        is_void = run is not None and (message.steered, run_state(run.state), run.round) == (False, "CANCELLED", 0)
+        yield from broken(
+            (len(set(run_ids)) > 1, f"{message.request_id} made several runs: {sorted(set(run_ids))}"),
+            (found > 1, f"{message.request_id} stands {found} times in the conversation"),
+            (run_ids and run is None, f"{message.request_id} was accepted, but its run does not exist"),
+            (
+                run is not None and not found and not is_void,
+                f"{message.request_id} was accepted but is missing ({run_ids})",
+            ),
+        )
 
 
 def accepted_commands_take_effect(record: Record) -> Iterator[str]:
     """I1: each accepted command determines the state of its call, unless the run was stopped."""
-    for sent in record.history.commands:
-        if not sent.taken or not sent.call_id:
-            continue
-        call = record.calls[sent.call_id]
+    for sent in (each for each in record.history.commands if each.taken and each.call_id):
+        call, approves = record.calls[sent.call_id], sent.kind in {"APPROVE", "EDIT"}
         state, stopped = call_state(call.state), run_state(record.runs[sent.run_id].state) in {"CANCELLED", "FAILED"}
-        if state == "CANCELLED" and (stopped or sent.kind in {"APPROVE", "EDIT"}):
-            # Approved, then withdrawn by a user message before the call started.
-            continue
-        if sent.kind in {"APPROVE", "EDIT"} and call.approval.approvals_required > 1:
-            continue  # One of several approvals: the other people may have decided differently.
+        # An approved call may be withdrawn by a user message before it starts.
+        withdrawn = state == "CANCELLED" and (stopped or approves)
+        # One of several approvals: the other people may have decided differently.
+        is_one_of_several = approves and call.approval.approvals_required > 1
         content = call.result.content_json
         wrong = {
             "RESULT": state != "SUCCEEDED" or content != sent.content,
@@ -103,32 +99,37 @@ def accepted_commands_take_effect(record: Record) -> Iterator[str]:
             "HAPPENED": state != "SUCCEEDED" or content != sent.content,
             "TELL_MODEL": state != "FAILED",
             "RUN_AGAIN": False,
-        }[sent.kind]
-        if wrong:
+        }
+        if wrong[sent.kind] and not (withdrawn or is_one_of_several):
             yield f"{sent.command_id} {sent.kind} was accepted, but call {sent.call_id} is {state} with {content!r}"
 
 
 def accepted_cancels_stop_the_run(record: Record) -> Iterator[str]:
     """I1: a run with an accepted cancel ends as CANCELLED or FAILED."""
-    for sent in record.history.commands:
-        if sent.kind == "CANCEL" and sent.taken:
-            state = run_state(record.runs[sent.run_id].state)
-            if state not in {"CANCELLED", "FAILED"}:
-                yield f"{sent.command_id} was accepted, but run {sent.run_id} is {state}"
+    stopped = ((sent, run_state(record.runs[sent.run_id].state)) for sent in record.taken("CANCEL"))
+    return (
+        f"{sent.command_id} was accepted, but run {sent.run_id} is {state}"
+        for sent, state in stopped
+        if state not in {"CANCELLED", "FAILED"}
+    )
 
 
 def commands_are_accepted_once(record: Record) -> Iterator[str]:
     """I2: each command is accepted at most once."""
-    for sent in record.history.commands:
-        if sent.outcomes.count("ACCEPTED") > 1:
-            yield f"{sent.command_id} was accepted more than once"
+    return (
+        f"{sent.command_id} was accepted more than once"
+        for sent in record.history.commands
+        if sent.outcomes.count("ACCEPTED") > 1
+    )
 
 
 def other_users_are_refused(record: Record) -> Iterator[str]:
-    """I9, I11: commands of a stranger are refused."""
-    for sent in record.history.commands:
-        if sent.user_id == "stranger" and not set(sent.outcomes) <= _REFUSALS_FOR_OTHERS:
-            yield f"{sent.command_id} of another user got {sent.outcomes}"
+    """I9, I11: commands of another user are refused."""
+    return (
+        f"{sent.command_id} of another user got {sent.outcomes}"
+        for sent in record.history.commands
+        if sent.user_id == "stranger" and not set(sent.outcomes) <= _REFUSALS_FOR_OTHERS
+    )
 
 
 def runs_end(record: Record) -> Iterator[str]:
@@ -138,47 +139,50 @@ def runs_end(record: Record) -> Iterator[str]:
             yield f"run {row.run_id} is {row.state.name}, waits {row.waits}, to be claimed at {row.claim_at}"
         elif row.worker_id is not None or row.claim_at is not None:
             yield f"run {row.run_id} has ended but is still claimed"
-    for conversation in record.tables.conversations.values():
-        if conversation.active_run_id is not None or conversation.queue:
-            yield f"conversation {conversation.conversation_id} is still busy"
+    yield from (
+        f"conversation {conversation.conversation_id} is still busy"
+        for conversation in record.tables.conversations.values()
+        if conversation.active_run_id is not None or conversation.queue
+    )
 
 
 def effects_happen_once(record: Record) -> Iterator[str]:
     """I5: effects happen at most once if their class requires it, as recorded, and always for successful calls."""
     effects = Counter(effect.call_id for effect in record.history.effects)
-    again = Counter(sent.call_id for sent in record.history.commands if sent.taken and sent.kind == "RUN_AGAIN")
-    happened = {sent.call_id for sent in record.history.commands if sent.taken and sent.kind == "HAPPENED"}
+    again = Counter(sent.call_id for sent in record.taken("RUN_AGAIN"))
+    happened = {sent.call_id for sent in record.taken("HAPPENED")}
     for call_id, call in record.calls.items():
-        if call.tool_name not in BACK_END or effect_class(call.tool_name) not in _ONCE:
-            continue
-        state, count = call_state(call.state), effects[call_id]
-        if count > 1 + again[call_id]:
-            yield f"{call.tool_name} {call_id} had its effect {count} times"
-        if state == "SUCCEEDED" and count == 0 and call_id not in happened:
-            yield f"{call.tool_name} {call_id} succeeded without an effect"
-        if state == "DETACHED" and count:
-            yield f"{call.tool_name} {call_id} is detached but had an effect in its own run"
-        if state == "REJECTED" and count:
-            yield f"{call.tool_name} {call_id} was rejected but had an effect"
+        state, count, what = call_state(call.state), effects[call_id], f"{call.tool_name} {call_id}"
+        if call.tool_name in BACK_END and effect_class(call.tool_name) in _ONCE:
+            yield from broken(
+                (count > 1 + again[call_id], f"{what} had its effect {count} times"),
+                (state == "SUCCEEDED" and not count and call_id not in happened, f"{what} succeeded without an effect"),
+                (state == "DETACHED" and count, f"{what} is detached but had an effect in its own run"),
+                (state == "REJECTED" and count, f"{what} was rejected but had an effect"),
+            )
 
 
 def intent_before_effect(record: Record) -> Iterator[str]:
     """I5: the ledger records each call before its effect."""
     begun: dict[str, float] = {}
     for run_id, log in record.logs.items():
-        for event in log:
-            if event.HasField("call_changed") and call_state(event.call_changed.call.state) == "RUNNING":
-                begun.setdefault(event.call_changed.call.call_id, record.written_at(run_id, event.seq))
-    for effect in record.history.effects:
-        if begun.get(effect.call_id, float("inf")) > effect.time:
-            yield f"{effect.tool_name} {effect.call_id} had its effect before the ledger recorded it"
+        for event, call in call_changes(log):
+            if call_state(call.state) == "RUNNING":
+                begun.setdefault(call.call_id, record.written_at(run_id, event.seq))
+    return (
+        f"{effect.tool_name} {effect.call_id} had its effect before the ledger recorded it"
+        for effect in record.history.effects
+        if begun.get(effect.call_id, float("inf")) > effect.time
+    )
 
 
 def one_result_per_call(record: Ledger) -> Iterator[str]:
     """I6: no run ends and no round starts while a call has no result."""
-    for call_id, call in record.calls.items():
-        if call_state(call.state) not in SETTLED or not call.HasField("result"):
-            yield f"call {call_id} is {call_state(call.state)}, with a result: {call.HasField('result')}"
+    yield from (
+        f"call {call_id} is {call_state(call.state)}, with a result: {call.HasField('result')}"
+        for call_id, call in record.calls.items()
+        if call_state(call.state) not in SETTLED or not call.HasField("result")
+    )
     for run_id, log in record.logs.items():
         open_calls: set[str] = set()
         for event in log:
@@ -192,15 +196,18 @@ def one_result_per_call(record: Ledger) -> Iterator[str]:
 def seqs_without_gaps(record: Record) -> Iterator[str]:
     """I7: each run has one log, which every watcher sees."""
     for run_id, log in record.logs.items():
-        if [event.seq for event in log] != list(range(1, len(log) + 1)):
-            yield f"the log of {run_id} has gaps"
-        if record.runs[run_id].last_seq != len(log):
-            yield f"run {run_id} has a log that ends at {record.runs[run_id].last_seq}, not {len(log)}"
+        last_seq = record.runs[run_id].last_seq
+        yield from broken(
+            ([event.seq for event in log] != list(range(1, len(log) + 1)), f"the log of {run_id} has gaps"),
+            (last_seq != len(log), f"run {run_id} has a log that ends at {last_seq}, not {len(log)}"),
+        )
     logs = {str(key.run_id): log for key, log in record.tables.events.items()}
     stored = {(run_id, seq): data for run_id, log in logs.items() for seq, data in enumerate(log, 1)}
-    for seen in record.history.seen:
-        if stored.get((seen.run_id, seen.seq)) != seen.payload:
-            yield f"{seen.watcher} saw another seq {seen.seq} of {seen.run_id} than the log has"
+    yield from (
+        f"{seen.watcher} saw another seq {seen.seq} of {seen.run_id} than the log has"
+        for seen in record.history.seen
+        if stored.get((seen.run_id, seen.seq)) != seen.payload
+    )
 
 
 def gated_calls_run_as_approved(record: Record) -> Iterator[str]:
@@ -208,31 +215,25 @@ def gated_calls_run_as_approved(record: Record) -> Iterator[str]:
 
     If several approvals are required, none is from the user of the run.
     """
-    said: dict[str, list[Sent]] = defaultdict(list)
-    given = grants.grants(record)
-    for sent in record.history.commands:
-        said[sent.call_id].append(sent)
-    for effect in record.history.effects:
-        if TOOLS[effect.tool_name].disposition != "APPROVE":
-            continue
+    given, said = grants.grants(record), grants.commands_by_call(record)
+    for effect in (each for each in record.history.effects if TOOLS[each.tool_name].disposition == "APPROVE"):
         words = [sent for sent in said[effect.call_id] if sent.user_id != "stranger"]
-        if grants.of_effect(given, record, effect) is not None:
-            continue
-        people = {
-            sent.user_id for sent in words if sent.kind in {"APPROVE", "EDIT"} and sent.content == effect.arguments_json
-        }
+        approving = (sent for sent in words if sent.kind in {"APPROVE", "EDIT"})
+        people = {sent.user_id for sent in approving if sent.content == effect.arguments_json}
         required = record.calls[effect.call_id].approval.approvals_required
-        if len(people if required == 1 else people - {effect.user_id}) < required:
-            yield f"{effect.tool_name} {effect.call_id} happened, approved by {sorted(people)} of {required}"
-        if any(sent.kind == "REJECT" and sent.taken for sent in words):
-            yield f"{effect.tool_name} {effect.call_id} had its effect although it was rejected"
+        is_missing = len(people if required == 1 else people - {effect.user_id}) < required
+        is_rejected = any(sent.kind == "REJECT" and sent.taken for sent in words)
+        what = f"{effect.tool_name} {effect.call_id}"
+        if grants.of_effect(given, record, effect) is None:
+            yield from broken(
+                (is_missing, f"{what} happened, approved by {sorted(people)} of {required}"),
+                (is_rejected, f"{what} had its effect although it was rejected"),
+            )
 
 
 def decisions_are_audited(record: Record) -> Iterator[str]:
     """TOOL-6: the audit chain names who decided about a call or sent its result."""
-    for sent in record.history.commands:
-        if not sent.taken or sent.kind not in {"APPROVE", "EDIT", "REJECT", "RESULT"}:
-            continue
+    for sent in record.taken("APPROVE", "EDIT", "REJECT", "RESULT"):
         is_audited = sent.kind == "RESULT" or bool(record.calls[sent.call_id].approval.digest)
         said = "SUCCEEDED" if sent.kind == "RESULT" else sent.kind
         if is_audited and (sent.call_id, said, sent.user_id) not in record.history.decided:
@@ -243,10 +244,10 @@ def held_calls_are_audited(record: Record) -> Iterator[str]:
     """TOOL-6: the audit chain has each front-end call that ended while a client held it, unless its run ended too."""
     for call in record.calls.values():
         run, state = record.runs[call.run_id], call_state(call.state)
-        if run_state(run.state) != "COMPLETED" or call.HasField("question") or not call.HasField("start_time"):
-            continue
-        is_given_up = call.context == call_pb2.EXECUTION_CONTEXT_FRONTEND and state in {"EXPIRED", "CANCELLED"}
-        if is_given_up and (call.call_id, state, run.user_id) not in record.history.decided:
+        was_held = call.context == call_pb2.EXECUTION_CONTEXT_FRONTEND and call.HasField("start_time")
+        is_given_up = was_held and not call.HasField("question") and state in {"EXPIRED", "CANCELLED"}
+        is_audited = (call.call_id, state, run.user_id) in record.history.decided
+        if is_given_up and run_state(run.state) == "COMPLETED" and not is_audited:
             yield f"{call.call_id} {state} while a client held it, which is missing from the audit chain"
 
 
@@ -254,10 +255,8 @@ def only_reads_run_before_they_are_recorded(record: Record) -> Iterator[str]:
     """I5: a call that was first recorded with its end is read-only and needed no approval."""
     for run_id, log in record.logs.items():
         begun: dict[str, float] = {}
-        for event in log:
-            if not event.HasField("call_changed"):
-                continue
-            call, time = event.call_changed.call, record.written_at(run_id, event.seq)
+        for event, call in call_changes(log):
+            time = record.written_at(run_id, event.seq)
             if call_state(call.state) == "RUNNING":
                 begun[call.call_id] = time
             elif begun.get(call.call_id) == time and effect_class(call.tool_name) is not EffectClass.READ_ONLY:
@@ -266,38 +265,30 @@ def only_reads_run_before_they_are_recorded(record: Record) -> Iterator[str]:
 
 def one_front_end_result(record: Record) -> Iterator[str]:
     """I11: each front-end call accepts one result."""
-    taken: dict[str, set[str]] = defaultdict(set)
-    for sent in record.history.commands:
-        if sent.kind == "RESULT" and sent.taken:
-            taken[sent.call_id].add(sent.command_id)
-    for call_id, commands in taken.items():
-        if len(commands) > 1:
-            yield f"call {call_id} took {len(commands)} results"
+    taken = {(sent.call_id, sent.command_id) for sent in record.taken("RESULT")}
+    results = Counter(call_id for call_id, _ in taken)
+    return (f"call {call_id} took {count} results" for call_id, count in results.items() if count > 1)
 
 
 def nothing_starts_after_a_cancel(record: Ledger) -> Iterator[str]:
     """I12: no call starts after a stop. A read-only call may, until its worker learns of the stop."""
     for run_id, log in record.logs.items():
-        cancelled = False
-        for event, next_event in zip(log, [*log[1:], None], strict=True):
-            if event.HasField("run_changed"):
-                cancelled = cancelled or run_state(event.run_changed.run.state) == "CANCELLING"
-            elif cancelled and event.HasField("round_started"):
-                yield f"run {run_id} started a round at seq {event.seq}after it was stopped"
-            elif cancelled and event.HasField("call_changed"):
-                call, before = event.call_changed.call, call_state(event.call_changed.from_state)
-                state = call_state(call.state)
-                given_back = state == before == "OFFERED" and not call.offer.client_id
-                if state not in SETTLED and not given_back and not _is_read_to_its_end(event, next_event):
-                    yield f"call {call.call_id} became {state} after its run was stopped"
+        states = [run_state(event.run_changed.run.state) for event in log]
+        stop = states.index("CANCELLING") if "CANCELLING" in states else len(log)
+        for event, next_event in zip_longest(log[stop:], log[stop + 1 :]):
+            call, before = event.call_changed.call, call_state(event.call_changed.from_state)
+            state = call_state(call.state)
+            given_back = state == before == "OFFERED" and not call.offer.client_id
+            may = state in SETTLED or given_back or _is_read_to_its_end(event, next_event)
+            yield from broken(
+                (event.HasField("round_started"), f"run {run_id} started a round at seq {event.seq} after its stop"),
+                (state and not may, f"call {call.call_id} became {state} after its run was stopped"),
+            )
 
 
 def _is_read_to_its_end(event: event_pb2.RunEvent, next_event: event_pb2.RunEvent | None) -> bool:
     """Return whether a read-only call became RUNNING and ended in one step."""
-    began = event.call_changed.call
-    if next_event is None or not next_event.HasField("call_changed"):
-        return False
-    ended = next_event.call_changed.call
+    began, ended = event.call_changed.call, (next_event or event).call_changed.call
     is_read = began.effect_class == call_pb2.EFFECT_CLASS_READ_ONLY and call_state(began.state) == "RUNNING"
     return is_read and ended.call_id == began.call_id and call_state(ended.state) in SETTLED
 
@@ -327,47 +318,42 @@ def state_is_the_fold_of_the_log(record: Ledger) -> Iterator[str]:
     """I17: the state in the tables equals the fold of the log."""
     for run_id, log in record.logs.items():
         run = next(event.run_changed.run for event in reversed(log) if event.HasField("run_changed"))
-        row = record.runs[run_id]
-        for name in ("state", "waits", "stop_cause", "failure", "output_text", "usage"):
-            if getattr(run, name) != getattr(row, name):
-                yield f"run {run_id}: the log has {name} {getattr(run, name)!r}, the row {getattr(row, name)!r}"
-        last = {
-            event.call_changed.call.call_id: event.call_changed.call for event in log if event.HasField("call_changed")
-        }
-        rows = {call_id for call_id, call in record.calls.items() if call.run_id == run_id}
-        if set(last) != rows:
-            yield f"run {run_id}: calls differ between log and table"
-        for call_id, call in last.items():
-            for name in ("state", "arguments_json", "attempt", "result", "approval"):
-                if call_id in rows and getattr(call, name) != getattr(record.calls[call_id], name):
-                    yield f"call {call_id}: log and table differ in {name}"
-    for conversation, kept in record.messages.items():
-        said = [
-            event.message_added.message
-            for log in record.logs.values()
-            for event in log
-            if event.HasField("message_added") and event.conversation_id == conversation
-        ]
-        if sorted(said, key=lambda message: message.number) != kept:
-            yield f"conversation {conversation}: messages differ between logs and table"
-        if [message.number for message in kept] != list(range(1, len(kept) + 1)):
-            yield f"conversation {conversation}: message numbers have gaps"
+        row, last = record.runs[run_id], {call.call_id: call for _, call in call_changes(log)}
+        rows = {call_id: call for call_id, call in record.calls.items() if call.run_id == run_id}
+        yield from (
+            f"run {run_id}: the log has {name} {getattr(run, name)!r}, the row {getattr(row, name)!r}"
+            for name in ("state", "waits", "stop_cause", "failure", "output_text", "usage")
+            if getattr(run, name) != getattr(row, name)
+        )
+        yield from broken((set(last) != set(rows), f"run {run_id}: calls differ between log and table"))
+        yield from (
+            f"call {call_id}: log and table differ in {name}"
+            for call_id, call in last.items()
+            for name in ("state", "arguments_json", "attempt", "result", "approval")
+            if call_id in rows and getattr(call, name) != getattr(rows[call_id], name)
+        )
+    said: dict[str, list[message_pb2.Message]] = defaultdict(list)
+    for event in (event for log in record.logs.values() for event in log if event.HasField("message_added")):
+        said[event.conversation_id].append(event.message_added.message)
+    for name, kept in record.messages.items():
+        in_logs = sorted(said[name], key=lambda message: message.number)
+        numbers = [message.number for message in kept]
+        yield from broken(
+            (in_logs != kept, f"conversation {name}: messages differ between logs and table"),
+            (numbers != list(range(1, len(kept) + 1)), f"conversation {name}: message numbers have gaps"),
+        )
 
 
 def streamed_output_matches_the_message(record: Ledger) -> Iterator[str]:
     """LOOP-6: the streamed output of a round equals its stored message."""
-    for conversation in record.messages.values():
-        for message in conversation:
-            if message.role != message_pb2.ROLE_ASSISTANT:
-                continue
-            if message.interrupted and not message.first_output_seq:
-                continue  # The output of this attempt is void.
-            run = record.runs[message.run_id]
-            if run.HasField("goal") or run.HasField("undo"):
-                continue  # No model writes the report of a goal or undo.
-            if message.text != _shown(record, message):
-                shown = _shown(record, message)
-                yield f"message {message.number} of {message.run_id} is {message.text!r}, and {shown!r} was shown"
+    for message in (message for conversation in record.messages.values() for message in conversation):
+        # The output of an interrupted attempt may be void. No model writes the report of a goal or undo.
+        is_void = message.interrupted and not message.first_output_seq
+        run = record.runs.get(message.run_id)
+        is_report = run is not None and (run.HasField("goal") or run.HasField("undo"))
+        is_streamed = message.role == message_pb2.ROLE_ASSISTANT and not (is_void or is_report)
+        if is_streamed and message.text != (shown := _shown(record, message)):
+            yield f"message {message.number} of {message.run_id} is {message.text!r}, and {shown!r} was shown"
 
 
 def _shown(record: Ledger, message: message_pb2.Message) -> str:
@@ -380,28 +366,65 @@ def _shown(record: Ledger, message: message_pb2.Message) -> str:
 def rounds_start_in_order(record: Ledger) -> Iterator[str]:
     """LOOP-2: rounds and their attempts are numbered without gaps, and each starts once."""
     for run_id, log in record.logs.items():
-        begun = [_round(event) for event in log if event.HasField("round_started")]
-        if begun != sorted(set(begun)):
-            yield f"run {run_id} started rounds {begun}"
+        starts = (event.round_started for event in log if event.HasField("round_started"))
+        begun = [(start.round, start.model_attempt) for start in starts]
         rounds = [number for number, _ in groupby(begun, key=lambda pair: pair[0])]
-        if rounds != list(range(1, len(rounds) + 1)):
-            yield f"run {run_id} skipped a round: {rounds}"
+        yield from broken(
+            (begun != sorted(set(begun)), f"run {run_id} started rounds {begun}"),
+            (rounds != list(range(1, len(rounds) + 1)), f"run {run_id} skipped a round: {rounds}"),
+        )
 
 
 def failed_models_are_not_used_again(record: Ledger) -> Iterator[str]:
     """LOOP-7: a run switches to the next model after a permanent failure and never switches back."""
     for run_id, log in record.logs.items():
-        options = record.runs[run_id].options
-        order = (options.model, *options.model_fallbacks)
-        asked = [
-            order.index(model) for event in log if (model := event.round_started.model or event.round_retrying.model)
-        ]
+        order = (record.runs[run_id].options.model, *record.runs[run_id].options.model_fallbacks)
+        models = (event.round_started.model or event.round_retrying.model for event in log)
+        asked = [order.index(model) for model in models if model]
         if asked != sorted(asked):
             yield f"run {run_id} returned to a failed model: {[order[position] for position in asked]}"
 
 
-def _round(event: event_pb2.RunEvent) -> tuple[int, int]:
-    return event.round_started.round, event.round_started.model_attempt
+def own_tools_stay_with_their_run(record: Record) -> Iterator[str]:
+    """FE-2: a run keeps the tools that came with it, even after crashes, and no other run has them."""
+    for message in record.history.messages:
+        run = record.runs.get(message.run_ids[0]) if message.run_ids and not message.steered else None
+        if run is not None and list(run.own_tools.names) != [OWN] * message.tool_count:
+            yield f"{message.request_id} has {message.tool_count} tools, its run {run.run_id} {run.own_tools.names}"
+    for run_id, run in record.runs.items():
+        pinned = [tool.name for tool in run.tools if tool.definition_sha256]
+        if run.tools and pinned != list(run.own_tools.names):
+            yield f"run {run_id} came with {list(run.own_tools.names)} and pinned {pinned}"
+    yield from (
+        f"call {call.call_id} of a tool that came with its run was not found"
+        for call in record.calls.values()
+        if (call.tool_name, call.result.error_reason) == (OWN, "TOOL_NOT_FOUND")
+        and record.runs[call.run_id].own_tools.names
+    )
+
+
+def own_calls_stay_with_their_client(record: Record) -> Iterator[str]:
+    """FE-2: calls of a tool that belongs to a client are offered only to that client."""
+    for run_id, log in record.logs.items():
+        client_id = record.runs[run_id].own_tools.client_id
+        offers = (call for _, call in call_changes(log) if call.tool_name == OWN and call.offer.client_id)
+        yield from (
+            f"call {call.call_id} went to {call.offer.client_id}"
+            for call in offers
+            if client_id and call.offer.client_id != client_id
+        )
+
+
+def time_limits_use_real_time(record: Record) -> Iterator[str]:
+    """LOOP-9: no run fails by a time limit before that time has really passed, even if the database clock jumps."""
+    for run_id, run in record.runs.items():
+        limits, log, reason = run.options.limits, record.logs[run_id], run.failure.reason
+        most = {"RUN_TIMEOUT": limits.run_timeout_seconds, "ROUND_TIMEOUT": limits.round_timeout_seconds}
+        if reason in most:
+            begins = [event.seq for event in log if event.HasField("round_started")]
+            since = max(begins, default=1) if reason == "ROUND_TIMEOUT" else 1
+            took = record.written_at(run_id, len(log)) - record.written_at(run_id, since)
+            yield from broken((took < most[reason], f"run {run_id} failed with {reason} after {took:.1f} s"))
 
 
 # Checkers that only need the ledger.
@@ -430,5 +453,8 @@ CHECKERS: tuple[Checker, ...] = (
     decisions_are_audited,
     held_calls_are_audited,
     one_front_end_result,
+    own_tools_stay_with_their_run,
+    own_calls_stay_with_their_client,
+    time_limits_use_real_time,
     *LEDGER_CHECKERS,
 )

@@ -1,6 +1,6 @@
 """The services as simulated processes, wired like their `__main__` modules.
 
-`kept_histories_match` checks that a history continued from a kept prefix equals the whole history at that time.
+`kept_histories_match` checks that a history continued from a cached prefix equals the whole history at that time.
 """
 
 from __future__ import annotations
@@ -47,12 +47,11 @@ from tests.fakes.loop_world import MemoryAgents
 from tests.fakes.manual_clock import VirtualClock
 from tests.fakes.workflows import MemoryWorkflows
 from tests.simulation import registry
-from tests.simulation.bus import Broker, SimulatedBus
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
 from tests.simulation.job_store import Channel, Unmetered, answer, ports_on
 from tests.simulation.model import SimulatedModel
-from tests.simulation.network import Network
+from tests.simulation.network import Broker, Network, SimulatedBus
 from tests.simulation.process import Process
 from tests.simulation.schedules import MemorySchedules, MemoryTriggers, schedules_are_played, triggers_are_played
 from tests.simulation.store import Database, Tables

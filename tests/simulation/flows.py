@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +22,7 @@ from pawl.job.v1 import ledger_pb2
 from pawl.values import ENDED
 from tests.simulation.chance import Chance
 from tests.simulation.cluster import LIMITS, WORKFLOWS
-from tests.simulation.record import Ledger, Record, call_state, run_state
+from tests.simulation.record import Ledger, Record, broken, call_state, run_state
 from tests.simulation.world import Member, World
 
 _PLAYED = 0.35
@@ -96,19 +96,19 @@ class Designer(Member):
         self._count = 0
 
     async def live(self) -> None:
-        opened = [await self._start(number) for number in range(self._draw.choice([1, 2, 3]))]
-        opened = [run_id for run_id in opened if run_id]
+        started = [await self._start(number) for number in range(self._draw.choice([1, 2, 3]))]
+        opened = [run_id for run_id in started if run_id]
         while opened and self._has_time():
             await asyncio.sleep(1.0 + 3.0 * self._draw.random())
             run_id = self._draw.choice(opened)
             run = await self._read(run_id)
             if run is None or run.state in ENDED:
                 opened.remove(run_id)
-                continue
-            await self._tend(run_id, run)
+            else:
+                await self._tend(run_id, run)
 
     def _has_time(self) -> bool:
-        """Return whether the runs may still end. A run that never ends must not keep the simulation from its end."""
+        """Return whether the runs may still end. A run that never ends must not keep the simulation from ending."""
         end = 1000.0 + _SETTLING_SECONDS + self._world.history.set_back_seconds
         return asyncio.get_running_loop().time() < end
 
@@ -162,52 +162,53 @@ class Designer(Member):
 def nodes_that_succeeded_never_run_again(record: Ledger) -> Iterator[str]:
     """A node makes no further call once a call of the same iteration has succeeded."""
     for run_id, calls in _flows(record).items():
-        made: dict[tuple[int, int], list[tuple[int, int, str]]] = {}
+        made: dict[tuple[int, int], list[tuple[int, int, str]]] = defaultdict(list)
         for call_id, call in calls.items():
             if (found := cursors.parsed(call_id)) is not None:
                 number, key = found
-                place = (key.chunk, key.attempt, call_state(call.state))
-                made.setdefault((number, key.iteration), []).append(place)
-        for node, places in made.items():
-            for chunk, attempt, state in places:
-                later = [each for each in places if each[0] == chunk and each[1] > attempt]
-                if state == "SUCCEEDED" and later:
-                    yield f"node {node} of run {run_id} ran again after attempt {attempt} succeeded"
+                made[number, key.iteration].append((key.chunk, key.attempt, call_state(call.state)))
+        yield from (
+            f"node {node} of run {run_id} ran again after attempt {attempt} succeeded"
+            for node, places in made.items()
+            for chunk, attempt, state in places
+            if state == "SUCCEEDED" and any(each[0] == chunk and each[1] > attempt for each in places)
+        )
 
 
 def effects_of_nodes_happen_once(record: Record) -> Iterator[str]:
     """Each call of a node has at most one effect, unless its tool is idempotent or an operator ran the call again."""
     effects = Counter(effect.call_id for effect in record.history.effects)
-    again = Counter(sent.call_id for sent in record.history.commands if sent.taken and sent.kind == "RUN_AGAIN")
-    for run_id, calls in _flows(record).items():
-        for call_id, call in calls.items():
-            if call.tool_name in {"pay", "book"} and effects[call_id] > 1 + again[call_id]:
-                yield f"call {call_id} of run {run_id} had {effects[call_id]} effects"
+    again = Counter(sent.call_id for sent in record.taken("RUN_AGAIN"))
+    return (
+        f"call {call_id} of run {run_id} had {effects[call_id]} effects"
+        for run_id, calls in _flows(record).items()
+        for call_id, call in calls.items()
+        if call.tool_name in {"pay", "book"} and effects[call_id] > 1 + again[call_id]
+    )
 
 
 def workflow_runs_end_as_their_nodes(record: Record) -> Iterator[str]:
     """A workflow run is COMPLETED only after all its nodes have ended, and has its output node's value."""
-    for run_id in _flows(record):
-        run = record.runs[run_id]
-        if run_state(run.state) != "COMPLETED":
-            continue
-        (key,) = [key for key in record.tables.runs if key.run_id == run_id]
+    completed = (record.runs[run_id] for run_id in _flows(record))
+    for run in (run for run in completed if run_state(run.state) == "COMPLETED"):
+        (key,) = [key for key in record.tables.runs if key.run_id == run.run_id]
         cursor = loop_state.read(record.tables.loop_states.get(key, b"")).cursor
-        if not isinstance(cursor, WorkflowCursor) or any(each.is_open for each in cursor.nodes.values()):
-            yield f"run {run_id} is COMPLETED with open nodes"
-        if run.workflow.name in FLOWS and not run.output_json:
-            yield f"run {run_id} is COMPLETED without its output"
+        is_open = not isinstance(cursor, WorkflowCursor) or any(each.is_open for each in cursor.nodes.values())
+        has_none = run.workflow.name in FLOWS and not run.output_json
+        yield from broken(
+            (is_open, f"run {run.run_id} is COMPLETED with open nodes"),
+            (has_none, f"run {run.run_id} is COMPLETED without its output"),
+        )
 
 
 def batches_process_each_item_once(record: Ledger) -> Iterator[str]:
     """A map that succeeds has the outputs of all items, and each item was paid at most once."""
-    for run_id in _flows(record):
-        run = record.runs[run_id]
-        if run.workflow.name != "batch" or run.workflow.HasField("chunk") or run_state(run.state) != "COMPLETED":
-            continue
-        items = len(json.loads(run.workflow.input_json)["items"])
-        if msgspec.json.decode(run.output_json) != items:
-            yield f"run {run_id} has {run.output_json!r} outputs of {items} items"
+    for run in map(record.runs.__getitem__, _flows(record)):
+        is_whole = run.workflow.name == "batch" and not run.workflow.HasField("chunk")
+        if is_whole and run_state(run.state) == "COMPLETED":
+            items = len(json.loads(run.workflow.input_json)["items"])
+            if msgspec.json.decode(run.output_json) != items:
+                yield f"run {run.run_id} has {run.output_json!r} outputs of {items} items"
 
 
 def _flows(record: Ledger) -> dict[str, dict[str, call_pb2.Call]]:

@@ -115,12 +115,8 @@ class FrontEnd:
     def _take(self, frame: SessionResponse) -> None:
         match frame.WhichOneof("frame"):
             case "event":
-                event, position = frame.event, self._positions.get(frame.event.run_id, 0)
-                if event.seq != position + 1:
-                    text = f"{self._client_id} got seq {event.seq} of {event.run_id} after {position}"
-                    self._world.history.violation("seqs_without_gaps", text)
-                self._positions[event.run_id] = event.seq
-                see(self._user, f"session {self._client_id}", event.run_id, event)
+                run_id, position = frame.event.run_id, self._positions.get(frame.event.run_id, 0)
+                self._positions[run_id] = see(self._user, f"session {self._client_id}", run_id, position, frame.event)
             case "gap":
                 run_id = frame.gap.run_id
                 position = self._positions.get(run_id, 0)
@@ -199,11 +195,7 @@ class Reader:
                     if isinstance(event, Gap):
                         position = skip(self._user, name, run_id, position, event)
                         continue
-                    if event.seq != position + 1:
-                        text = f"{name} got seq {event.seq} of {run_id} after {position}"
-                        self._user.world.history.violation("seqs_without_gaps", text)
-                    position = event.seq
-                    see(self._user, name, run_id, event)
+                    position = see(self._user, name, run_id, position, event)
                     if position >= events_max:
                         return
         except PawlError:
@@ -223,11 +215,15 @@ def skip(user: User, watcher: str, run_id: str, position: int, gap: Gap) -> int:
     return gap.to_seq
 
 
-def see(user: User, watcher: str, run_id: str, event: RunEvent) -> None:
-    """I8, checked immediately: events are in the ledger before any watcher sees them."""
+def see(user: User, watcher: str, run_id: str, position: int, event: RunEvent) -> int:
+    """I7, I8, checked immediately: the event follows on `position`, and was in the ledger before it was seen."""
+    if event.seq != position + 1:
+        text = f"{watcher} got seq {event.seq} of {run_id} after {position}"
+        user.world.history.violation("seqs_without_gaps", text)
     payload = event.SerializeToString()
     log = user.world.tables.events.get(RunKey(StoreId(user.caller.store_id), RunId(run_id)), [])
     if event.seq > len(log):
         text = f"{watcher} saw seq {event.seq} of {run_id}, but the log ends at {len(log)}"
         user.world.history.violation("durable_before_visible", text)
     user.world.history.seen.append(Seen(watcher=watcher, run_id=run_id, seq=event.seq, payload=payload))
+    return event.seq

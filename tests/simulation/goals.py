@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -16,7 +17,7 @@ from pawl.job.v1 import ledger_pb2
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import ENDED, SETTLED
 from tests.simulation.model import WATCHED
-from tests.simulation.record import Ledger, Record, call_state, run_state
+from tests.simulation.record import Ledger, Record, broken, call_state, run_state
 from tests.simulation.world import Member, World
 
 _PLAYED = 0.3
@@ -72,46 +73,45 @@ def each_step_of_a_goal_is_made_once(record: Ledger) -> Iterator[str]:
     """A goal makes each check, attempt and judgement once and in order, and no attempt once it is met."""
     for run_id, calls in _goals(record):
         steps = Counter((call.round, call.index) for call in calls)
-        if repeated := [step for step, count in steps.items() if count > 1]:
-            yield f"goal {run_id} made the steps {repeated} more than once"
-        met = [(call.round, call.index) for call in calls if _is_met(call)]
-        later = [step for step in steps if met and step > min(met)]
-        if later:
-            yield f"goal {run_id} was met in {min(met)}, but continued with {later}"
+        repeated = [step for step, count in steps.items() if count > 1]
+        met = min(((call.round, call.index) for call in calls if _is_met(call)), default=(math.inf, 0))
+        later = [step for step in steps if step > met]
         attempts = [call.round for call in calls if call.index == Step.ATTEMPT]
-        if attempts != list(range(1, len(attempts) + 1)):
-            yield f"goal {run_id} made the attempts {attempts}"
+        is_in_order = attempts == list(range(1, len(attempts) + 1))
+        yield from broken(
+            (repeated, f"goal {run_id} made the steps {repeated} more than once"),
+            (later, f"goal {run_id} was met in {met}, but continued with {later}"),
+            (not is_in_order, f"goal {run_id} made the attempts {attempts}"),
+        )
 
 
 def goals_end_for_their_reason(record: Ledger) -> Iterator[str]:
-    """A goal is COMPLETED if a check met it, and otherwise fails for the limit that it has reached."""
+    """A goal is COMPLETED if a check met it. Otherwise, it fails because of the limit that it has reached."""
     for run_id, calls in _goals(record):
         run = record.runs[run_id]
-        how, is_met = run_state(run.state), any(map(_is_met, calls))
-        judged = [call for call in calls if call.index == Step.JUDGEMENT and call_state(call.state) in SETTLED]
-        if how == "COMPLETED" and not is_met:
-            yield f"goal {run_id} is COMPLETED, but was not met"
-        if how != "FAILED":
-            continue
-        reason = run.failure.reason
-        if reason not in _LIMITS and reason not in {call.result.error_reason for call in calls}:
-            yield f"goal {run_id} failed with {reason}"
-        if reason == "GOAL_ATTEMPTS" and len(judged) != run.goal.attempts_max:
-            yield f"goal {run_id} ended after {len(judged)} of {run.goal.attempts_max} attempts"
-        if reason == "GOAL_NO_PROGRESS" and len(judged) < STALLED_MAX:
-            yield f"goal {run_id} ended without progress after {len(judged)} attempts"
-        if is_met:
-            yield f"goal {run_id} failed with {reason}, but was met"
+        reason, is_met = run.failure.reason, any(map(_is_met, calls))
+        judged = sum(call.index == Step.JUDGEMENT and call_state(call.state) in SETTLED for call in calls)
+        most, known = run.goal.attempts_max, _LIMITS | {call.result.error_reason for call in calls}
+        limit = reason if run_state(run.state) == "FAILED" else ""
+        yield from broken(
+            (run_state(run.state) == "COMPLETED" and not is_met, f"goal {run_id} is COMPLETED, but was not met"),
+            (run_state(run.state) == "FAILED" and reason not in known, f"goal {run_id} failed with {reason}"),
+            (limit == "GOAL_ATTEMPTS" and judged != most, f"goal {run_id} ended after {judged} of {most} attempts"),
+            (
+                limit == "GOAL_NO_PROGRESS" and judged < STALLED_MAX,
+                f"goal {run_id} ended without progress after {judged} attempts",
+            ),
+            (run_state(run.state) == "FAILED" and is_met, f"goal {run_id} failed with {reason}, but was met"),
+        )
 
 
 def goals_report_once(record: Ledger) -> Iterator[str]:
-    """An ended goal that started has one message of its own: its report. Each check's progress is in the log once."""
+    """An ended goal that started has one message: its report. Each check's progress is in the log once."""
     for run_id, calls in _goals(record):
         run = record.runs[run_id]
         own = [each for each in record.messages[run.conversation_id] if each.run_id == run_id]
         reports = [each.text for each in own if each.role == message_pb2.ROLE_ASSISTANT]
-        if run_state(run.state) in ENDED and run.round and reports != [run.output_text]:
-            yield f"goal {run_id} reported {reports}, and its output is {run.output_text!r}"
+        has_ended = run_state(run.state) in ENDED and run.round
         # Its tool reports other progress, which only says half or the arguments.
         by_tool = {
             call.call_id: ("half", *msgspec.json.decode(call.arguments_json or b"{}").values())
@@ -120,37 +120,36 @@ def goals_report_once(record: Ledger) -> Iterator[str]:
         }
         reported = [event.tool_progress for event in record.logs[run_id]]
         told = [each.call_id for each in reported if each.message not in by_tool.get(each.call_id, [each.message])]
-        if len(told) != len(set(told)):
-            yield f"goal {run_id} reported the progress of {told}"
+        yield from broken(
+            (
+                has_ended and reports != [run.output_text],
+                f"goal {run_id} reported {reports}, and its output is {run.output_text!r}",
+            ),
+            (len(told) != len(set(told)), f"goal {run_id} reported the progress of {told}"),
+        )
 
 
 def raised_limits_count_once(record: Record) -> Iterator[str]:
-    """The attempts of a goal are those it started with, plus those that accepted commands have added."""
+    """The attempts of a goal are its initial ones plus those that accepted commands have added."""
+    commands = [row for row in record.tables.commands.values() if row.name == "raise_goal" and row.outcome.is_taken]
     for run_id, _ in _goals(record):
         (row,) = [row for row in record.tables.runs.values() if row.run_id == run_id]
         first = run_pb2.Run.FromString(row.options).goal.attempts_max
-        raises = [
-            each
-            for each in record.tables.commands.values()
-            if each.run_id == run_id and each.name == "raise_goal" and each.outcome.is_taken
-        ]
-        most = first + _ATTEMPTS_ADDED * len(raises)
+        most = first + _ATTEMPTS_ADDED * sum(each.run_id == run_id for each in commands)
         shown = record.runs[run_id].goal.attempts_max
         if shown > most or (run_state(record.runs[run_id].state) in {"COMPLETED", "FAILED"} and shown != most):
             yield f"goal {run_id} may make {shown} attempts, but was given {most}"
 
 
 def _goals(record: Ledger) -> Iterator[tuple[str, list[call_pb2.Call]]]:
-    for run_id, run in record.runs.items():
-        if run.HasField("goal"):
-            calls = [call for call in record.calls.values() if call.run_id == run_id]
-            yield run_id, sorted(calls, key=lambda call: (call.round, call.index))
+    for run_id in (run_id for run_id, run in record.runs.items() if run.HasField("goal")):
+        calls = [call for call in record.calls.values() if call.run_id == run_id]
+        yield run_id, sorted(calls, key=lambda call: (call.round, call.index))
 
 
 def _is_met(call: call_pb2.Call) -> bool:
-    if call.index == Step.ATTEMPT or call_state(call.state) != "SUCCEEDED":
-        return False
-    value = msgspec.json.decode(call.result.content_json)
+    is_settled = call.index != Step.ATTEMPT and call_state(call.state) == "SUCCEEDED"
+    value = msgspec.json.decode(call.result.content_json) if is_settled else None
     return isinstance(value, str) and value.endswith("again")
 
 

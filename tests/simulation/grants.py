@@ -1,4 +1,4 @@
-"""Grants of series in some seeds, while tool versions, rules and required approvals change; and their checkers."""
+"""Grants of series in some seeds, while tool versions, rules and required approvals change, and their checkers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pawl.event.v1 import call_pb2
 from pawl.values import DecisionKind, Series
 from tests.simulation.chance import Chance
 from tests.simulation.history import Effect, Sent
-from tests.simulation.record import Record, call_state
+from tests.simulation.record import Record, call_changes, call_state
 from tests.simulation.registry import TOOLS
 from tests.simulation.world import World
 
@@ -106,34 +106,39 @@ def grants(record: Record) -> Mapping[Terms, set[str]]:
     return found
 
 
+def commands_by_call(record: Record) -> Mapping[str, list[Sent]]:
+    found: dict[str, list[Sent]] = defaultdict(list)
+    for sent in record.history.commands:
+        found[sent.call_id].append(sent)
+    return found
+
+
 def of_effect(given: Mapping[Terms, set[str]], record: Record, effect: Effect) -> Terms | None:
     required = record.calls[effect.call_id].approval.approvals_required
-    for terms, people in given.items():
-        is_of_it = (terms.run_id, terms.arguments_json) == (effect.run_id, effect.arguments_json)
-        is_in_time = terms.end_time is None or effect.begin <= terms.end_time + _LATE_SECONDS
-        is_enough = len(people if required <= 1 else people - {effect.user_id}) >= required
-        if is_of_it and terms.version == effect.version and is_in_time and is_enough and not effect.requires_approval:
-            return terms
-    return None
+    fitting = (
+        terms
+        for terms, people in given.items()
+        if (terms.run_id, terms.arguments_json, terms.version) == (effect.run_id, effect.arguments_json, effect.version)
+        and (terms.end_time is None or effect.begin <= terms.end_time + _LATE_SECONDS)
+        and len(people if required <= 1 else people - {effect.user_id}) >= required
+    )
+    return None if effect.requires_approval else next(fitting, None)
 
 
 def series_stay_within_their_grant(record: Record) -> Iterator[str]:
     """I9, I10: no series starts more calls than were granted."""
-    given = grants(record)
+    given, said = grants(record), commands_by_call(record)
     used: dict[Terms, set[str]] = defaultdict(set)
-    said: dict[str, list[Sent]] = defaultdict(list)
-    for sent in record.history.commands:
-        said[sent.call_id].append(sent)
-    for effect in record.history.effects:
-        if TOOLS[effect.tool_name].disposition != "APPROVE":
-            continue
-        alone = [each for each in said[effect.call_id] if each.taken and each.grants is None and each.content]
+    for effect in (each for each in record.history.effects if TOOLS[each.tool_name].disposition == "APPROVE"):
+        alone = any(each.taken and each.grants is None and each.content for each in said[effect.call_id])
         terms = None if alone else of_effect(given, record, effect)
         if terms is not None:
             used[terms].add(effect.call_id)
-    for terms, calls in used.items():
-        if len(calls) > terms.iterations_max:
-            yield f"{terms} was granted, and {len(calls)} calls ran: {sorted(calls)}"
+    return (
+        f"{terms} was granted, and {len(calls)} calls ran: {sorted(calls)}"
+        for terms, calls in used.items()
+        if len(calls) > terms.iterations_max
+    )
 
 
 def grants_have_enough_approvers(record: Record) -> Iterator[str]:
@@ -141,23 +146,20 @@ def grants_have_enough_approvers(record: Record) -> Iterator[str]:
     given = grants(record)
     for run_id, run in record.runs.items():
         seen: set[str] = set()
-        for event in record.logs[run_id] if run.reports_to_conversation_id else ():
-            call = event.call_changed.call
-            if not event.HasField("call_changed") or call.call_id in seen:
-                continue
+        for event, call in call_changes(record.logs[run_id] if run.reports_to_conversation_id else ()):
+            is_first = call.call_id not in seen
             seen.add(call.call_id)
-            if call_state(call.state) == "AWAITING_APPROVAL" or not call.approval.series.digest:
-                continue
-            wanted = record.history.approvals_required[record.history.owners[run_id, event.attempt]]
-            of_it = [people for terms, people in given.items() if terms[:2] == (run_id, call.arguments_json)]
-            if not any(len(people if wanted <= 1 else people - {run.user_id}) >= wanted for people in of_it):
-                yield f"{call.call_id} of {run_id} started under a grant of {of_it}, and {wanted} people are wanted"
+            if is_first and call_state(call.state) != "AWAITING_APPROVAL" and call.approval.series.digest:
+                wanted = record.history.approvals_required[record.history.owners[run_id, event.attempt]]
+                of_it = [people for terms, people in given.items() if terms[:2] == (run_id, call.arguments_json)]
+                if not any(len(people if wanted <= 1 else people - {run.user_id}) >= wanted for people in of_it):
+                    yield f"{call.call_id} of {run_id} started under a grant of {of_it}, and {wanted} people are wanted"
 
 
-def granted(run_id: str, content: bytes, version: int, series_decision: GrantDecision | None) -> Any:
-    if series_decision is None:
+def granted(run_id: str, content: bytes, version: int, decision: GrantDecision | None) -> Terms | None:
+    if decision is None:
         return None
-    series = series_decision.granted
+    series = decision.granted
     return Terms(run_id, content, version, series.interval_seconds, series.iterations_max, series.end_time)
 
 

@@ -39,7 +39,6 @@ class Sent:
     kind: str
     call_id: str = ""
     content: bytes = b""
-    digest: str = ""
     tokens: int = 0
     sent_at: float = 0.0
     # Terms of the series granted with it; see `grants.Terms`.

@@ -30,10 +30,9 @@ from pawl.job_store.ledger.rules.unit_of_work import Operation
 from pawl.server.process.metrics import Metrics
 from pawl.values import Usage
 from tests.fakes.manual_clock import VirtualClock
-from tests.simulation.attention import MemoryAttentionRepository
-from tests.simulation.conversations import MemoryConversations
+from tests.simulation.conversations import MemoryAttentionRepository, MemoryConversations, MemoryOfferRepository
 from tests.simulation.reads import MemoryLeases, MemoryReads
-from tests.simulation.store import Database, MemoryJournal, MemoryOfferRepository
+from tests.simulation.store import Database, MemoryJournal
 
 # The columns of a conversation that steps read.
 _READ = ("user_id", "active_run_id", "last_number", "title", "title_run_id", "queue", "background")
@@ -162,7 +161,7 @@ class Channel:
         return call
 
     def stream_stream(self, path: str, **_: object) -> None:
-        """Not supported: job-store has no streaming requests."""
+        """Not supported, because job-store has no streaming requests."""
 
     async def _responses(self, path: str, request: Any, user: Principal | None) -> list[Any]:
         responses = await self._call(path.rpartition("/")[2], request, user)

@@ -160,7 +160,7 @@ class BackgroundRequests:
 
 
 def _watch(draw: random.Random) -> dict[str, object]:
-    """Return the arguments that start a monitor, which may be empty; see `jobs.monitors_fire_on_edges`."""
+    """Return the arguments that start a monitor, which may be empty. See `jobs.monitors_fire_on_edges`."""
     if draw.random() < 0.5:
         return {"_reports": "none"} if draw.random() < 0.3 else {}
     limits: dict[str, object] = {"pause": draw.choice([0, 0, 1.7, 4.3]), "times": draw.choice([1, 2, 3, 1000])}

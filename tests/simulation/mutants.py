@@ -23,10 +23,8 @@ from types import CodeType, ModuleType
 
 from tests.simulation.chance import fix_hashes
 from tests.simulation.planted import OF_JOBS, OF_THE_LEDGER, REFERENCE_MODEL, Mutant
-from tests.simulation.planted_flows import OF_FLOWS
-from tests.simulation.planted_goals import OF_GOALS
 from tests.simulation.planted_runs import OF_RUNS
-from tests.simulation.planted_starters import OF_OUTAGES, OF_STARTERS
+from tests.simulation.planted_starters import OF_FLOWS, OF_GOALS, OF_OUTAGES, OF_STARTERS
 
 # Far more than one mutant takes, even on a busy machine.
 _SECONDS_MAX = 1800

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,32 +13,34 @@ import msgspec
 from pawl.agent.v1 import operator_pb2
 from pawl.agent.v1.agent_pb2 import SendMessageRequest, StartRunRequest
 from pawl.agent.v1.types_pb2 import CallDecision, ToolResult
-from pawl.agent_loop.api.messages import SessionTools
+from pawl.agent_loop.api.messages import NO_SESSION, SessionTools
 from pawl.agent_loop.api.replies import Reply, is_taken
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules.options import AskedOptions
 from pawl.agent_loop.loop.rules.run import ApprovalExpiryPolicy, BatchOrder, TokenBudgetPolicy, UnknownOutcomePolicy
 from pawl.chassis.identity import auth
 from pawl.chassis.identity.auth import Principal
-from pawl.chassis.ids import CallId, RequestId, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, ClientId, CommandId, ConversationId, RequestId, RunId, RunKey, StoreId, UserId
 from pawl.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull, RunOfAnotherUser
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
+from pawl.tool.v1 import tool_pb2
 from pawl.values import ENDED, CallResolution, CallState, CommandOutcome, DecisionKind, MessagePolicy
-from tests.simulation import grants, own_tools
+from tests.simulation import grants
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.flows import DESIGNER
 from tests.simulation.history import Message, Sent
 from tests.simulation.model import MODELS
 from tests.simulation.network import Network
 from tests.simulation.registry import FRONT_END, OWN, TOOLS
-from tests.simulation.stops import StoppingModels
 from tests.simulation.world import Member, World
 
 STORE = StoreId("store")
 SETTLING_SECONDS = 600.0
 _OPERATORS = "/pawl.agent.v1.OperatorService"
 _OTHER_USER = Principal(store_id=STORE, user_id=UserId("stranger"), roles=frozenset())
+_SKETCH = tool_pb2.ToolDefinition(name=OWN, description="Sketch it.").SerializeToString()
+_BRINGS = 0.25
 _POLICIES = (MessagePolicy.QUEUE, MessagePolicy.STEER, MessagePolicy.INTERRUPT, MessagePolicy.REJECT)
 
 
@@ -58,7 +61,8 @@ class User:
         self.breaks = world.chance.stream("pauses", name)
         self.paused: set[str] = set()
         self.network = Network(world.chance, world.history, name)
-        self.stopping = StoppingModels(world, STORE, name, self.network)
+        self._stops = world.chance.stream("stops", name)
+        self._stop_numbers = itertools.count(1)
         self.conversation_id = f"conv_{name}"
         self.done = False
         self.result_padding = 0
@@ -80,9 +84,8 @@ class User:
                 more -= 1
                 await self.send_message(self.draw.choice(_POLICIES))
             await self._tend()
-            if self.world.chance.calm and not self._finds_more() and len(self.ended) == len(self.run_ids):
-                break
-            if loop.time() > 1000.0 + SETTLING_SECONDS:
+            is_done = self.world.chance.calm and not self._finds_more() and len(self.ended) == len(self.run_ids)
+            if is_done or loop.time() > 1000.0 + SETTLING_SECONDS:
                 break
         self.done = True
 
@@ -111,7 +114,7 @@ class User:
             approval_expiry_policy=self.gate.choice(list(ApprovalExpiryPolicy)),
         )
         times = 2 if self.draw.random() < 0.15 else 1
-        session = own_tools.drawn(self.bag, f"cli_{self.name}")
+        session = _session_tools(self.bag, f"cli_{self.name}")
         # A steering message may start a run if none is active.
         message.tool_count = 0 if policy is MessagePolicy.STEER else len(session.definitions)
         await asyncio.gather(*(self._submit(message, asked, policy, session) for _ in range(times)))
@@ -164,7 +167,7 @@ class User:
             await self._pay(run)
             if run.reports_to_conversation_id:
                 await self._pause_or_resume(run_id)
-                await self.stopping.consider(run)
+                await self._stop_by_model(run)
             if not self.world.chance.calm and self.draw.random() < 0.04:
                 await self._cancel(run_id)
 
@@ -176,14 +179,11 @@ class User:
     async def _see(self, run: run_pb2.Run, call: call_pb2.Call) -> None:
         calm = self.world.chance.calm
         key = (call.call_id, call.state)
-        if key in self._handled and (not calm or self.draw.random() < 0.5):
-            return
-        if not calm and self.draw.random() > self._attention:
-            return
+        is_offered = call.tool_name in (*FRONT_END, OWN) and call.state == call_pb2.CALL_STATE_OFFERED
         if (
-            call.tool_name in (*FRONT_END, OWN)
-            and call.state == call_pb2.CALL_STATE_OFFERED
-            and not self._answers_itself(call)
+            (key in self._handled and (not calm or self.draw.random() < 0.5))
+            or (not calm and self.draw.random() > self._attention)
+            or (is_offered and not self._answers_itself(call))
         ):
             return
         self._handled.add(key)
@@ -210,17 +210,14 @@ class User:
         return self._count
 
     async def _respond(self, caller: Principal, run: run_pb2.Run, call: call_pb2.Call, command_id: str) -> None:
-        match CallState(call.state):
-            case CallState.AWAITING_APPROVAL:
-                await self._decide(caller, call, command_id)
-            case CallState.ASKED:
-                await self._answer(caller, call, command_id)
-            case CallState.OFFERED:
-                await self._return(caller, call, command_id)
-            case CallState.RUNNING:
-                await self._resolve(caller, call, command_id)
-            case _:
-                return
+        responses = {
+            CallState.AWAITING_APPROVAL: self._decide,
+            CallState.ASKED: self._answer,
+            CallState.OFFERED: self._return,
+            CallState.RUNNING: self._resolve,
+        }
+        if (respond := responses.get(CallState(call.state))) is not None:
+            await respond(caller, call, command_id)
 
     async def _decide(self, caller: Principal, call: call_pb2.Call, command_id: str) -> None:
         draw = self.world.chance.stream("decision", command_id)
@@ -240,7 +237,7 @@ class User:
             if series_decision and series_decision.edited
             else None,
         )
-        sent = self._sent(caller, command_id, call, kind.name, content=edited or arguments, digest=digest)
+        sent = self._sent(caller, command_id, call.run_id, kind.name, call_id=call.call_id, content=edited or arguments)
         sent.grants = grants.granted(call.run_id, edited or arguments, self.world.journal.version, series_decision)
         await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, RequestId(command_id), decision))
 
@@ -254,7 +251,7 @@ class User:
             kind=call_pb2.DecisionKind.Value(f"DECISION_KIND_{kind.name}"),
             answer=answer,
         )
-        sent = self._sent(caller, command_id, call, kind.name, content=answer.encode())
+        sent = self._sent(caller, command_id, call.run_id, kind.name, call_id=call.call_id, content=answer.encode())
         await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, RequestId(command_id), decision))
 
     async def _return(self, caller: Principal, call: call_pb2.Call, command_id: str) -> None:
@@ -262,20 +259,20 @@ class User:
         result = ToolResult(
             run_id=call.run_id, call_id=call.call_id, content_json=content, is_error=False, offer_epoch=0
         )
-        sent = self._sent(caller, command_id, call, "RESULT", content=content)
+        sent = self._sent(caller, command_id, call.run_id, "RESULT", call_id=call.call_id, content=content)
         await self._send(
             sent,
             lambda agent: agent.clients.inbox.submit_result(caller, RequestId(command_id), result),
         )
 
     async def resolve(self, call: call_pb2.Call) -> None:
-        """Say what a call did whose outcome is unknown."""
+        """Report the outcome of a call whose outcome is unknown."""
         await self._resolve(self.caller, call, f"cmd_{self.name}_{self._next()}")
 
     async def _resolve(self, caller: Principal, call: call_pb2.Call, command_id: str) -> None:
         resolution = self.world.chance.stream("decision", command_id).choice(list(CallResolution))
         content = msgspec.json.encode(f"it happened {command_id}") if resolution is CallResolution.HAPPENED else b""
-        sent = self._sent(caller, command_id, call, resolution.name, content=content)
+        sent = self._sent(caller, command_id, call.run_id, resolution.name, call_id=call.call_id, content=content)
         await self._send(
             sent,
             lambda agent: agent.clients.inbox.resolve(
@@ -300,17 +297,7 @@ class User:
         await asyncio.gather(*(self._top_up(self.caller, run.run_id, command_id, tokens) for _ in range(times)))
 
     async def _top_up(self, caller: Principal, run_id: str, command_id: str, tokens: int) -> None:
-        sent = next((sent for sent in self.world.history.commands if sent.command_id == command_id), None)
-        if sent is None:
-            sent = Sent(
-                user_id=caller.user_id,
-                command_id=command_id,
-                run_id=run_id,
-                kind="TOP_UP",
-                tokens=tokens,
-                sent_at=asyncio.get_running_loop().time(),
-            )
-            self.world.history.commands.append(sent)
+        sent = self._sent(caller, command_id, run_id, "TOP_UP", tokens=tokens)
         await self._send(
             sent, lambda agent: agent.clients.inbox.top_up(caller, RequestId(command_id), RunId(run_id), tokens)
         )
@@ -318,18 +305,11 @@ class User:
     async def _pause_or_resume(self, job_id: str) -> None:
         """Pause or resume a job at random. Once the simulation is calm, only resume it."""
         resumes = job_id in self.paused
-        if self.breaks.random() > (0.3 if resumes else 0.15) and not (resumes and self.world.chance.calm):
+        rests = self.breaks.random() > (0.3 if resumes else 0.15)
+        if not resumes if self.world.chance.calm else rests:
             return
-        if not resumes and self.world.chance.calm:
-            return
-        sent = Sent(
-            user_id=self.name,
-            command_id=f"pause_{self.name}_{self._next()}",
-            run_id=job_id,
-            kind="RESUME" if resumes else "PAUSE",
-            sent_at=asyncio.get_running_loop().time(),
-        )
-        self.world.history.commands.append(sent)
+        command_id = f"pause_{self.name}_{self._next()}"
+        sent = self._sent(self.caller, command_id, job_id, "RESUME" if resumes else "PAUSE")
         request_id = RequestId(sent.command_id)
         await self._send(
             sent,
@@ -339,28 +319,58 @@ class User:
 
     async def _cancel(self, run_id: str) -> None:
         command_id = f"cmd_{self.name}_{self._next()}"
-        sent = Sent(user_id=self.name, command_id=command_id, run_id=run_id, kind="CANCEL")
-        self.world.history.commands.append(sent)
         await self._send(
-            sent, lambda agent: agent.clients.inbox.cancel(self.caller, RequestId(command_id), RunId(run_id), "")
+            self._sent(self.caller, command_id, run_id, "CANCEL"),
+            lambda agent: agent.clients.inbox.cancel(self.caller, RequestId(command_id), RunId(run_id), ""),
         )
 
+    async def _stop_by_model(self, job: run_pb2.Run) -> None:
+        """Stop a job, either as the model of the run that started it or as a model of its conversation."""
+        if self._stops.random() > 0.05 or not job.parent_run_id:
+            return
+        starter = self.world.tables.runs[RunKey(STORE, RunId(job.parent_run_id))]
+        is_starter = self._stops.random() < 0.4
+        conversation_id = starter.conversation_id if is_starter else ConversationId(job.reports_to_conversation_id)
+        stopper = starter.run_id if is_starter or not job.above else RunId(job.above[0].run_id)
+        command_id, key = CommandId(f"stop_{self.name}_{next(self._stop_numbers)}"), RunKey(STORE, RunId(job.run_id))
+        sent = self._sent(self.caller, command_id, job.run_id, "CANCEL", content=stopper.encode())
+
+        async def stop(agent: AgentLoop) -> Any:
+            return await agent.reads.stop_job(key, UserId(self.name), conversation_id, stopper, command_id)
+
+        try:
+            found = await self.world.insist(self.network, self._stops, "stop_job", stop)
+        except PawlError as error:
+            sent.outcomes.append(error.reason)
+        else:
+            sent.outcomes.append("ACCEPTED" if found is not None and found[1] else "LATE")
+
     def _sent(
-        self, caller: Principal, command_id: str, call: call_pb2.Call, kind: str, *, content: bytes, digest: str = ""
+        self,
+        caller: Principal,
+        command_id: str,
+        run_id: str,
+        kind: str,
+        *,
+        call_id: str = "",
+        content: bytes = b"",
+        tokens: int = 0,
     ) -> Sent:
-        for earlier in self.world.history.commands:
-            if earlier.command_id == command_id:
-                return earlier
-        sent = Sent(
-            user_id=caller.user_id,
-            command_id=command_id,
-            run_id=call.run_id,
-            kind=kind,
-            call_id=call.call_id,
-            content=content,
-            digest=digest,
-        )
-        self.world.history.commands.append(sent)
+        """Return the command with this id, which is new unless it is repeated."""
+        commands = self.world.history.commands
+        sent = next((each for each in commands if each.command_id == command_id), None)
+        if sent is None:
+            sent = Sent(
+                user_id=caller.user_id,
+                command_id=command_id,
+                run_id=run_id,
+                kind=kind,
+                call_id=call_id,
+                content=content,
+                tokens=tokens,
+                sent_at=asyncio.get_running_loop().time(),
+            )
+            commands.append(sent)
         return sent
 
     async def _send(self, sent: Sent, work: Callable[[AgentLoop], Awaitable[Reply]]) -> None:
@@ -429,6 +439,14 @@ class Operator(Member):
             return await getattr(agent.clients.operators, what)(request, None)
 
         await self._ask(what, act)
+
+
+def _session_tools(draw: random.Random, own_client_id: str) -> SessionTools:
+    """Return the tools of a run: usually none, otherwise one for any client, the user's client or an absent client."""
+    if draw.random() >= _BRINGS:
+        return NO_SESSION
+    client_id = draw.choice(["", own_client_id, own_client_id, "cli_elsewhere"])
+    return SessionTools(client_id=ClientId(client_id), definitions=(_SKETCH,))
 
 
 def budget_limits(draw: random.Random) -> dict[str, float]:

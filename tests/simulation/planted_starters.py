@@ -1,4 +1,4 @@
-"""Mutants of schedules, triggers and outages."""
+"""Mutants of schedules, triggers, outages, workflow runs and goals."""
 
 from __future__ import annotations
 
@@ -150,5 +150,78 @@ OF_OUTAGES = (
         instead="self.loop.fallbacks_used * (self.loop.model_call is not None), len(models) - 1",
         checker="failed_models_are_not_used_again",
         seed=33,
+    ),
+)
+
+
+_PROGRAM = "pawl.agent_loop.workflows.program"
+
+OF_FLOWS = (
+    Mutant(
+        name="nodes_that_succeeded_run_again",
+        module="pawl.agent_loop.workflows.graph",
+        text="        if until is None or until or record.stop or repeat is None:",
+        instead="        if record.attempt < 2 and repeat is None:\n"
+        "            return replace(record, state=NodeState.RETRYING, attempt=2, due_ms=end_ms, end_ms=None)\n"
+        "        if until is None or until or record.stop or repeat is None:",
+        checker="nodes_that_succeeded_never_run_again",
+        seed=1,
+    ),
+    Mutant(
+        name="workflows_end_before_their_nodes",
+        module=_PROGRAM,
+        text="has_ended = graph.has_ended(self._graph, self._cursor) and self._cursor.failure is None",
+        instead="has_ended = bool(self._cursor.nodes) and self._cursor.failure is None",
+        checker="workflow_runs_end_as_their_nodes",
+        seed=1,
+    ),
+    Mutant(
+        name="maps_leave_items_out",
+        module="pawl.agent_loop.workflows.drafting",
+        text="items[indexes.start : indexes.stop]",
+        instead="items[indexes.start + 1 : indexes.stop]",
+        checker="batches_process_each_item_once",
+        seed=4,
+    ),
+)
+
+
+_RULES = "pawl.agent_loop.goals.rules"
+# Every seed has goals.
+_GOALS = (("tests.simulation.goals", "_PLAYED = 0.3", "_PLAYED = 1.0"),)
+
+OF_GOALS = (
+    Mutant(
+        name="goals_ignore_the_check_before_their_first_attempt",
+        module=_RULES,
+        text="        met=found.met,\n",
+        instead="        met=found.met and cursor.checked != 1,\n",
+        checker="each_step_of_a_goal_is_made_once",
+        also=_GOALS,
+    ),
+    Mutant(
+        name="goals_make_one_attempt_too_many",
+        module=_RULES,
+        text="if len(cursor.attempts) >= goal.attempts_max:",
+        instead="if len(cursor.attempts) > goal.attempts_max:",
+        checker="goals_end_for_their_reason",
+        also=_GOALS,
+        seed=28,
+    ),
+    Mutant(
+        name="goals_report_progress_in_each_step",
+        module="pawl.agent_loop.goals.program",
+        text="if progress is None or progress == base.run.job_progress:",
+        instead="if progress is None:",
+        checker="goals_report_once",
+        also=_GOALS,
+    ),
+    Mutant(
+        name="raised_limits_are_forgotten",
+        module="pawl.agent_loop.loop.rules.step",
+        text="goal_limits=_raised_limits(new) if changes_output else None,",
+        instead="",
+        checker="raised_limits_count_once",
+        also=_GOALS,
     ),
 )

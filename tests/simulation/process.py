@@ -37,7 +37,7 @@ class Process:
 
     @property
     def stopped(self) -> bool:
-        """Whether callbacks of the process are queued instead of run."""
+        """True if callbacks of the process are queued instead of run."""
         return self.frozen or not self.alive
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
@@ -85,7 +85,7 @@ class _Task(asyncio.Task[T]):
 
 
 class SimulatedLoop(VirtualLoop):
-    """A virtual loop that knows the process of each callback and does no I/O."""
+    """A virtual loop that tracks the process of each callback and does no I/O."""
 
     def __init__(self) -> None:
         super().__init__()

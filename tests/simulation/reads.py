@@ -36,9 +36,8 @@ from pawl.job_store.ledger.rules.rows import CallRow, CommandKey, CommandRow, Co
 from pawl.job_store.ledger.rules.slots import DueRun, Line, SlotLimits, Turns, assign_slots
 from pawl.job_store.ledger.rules.waiting import Situation
 from pawl.values import CallState, CommandOutcome, RunState, StopCause, WaitKind
-from tests.simulation.attention import crashes, page
-from tests.simulation.changes import MemoryChanges
-from tests.simulation.store import Database, continues, with_lease
+from tests.simulation.conversations import MemoryChanges, crashes, page
+from tests.simulation.store import Database, continues, reached
 
 R = TypeVar("R")
 
@@ -47,16 +46,16 @@ _IN_MOTION = frozenset({"RUNNING", "CANCELLING"})
 
 class MemoryLeases:
     def __init__(self, database: Database, limits: SlotLimits, *, crashes_max: int) -> None:
-        self._database = database
+        self._memory = database
         self._limits = limits
         self._crashes_max = crashes_max
         self._turns = Turns()
 
-    async def claim(
+    @reached(writes=True, answers=True)
+    def claim(
         self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int
     ) -> list[Claimed]:
-        await self._database.reach(writes=True)
-        runs, time = self._database.tables.runs, self._database.now()
+        runs, time = self._memory.tables.runs, self._memory.now()
         holds_one = any(row.worker_id == worker_id and self._is_last_chance(row.crashes) for row in runs.values())
         held = sum(row.worker_id == worker_id and row.in_background for row in runs.values())
         assigned = assign_slots(
@@ -70,10 +69,10 @@ class MemoryLeases:
         claimed = []
         for due in assigned.runs:
             row = with_lease(runs[due.key], worker_id, time, lease_seconds)
-            self._database.history.owners[row.run_id, row.epoch] = worker_id
+            self._memory.history.owners[row.run_id, row.epoch] = worker_id
             runs[due.key] = row
             is_quiet = row.last_commit is None or row.waits == (WaitKind.TIME,)
-            conversation = self._database.tables.conversations[ConversationKey(row.store_id, row.conversation_id)]
+            conversation = self._memory.tables.conversations[ConversationKey(row.store_id, row.conversation_id)]
             claimed.append(
                 dataclasses.replace(
                     _claimed(row),
@@ -82,21 +81,20 @@ class MemoryLeases:
                     last_number=conversation.last_number,
                 )
             )
-            self._database.history.tell(f"ledger claim {row.run_id} by {worker_id} epoch {row.epoch}")
+            self._memory.history.tell(f"ledger claim {row.run_id} by {worker_id} epoch {row.epoch}")
             if not due.is_active:
                 self._check_slots(row)
-        await self._database.answer()
         return claimed
 
     async def wait_seconds(self) -> float | None:
-        await self._database.reach()
-        times = [row.claim_at for row in self._database.tables.runs.values() if row.claim_at is not None]
-        await self._database.answer()
-        return min((time - self._database.now()).total_seconds() for time in times) if times else None
+        await self._memory.reach()
+        times = [row.claim_at for row in self._memory.tables.runs.values() if row.claim_at is not None]
+        await self._memory.answer()
+        return min((time - self._memory.now()).total_seconds() for time in times) if times else None
 
     def _lines(self, time: datetime) -> list[Line]:
         """Return the due runs of each store, starting with the store whose turn it is."""
-        rows = self._database.tables.runs.values()
+        rows = self._memory.tables.runs.values()
         due = [row for row in rows if row.claim_at is not None and row.claim_at <= time and not self._is_doomed(row)]
         due.sort(key=lambda row: (not row.is_active, row.in_background, crashes(row), row.claim_at, row.run_id))
         stores = sorted({row.store_id for row in due}, key=lambda store: (store <= self._turns.after, store))
@@ -132,57 +130,52 @@ class MemoryLeases:
         """LOOP-14, checked immediately: a run gets a slot only if one is free."""
         active = [
             run.user_id
-            for run in self._database.tables.runs.values()
+            for run in self._memory.tables.runs.values()
             if run.store_id == row.store_id
             and (run.worker_id is not None or run.state.name in _IN_MOTION)
             and run.in_background == row.in_background
         ]
         if row.in_background:
             if len(active) > self._limits.background_per_store:
-                self._database.history.violation(
-                    "limits_hold", f"{row.run_id} started alongside {len(active) - 1} jobs"
-                )
+                self._memory.history.violation("limits_hold", f"{row.run_id} started alongside {len(active) - 1} jobs")
         elif len(active) > self._limits.per_store or active.count(row.user_id) > self._limits.per_user:
-            self._database.history.violation(
+            self._memory.history.violation(
                 "limits_hold", f"{row.run_id} started alongside {len(active) - 1} other runs"
             )
 
-    async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
-        await self._database.reach(writes=True)
-        tables, time = self._database.tables, self._database.now()
+    @reached(writes=True, answers=True)
+    def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
+        tables, time = self._memory.tables, self._memory.now()
         held = [row for row in tables.runs.values() if row.worker_id == worker_id]
         for row in held:
             tables.runs[row.key] = replace(row, claim_at=time + timedelta(seconds=lease_seconds))
-        renewed = Renewed(
+        return Renewed(
             runs=tuple(map(_claimed, held)),
             with_commands=tuple(_claimed(row) for row in held if tables.unread(row.key)),
             time=time,
         )
-        await self._database.answer()
-        return renewed
 
-    async def release(self, worker_id: WorkerId) -> int:
-        await self._database.reach(writes=True)
-        runs = self._database.tables.runs
+    @reached(writes=True, answers=True)
+    def release(self, worker_id: WorkerId) -> int:
+        runs = self._memory.tables.runs
         held = [row for row in runs.values() if row.worker_id == worker_id]
         for row in held:
-            runs[row.key] = replace(row, worker_id=None, claim_at=self._database.now())
-            self._database.history.tell(f"ledger release {row.run_id} by {worker_id}")
-        await self._database.answer()
+            runs[row.key] = replace(row, worker_id=None, claim_at=self._memory.now())
+            self._memory.history.tell(f"ledger release {row.run_id} by {worker_id}")
         return len(held)
 
-    async def times(self) -> tuple[datetime, datetime]:
-        await self._database.reach(writes=True)
-        tables, time = self._database.tables, self._database.now()
+    @reached(writes=True)
+    def times(self) -> tuple[datetime, datetime]:
+        tables, time = self._memory.tables, self._memory.now()
         seen_time = tables.seen_time
         if seen_time is None or seen_time < time - timedelta(seconds=5):
             tables.seen_time = time
         return time, seen_time or time
 
-    async def bring_forward(self, seconds: float) -> int:
-        await self._database.reach(writes=True)
-        runs, now, back = self._database.tables.runs, self._database.now(), timedelta(seconds=seconds)
-        self._database.tables.seen_time = now
+    @reached(writes=True)
+    def bring_forward(self, seconds: float) -> int:
+        runs, now, back = self._memory.tables.runs, self._memory.now(), timedelta(seconds=seconds)
+        self._memory.tables.seen_time = now
         leased = min(back, timedelta(seconds=30))
         late = [
             row
@@ -191,7 +184,7 @@ class MemoryLeases:
         ]
         for row in late:
             runs[row.key] = replace(row, claim_at=max(now, row.claim_at - back))  # type: ignore[operator]
-        schedules = self._database.tables.schedules
+        schedules = self._memory.tables.schedules
         for each in schedules.values():
             if each.claim_at is not None and each.claim_at > now and each.claim_at != each.due_time:
                 schedules[each.key] = replace(each, claim_at=each.due_time if each.waiting_time is None else now)
@@ -199,8 +192,8 @@ class MemoryLeases:
 
 
 class MemoryReads(MemoryChanges):
-    async def run(self, key: RunKey, user_id: UserId) -> RunView:
-        await self._database.reach()
+    @reached()
+    def run(self, key: RunKey, user_id: UserId) -> RunView:
         shown = [self._situation(self._run(key, user_id))]
         for each in shown:
             children = [
@@ -225,7 +218,7 @@ class MemoryReads(MemoryChanges):
         active = [row for row in of_store if not row.in_background]
         return Situation(
             run=run,
-            time=self._database.now(),
+            time=self._memory.now(),
             calls=[call for call in calls if not call.state.is_terminal],
             call_counts=tuple(sorted(Counter(call.state for call in calls).items())),
             child_run_ids=tuple(sorted({call.child_run_id for call in calls} - {""})),
@@ -234,10 +227,10 @@ class MemoryReads(MemoryChanges):
             user_slots_used=sum(row.user_id == run.user_id for row in active) if needs_slot else 0,
         )
 
-    async def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None) -> Loaded:
-        await self._database.reach()
+    @reached()
+    def load(self, key: RunKey, epoch: int, known: HistoryPrefix | None = None) -> Loaded:
         whole = self._load(key, epoch)
-        self._database.history.whole_loads[key.run_id, epoch].append(whole)
+        self._memory.history.whole_loads[key.run_id, epoch].append(whole)
         if known is None or not continues(self._tables, known, whole):
             return whole
         messages = [row for row in whole.messages if row.number > known.last_number]
@@ -269,7 +262,7 @@ class MemoryReads(MemoryChanges):
             omitted_bytes={call.call_id: 0 for call in calls},
             commands=self._tables.unread(run.key),
             loop_state=self._tables.loop_states.get(run.key, b""),
-            time=self._database.now(),
+            time=self._memory.now(),
             failures={
                 row.run_id: row.failure
                 for row in self._tables.runs.values()
@@ -279,8 +272,8 @@ class MemoryReads(MemoryChanges):
             shared_tokens_left=top.shared_tokens_left if top else 0,
         )
 
-    async def commands(self, key: RunKey) -> tuple[list[CommandRow], PendingNotices]:
-        await self._database.reach()
+    @reached()
+    def commands(self, key: RunKey) -> tuple[list[CommandRow], PendingNotices]:
         run = self._run(key, UserId(""))
         return self._tables.unread(run.key), self._pending_notices(run)
 
@@ -295,8 +288,8 @@ class MemoryReads(MemoryChanges):
             jobs_below=len(background.opened_below(run.receives_as)) if run.receives_as else 0,
         )
 
-    async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
-        await self._database.reach()
+    @reached()
+    def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         row = self._tables.calls.get(key)
         if row is None:
             raise CallNotFound
@@ -306,10 +299,10 @@ class MemoryReads(MemoryChanges):
             raise CallNotFound
         return row
 
-    async def call_heads(
+    @reached()
+    def call_heads(
         self, store_id: StoreId, call_ids: Sequence[CallId], user_id: UserId, *, result_bytes_max: int
     ) -> list[tuple[CallRow, int]]:
-        await self._database.reach()
         keys = (CallKey(store_id, call_id) for call_id in sorted(set(call_ids)))
         rows = [row for key in keys if (row := self._tables.calls.get(key)) and user_id in {"", row.user_id}]
         omitted = [size if (size := len(row.result or b"")) > result_bytes_max else 0 for row in rows]
@@ -324,7 +317,8 @@ class MemoryReads(MemoryChanges):
             return stop.outcome is CommandOutcome.ACCEPTED
         return bool(job.reports_to) and job.stop_cause is None and not job.state.is_terminal
 
-    async def runs(
+    @reached()
+    def runs(
         self,
         store_id: StoreId,
         user_id: UserId,
@@ -333,7 +327,6 @@ class MemoryReads(MemoryChanges):
         after: tuple[datetime, str] | None,
         rows_max: int,
     ) -> Page[Situation]:
-        await self._database.reach()
 
         def is_wanted(row: RunRow, cause: StopCause) -> bool:
             return self._is_running_or_stopped(row, wanted.stopped_by, cause)
@@ -361,17 +354,17 @@ class MemoryReads(MemoryChanges):
         shown = page(rows[positions.index(after) + 1 if after is not None else 0 :], rows_max)
         return Page(rows=[_without_content(self._situation(row)) for row in shown.rows], has_more=shown.has_more)
 
-    async def calls(
+    @reached()
+    def calls(
         self, key: RunKey, user_id: UserId, *, after: tuple[int, int, str] | None, rows_max: int
     ) -> Page[CallRow]:
-        await self._database.reach()
         rows = self._tables.calls_of(self._run(key, user_id).key)
         return page([row for row in rows if after is None or (row.round, row.index, row.call_id) > after], rows_max)
 
-    async def short_of_tokens(
+    @reached()
+    def short_of_tokens(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunRow]:
-        await self._database.reach()
         rows = [
             row
             for row in self._tables.runs.values()
@@ -385,10 +378,10 @@ class MemoryReads(MemoryChanges):
         ]
         return page(sorted(rows, key=lambda row: (row.create_time, row.run_id)), rows_max)
 
-    async def pending(
+    @reached()
+    def pending(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[CallRow]:
-        await self._database.reach()
         rows = [
             row
             for row in self._tables.calls.values()
@@ -402,10 +395,10 @@ class MemoryReads(MemoryChanges):
         ]
         return page(sorted(rows, key=lambda row: (row.create_time, row.call_id)), rows_max)
 
-    async def messages(
+    @reached()
+    def messages(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int
     ) -> MessagePage:
-        await self._database.reach()
         key = ConversationKey(store_id, conversation_id)
         conversation = self._tables.conversations.get(key)
         if conversation is None or not (user_id == "" or conversation.is_shown_to(user_id)):
@@ -414,9 +407,9 @@ class MemoryReads(MemoryChanges):
         return MessagePage(rows=shown.rows, has_more=shown.has_more, user_id=conversation.user_id)
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
-        await self._database.reach()
+        await self._memory.reach()
         run = self._run(key, user_id)
-        await self._database.reach()
+        await self._memory.reach()
         trimmed = self._tables.trimmed.get(run.key, 0)
         start = max(min(after_seq, run.last_seq), trimmed)
         payloads = self._tables.events.get(run.key, [])[start : start + events_max]
@@ -467,3 +460,15 @@ def _asks(row: CallRow, wanted: PendingFilter) -> bool:
     if not wanted.user_id:
         return row.state is CallState.AWAITING_APPROVAL and not row.asked_user_id
     return (row.asked_user_id or row.user_id) == wanted.user_id and (wanted.approves or row.asked_user_id != "")
+
+
+def with_lease(row: RunRow, worker_id: WorkerId, time: datetime, seconds: float) -> RunRow:
+    end = time + timedelta(seconds=seconds)
+    return replace(
+        row,
+        worker_id=worker_id,
+        epoch=row.epoch + 1,
+        claim_at=end,
+        start_time=row.start_time or time,
+        crashes=row.crashes + (row.worker_id is not None),
+    )

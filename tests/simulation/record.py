@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job_store.ledger.rpc import messages
-from tests.simulation.history import History
+from tests.simulation.history import History, Sent
 from tests.simulation.store import Tables
 
 
@@ -64,6 +64,10 @@ class Record:
         (times,) = [times for key, times in self.tables.written_at.items() if key.run_id == run_id]
         return times[seq - 1]
 
+    def taken(self, *kinds: str) -> list[Sent]:
+        """Return the accepted commands of these kinds."""
+        return [sent for sent in self.history.commands if sent.taken and sent.kind in kinds]
+
     def texts(self, text: str) -> int:
         return sum(
             message.text.count(text)
@@ -71,6 +75,15 @@ class Record:
             for message in conversation
             if message.role == message_pb2.ROLE_USER
         )
+
+
+def broken(*rules: tuple[object, str]) -> Iterator[str]:
+    """Yield the description of each broken rule."""
+    return (text for is_broken, text in rules if is_broken)
+
+
+def call_changes(log: Iterable[event_pb2.RunEvent]) -> Iterator[tuple[event_pb2.RunEvent, call_pb2.Call]]:
+    return ((event, event.call_changed.call) for event in log if event.HasField("call_changed"))
 
 
 def run_state(number: int) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -56,8 +57,10 @@ from pawl.values import (
 from tests.fakes.registry import FakeChecker, tool
 from tests.simulation.chance import Chance
 from tests.simulation.history import Effect, History
-from tests.simulation.network import Network
+from tests.simulation.network import DEADLINE_SECONDS, Network
 from tests.simulation.process import Process
+
+T = TypeVar("T")
 
 TOOLS: dict[str, Verdict] = {
     "look": tool(effect="READ_ONLY", parallel=True),
@@ -379,7 +382,7 @@ def _recorded(result: ExecutionResult) -> recorded.ExecutionResult:
 
 
 def _result(execution: Execution) -> ExecutionResult:
-    """Return one of two successful results that monitors can tell apart, the same for each attempt."""
+    """Return one of two successful results that monitors can tell apart. It is the same for each attempt."""
     outcome = random.Random(execution.call_id).choice(OUTCOMES)  # the same outcome for each attempt
     content = msgspec.json.encode(f"{execution.tool_name} {outcome}")
     return ExecutionResult(outcome=Outcome.SUCCEEDED, result=CallResult(content_json=content))
@@ -416,6 +419,12 @@ class Client(FakeChecker):
         self._network = network
         self._current = current
 
+    async def _ask(
+        self, what: str, work: Callable[[Server], Awaitable[T]], *, deadline_seconds: float | None = DEADLINE_SECONDS
+    ) -> T:
+        server = self._current[-1]
+        return await self._network.call(server.process, what, lambda: work(server), deadline_seconds=deadline_seconds)
+
     async def resolve(
         self,
         context: CallContext,
@@ -425,8 +434,7 @@ class Client(FakeChecker):
         most: int = 0,
         skip_missing: bool = False,
     ) -> Resolved:
-        server = self._current[-1]
-        return await self._network.call(server.process, "resolve", lambda: server.resolve(names))
+        return await self._ask("resolve", lambda server: server.resolve(names))
 
     async def check(
         self,
@@ -435,30 +443,22 @@ class Client(FakeChecker):
         known_tool_names: Sequence[str],
         reads: ReadTimeouts | None = None,
     ) -> tuple[Verdict, ...]:
-        server = self._current[-1]
-        return await self._network.call(server.process, "check", lambda: server.check(context, calls, reads))
+        return await self._ask("check", lambda server: server.check(context, calls, reads))
 
     async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
-        server = self._current[-1]
-        await self._network.call(server.process, "record_decisions", lambda: server.record_decisions(decisions))
+        await self._ask("record_decisions", lambda server: server.record_decisions(decisions))
 
     async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
-        server = self._current[-1]
-        await self._network.call(server.process, "record_results", lambda: server.record_results(results))
+        await self._ask("record_results", lambda server: server.record_results(results))
 
     async def execute(self, context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
-        server = self._current[-1]
         if execution.call_id.endswith(("1", "5", "a")):
             yield Progress(fraction=0.5, message="half")
-        yield await self._network.call(
-            server.process, "execute", lambda: server.execute(context, execution), deadline_seconds=None
-        )
+        yield await self._ask("execute", lambda server: server.execute(context, execution), deadline_seconds=None)
 
     async def cancel(self, context: CallContext, call_id: str, *, wait_seconds: float) -> Stopped:
-        server = self._current[-1]
-        return await self._network.call(
-            server.process, "cancel", lambda: server.cancel(call_id, wait_seconds), deadline_seconds=wait_seconds + 2
-        )
+        seconds = wait_seconds + 2
+        return await self._ask("cancel", lambda server: server.cancel(call_id, wait_seconds), deadline_seconds=seconds)
 
     async def check_answer(self, store_id: str, answer_schema_json: bytes, answer: str) -> None:
         """Accept every answer, because the questions have no schema."""
@@ -494,5 +494,4 @@ class Client(FakeChecker):
         return verdict
 
     async def count_tools(self, caller: Principal) -> int:
-        server = self._current[-1]
-        return len((await self._network.call(server.process, "resolve", lambda: server.resolve(()))).tools)
+        return len((await self._ask("resolve", lambda server: server.resolve(()))).tools)

@@ -53,11 +53,9 @@ def unstarted_turn(unit: UnitOfWork, operation: Any) -> RunRow | None:
     if conversation is None or conversation.active_run_id is None:
         return None
     active = unit.runs.get(RunKey(operation.store_id, conversation.active_run_id))
-    if active is None or active.user_id != operation.user_id:
-        return None
-    if not active.is_turn or active.last_commit is not None or active.worker_id is not None:
-        return None
-    return active
+    is_own = active is not None and active.is_turn and active.user_id == operation.user_id
+    is_unstarted = active is not None and active.last_commit is None and active.worker_id is None
+    return active if is_own and is_unstarted else None
 
 
 def delayed_message(unit: UnitOfWork, turn: RunRow, outcome: Any) -> str:

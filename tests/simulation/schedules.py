@@ -14,7 +14,7 @@ from pawl.job_store.triggers.rules import LaneRow, TriggerChange, TriggerKey, Tr
 from pawl.job_store.triggers.store import PostgresTriggers
 from pawl.values import RunState
 from tests.simulation.chance import Chance
-from tests.simulation.store import Database, ScheduleChange
+from tests.simulation.store import Database, ScheduleChange, reached
 
 _TRIGGERS_PLAYED = 0.3
 
@@ -36,21 +36,20 @@ class MemoryTriggers(PostgresTriggers):
         found = [row for row in self._rows.values() if (row.store_id, row.user_id) == (store_id, user_id)]
         return sorted(found, key=lambda row: row.name)
 
-    async def change(
+    @reached(writes=True, answers=True)
+    def change(
         self, store_id: StoreId, user_id: UserId, name: str, change: TriggerChange, *, validate_only: bool = False
     ) -> TriggerRow:
-        await self._memory.reach(writes=True)
         row = self._find(store_id, user_id, name)
         changed = change(row, len(self._of(store_id, user_id)), self._memory.now())
         if not validate_only:
             self._rows[changed.key] = changed
-        await self._memory.answer()
         return changed
 
-    async def get(
+    @reached()
+    def get(
         self, store_id: StoreId, user_id: UserId, name: str
     ) -> tuple[TriggerRow, Mapping[RunId, RunState], datetime] | None:
-        await self._memory.reach()
         row = self._find(store_id, user_id, name)
         if row is None:
             return None
@@ -58,14 +57,14 @@ class MemoryTriggers(PostgresTriggers):
         keys = [RunKey(store_id, fire.run_id) for fire in row.fires if fire.run_id]
         return row, {key.run_id: runs[key].state for key in keys if key in runs}, self._memory.now()
 
-    async def add_refusals(self, key: TriggerKey, count: int, reason: str) -> None:
-        await self._memory.reach(writes=True)
+    @reached(writes=True)
+    def add_refusals(self, key: TriggerKey, count: int, reason: str) -> None:
         row = self._rows[key]
         now, count = self._memory.now(), row.refused_count + count
         self._rows[key] = replace(row, refused_count=count, refused_time=now, refused_reason=reason)
 
-    async def of_id(self, store_id: StoreId, trigger_id: str) -> tuple[TriggerRow, datetime] | None:
-        await self._memory.reach()
+    @reached()
+    def of_id(self, store_id: StoreId, trigger_id: str) -> tuple[TriggerRow, datetime] | None:
         row = self._rows.get(TriggerKey(store_id, trigger_id))
         return None if row is None else (row, self._memory.now())
 
@@ -78,8 +77,8 @@ class MemoryTriggers(PostgresTriggers):
         await self._memory.answer()
         return True
 
-    async def claim(self, *, events_max: int) -> Sequence[tuple[TriggerRow, LaneRow]]:
-        await self._memory.reach(writes=True)
+    @reached(writes=True, answers=True)
+    def claim(self, *, events_max: int) -> Sequence[tuple[TriggerRow, LaneRow]]:
         now, claimed = self._memory.now(), []
         due = [lane for lane in self._lanes() if lane.claim_at is not None and lane.claim_at <= now]
         for lane in sorted(due, key=lambda lane: (lane.claim_at, lane.key))[:events_max]:
@@ -92,22 +91,21 @@ class MemoryTriggers(PostgresTriggers):
             self._memory.tables.starters.lanes[lane.key] = kept
             if not (is_busy or is_paused):
                 claimed.append((trigger, kept))
-        await self._memory.answer()
         return claimed
 
     def _lanes(self) -> list[LaneRow]:
         return list(self._memory.tables.starters.lanes.values())
 
-    async def wait_seconds(self) -> float | None:
-        await self._memory.reach()
+    @reached()
+    def wait_seconds(self) -> float | None:
         first = min((lane.claim_at for lane in self._lanes() if lane.claim_at is not None), default=None)
         return None if first is None else (first - self._memory.now()).total_seconds()
 
     async def lease_mailboxes(self, reader_id: str) -> Sequence[TriggerRow]:
         return ()
 
-    async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[TriggerRow]:
-        await self._memory.reach()
+    @reached()
+    def list(self, store_id: StoreId, user_id: UserId) -> Sequence[TriggerRow]:
         return self._of(store_id, user_id)
 
 
@@ -127,30 +125,29 @@ class MemorySchedules(PostgresSchedules):
         rows = self._rows.values()
         return next((r for r in rows if (r.store_id, r.user_id, r.name) == (store_id, user_id, name)), None)
 
-    async def change(
+    @reached(writes=True, answers=True)
+    def change(
         self, store_id: StoreId, user_id: UserId, name: str, change: Change, *, validate_only: bool = False
     ) -> ScheduleRow:
-        await self._memory.reach(writes=True)
         row, now = self._find(store_id, user_id, name), self._memory.now()
-        changed = change(row, len(await self._of(store_id, user_id)), now)
+        changed = change(row, len(self._of(store_id, user_id)), now)
         if changed is not row and not validate_only:
             self._rows[changed.key] = changed
             self._memory.tables.schedule_changes.append(ScheduleChange(row, changed, now))
-        await self._memory.answer()
         return changed
 
-    async def get(
+    @reached()
+    def get(
         self, store_id: StoreId, user_id: UserId, name: str
     ) -> tuple[ScheduleRow, Mapping[RunId, RunState], datetime] | None:
-        await self._memory.reach()
         row = self._find(store_id, user_id, name)
         return None if row is None else (row, {}, self._memory.now())
 
-    async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[ScheduleRow]:
-        await self._memory.reach()
-        return await self._of(store_id, user_id)
+    @reached()
+    def list(self, store_id: StoreId, user_id: UserId) -> Sequence[ScheduleRow]:
+        return self._of(store_id, user_id)
 
-    async def _of(self, store_id: StoreId, user_id: UserId) -> Sequence[ScheduleRow]:
+    def _of(self, store_id: StoreId, user_id: UserId) -> Sequence[ScheduleRow]:
         return [row for row in self._rows.values() if (row.store_id, row.user_id) == (store_id, user_id)]
 
     async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> bool:
@@ -158,8 +155,8 @@ class MemorySchedules(PostgresSchedules):
         row = self._find(store_id, user_id, name)
         return row is not None and bool(self._rows.pop(row.key))
 
-    async def claim(self, *, schedules_max: int) -> Sequence[ClaimedSchedule]:
-        await self._memory.reach(writes=True)
+    @reached(writes=True, answers=True)
+    def claim(self, *, schedules_max: int) -> Sequence[ClaimedSchedule]:
         now, claimed = self._memory.now(), []
         due = [(row.claim_at, row.key) for row in self._rows.values() if row.claim_at is not None]
         for _, key in sorted(each for each in due if each[0] <= now)[:schedules_max]:
@@ -174,10 +171,9 @@ class MemorySchedules(PostgresSchedules):
                 claimed.append(ClaimedSchedule(row=self._rows[key], now=now, is_busy=is_busy))
                 claims = self._memory.tables.schedule_claims
                 claims[key] = max(now, claims.get(key, now))
-        await self._memory.answer()
         return claimed
 
-    async def wait_seconds(self) -> float | None:
-        await self._memory.reach()
+    @reached()
+    def wait_seconds(self) -> float | None:
         first = min((row.claim_at for row in self._rows.values() if row.claim_at is not None), default=None)
         return None if first is None else (first - self._memory.now()).total_seconds()

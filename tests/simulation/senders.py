@@ -1,4 +1,4 @@
-"""Events that fire triggers in some seeds, sent once, twice or again; and their checkers."""
+"""Events that fire triggers in some seeds, sent once, twice or again, and their checkers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pawl.event.v1 import schedule_pb2, trigger_pb2
 from pawl.job_store.schedules.rules import FireOutcome
 from pawl.values import Overlap
 from tests.simulation.history import Delivered
-from tests.simulation.record import Record
+from tests.simulation.record import Record, broken
 from tests.simulation.world import Member, World
 
 _SETTLING_SECONDS = 300.0
@@ -104,29 +104,32 @@ def each_event_starts_one_run(record: Record) -> Iterator[str]:
         yield f"{len(started)} events have started {sorted(started.values())}, and there are {sorted(made)}"
     told: dict[tuple[str, str], set[str]] = defaultdict(set)
     for each in record.history.delivered:
-        position = (each.trigger_id, each.event_id)
-        if position not in known:
-            yield f"{position} was accepted, but has no record"
-        told[position] |= {each.run_id} - {""}
+        told[each.trigger_id, each.event_id] |= {each.run_id} - {""}
     for position, run_ids in told.items():
-        if not run_ids <= {started.get(position, "")}:
-            yield f"{position} has started {started.get(position)}, but its sender got {sorted(run_ids)}"
+        first = started.get(position, "")
+        yield from broken(
+            (position not in known, f"{position} was accepted, but has no record"),
+            (not run_ids <= {first}, f"{position} has started {first}, but its sender got {sorted(run_ids)}"),
+        )
 
 
 def no_event_waits_forever(record: Record) -> Iterator[str]:
     """Each event has fired or has a recorded reason for not firing."""
     for key, row in record.tables.starters.events.items():
-        if row.outcome is FireOutcome.WAITING:
-            yield f"{key} waits: {row.reason}"
-        elif row.outcome is not FireOutcome.STARTED and not row.reason:
-            yield f"{key} is {row.outcome.name}, without a reason"
+        has_no_reason = row.outcome not in {FireOutcome.WAITING, FireOutcome.STARTED} and not row.reason
+        yield from broken(
+            (row.outcome is FireOutcome.WAITING, f"{key} waits: {row.reason}"),
+            (has_no_reason, f"{key} is {row.outcome.name}, without a reason"),
+        )
 
 
 def events_do_not_overlap(record: Record) -> Iterator[str]:
     """With SKIP and QUEUE, no event starts a run while the previous run of its lane is open."""
-    for fired in record.tables.starters.fired:
-        if fired.is_busy and fired.overlap in {Overlap.SKIP, Overlap.QUEUE}:
-            yield f"{fired.event_id} started {fired.run_id} alongside {fired.beside}"
+    return (
+        f"{fired.event_id} started {fired.run_id} alongside {fired.beside}"
+        for fired in record.tables.starters.fired
+        if fired.is_busy and fired.overlap in {Overlap.SKIP, Overlap.QUEUE}
+    )
 
 
 CHECKERS = (each_event_starts_one_run, no_event_waits_forever, events_do_not_overlap)

@@ -22,28 +22,23 @@ from pawl.event.v1 import run_pb2
 from pawl.server.process import log_setup
 from tests.simulation import (
     agents,
-    budgets,
-    database_trouble,
     flows,
     goals,
     grants,
     jobs,
-    own_tools,
     process,
     senders,
-    stops,
     timers,
     usage,
 )
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import CHECKERS
-from tests.simulation.database_trouble import DatabaseTrouble
 from tests.simulation.front_end import FrontEnd, Reader
 from tests.simulation.history import History
 from tests.simulation.people import STORE, Approver, Operator, User
 from tests.simulation.record import Record
 from tests.simulation.schedules import schedules_are_played, triggers_are_played
-from tests.simulation.world import Trouble, World
+from tests.simulation.world import DatabaseTrouble, Trouble, World
 from tests.simulation.writers import talkers_of, writers_of
 
 _QUIET_SECONDS = 3.0
@@ -80,7 +75,8 @@ def simulate(
 
     Without `has_triggers`, no events are sent. Without `has_flows`, there are no workflows and goals.
 
-    The same seed gives the same trace in every process with the same PYTHONHASHSEED, independent of object addresses.
+    The same seed produces the same trace in every process with the same PYTHONHASHSEED, whatever the object addresses
+    are.
     """
     history = History(printed=printed)
     _listen(history)
@@ -137,14 +133,8 @@ async def _play(seed: int, history: History, *, has_triggers: bool, has_flows: b
         task.cancel()
     await asyncio.gather(*background_tasks, return_exceptions=True)
     record = Record(world.tables, history)
-    of_parts = (
-        part.CHECKERS
-        for part in (
-            *(budgets, agents, jobs, flows, goals, stops, grants, own_tools, database_trouble, timers, usage),
-            senders,
-        )
-    )
-    for checker in itertools.chain(CHECKERS, *of_parts):
+    parts = (agents, jobs, flows, goals, grants, timers, usage, senders)
+    for checker in itertools.chain(CHECKERS, *(part.CHECKERS for part in parts)):
         for text in checker(record):
             history.violation(checker.__name__, text)
     verdict = Verdict(

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallKey, ClientId, ConversationId, IdSource, RunId, RunKey, StoreId, UserId, WorkerId
+from pawl.chassis.ids import CallKey, ConversationId, IdSource, RunKey, StoreId
 from pawl.errors import DependencyUnavailable, PawlError
 from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.ports import GroupConflict, LogRow, Written
@@ -59,6 +60,9 @@ from tests.simulation import rules_of_jobs
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
 from tests.simulation.starters import TriggerTables
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Iterations kept of a job; small, so that jobs are trimmed.
 ITERATIONS_KEPT = 2
@@ -193,6 +197,28 @@ class Database:
 
     def conflicts(self) -> bool:
         return self._chance.strikes(self._draw, "conflict", 0.01)
+
+
+def reached(
+    *, writes: bool = False, answers: bool = False
+) -> Callable[[Callable[Concatenate[Any, P], T]], Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]]:
+    """Make a method a request to the database `_memory`.
+
+    The body runs at one instant. The request may be lost before it, and with `answers` its response after it.
+    """
+
+    def decorate(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+        @wraps(method)
+        async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            await self._memory.reach(writes=writes)
+            result = method(self, *args, **kwargs)
+            if answers:
+                await self._memory.answer()
+            return result
+
+        return call
+
+    return decorate
 
 
 class PromptDatabase(Database):
@@ -414,7 +440,7 @@ def _remove(tables: Tables, trim: Trim) -> None:
 
 
 def _endings(tables: Tables, named: Sequence[RowKeys]) -> Counter[ConversationKey]:
-    """Return for each conversation the number of operations that may let its next run start."""
+    """Return the number of operations in each conversation that may let its next run start."""
     endings: Counter[ConversationKey] = Counter()
     for keys in named:
         endings.update(keys.conversations)
@@ -444,56 +470,3 @@ def _put(
     for key in found:
         take(key, rows[key])
     return [rows[key] for key in found]
-
-
-class MemoryOfferRepository:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def held_by(
-        self, store_id: StoreId, user_id: UserId, client_id: ClientId, run_id: RunId
-    ) -> tuple[tuple[RunKey, CallKey], ...]:
-        await self._database.reach()
-        return tuple(
-            _both(call)
-            for call in self._held()
-            if (call.store_id, call.user_id) == (store_id, user_id)
-            and call.offer is not None
-            and call.offer.client_id == client_id
-            and run_id in {"", call.run_id}
-        )
-
-    async def run_out(self, *, calls_max: int) -> tuple[tuple[RunKey, CallKey], ...]:
-        await self._database.reach()
-        out = [
-            call
-            for call in self._held()
-            if call.offer is not None
-            and call.offer.expire_time is not None
-            and call.offer.expire_time <= self._database.now()
-            and not call.reserved_by
-        ]
-        return tuple(map(_both, out[:calls_max]))
-
-    def _held(self) -> list[CallRow]:
-        return [
-            call
-            for call in self._database.tables.calls.values()
-            if call.state is CallState.OFFERED and call.offer is not None and call.offer.client_id
-        ]
-
-
-def _both(call: CallRow) -> tuple[RunKey, CallKey]:
-    return RunKey(call.store_id, call.run_id), call.key
-
-
-def with_lease(row: RunRow, worker_id: WorkerId, time: datetime, seconds: float) -> RunRow:
-    end = time + timedelta(seconds=seconds)
-    return replace(
-        row,
-        worker_id=worker_id,
-        epoch=row.epoch + 1,
-        claim_at=end,
-        start_time=row.start_time or time,
-        crashes=row.crashes + (row.worker_id is not None),
-    )

@@ -21,7 +21,7 @@ from pawl.chassis.ids import RequestId, StoreId
 from pawl.event.v1 import schedule_pb2
 from pawl.job_store.schedules.rules import Definition, FireOutcome, FireRow, ScheduleKey, ScheduleRow
 from pawl.values import Overlap
-from tests.simulation.record import Record
+from tests.simulation.record import Record, broken
 from tests.simulation.store import ScheduleChange
 from tests.simulation.world import Member, World
 
@@ -155,17 +155,20 @@ def each_due_time_fires_once(record: Record) -> Iterator[str]:
     After a reset, a due time may repeat if the database clock was set back.
     """
     for key, fired in _fired(record).items():
-        times = [(one.fire.outcome is FireOutcome.WAITING, one.era, one.fire.due_time) for one in fired]
-        for (_, _, time), count in Counter(times).items():
-            if count > 1:
-                yield f"due time {time} of schedule {key.schedule_id} fired {count} times"
+        times = Counter((one.fire.outcome is FireOutcome.WAITING, one.era, one.fire.due_time) for one in fired)
         requests: dict[str, set[str]] = defaultdict(set)
-        for one in fired:
-            if one.fire.request_id and one.fire.run_id:
-                requests[one.fire.request_id].add(one.fire.run_id)
-        for request_id, run_ids in requests.items():
-            if len(run_ids) > 1:
-                yield f"trigger {request_id} of schedule {key.schedule_id} made {sorted(run_ids)}"
+        for one in (one for one in fired if one.fire.request_id and one.fire.run_id):
+            requests[one.fire.request_id].add(one.fire.run_id)
+        yield from broken(
+            *(
+                (count > 1, f"due time {time} of schedule {key.schedule_id} fired {count} times")
+                for (_, _, time), count in times.items()
+            ),
+            *(
+                (len(run_ids) > 1, f"trigger {request_id} of schedule {key.schedule_id} made {sorted(run_ids)}")
+                for request_id, run_ids in requests.items()
+            ),
+        )
 
 
 def each_fire_has_its_run(record: Record) -> Iterator[str]:
@@ -178,11 +181,13 @@ def each_fire_has_its_run(record: Record) -> Iterator[str]:
 
 def fires_do_not_overlap(record: Record) -> Iterator[str]:
     """With SKIP and QUEUE, no run starts while the previous run of the schedule is open."""
-    for key, fired in _fired(record).items():
-        for one in fired:
-            apart = one.before.definition.overlap in {Overlap.SKIP, Overlap.QUEUE}
-            if apart and one.is_busy and one.fire.outcome is FireOutcome.STARTED:
-                yield f"schedule {key.schedule_id} started {one.fire.run_id} alongside {one.before.last_run_id}"
+    return (
+        f"schedule {key.schedule_id} started {one.fire.run_id} alongside {one.before.last_run_id}"
+        for key, fired in _fired(record).items()
+        for one in fired
+        if one.before.definition.overlap in {Overlap.SKIP, Overlap.QUEUE}
+        and (one.is_busy, one.fire.outcome) == (True, FireOutcome.STARTED)
+    )
 
 
 def no_due_time_is_lost(record: Record) -> Iterator[str]:
@@ -247,10 +252,8 @@ def _before_end(definition: Definition, due: datetime) -> datetime | None:
 def jitter_is_bounded_and_constant(record: Record) -> Iterator[str]:
     """The jitter of a schedule does not change and is within its limit."""
     known: dict[tuple[ScheduleKey, int], timedelta] = {}
-    for change in record.tables.schedule_changes:
-        row = change.after
-        if row.due_time is None:
-            continue
+    changes = (change.after for change in record.tables.schedule_changes)
+    for row in (row for row in changes if row.due_time is not None):
         late, most = _late(row), row.definition.jitter_seconds
         first = known.setdefault((row.key, most), late)
         if late != first or late > timedelta(seconds=most):

@@ -11,15 +11,23 @@ from typing import Any, TypeVar
 
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import RequestId, RunId, StoreId, UserId
-from pawl.errors import Aborted, Cancelled, DeadlineExceeded, Internal, Overloaded, PawlError, Unavailable
+from pawl.errors import (
+    Aborted,
+    Cancelled,
+    DeadlineExceeded,
+    DependencyUnavailable,
+    Internal,
+    Overloaded,
+    PawlError,
+    Unavailable,
+)
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from tests.simulation import registry
-from tests.simulation.bus import Broker
 from tests.simulation.chance import Chance
 from tests.simulation.cluster import AgentLoop, JobStore
 from tests.simulation.history import History
 from tests.simulation.model import SimulatedModel
-from tests.simulation.network import Network
+from tests.simulation.network import Broker, Network
 from tests.simulation.process import Process
 from tests.simulation.store import Tables
 
@@ -226,3 +234,43 @@ class Trouble:
 
     def _tell(self, line: str) -> None:
         self._world.history.tell(line)
+
+
+_JUMPS_SECONDS = (-1000.0, -130.0, -20.0, 20.0, 130.0, 250.0, 1000.0)
+_READ_ONLY_SECONDS = (0.5, 2.0, 5.0, 15.0)
+
+
+class DatabaseTrouble:
+    """Faults of the database server: clock jumps, and read-only periods after a failover.
+
+    Causes them for a while, then leaves a working server. Its clock is not set back.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._server = world.tables.server
+        self._draw = world.chance.stream("database trouble")
+        # Adapters that do not recognise one of these errors treat it as an unexpected error.
+        self._server.refusal = self._draw.choice([Internal, DependencyUnavailable])
+
+    async def make(self) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + CHAOS_SECONDS
+        while loop.time() < end:
+            await asyncio.sleep(self._draw.expovariate(1 / 2.5))
+            await self._one(end - loop.time())
+        self._server.read_only = False
+
+    async def _one(self, left: float) -> None:
+        strikes, draw = self._world.chance.strikes, self._draw
+        jump, seconds = draw.choice(_JUMPS_SECONDS), draw.choice(_READ_ONLY_SECONDS) * draw.random()
+        if strikes(draw, "database clock jumped", 0.2):
+            self._world.history.tell(f"database clock jumps by {jump:g}")
+            self._server.ahead_seconds += jump
+            self._world.history.set_back_seconds += max(0.0, -jump)
+            self._world.history.jumps.append(asyncio.get_running_loop().time())
+        if strikes(draw, "database read-only", 0.1):
+            self._world.history.tell(f"database is read-only for {seconds:.2f}")
+            self._server.read_only = True
+            await asyncio.sleep(max(0.0, min(seconds, left)))
+            self._server.read_only = False

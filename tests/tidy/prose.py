@@ -63,64 +63,45 @@ class Passage(NamedTuple):
 
 
 def passages(path: Path) -> Iterator[Passage]:
-    shown = name(path)
-    text = path.read_text(encoding="utf-8")
+    shown, text = name(path), path.read_text(encoding="utf-8")
     match path.suffix:
         case ".py":
             yield from _python(shown, text)
         case ".proto":
-            yield from _comments("proto", shown, text, r"^\s*//(.*)$")
+            yield from _found("proto", shown, text, r"(?:^[ \t]*//.*\n?)+", r"^[ \t]*//")
         case ".md":
-            yield from _markdown(shown, text)
+            kind = "changelog" if shown == "CHANGELOG.md" else "document"
+            prose = re.sub(
+                r"^ *```(?:.|\n)*?^ *```.*$", lambda fenced: "\n" * fenced[0].count("\n"), text, flags=re.MULTILINE
+            )
+            yield from _found(kind, shown, prose, r"(?:^.*\S.*\n?)+", r"\]\([^)]*\)|`[^`]*`")
         case ".ts" | ".tsx" | ".js":
-            yield from _comments("web", shown, text, r"^\s*(?://|/?\*+)(.*)$")
-            for found in re.finditer(r"\"([^\"\n]+)\"|`([^`\n]+)`|>([^<>{}\n]+)<", text):
-                quoted = next(group for group in found.groups() if group)
-                if len(_WORD.findall(quoted)) >= _SENTENCE_WORDS_MIN:
-                    yield Passage("web", shown, text.count("\n", 0, found.start()) + 1, quoted)
+            yield from _found("web", shown, text, r"(?:^[ \t]*(?://|/?\*+).*\n?)+", r"^[ \t]*(?://|/?\*+)")
+            quoted = _found("web", shown, text, r"\"[^\"\n]+\"|`[^`\n]+`|>[^<>{}\n]+<", r"[\"`<>]")
+            yield from (passage for passage in quoted if passage.words >= _SENTENCE_WORDS_MIN)
 
 
 def _python(name: str, text: str) -> Iterator[Passage]:
-    docstrings = set()
-    for node in ast.walk(ast.parse(text)):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            for child in body:
-                if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
-                    docstrings.add(child.value)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-            yield Passage("test name", name, node.lineno, node.name[5:].replace("_", " "))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            kind = "docstring" if node in docstrings else "message"
-            if len(_WORD.findall(node.value)) >= _SENTENCE_WORDS_MIN and "SELECT" not in node.value:
-                yield Passage(kind, name, node.lineno, node.value)
+    nodes = list(ast.walk(ast.parse(text)))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {ast.get_docstring(node, clean=False) for node in nodes if isinstance(node, documented)}
+    for node in nodes:
+        match node:
+            case ast.FunctionDef(name=test) | ast.AsyncFunctionDef(name=test) if test.startswith("test_"):
+                yield Passage("test name", name, node.lineno, test[5:].replace("_", " "))
+            case ast.Constant(value=str(said)) if "SELECT" not in said:
+                passage = Passage("docstring" if said in docstrings else "message", name, node.lineno, said)
+                yield from [passage] if passage.words >= _SENTENCE_WORDS_MIN else []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield Passage("comment", name, token.start[0], token.string.split("noqa")[0])
 
 
-def _comments(kind: str, name: str, text: str, pattern: str) -> Iterator[Passage]:
-    gathered: list[str] = []
-    for number, line in enumerate([*text.splitlines(), ""], 1):
-        if found := re.match(pattern, line):
-            gathered.append(found[1])
-        elif gathered:
-            yield Passage(kind, name, number - len(gathered), " ".join(gathered))
-            gathered = []
-
-
-def _markdown(name: str, text: str) -> Iterator[Passage]:
-    kind = "changelog" if name == "CHANGELOG.md" else "document"
-    fenced, start, gathered = False, 1, list[str]()
-    for number, line in enumerate([*text.splitlines(), ""], 1):
-        fence = line.lstrip().startswith("```")
-        if not fence and not fenced and line.strip():
-            start = start if gathered else number
-            gathered.append(re.sub(r"\]\([^)]*\)|`[^`]*`", " ", line))
-        elif gathered:
-            yield Passage(kind, name, start, " ".join(gathered))
-            gathered = []
-        fenced ^= fence
+def _found(kind: str, name: str, text: str, pattern: str, markup: str) -> Iterator[Passage]:
+    """Yield each match of a pattern without its markup."""
+    for found in re.finditer(pattern, text, re.MULTILINE):
+        line = text.count("\n", 0, found.start()) + 1
+        yield Passage(kind, name, line, " ".join(re.sub(markup, " ", found[0], flags=re.MULTILINE).split()))
 
 
 def main(arguments: list[str]) -> None:

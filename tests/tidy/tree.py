@@ -1,4 +1,4 @@
-"""The files that the rules of tests/tidy apply to."""
+"""The files to which the rules of tests/tidy apply."""
 
 from __future__ import annotations
 
@@ -20,14 +20,11 @@ HIDDEN_BUT_OURS = {".ci", ".editorconfig", ".env.example", ".dockerignore", ".gi
 
 
 def files(*suffixes: str) -> Iterator[Path]:
-    for path in _walk(ROOT):
-        if not suffixes or path.suffix in suffixes:
-            yield path
+    return (path for path in _walk(ROOT) if not suffixes or path.suffix in suffixes)
 
 
 def python(*folders: str) -> Iterator[Path]:
-    for folder in folders:
-        yield from (path for path in _walk(ROOT / folder) if path.suffix == ".py")
+    return (path for folder in folders for path in _walk(ROOT / folder) if path.suffix == ".py")
 
 
 def name(path: Path) -> str:
@@ -36,11 +33,9 @@ def name(path: Path) -> str:
 
 def _walk(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if path.name.startswith(".") and path.name not in HIDDEN_BUT_OURS:
-            continue
-        if path.name in {"__pycache__", "build", "dist", "node_modules"} or path.suffix == ".egg-info":
-            continue
-        if name(path).startswith(GENERATED):
+        is_hidden = path.name.startswith(".") and path.name not in HIDDEN_BUT_OURS
+        is_built = path.name in {"__pycache__", "build", "dist", "node_modules"} or path.suffix == ".egg-info"
+        if is_hidden or is_built or name(path).startswith(GENERATED):
             continue
         if path.is_dir():
             yield from _walk(path)

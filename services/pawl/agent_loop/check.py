@@ -41,7 +41,7 @@ _TOOL: Final = {
 _FORM: Final = ResponseFormat(
     schema_json=b'{"type":"object","properties":{"sum":{"type":"integer"}},"required":["sum"]}'
 )
-# A red square of 64 by 64 pixels.
+# A PNG image of a red square, 64 by 64 pixels.
 _RED_PNG: Final = (
     "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAS0lEQVR42u3PQQkAAAgAsetfWiP4FgYrsKZeS0BA"
     "QEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEDgsqnc8OJg6Ln3AAAAAElFTkSuQmCC"
@@ -56,7 +56,7 @@ class Report:
     settings: dict[str, str] = field(default_factory=dict)
 
     def add(self, mark: Literal["ok", "note", "FAIL"], text: str) -> None:
-        """Add a finding. `note` marks a limitation. `FAIL` means that runs cannot use the server."""
+        """Add a finding. `note` marks a limitation. `FAIL` marks a server that runs cannot use."""
         self.lines.append(f"{mark:<6}{text}")
 
     @property
@@ -65,7 +65,7 @@ class Report:
 
 
 class Probe:
-    """Tests one model server through the client that runs use."""
+    """A test of one model server, through the same client that runs use."""
 
     def __init__(self, base_url: str, api_key: str, model: str) -> None:
         self._base_url = base_url
@@ -172,7 +172,7 @@ class Probe:
             self.report.add("note", f"it does not accept images: {error.problem.message}")
             return
         if "red" not in answer.text.lower():
-            self.report.add("note", "it accepts images but does not see them")
+            self.report.add("note", "it accepts images, but its answer does not show that it sees them")
             return
         self.report.add("ok", "it sees images")
         self.report.settings["PAWL_MODEL_INPUT"] = "text,image"
@@ -208,7 +208,7 @@ def _with_result(answer: ModelAnswer, echo: str) -> tuple[dict[str, Any], ...]:
 
 
 async def first_model(base_url: str, api_key: str) -> str:
-    """Return the first model that a server lists; empty if it lists none or the request fails."""
+    """Return the first model that a server lists, or an empty string if it lists none or the request fails."""
     async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key or "none", max_retries=0, timeout=30.0) as client:
         try:
             page = await client.models.list()
@@ -222,16 +222,18 @@ async def check(base_url: str, api_key: str, model: str) -> Report:
     model = model or await first_model(base_url, api_key)
     if not model:
         report = Report()
-        report.add("FAIL", "it lists no models or is unreachable: name a model with --model")
+        report.add("FAIL", "it lists no models or cannot be reached: specify a model with --model")
         return report
     return await Probe(base_url, api_key, model).run()
 
 
 def main(arguments: Sequence[str]) -> int:
     """Test a server and print the findings. Return 1 if runs cannot use the server."""
-    parser = argparse.ArgumentParser(prog="pawl model check", description="Probe a model server; print settings.")
+    parser = argparse.ArgumentParser(
+        prog="pawl model check", description="Probe a model server and print settings for it."
+    )
     parser.add_argument("url", help="base URL, for example http://127.0.0.1:8000/v1")
-    parser.add_argument("--model", default="", help="default: the first model that it lists")
+    parser.add_argument("--model", default="", help="model; default: the first one that the server lists")
     given = parser.parse_args(arguments)
     if not given.url.startswith(("http://", "https://")):
         parser.error(f"the URL must start with http:// or https://, got {given.url!r}")

@@ -1,5 +1,3 @@
-"""Defines the agent loop's settings."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -111,7 +109,7 @@ class AgentLoopSettings(ServiceSettings):
 
     @property
     def model_servers(self) -> Mapping[str, tuple[str, str]]:
-        """The address and key of each model server by name; the default one has no name."""
+        """Address and key of each model server by name. The default server has no name."""
         key = self.openai_api_key.get_secret_value() if self.openai_api_key else ""
         found = {"": (self.openai_base_url, key)}
         for name, server in self.limits.model_servers.items():

@@ -1,5 +1,3 @@
-"""Constructs the objects that serve clients."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field

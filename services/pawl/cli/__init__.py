@@ -1,4 +1,4 @@
-"""Implements the `pawl` command line. Except for a few commands, it uses only `pawl.client` and the public API."""
+"""The `pawl` command line. Except for a few commands, it uses only `pawl.client` and the public API."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def load(name: str) -> Any:
 
 
 class _Conversion:
-    """Converts a parameter's value like typer, but keeps a value that is missing or already has the right type.
+    """A converter of a parameter's value like typer's, which does not change values that already have the right type.
 
     For every value, typer would import pydantic, which takes a third of the time of a short command.
     """
@@ -100,7 +100,7 @@ for _kind in (TyperArgument, TyperOption):
 
 
 class _Group(TyperGroup):
-    """Imports a command only when it is called, because importing all of them takes a second."""
+    """A group that imports a command only when it is called, because importing all of them takes a second."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)
@@ -152,7 +152,11 @@ def flags(
         str | None, typer.Option(envvar="PAWL_DATA", metavar="<path>", help="The suite's data folder; default: .pawl.")
     ] = None,
     store: Annotated[
-        str | None, typer.Option(help="Act in this store. Requires the local key of a suite on this machine.")
+        list[str] | None,
+        typer.Option(
+            help="The store. Requires the local key of a suite on this machine, or a deployment key for the commands"
+            " keys, settings and usage."
+        ),
     ] = None,
     user: Annotated[
         str | None,
@@ -183,7 +187,7 @@ def flags(
 
 
 def flags_first(arguments: Sequence[str]) -> list[str]:
-    """Move the connection flags to the front, so that they can also be typed after the command."""
+    """Move the connection flags to the front, so that users can also type them after the command."""
     end = list(arguments).index("--") if "--" in arguments else len(arguments)
     rest, flags, index = list(arguments), list[str](), 0
     while index < end:
@@ -197,7 +201,7 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Run the command line and exit. Users see error messages, never a traceback."""
+    """Run the command line and exit. Print error messages, never a traceback."""
     try:
         app(args=flags_first(sys.argv[1:]))
     except KeyboardInterrupt:

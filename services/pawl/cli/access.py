@@ -191,7 +191,7 @@ keys.command("create")(
             "--role": "key.roles",
             "--name": "key.name",
             "--for": Option(path="key.expire_time", help=ENDS, put=set_end),
-            "--in-store": "key.store_id",
+            "--store": "key.store_id",
             "--decides-for-users": "key.decides_for_users",
         },
         "Create a key. Its secret is shown once, alone on standard output.",
@@ -201,7 +201,7 @@ keys.command("create")(
 keys.command("list")(
     listing(
         key_pb2.ListKeysRequest(),
-        {"--all": "include_ended", "--in-store": "store_id"},
+        {"--all": "include_ended", "--store": "store_id"},
         "List keys, newest first.",
         {
             "key": "key_id",
@@ -226,7 +226,7 @@ keys.command("revoke")(
 keys.command("events")(
     listing(
         key_pb2.ListKeyEventsRequest(),
-        {"--key": "key_id", "--kind": "kind", "--in-store": "store_id"},
+        {"--key": "key_id", "--kind": "kind", "--store": "store_id"},
         "List who created and revoked keys, newest last.",
         {
             "event": "event_id",
@@ -301,7 +301,7 @@ async def verify(
 ) -> int:
     """Verify the whole audit chain.
 
-    Prints the head of the chain. Keep it where no one with write access to the database can change it, and pass it as
+    Prints the head of the chain. Store it where no one with write access to the database can change it, and pass it as
     --known-head next time.
     """
     request, last = audit_pb2.VerifyAuditRequest(), audit_pb2.VerifyAuditResponse()

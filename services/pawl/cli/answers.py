@@ -1,4 +1,4 @@
-"""Turns what users type into decisions on calls and into call results."""
+"""Parses decisions on calls, and call results, as users type them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def edit(
 
 
 def chosen(line: str, call: call_pb2.Call) -> str:
-    """Return the option of a question if `line` is the option's number. Otherwise, return `line`."""
+    """Return the option of a question if `line` is its number. Otherwise, return `line`."""
     options = call.question.options
     if line.isascii() and line.isdecimal() and 1 <= int(line) <= len(options):
         return options[int(line) - 1]

@@ -81,7 +81,7 @@ async def chat(
     if conversation and conversation_key:
         raise CommandError("Specify --conversation or --conversation-key, not both.")
     if conversation_key:
-        with suppress(ConversationNotFound):  # The first message creates it.
+        with suppress(ConversationNotFound):  # The first message creates the conversation.
             conversation = (await target.get_conversation(conversation_key=conversation_key)).conversation_id
     talk = Chat(
         target,
@@ -278,10 +278,9 @@ class Chat:
         return not self._active or bool(self._pending) or self._held.keys() >= self._active.keys()
 
     def _done(self) -> bool:
-        """Return whether to leave.
+        """Return whether to leave the chat.
 
-        The chat ends if the user asks to leave, or if no run can continue without further input and the input has
-        ended.
+        The chat ends if the user leaves, or if the input has ended and no run can continue without it.
         """
         return self._leaving or (self._input_over and self._wants_line())
 

@@ -1,10 +1,11 @@
-"""Connects commands to the suite, parses values, prints output and sets exit codes."""
+"""The common part of commands: connecting to the suite, parsing values, printing output and setting exit codes."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import inspect
+import os
 import queue
 import re
 import sys
@@ -56,9 +57,7 @@ def command(*, service: Service = "agent") -> Callable[[Callable[..., Awaitable[
         @functools.wraps(work)
         def run(context: typer.Context, **options: Any) -> None:
             if context.invoked_subcommand is None:  # Otherwise, a subcommand does the work.
-                raise typer.Exit(
-                    _perform(context.obj, functools.partial(work, **options), service, _option_names(context))
-                )
+                raise typer.Exit(_perform(context, work, options, service))
 
         # Typer reads the parameters from the signature.
         _, _, *options = inspect.signature(work, eval_str=True).parameters.values()
@@ -75,18 +74,16 @@ def _option_names(context: typer.Context) -> dict[str, str]:
 
 
 def _perform(
-    flags: Flags,
-    work: Callable[[AsyncClient, Console], Awaitable[int | None]],
-    service: Service,
-    typed: Mapping[str, str],
+    context: typer.Context, work: Callable[..., Awaitable[int | None]], options: dict[str, Any], service: Service
 ) -> int:
     console = Console(highlight=False)
     addresses: list[str] = []
 
     async def run() -> int | None:
-        async with AsyncClient(**flags, retry_seconds=0.0) as target:
+        store = _place_store(context, options)
+        async with AsyncClient(**{**context.obj, "store": store}, retry_seconds=0.0) as target:
             addresses.extend(getattr(target, service))
-            return await work(target, console)
+            return await work(target, console, **options)
 
     try:
         return asyncio.run(run()) or 0
@@ -97,11 +94,27 @@ def _perform(
         sys.stdout = None
         return EXIT_UNSUCCESSFUL
     except Exception as error:  # noqa: BLE001  # users see a message, never a traceback
-        return fail(error, addresses, service, typed)
+        return fail(error, addresses, service, _option_names(context))
+
+
+def _place_store(context: typer.Context, options: dict[str, Any]) -> str | None:
+    """Return the store in which to act, and put --store into the command's own option if it has one.
+
+    An API key acts only in its own store, or for the deployment. A command about a store then only sends the option.
+    """
+    own = next((each for each in context.command.params if "--store" in each.opts), None)
+    given = options[own.name] if own and own.name else None
+    stores = [*(context.obj["store"] or ()), *((given or ()) if own and own.multiple else filter(None, [given]))]
+    if len(stores) > 1 and not (own and own.multiple):
+        raise CommandError("Specify --store only once.")
+    store = stores[0] if stores else None
+    if own and own.name:
+        options[own.name] = stores if own.multiple else store
+    return None if own and os.environ.get("PAWL_API_KEY") else store
 
 
 def follows(target: AsyncClient) -> None:
-    """Make a watching command survive a restart of the suite. Other commands fail immediately."""
+    """Let a watching command survive a restart of the suite. Other commands fail immediately."""
     target.retry_seconds = FOLLOW_SECONDS
 
 
@@ -194,7 +207,7 @@ def read_file(path: Path, bytes_max: int = -1) -> bytes:
 
 
 def secret_of(given: str) -> str:
-    """Read a secret. `-` reads it from standard input and `@FILE` from a file. Anything else is the secret itself.
+    """Read a secret: `-` from standard input, and `@FILE` from a file. Anything else is the secret itself.
 
     Every user of a machine can see the arguments of the programs running on it.
 
@@ -217,7 +230,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation; r
 
 
 def confirm(question: str, *, yes: bool) -> bool:
-    """Return whether the user confirms. Does not ask if `yes` is set.
+    """Return whether the user confirms. Do not ask if `yes` is set.
 
     Raises:
         CommandError: There is no terminal on which to ask.
@@ -275,7 +288,7 @@ def show_table(console: Console, headings: Sequence[str], rows: Sequence[Sequenc
 
 
 class WordWrap:
-    """Wraps streamed text at word boundaries.
+    """A wrapper for streamed text that breaks lines at word boundaries.
 
     The last word is held back until it is complete, and spaces are held back until a word follows them.
     """
@@ -320,7 +333,7 @@ class WordWrap:
 
 
 class LineReader:
-    """Reads a line only when asked to, so that an editor can use the keyboard between lines.
+    """A reader that reads a line only when needed, so that an editor can use the keyboard between lines.
 
     Reading from a terminal cannot be cancelled, so the thread ends only when the process does.
     """
@@ -334,9 +347,9 @@ class LineReader:
         threading.Thread(target=self._read, name="keyboard", daemon=True).start()
 
     async def line(self) -> str | None:
-        """Return the next line without its line break. Return None at the end of the input.
+        """Return the next line without its line break, or None at the end of the input.
 
-        This is safe to cancel. The next caller then gets the line.
+        Safe to cancel. The next caller then gets the line.
         """
         if self._pending is None:
             loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Builds commands from the contract. The request defines the options, and the response defines the output."""
+"""Commands built from the proto files. The request defines the options, and the response defines the output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STUBS: Final[Mapping[str, tuple[str, Service]]] = {
     "pawl.agent.v1.OperatorService": ("operators", "agent"),
     "pawl.agent.v1.ScheduleService": ("scheduler", "agent"),
     "pawl.agent.v1.TriggerService": ("triggers", "agent"),
-    "pawl.agent.v1.UsageService": ("usage", "agent"),
+    "pawl.agent.v1.UsageService": ("usage_register", "agent"),
     "pawl.agent.v1.WorkflowService": ("workflows", "agent"),
     "pawl.tool.v1.AuditService": ("auditor", "tools"),
     "pawl.tool.v1.DocumentService": ("document_store", "tools"),
@@ -124,21 +124,21 @@ def verb(
     """
 
     async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> int:
-        asked = copy.deepcopy(request)
+        requested = copy.deepcopy(request)
         named = _named(request.DESCRIPTOR, options)
         if needs and not any(given[name] for name, typed, *_ in named if typed in needs):
             shown = (each if each.startswith("-") else each.upper() for each in needs)
             raise CommandError(f"Specify {' or '.join(shown)}.")
-        fill(asked, options, given, narrows=narrows)
+        fill(requested, options, given, narrows=narrows)
         if before:
-            await before(target, asked)
-            fill(asked, options, given)
-        question = confirmation(asked) if callable(confirmation) else _sentence(confirmation, asked)
+            await before(target, requested)
+            fill(requested, options, given)
+        question = confirmation(requested) if callable(confirmation) else _sentence(confirmation, requested)
         if confirmation and not confirm(question, yes=given["yes"]):
             return EXIT_UNSUCCESSFUL
-        answer = await ask(target, asked)
-        await warn_of_set(target, asked, answer)
-        lines = _sentence(output, asked) if isinstance(output, str) else output(answer, asked)
+        answer = await ask(target, requested)
+        await warn_of_set(target, requested, answer)
+        lines = _sentence(output, requested) if isinstance(output, str) else output(answer, requested)
         secret = getattr(answer, "secret", "")
         if json:
             print(json_line(answer))
@@ -166,19 +166,19 @@ def listing(
 ) -> Callable[..., None]:
     """Build a command that lists items in columns.
 
-    The command lists all pages. With `count`, it lists at most the number of items that the user gives. If there are no
-    items, `none` is printed to standard error. The columns may depend on the request. `footer` returns a final line,
-    which JSON output omits.
+    The command lists all pages. With `count`, the user can limit the number of items. If there are no items, `none` is
+    printed to standard error. The columns may depend on the request. `footer` returns a final line, which JSON output
+    omits.
     """
 
     async def work(target: AsyncClient, console: Console, *, json: bool, **given: Any) -> None:
-        asked = copy.deepcopy(request)
-        fill(asked, options, given, narrows=True)
-        found = await items(target, asked, given.get("count") or 0)
-        shown = columns(asked) if callable(columns) else columns
+        requested = copy.deepcopy(request)
+        fill(requested, options, given, narrows=True)
+        found = await items(target, requested, given.get("count") or 0)
+        shown = columns(requested) if callable(columns) else columns
         show_items(console, found[::-1] if newest_last else found, shown, none=none, json=json)
         if footer and not json:
-            say(console, await footer(target, asked))
+            say(console, await footer(target, requested))
 
     many = Annotated[int, typer.Option("--count", "-n", help="Maximum number of items.", min=1)]
     flags = (
@@ -220,7 +220,7 @@ async def items(target: AsyncClient, request: Any, count: int = 0) -> list[Any]:
 
 
 async def ask(target: AsyncClient, request: Any) -> Any:
-    """Send a request to its method. If the request has a request_id, repeating it has no further effect."""
+    """Send a request to its method. A repeated request with a request_id has no further effect."""
     method = _method(target, request)
     if _where(request)[0] == "sources":
         method = functools.partial(method, timeout=_SOURCE_SECONDS)
@@ -228,7 +228,7 @@ async def ask(target: AsyncClient, request: Any) -> Any:
 
 
 async def warn_of_set(target: AsyncClient, request: Any, answer: Any) -> None:
-    """Warn on standard error if a request has changed or deleted a resource that a set of files owns."""
+    """Print a warning if a request has changed or deleted a resource that a set of files owns."""
     if (found := _CHANGE.fullmatch(request.DESCRIPTOR.name)) is None:
         return
     from pawl.agent.v1 import declaration_pb2  # noqa: PLC0415  # few commands need it
@@ -257,7 +257,7 @@ def json_line(message: Message) -> str:
 
 
 def parameters(kind: Any, options: Options) -> list[inspect.Parameter]:
-    """Return the command parameters that fill a message. Their help comes from the contract."""
+    """Return the command parameters that fill a message. Their help comes from the proto comments."""
     return [_parameter(*each) for each in _named(kind, options)]
 
 
@@ -324,7 +324,7 @@ def _value(field: FieldDescriptor, value: Any) -> Any:
 
 
 def _named(kind: Any, options: Options) -> Iterator[tuple[str, str, Option, FieldDescriptor]]:
-    """For each option, yield its parameter name, what users type, the option itself and its field."""
+    """For each option, yield its parameter name, its name as users type it, the option itself and its field."""
     taken = set[str]()
     for typed, each in options.items():
         option = Option(path=each) if isinstance(each, str) else each
@@ -388,7 +388,7 @@ def _build(
 
 
 def _where(request: Any) -> tuple[str, Service]:
-    """Return the stub and the addresses of the service that takes a request."""
+    """Return the stub and the addresses of the service that handles a request."""
     for service, where in _STUBS.items():
         with suppress(KeyError):  # Services whose modules are not imported are unknown.
             if request.DESCRIPTOR in (each.input_type for each in _pool.FindServiceByName(service).methods):

@@ -322,7 +322,7 @@ async def _resolve(
     """Return a conversation's id and the other arguments. `first` is the id, unless a key is given.
 
     Raises:
-        CommandError: There is neither an id nor a key, or there are too many other arguments.
+        CommandError: There is neither an id nor a key, or there are too many arguments.
     """
     given = [each for each in (first, *rest) if each is not None]
     conversation_id = "" if key or not given else given.pop(0)

@@ -126,7 +126,7 @@ def for_series(
 async def find_pending(target: AsyncClient, run_id: str, call_id: str) -> call_pb2.Call:
     """Return a pending call. In another user's run, approvers find only calls that wait for approval.
 
-    In the caller's own run, also find calls that ask another user by name; the server then says who can decide.
+    In the caller's own run, also find calls that ask another user by name. The server then reports who can decide.
 
     Raises:
         CommandError: The call is not pending.

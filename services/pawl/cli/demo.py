@@ -1,4 +1,4 @@
-"""Implements `pawl demo`: a conversation with a crash in the middle, verified from the ledger."""
+"""Implements `pawl demo`: a conversation with a crash in the middle, checked against the ledger."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def _play(folder: Path, screen: Transcript) -> int:
 
 
 class Story:
-    """Plays the demo's conversation once. `target` contains every replica's address."""
+    """The demo's conversation, played once. `target` contains every replica's address."""
 
     def __init__(self, suite: Suite, target: AsyncClient, screen: Transcript) -> None:
         self.evidence = Evidence()
@@ -191,7 +191,7 @@ class Story:
             self.evidence.connections_after_kill.append(address)
 
     async def _kill_owner(self, attempt: int) -> None:
-        """Kill the replica that drives the run and to which the client is connected, and keep it down."""
+        """Kill the replica that drives the run and to which the client is connected, and leave it stopped."""
         self.evidence.attempt_when_killed = attempt
         self._victim = self._target.agent.index(self._address)
         self._note(f"kill -9: the agent-loop at {self._address}, in the middle of the answer")

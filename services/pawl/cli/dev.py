@@ -1,4 +1,4 @@
-"""Implements `pawl init` and `pawl dev`. They create the folder of a small product, and run a suite that follows it."""
+"""Implements `pawl init` and `pawl dev`, which create a product's folder and run a suite that follows it."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _times(files: list[Path]) -> Mapping[Path, int]:
         try:
             found[file] = file.stat().st_mtime_ns
         except OSError:
-            continue  # An editor is replacing it.
+            continue  # An editor is replacing the file.
     return found
 
 

@@ -109,7 +109,7 @@ def _summary(payload: Mapping[str, Any]) -> str:
 
 
 def decoded(subject: str, data: bytes) -> dict[str, Any] | None:
-    """Decode a subject's payload. Return None if its type is unknown or if it is malformed."""
+    """Decode a subject's payload. Return None if its type is unknown or it is malformed."""
     kind: type[Message]
     match subject.split("."):
         case [_, _, _, "run", _, "events"]:
@@ -138,7 +138,7 @@ async def _connection(url: str) -> Any:
 
 
 async def _be_silent(_error: Exception) -> None:
-    """Ignore connection errors. An error that matters ends the subscription, and is then reported."""
+    """Ignore connection errors. An error that matters ends the subscription, and is reported then."""
 
 
 async def _live(connection: Any, subject: str) -> AsyncGenerator[Any, None]:

@@ -1,4 +1,4 @@
-"""Shows workflow runs as trees of nodes, live on a terminal."""
+"""Workflow runs, shown as trees of nodes that are live on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds error messages for users: what went wrong, and what to do next."""
+"""Error messages for users: what went wrong, and what to do next."""
 
 from __future__ import annotations
 
@@ -91,9 +91,6 @@ _PARAMETERS: Final[Mapping[str, Sequence[str]]] = {
     "total_tokens_max": ("tokens_max",),
 }
 _FIELD: Final = re.compile(r"(?<![\w.'\"/-])(`?)([a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*)\1(?![\w'\"/-])")
-# Users see a description instead of the pattern for ids.
-_ID_PATTERN: Final = "must match ^[A-Za-z0-9_-]{1,64}$"
-_ID_WORDS: Final = "must have 1 to 64 letters, digits, _ and -, and nothing else"
 
 # Signs of a TLS mismatch in gRPC error details, and what to do.
 _TLS_ERRORS: Final = (
@@ -117,7 +114,7 @@ _TLS_SECONDS_MAX: Final = 2.0
 class CommandError(Exception):
     """Raised when the command cannot run. The message tells users what to do next.
 
-    `parameter` is the parameter at fault. The message shows the name that users type.
+    `parameter` is the parameter at fault. The message shows its name as users type it.
     """
 
     def __init__(self, message: str, *, parameter: str = "") -> None:
@@ -130,7 +127,7 @@ def explain(
 ) -> str:
     """Return the message for an error from calling a service at `addresses`.
 
-    `typed` maps parameters to what users type, for example `interval_seconds` to `--every`.
+    `typed` maps parameters to their names as users type them, for example `interval_seconds` to `--every`.
     """
     if isinstance(error, CommandError) and error.parameter:
         return f"{_option(error.parameter, typed) or error.parameter}: {error}"
@@ -204,7 +201,7 @@ def _as_typed(error: PawlError, typed: Mapping[str, str]) -> str:
 
     A name that is also an ordinary word is replaced only if it is the invalid field or is in backquotes.
     """
-    message = error.message.replace(_ID_PATTERN, _ID_WORDS)
+    message = error.message
     wrong = error.metadata.get("field", "")
 
     def put(found: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Implements `pawl inbox`, which lists what is waiting for a decision and lets users decide at the keyboard."""
+"""Implements `pawl inbox`, which lists pending items and lets users decide on them at the keyboard."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def inbox(
 
 
 class Reviewer:
-    """Presents pending items one by one. Without a keyboard, it only lists the items."""
+    """A review of pending items one by one. Without a keyboard, it only lists the items."""
 
     def __init__(self, target: AsyncClient, console: Console, keyboard: LineReader | None) -> None:
         self._target = target
@@ -71,7 +71,7 @@ class Reviewer:
         self._help_shown = False
 
     async def review(self, items: Sequence[Item]) -> bool:
-        """Present `items`, and return whether to continue with more."""
+        """Present `items`. Return whether to continue with more."""
         for number, item in enumerate(items):
             if not await self.review_item(item, items[number + 1 :]):
                 return False
@@ -96,7 +96,7 @@ class Reviewer:
             return True
 
     async def review_item(self, item: Item, others: Sequence[Item]) -> bool:
-        """Show an item, ask for a decision, and return whether to continue."""
+        """Show an item and ask for a decision. Return whether to continue."""
         if isinstance(item, call_pb2.Call):
             return await self._put_call(item, [other for other in others if isinstance(other, call_pb2.Call)])
         self._transcript.card(f"{item.run_id} is waiting for more tokens", [wording.budget_text(item)], "yellow")

@@ -265,9 +265,9 @@ async def preferences(
         change.kinds.kinds[:] = [number_of(_KIND, each) for each in kind or []]  # type: ignore[misc]
         change.kinds.SetInParent()
     if quiet or no_quiet or zone is not None:
-        kept = found.quiet.time_zone if zone is None else zone
+        time_zone = found.quiet.time_zone if zone is None else zone
         hours = hours if quiet or no_quiet else list(found.quiet.hours)
-        change.quiet.CopyFrom(preference_pb2.QuietTimes(hours=hours, time_zone=kept))
+        change.quiet.CopyFrom(preference_pb2.QuietTimes(hours=hours, time_zone=time_zone))
     if change != preference_pb2.UpdatePreferencesRequest():
         found = (await target.preferences.UpdatePreferences(change)).preferences
     say(console, json_line(found) if json else _lines(found))

@@ -38,7 +38,7 @@ keys = access.keys
 def check(context: typer.Context) -> None:
     """Check Python tools without a suite or a model. See `pawl tools check --help`."""
     flags: Flags = context.obj
-    given = (("--store", flags["store"]), ("--user", flags["user"]))
+    given = (*(("--store", store) for store in flags["store"] or ()), ("--user", flags["user"]))
     run_program(
         "pawl.tool_registry.check",
         [*context.args, *(each for flag, value in given if value is not None for each in (flag, value))],

@@ -164,7 +164,7 @@ async def follow(
 ) -> int:
     """Show a run's events after `after_seq` until the run ends. Return the exit code.
 
-    Up to `last_seq`, only the newest progress of calls that are still open is shown. JSON output shows everything.
+    Up to `last_seq`, show only the newest progress of calls that are still open. JSON output shows everything.
     """
     follows(target)
     transcript = Transcript(console, whole_reasoning=reasoning, hints=True)
@@ -199,7 +199,7 @@ async def follow(
 async def without_old_progress(
     events: AsyncIterator[event_pb2.RunEvent | gap_pb2.Gap], last_seq: int
 ) -> AsyncIterator[event_pb2.RunEvent | gap_pb2.Gap]:
-    """Leave out progress up to `last_seq`. Keep the newest progress of each call that is still open."""
+    """Drop progress up to `last_seq`, except the newest progress of each call that is still open."""
     newest: dict[str, event_pb2.RunEvent] = {}
     async for event in events:
         if isinstance(event, gap_pb2.Gap):
@@ -322,8 +322,8 @@ def status_lines(run: run_pb2.Run, now: datetime) -> list[str]:
     lines = [f"{run.run_id} is {wording.state_name(run.state)}, in conversation {run.conversation_id}"]
     lines += [wording.budget_text(run)] if run.token_budget else []
     lines += wording.described(run, only=_FACTS)
-    for name, asked in sorted(run.lowered_limits.items()):
-        most, instead = getattr(run.options.limits, name), f"{asked:.15g}" if asked else "unlimited"
+    for name, requested in sorted(run.lowered_limits.items()):
+        most, instead = getattr(run.options.limits, name), f"{requested:.15g}" if requested else "unlimited"
         lines.append(f"{name} is {most:.15g} instead of {instead}: its store allows no more")
     if run.waiting.sentence:
         lines += [wording.one_line(run.waiting.sentence, 2048), f"since {wording.time_text(run.waiting.since_time)}"]

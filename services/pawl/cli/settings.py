@@ -32,11 +32,11 @@ _TEXTS: Final[Mapping[str, Callable[[str], Any]]] = {
 }
 
 Name = Annotated[str, typer.Argument(help="Name of a setting. `pawl settings explain` shows all.")]
-AllStores = Annotated[
-    bool, typer.Option("--all-stores", help="Set the limit for all stores. Requires a deployment key.")
-]
-CeilingOf = Annotated[
-    str, typer.Option("--ceiling-of", metavar="STORE", help="Set a store's ceiling. Requires a deployment key.")
+Store = Annotated[str, typer.Option("--store", help="The store. Default: your own.")]
+AllStores = Annotated[bool, typer.Option("--all-stores", help="For all stores. Requires a deployment key.")]
+Ceiling = Annotated[
+    bool,
+    typer.Option("--ceiling", help="The store's ceiling, which its admins cannot exceed. Requires a deployment key."),
 ]
 
 app = typer.Typer(
@@ -59,32 +59,42 @@ async def set_value(
         ),
     ],
     *,
-    stores: Annotated[
-        list[str] | None, typer.Option("--store-id", help="For a switch: a store in which it is on. Repeatable.")
+    store_ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--store", help="The store; default: your own. For a switch, a store in which it is on. Repeatable."
+        ),
     ] = None,
     cancel_open_runs: Annotated[
         bool, typer.Option("--cancel-open-runs", help="For the switch `runs`: also cancel open runs where it is off.")
     ] = False,
     all_stores: AllStores = False,
-    ceiling_of: CeilingOf = "",
+    ceiling: Ceiling = False,
 ) -> None:
-    """Set a switch or another value. Only switches apply to all stores by default, others to your own store."""
-    if _NUMBER.fullmatch(value) or name in _TEXTS:
-        if stores or cancel_open_runs:
-            raise CommandError("--store-id and --cancel-open-runs apply only to switches.")
-        asked = {name: _TEXTS[name](value)} if name in _TEXTS else {"limits": {name: int(value)}}
-        await _update(target, console, _layer(all_stores=all_stores, ceiling_of=ceiling_of), ceiling_of, name, **asked)
+    """Set a limit or another value of a store, or a switch, which always applies to all stores."""
+    if name in list(Feature):
+        if all_stores or ceiling:
+            raise CommandError(
+                f"{name} is a switch, which always applies to all stores. Omit --all-stores and --ceiling."
+            )
+        switch = _switch(name, value)
+        switch.store_ids[:], switch.cancel_open_runs = store_ids or (), cancel_open_runs
+        await _update(target, console, pb.SETTINGS_LAYER_DEPLOYMENT, "", name, switches={name: switch})
         return
-    if all_stores or ceiling_of:
-        raise CommandError("--all-stores and --ceiling-of do not apply to switches, which are always for all stores.")
-    switch = pb.Switch(store_ids=stores, cancel_open_runs=cancel_open_runs)
-    if _NUMBER.fullmatch(value.removesuffix("%")):
-        switch.state, switch.percent = pb.SWITCH_STATE_PERCENT, min(int(value.removesuffix("%")), 2**32 - 1)
-    elif value in _STATES:
-        switch.state = _STATES[value]
+    if cancel_open_runs:
+        raise CommandError("--cancel-open-runs applies only to the switch runs.")
+    if len(store_ids or ()) > 1:
+        raise CommandError(f"Specify --store only once: {name} is not a switch.")
+    store_id = store_ids[0] if store_ids else ""
+    layer = _layer(store_id, all_stores=all_stores, ceiling=ceiling)
+    if name in _TEXTS:
+        await _update(target, console, layer, store_id, name, **{name: _TEXTS[name](value)})
+    elif _NUMBER.fullmatch(value):
+        await _update(target, console, layer, store_id, name, limits={name: int(value)})
+    elif value in _STATES or value.endswith("%"):
+        raise CommandError(f"There is no switch {name!r}. The switches are {', '.join(Feature)}.")
     else:
-        raise CommandError(f"{value!r} is not valid: use on, off, listed, a percentage such as 10%, or a number.")
-    await _update(target, console, pb.SETTINGS_LAYER_DEPLOYMENT, "", name, switches={name: switch})
+        raise CommandError(f"{name} must be a whole number of at most 18 digits, got {value[:40]!r}.")
 
 
 @app.command()
@@ -94,20 +104,29 @@ async def unset(
     console: Console,
     name: Name,
     *,
+    store_id: Store = "",
     all_stores: AllStores = False,
-    ceiling_of: CeilingOf = "",
+    ceiling: Ceiling = False,
 ) -> None:
     """Remove a value, so that the next layer decides."""
-    layer = _layer(all_stores=all_stores or name in list(Feature), ceiling_of=ceiling_of)
-    await _update(target, console, layer, ceiling_of, name, unset=[name])
+    layer = _layer(store_id, all_stores=all_stores or name in list(Feature), ceiling=ceiling)
+    await _update(target, console, layer, store_id, name, unset=[name])
 
 
-def _layer(*, all_stores: bool, ceiling_of: str) -> pb.SettingsLayer.ValueType:
-    if all_stores and ceiling_of:
-        raise CommandError("--all-stores and --ceiling-of cannot be used together.")
+def _switch(name: str, value: str) -> pb.Switch:
+    if value.endswith("%") and _NUMBER.fullmatch(value[:-1]):
+        return pb.Switch(state=pb.SWITCH_STATE_PERCENT, percent=min(int(value[:-1]), 2**32 - 1))
+    if value in _STATES:
+        return pb.Switch(state=_STATES[value])
+    raise CommandError(f"{name} must be on, off, listed or a percentage such as 10%, got {value!r}.")
+
+
+def _layer(store_id: str, *, all_stores: bool, ceiling: bool) -> pb.SettingsLayer.ValueType:
+    if all_stores and (store_id or ceiling):
+        raise CommandError("The value is for all stores: omit --store and --ceiling.")
     if all_stores:
         return pb.SETTINGS_LAYER_DEPLOYMENT
-    return pb.SETTINGS_LAYER_CEILING if ceiling_of else pb.SETTINGS_LAYER_STORE
+    return pb.SETTINGS_LAYER_CEILING if ceiling else pb.SETTINGS_LAYER_STORE
 
 
 async def _update(
@@ -118,11 +137,11 @@ async def _update(
     name: str,
     *,
     unset: list[str] | None = None,
-    **asked: Any,
+    **requested: Any,
 ) -> None:
     read = pb.GetSettingsRequest(layer=layer, store_id=store_id)
     current = (await target.again(target.settings.GetSettings, read)).settings
-    settings = pb.Settings(layer=layer, store_id=store_id, version=current.version, **asked)
+    settings = pb.Settings(layer=layer, store_id=store_id, version=current.version, **requested)
     request = pb.UpdateSettingsRequest(settings=settings, unset=unset)
     await warn_of_set(target, request, await target.settings.UpdateSettings(request))
     say(console, f"{'Removed' if unset else 'Set'} {name}. It applies within five seconds.", "green")
@@ -134,12 +153,12 @@ async def explain(
     target: AsyncClient,
     console: Console,
     *,
-    store_id: Annotated[str, typer.Option("--in-store", help="A store; by default your own.")] = "",
+    store_id: Store = "",
     json: Json = False,
 ) -> None:
     """Show the values that apply to a store, and why."""
-    asked = pb.ExplainSettingsRequest(store_id=store_id)
-    found = (await target.again(target.settings.ExplainSettings, asked)).explanations
+    requested = pb.ExplainSettingsRequest(store_id=store_id)
+    found = (await target.again(target.settings.ExplainSettings, requested)).explanations
     columns: Columns = {"name": "name", "value": "value", "set by": _set_by, "why": "reason"}
     show_items(console, found, columns, none="", json=json)
 
@@ -157,7 +176,7 @@ def _changed(change: Any) -> str:
 app.command("changes")(
     listing(
         pb.ListSettingsChangesRequest(),
-        {"--in-store": "store_id"},
+        {"--store": "store_id"},
         "List the changes of settings, newest last.",
         {"change": "change", "time": "time", "layer": _set_by, "store": "store_id", "by": "user_id", "what": _changed},
         none="There are no changes.",

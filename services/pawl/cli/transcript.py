@@ -1,4 +1,4 @@
-"""Prints runs' events in human-readable form, line by line."""
+"""Human-readable transcript of runs' events."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _IN_PROGRESS: Final = (run_pb2.RUN_STATE_QUEUED, run_pb2.RUN_STATE_RUNNING)
 
 
 def is_visible(event: event_pb2.RunEvent) -> bool:
-    """Return whether an event is worth showing to users if it comes from a run that no message started."""
+    """Return whether an event of a run that no message started is worth showing to users."""
     match event.WhichOneof("kind"):
         case "run_changed":
             run = event.run_changed.run
@@ -264,7 +264,7 @@ class Transcript:
 
 
 def decides(run: run_pb2.Run) -> bool:
-    """Return whether a run's user may decide on its gated calls. A user with roles must be an approver or an admin."""
+    """Return whether a run's user may decide on its gated calls. A user with roles must be an approver or admin."""
     return not run.user_roles or bool({"approver", "admin"} & set(run.user_roles))
 
 
@@ -274,7 +274,7 @@ def top_up_hint(run: run_pb2.Run) -> str:
 
 
 def hint(call: call_pb2.Call, *, decides: bool = True) -> str:
-    """Return the command that settles a pending call, or text that says who can settle it."""
+    """Return the command that settles a pending call, or a text about who can settle it."""
     command = f"pawl approve {call.run_id} {call.call_id}"
     if call.asked_user_id not in {"", call.user_id}:
         answer = ' --answer "..."' if call.state == call_pb2.CALL_STATE_ASKED else ""

@@ -1,4 +1,4 @@
-"""Starts the suite. It has its own module, because only this command and the demo import the launcher."""
+"""Implements `pawl up` in a module of its own, because only this command and the demo import the launcher."""
 
 from __future__ import annotations
 

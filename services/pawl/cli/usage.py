@@ -76,7 +76,7 @@ usage: Final = listing(
         "--tool": "tool_name",
         "--model": "model",
         "--of-user": "user_id",
-        "--of-store": Option(path="store_id", help="Include only this store. --store does not limit a deployment key."),
+        "--store": Option(path="store_id", help="Include only this store."),
     },
     "Show how many runs, calls and tokens were used. Shows your own usage, an admin's store, or with a deployment key"
     " all stores.",

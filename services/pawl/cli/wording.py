@@ -1,4 +1,4 @@
-"""Formats runs, calls and values as short, plain text."""
+"""Runs, calls and values as short, plain text."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ STOPPED_BY: Final = {
 
 
 def quoted(label: str, text: str) -> list[str]:
-    """Return untrusted text after a label. Additional lines are marked, so that they cannot pass for Pawl's output."""
+    """Return untrusted text after a label. Additional lines are marked, so that they do not look like Pawl's output."""
     first, *rest = clean(text).splitlines() or [""]
     return [f"{label}{first}", *(f"  | {line}" for line in rest)]
 
@@ -147,7 +147,7 @@ def attention_text(attention: run_pb2.Attention, crash_count: int) -> str:
 
 
 def act_text(acted: event_pb2.OperatorActed) -> str:
-    """Describe an operator action, as in `operator bob resumed the run: tool fixed`."""
+    """Describe an operator's action, as in `operator bob resumed the run: tool fixed`."""
     call = f" ({acted.call_id})" if acted.call_id else ""
     reason = f": {one_line(acted.reason, 300)}" if acted.reason else ""
     return f"operator {clean(acted.user_id)} {_ACTS[acted.act]}{call}{reason}"
@@ -182,7 +182,7 @@ def labels_text(labels: Mapping[str, str]) -> str:
 
 
 def text_at(message: Any, path: str) -> str:
-    """Return the field at a path in a message as one line of text. Empty if it is absent."""
+    """Return the field at a path in a message as one line of text, or an empty string if it is absent."""
     *parents, name = path.split(".")
     inside = functools.reduce(getattr, parents, message)
     field = inside.DESCRIPTOR.fields_by_name[name]
@@ -263,7 +263,7 @@ def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
     else:
         if call.approval.preview:
             lines += [*quoted("", call.approval.preview), ""]
-        # What a workflow asks a person is complete in its preview.
+        # The preview of a workflow's question contains the whole question.
         if call.context != call_pb2.EXECUTION_CONTEXT_HUMAN:
             lines += json_block(call.arguments_json).splitlines()
         if call.approval.cause:
@@ -277,7 +277,7 @@ def call_lines(call: call_pb2.Call, now: datetime) -> list[str]:
     if call.HasField("deadline_time"):
         lines.append(remaining_text(call.deadline_time, now))
     if call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
-        lines.append(undecided())
+        lines.append(undecided(is_extended=call.approval.escalated))
     return lines
 
 
@@ -291,7 +291,7 @@ def _approval_lines(approval: call_pb2.ApprovalRequest) -> list[str]:
     if approval.HasField("series"):
         lines.append(f"one of a series: {series_text(approval.series)} (to approve all of it: series)")
     if approval.escalated:
-        lines.append("escalated: no decision in time")
+        lines.append("no decision in time: the deadline was extended")
     return lines
 
 

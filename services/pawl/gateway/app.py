@@ -1,4 +1,4 @@
-"""Defines the gateway's routes and checks every request."""
+"""The gateway's routes, and the checks that apply to every request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls the public methods of the services behind the gateway by name."""
+"""Calls to the public methods of the services behind the gateway, by name."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from pawl.chassis.identity.roles import CALLERS, READERS
 from pawl.chassis.ids import is_id
 from pawl.errors import InvalidField, MethodNotFound, PawlError
 from pawl.notify.v1 import channel_pb2, notify_pb2, preference_pb2
+from pawl.settings.v1 import settings_pb2
 from pawl.tool.v1 import audit_pb2, completion_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
@@ -54,6 +55,7 @@ PEERS: Final[Mapping[str, tuple[ModuleType, ...]]] = {
     ),
     "tool_registry": (audit_pb2, completion_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2),
     "notifier": (channel_pb2, notify_pb2, preference_pb2),
+    "job_store": (settings_pb2,),
 }
 UNSUBSCRIBE: Final = "pawl.notify.v1.ChannelService/UnsubscribeChannel"
 DELIVER_WEBHOOK: Final = "pawl.agent.v1.TriggerService/DeliverWebhook"
@@ -68,7 +70,7 @@ _DEADLINE_SECONDS: Final = 10.0
 
 
 class Method(msgspec.Struct, frozen=True, kw_only=True):
-    """A method that takes a single request. `name` is `package.Service/Method`.
+    """A method with a single request. `name` is `package.Service/Method`.
 
     `peer` is the service that implements it.
     """
@@ -83,7 +85,7 @@ class Method(msgspec.Struct, frozen=True, kw_only=True):
         """Parse a request from protobuf JSON.
 
         Raises:
-            InvalidField: The value is invalid; the message gives the position.
+            InvalidField: The value is invalid. The message contains the position.
         """
         if not isinstance(value, dict):
             raise InvalidField("The request must be a JSON object.", field="request")
@@ -152,7 +154,7 @@ class Services:
         """Call a method and return its response.
 
         Raises:
-            PawlError: The service's error, or DependencyUnavailable.
+            PawlError: The service returned an error, or is unavailable (DependencyUnavailable).
         """
         return await self._calls[name](request, metadata=(*metadata, *self._client()), timeout=timeout_seconds)
 

@@ -1,5 +1,3 @@
-"""The gateway's settings."""
-
 from __future__ import annotations
 
 import re
@@ -54,6 +52,7 @@ class GatewaySettings(ServiceSettings):
     agent_loop_address: PeerAddresses = "127.0.0.1:7601"
     tool_registry_address: PeerAddresses = "127.0.0.1:7602"
     notifier_address: PeerAddresses = "127.0.0.1:7604"
+    job_store_address: PeerAddresses = "127.0.0.1:7603"
     gateway_hosts: Annotated[str, AfterValidator(_check_hosts)] = ""
     gateway_origins: Annotated[str, AfterValidator(_check_origins)] = ""
     gateway_seal_key: Annotated[SecretStr, AfterValidator(_check_seal_keys)]
@@ -68,7 +67,7 @@ class GatewaySettings(ServiceSettings):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Hosts that are allowed in addition to loopback. IPv6 addresses do not have brackets."""
+        """Hosts that are allowed in addition to loopback. IPv6 addresses have no brackets."""
         return frozenset(re.sub(r"^\[([0-9a-f:.]+)\]$", r"\1", name) for name in _names(self.gateway_hosts))
 
     @property

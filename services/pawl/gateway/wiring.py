@@ -1,4 +1,4 @@
-"""Wires the gateway. Builds an ASGI application from channels."""
+"""Builds the gateway's ASGI application from channels."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ async def main(stop: asyncio.Event) -> None:
             forced_off={Feature.RUNS} if settings.runs == "off" else (),
             one_store=await is_sharded(database),
         )
-        # Before the first request, so that nothing that is switched off is on for a moment.
+        # Before the first request, so that no disabled feature is available even for a moment.
         await parts.settings.refresh()
         await service.enter(parts.group_commit)
         for name, loop in parts.loops.items():

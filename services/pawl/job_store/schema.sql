@@ -179,7 +179,7 @@ CREATE TABLE runs (
     shared_tokens_used bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (run_id, store_id)
 ) WITH (fillfactor = 80);
--- Used slots, and the runs of each user that wait for one.
+-- Used slots.
 CREATE INDEX runs_active ON runs (store_id, user_id, claim_at) WHERE active;
 CREATE INDEX runs_attention ON runs (store_id, attention_time, run_id) WHERE attention IS NOT NULL;
 CREATE INDEX runs_background ON runs (store_id, claim_at)
@@ -208,7 +208,9 @@ CREATE INDEX runs_open ON runs (state, store_id) WHERE state < 10;
 CREATE INDEX runs_short_of_tokens ON runs (store_id, create_time, run_id) WHERE state = 3 AND waits = '\x04';
 -- For the retention sweep.
 CREATE INDEX runs_untrimmed ON runs (end_time) WHERE trimmed_seq = 0 AND end_time IS NOT NULL;
-CREATE INDEX runs_waiting ON runs (store_id, user_id, claim_at) WHERE claim_at IS NOT NULL AND NOT active;
+-- The runs of each user that wait for a slot; those in the background are in `runs_background`.
+CREATE INDEX runs_waiting ON runs (store_id, user_id, claim_at)
+    WHERE claim_at IS NOT NULL AND NOT active AND NOT in_background;
 
 CREATE TABLE calls (
     store_id text COLLATE "C" NOT NULL,

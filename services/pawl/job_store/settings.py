@@ -1,5 +1,3 @@
-"""Defines the job store's settings."""
-
 from __future__ import annotations
 
 from pathlib import Path

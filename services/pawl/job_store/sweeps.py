@@ -1,4 +1,4 @@
-"""Runs the job store's background loops: event relay, offers, quarantine, retention, search index and metrics."""
+"""The job store's background loops: event relay, offers, quarantine, retention, search index and metrics."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Relay:
         self._written.set()
 
     async def run(self) -> None:
-        """Relay when woken, and at least every second to pick up events left by other replicas or earlier failures.
+        """Relay when woken, and at least every second, to find events left by other replicas or earlier failures.
 
         Automatic pauses wake no relay, so they are relayed every second.
         """
@@ -98,10 +98,9 @@ async def offer_again(ledger: Ledger, clock: Clock) -> None:
 
 
 async def watch_clock(due_times: DueTimes, clock: Clock) -> None:
-    """If the database's clock goes back, make runs claimable earlier, so that they do not wait twice.
+    """If the database's clock is set back, make runs claimable earlier, so that they do not wait twice.
 
-    The clock is polled every three seconds, and compared with the times that earlier polls and other replicas have
-    seen.
+    The clock is polled every three seconds, and compared with the times from earlier polls and other replicas.
     """
     seen: tuple[float, float] | None = None
     while True:
@@ -133,7 +132,7 @@ async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> No
 
 
 async def cancel_where_off(settings: SettingsSnapshot, ledger: Ledger, ids: IdSource, clock: Clock) -> None:
-    """Every five seconds, cancel open runs in stores where runs are off, if the switch requests it.
+    """Every five seconds, cancel open runs in stores where runs are disabled, if the switch requests this.
 
     Undo runs continue, so that no undo is left half done.
     """
@@ -164,7 +163,7 @@ async def _cancel_runs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPeriods:
-    """The retention period of each kind of record, and the interval between sweeps. Both are in seconds."""
+    """The retention period of each kind of record, and the interval between sweeps, in seconds."""
 
     events_seconds: float
     conversations_seconds: float
@@ -182,7 +181,7 @@ async def remove_expired(retention: PostgresRetention, clock: Clock, periods: Re
 
 
 async def sweep_retention(retention: PostgresRetention, clock: Clock, keep: RetentionPeriods) -> None:
-    """Remove all records that have expired. If a step fails, the others still run."""
+    """Remove all records that have expired. If a step fails, the other steps still run."""
     await _empty(clock, retention.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
     await _empty(clock, retention.remove_keys, keep.keys_seconds, rows_max=_ROWS_BATCH)
     await _empty(clock, retention.remove_key_events, None, rows_max=_ROWS_BATCH)
@@ -206,7 +205,7 @@ async def _empty(clock: Clock, remove: Callable[..., Awaitable[int]], seconds: f
 
 
 async def collect_stats(stats: PostgresLedgerStats, meter: PrometheusMeter, clock: Clock) -> None:
-    """Update the ledger's metrics every 15 s. If counting is slow, update them less often, but every 60 s at least."""
+    """Update the ledger's metrics every 15 s or, if counting is slow, at least every 60 s."""
     while True:
         start = clock.monotonic()
         meter.ledger_counted(await stats.count())

@@ -1,4 +1,4 @@
-"""Wires the job store. Builds the ledger, its servicers and its loops from its ports."""
+"""Builds the job store: the ledger, its servicers and its loops."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ Loops: TypeAlias = dict[str, Callable[[], Awaitable[None]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerParts:
-    """A ledger that is not running yet: enter `group_commit` and start `loops` to run it."""
+    """A ledger that is not running yet. To run it, enter `group_commit` and start `loops`."""
 
     group_commit: GroupCommit
     ledger: Ledger

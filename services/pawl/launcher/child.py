@@ -1,7 +1,7 @@
 """Prepares a child process and then becomes its program: `python -I -S child.py PARENT SIGNAL UID:GID PROGRAM ARGS...`.
 
-This is a separate program, because code that runs in a forked copy of a threaded process can deadlock. It uses only the
-standard library and starts in a few milliseconds.
+This is a separate program, because code in a fork of a multi-threaded process can deadlock. It uses only the standard
+library and starts in a few milliseconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Manages the data folder: its layout, version and lock."""
+"""The data folder: its layout, version and lock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_private(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 class SecretFiles:
-    """A folder with one secret per file. The folder gets mode 0700, and each file mode 0600."""
+    """A folder with one secret per file. The folder has mode 0700, and each file has mode 0600."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -41,7 +41,7 @@ class SecretFiles:
         return self._directory / name
 
     def get(self, name: str) -> str:
-        """Return a secret. It is created on first use."""
+        """Return a secret, creating it on first use."""
         path = self.path(name)
         if not path.exists():
             self.put(name, secrets.token_urlsafe(32))
@@ -67,7 +67,7 @@ _FREE_BYTES_MIN: Final = 32 * 1024 * 1024
 
 
 def problem_of(folder: Path) -> str:
-    """Return one sentence that describes a problem with a data folder. Empty if there is no problem."""
+    """Return one sentence about a problem with a data folder, or an empty string if there is none."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -78,7 +78,7 @@ def problem_of(folder: Path) -> str:
 
 
 class DataFolder:
-    """A data folder. This process locks it from `open` to `close`."""
+    """A data folder, which this process locks from `open` to `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,7 +91,7 @@ class DataFolder:
         self._lock: int | None = None
 
     def open(self) -> SecretFiles:
-        """Create the folder if necessary, lock it and return its secrets. Raises StartError if that fails."""
+        """Create the folder if necessary, lock it and return its secrets. Raise StartError if that fails."""
         try:
             self._make()
             self._acquire()
@@ -109,7 +109,7 @@ class DataFolder:
             raise
 
     def close(self) -> None:
-        """Release the lock. Idempotent; the kernel also releases it when the process ends."""
+        """Release the lock. Idempotent. The kernel also releases it when the process ends."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -1,4 +1,4 @@
-"""Manages log files. Processes write to them directly, and the launcher rotates them by size."""
+"""Log files. Processes write to them directly, and the launcher rotates them by size."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _TAIL_BYTES = 8192
 
 
 class LogFile:
-    """The log of one process. The process appends to it directly, so that no line is lost when the launcher dies.
+    """The log of one process, which appends to it directly, so that no line is lost when the launcher dies.
 
-    A rotation copies and truncates the file. A line that is written at that moment may be lost.
+    A rotation copies and truncates the file. A line written at that moment may be lost.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +47,7 @@ class LogFile:
         self._start = self.path.stat().st_size
 
     def events(self, event: str) -> Iterator[dict[str, Any]]:
-        """Yield the JSON log lines with this event that the newest process wrote, or those written since `mark`."""
+        """Yield the JSON log lines with this event that the newest process wrote, or those since `mark`."""
         with self.path.open("rb") as file:
             file.seek(self._start)
             for line in file:

@@ -1,4 +1,4 @@
-"""Runs the embedded NATS server with JetStream. Each service has its own user, which has only the rights it needs."""
+"""The embedded NATS server with JetStream. Each service has its own user with only the rights that it needs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _READ_STREAM = ("$JS.API.INFO", f"$JS.API.STREAM.INFO.{LIFECYCLE_STREAM}", "$JS.
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rights:
-    """The subjects to which a user may publish or subscribe. All other subjects are refused."""
+    """Subjects to which a user may publish or subscribe. All other subjects are refused."""
 
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ USERS: Mapping[str, Rights] = {
 
 
 def program() -> Path:
-    """Return the path of nats-server. Raises StartError if it is not installed."""
+    """Return the path of nats-server. Raise StartError if it is not installed."""
     installed = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = installed if installed.exists() else shutil.which("nats-server")
     if found is None:
@@ -92,7 +92,7 @@ class Nats:
         return f"nats://{address(self.port)}"
 
     def url_of(self, user: str) -> str:
-        """Return the URL for that user, including the password."""
+        """Return the URL for a user, including the password."""
         return f"nats://{user}:{self.secrets.get(f'nats-{user}')}@{address(self.port)}"
 
     def prepare(self) -> None:
@@ -134,10 +134,7 @@ class Nats:
         return self.folder / "nats.conf"
 
     async def _probe(self) -> Addresses | None:
-        """Return the address if the server sends its greeting, which means that JetStream is ready.
-
-        Otherwise, return None.
-        """
+        """Return the address if the server sends its greeting, which means that JetStream is ready, otherwise None."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_PROBE_TIMEOUT_SECONDS):
                 reader, writer = await asyncio.open_connection(HOST, self.port)

@@ -1,4 +1,4 @@
-"""Reads a suite's options from flags and the environment."""
+"""A suite's options, read from flags and the environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KUBERNETES = re.compile(r"PAWL_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyOptions:
-    """A set to apply, and for whom. By default, it is applied for the store and user of the local key."""
+    """The set to apply, and for whom. By default, it is applied for the store and user of the local key."""
 
     folder: Path
     store: str = ""
@@ -41,7 +41,7 @@ class SuiteOptions:
     service gets the variables in `environment` that it reads. The process that runs Python tools also gets the
     variables named in `tool_environment`. `service_environment` adds variables to one service, or to one replica
     (`agent-loop-1`). `apply` is a set to apply once the suite is running. `local_key` is the key for callers on this
-    machine. By default, the data folder has one.
+    machine. By default, the data folder contains one.
     """
 
     data: Path
@@ -74,13 +74,14 @@ def read_options(
 ) -> SuiteOptions:
     """Return the options from the flags of `pawl up` and the environment.
 
-    `data` overrides PAWL_DATA (default: `.pawl`). `ports` have the form `name=number`, where the name `all` stands for
-    all ports that are not listed. `replicas` have the form `service=count`. PAWL_DATABASE_URL (with
-    PAWL_DATABASE_OWNER_URL) and PAWL_NATS_URL replace the embedded servers, and PAWL_LOCAL_KEY replaces the key. Each
-    of them can be read from a file that the variable with the suffix `_FILE` names. OPENAI_API_KEY or OPENAI_BASE_URL
-    replaces the scripted model.
+    `data` overrides PAWL_DATA (default: `.pawl`). `ports` have the form `name=number`, where `all` means every port
+    that is not listed. `replicas` have the form `service=count`. PAWL_DATABASE_URL (with PAWL_DATABASE_OWNER_URL) and
+    PAWL_NATS_URL replace the embedded servers, and PAWL_LOCAL_KEY replaces the key. Each of them can be read from a
+    file that the variable with the suffix `_FILE` names. OPENAI_API_KEY or OPENAI_BASE_URL replaces the scripted model.
 
-    Raises StartError with one sentence about the first mistake, such as an unknown PAWL_ variable.
+    Raises:
+        StartError: An option is invalid, for example an unknown PAWL_ variable. The message is one sentence about the
+            first mistake.
     """
     if unknown := unknown_of(environment):
         named = (f"{name} (did you mean {near}?)" if near else name for name, near in unknown.items())

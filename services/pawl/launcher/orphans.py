@@ -1,4 +1,4 @@
-"""Stops processes that an earlier launcher left behind. Processes are recorded in files while they run.
+"""Processes that an earlier launcher left behind. They are recorded in files while they run, and stopped here.
 
 On Linux, the kernel signals them when their launcher dies, but they may still be stopping or may hang. On other
 systems, the records are the only way to find them.
@@ -29,7 +29,7 @@ def forget(directory: Path, name: str) -> None:
 
 
 async def stop_all(directory: Path) -> list[str]:
-    """Stop all recorded processes that are still running, and remove the records. Return the names of these processes.
+    """Stop all recorded processes that are still running, and remove the records. Return the names of the processes.
 
     Call this only while holding the data folder's lock, so that no other launcher owns the processes. If a start time
     shows that a process id now belongs to another process, that process is left alone.
@@ -58,7 +58,7 @@ async def end(pid: int, since: str, *, first: signal.Signals = signal.SIGTERM) -
 
 
 def started(pid: int) -> str | None:
-    """Return the start time of a process in a system-specific form. Return None if the process has ended."""
+    """Return the start time of a process in a system-specific form, or None if the process has ended."""
     stat = Path(f"/proc/{pid}/stat")
     if Path("/proc/self/stat").exists():
         try:
@@ -70,7 +70,7 @@ def started(pid: int) -> str | None:
 
 
 def works_in(pid: int, folder: Path) -> bool:
-    """Return whether `folder` is the working directory of a process. Needs /proc."""
+    """Return whether `folder` is the working directory of a process. Requires /proc."""
     try:
         return Path(f"/proc/{pid}/cwd").resolve(strict=True) == folder.resolve()
     except OSError:
@@ -78,7 +78,7 @@ def works_in(pid: int, folder: Path) -> bool:
 
 
 def command_line(pid: int) -> str:
-    """Return the command line of a process. Return an empty value if the process has ended."""
+    """Return the command line of a process, or an empty value if the process has ended."""
     return _ps(pid, "command")
 
 

@@ -1,4 +1,4 @@
-"""Plans the processes of a service. Each replica has a command, an environment and a readiness check."""
+"""Processes of a service. Each replica has a command, an environment and a readiness check."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _LOCALE: Final = "LC_"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteContext:
-    """The values that all processes of a suite share. `peers` and `model` are called when a process starts."""
+    """Values that all processes of a suite share. `peers` and `model` are called when a process starts."""
 
     options: SuiteOptions
     folder: DataFolder
@@ -241,7 +241,7 @@ def _read_addresses(path: Path) -> dict[str, str] | None:
 
 
 def authority_of(spec: ServiceSpec, options: SuiteOptions) -> Path | None:
-    """Return the file with which a service's certificate is verified. Return None if TLS is not used.
+    """Return the file that verifies a service's certificate, or None without TLS.
 
     Without PAWL_TLS_CA_FILE, this is the certificate itself.
     """

@@ -1,4 +1,4 @@
-"""Finds free ports and checks chosen ones."""
+"""Free ports, and checks of chosen ports."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _own_ports = _blocks_of_ports()
 def address(port: int) -> str:
     """Return this port on the loopback interface as host:port. 0 means any free port.
 
-    The system never chooses the port of one of the launcher's servers, because it could give that port to a connection
+    For the launcher's servers, the system never chooses the port, because it could assign that port to a connection
     while the server restarts.
     """
     return f"{HOST}:{port or free_port()}"

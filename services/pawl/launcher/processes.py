@@ -1,4 +1,4 @@
-"""Supervises one process. Starts it, waits until it is ready, restarts it when it dies, and stops it gracefully."""
+"""Supervises one process: starts it, restarts it after a crash, and stops it gracefully."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Command:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """Describes how a process is started, checked and stopped.
+    """A specification for starting, checking and stopping a process.
 
-    `command` is called before each start. `listens` are the addresses at which the process will listen. Peers can
-    receive these addresses before the process is ready. `probe` checks once whether the process is ready. It returns
-    the addresses of the process, or None if it is not ready, and raises StartError if waiting is pointless. `answers`
-    checks whether a ready process still answers, even if it is not healthy.
+    `command` is called before each start. `listens` contains the addresses at which the process will listen. Peers can
+    receive them before the process is ready. `probe` checks once whether the process is ready. It returns the addresses
+    of the process, or None if it is not ready, and raises StartError if waiting is pointless. `answers` checks whether
+    a ready process still answers, even if it is not healthy.
     """
 
     name: str
@@ -74,14 +74,14 @@ def shim(account: tuple[int, int] | None, death_signal: signal.Signals) -> tuple
 
 
 def next_delay(previous: float | None, alive_seconds: float) -> float:
-    """Return the delay before the next start. It doubles from 0.2 s up to 10 s. Running for 30 s resets it."""
+    """Return the delay before the next start. It doubles from 0.2 s to 10 s, and is reset after running for 30 s."""
     if previous is None or alive_seconds >= ALIVE_LONG_SECONDS:
         return BACKOFF_FIRST_SECONDS
     return min(previous * 2, BACKOFF_MAX_SECONDS)
 
 
 class Process:
-    """Keeps one process running from `start` to `stop`. Both can be called repeatedly, in turn or concurrently."""
+    """A process that runs from `start` to `stop`. Both can be called repeatedly, in turn or concurrently."""
 
     def __init__(
         self, spec: ProcessSpec, *, run_directory: Path, log_directory: Path, changed: Callable[[], None]
@@ -105,7 +105,7 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """The process id. None while the process is down."""
+        """Process id, or None while the process is down."""
         return None if self._child is None or self._child.returncode is not None else self._child.pid
 
     @property
@@ -114,7 +114,7 @@ class Process:
         return self._ready.is_set()
 
     def start(self) -> None:
-        """Start to supervise the process. If it is already supervised, nothing happens."""
+        """Start supervising the process. Has no effect if it is already supervised."""
         if self._task is None:
             self._stopping.clear()
             self._failure = asyncio.get_running_loop().create_future()
@@ -123,9 +123,10 @@ class Process:
     async def wait_ready(self, seconds: float) -> None:
         """Return once the process is ready, possibly after restarts.
 
-        Raises StartError after a timeout. Raises it immediately if the probe raises it, or if the process exits with
-        code 2, which means that its configuration is invalid. After a timeout or an exit, the message contains the last
-        line of the log.
+        Raises:
+            StartError: After a timeout, or immediately if the probe raises it or the process exits with code 2, which
+                means that its configuration is invalid. After a timeout or an exit, the message contains the last line
+                of the log.
         """
         if self._failure is None:
             raise StartError(f"{self.name} is not started.")
@@ -143,7 +144,7 @@ class Process:
             ready.cancel()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal. If it is fatal, `wait_ready` waits for the next start. Raises ProcessLookupError if down."""
+        """Send a signal. If it is fatal, `wait_ready` waits for the next start. Raise ProcessLookupError if down."""
         if self.pid is None:
             raise ProcessLookupError(f"{self.name} is down")
         if number in _ENDING:
@@ -255,7 +256,7 @@ class Process:
 
 
 async def _falls_silent(answers: Callable[[], Awaitable[bool]]) -> None:
-    """Return once a process has not answered its health check for 30 seconds."""
+    """Return once a process has failed its health check for 30 seconds."""
     loop = asyncio.get_running_loop()
     answered_at = loop.time()
     while loop.time() - answered_at < SILENT_SECONDS_MAX:

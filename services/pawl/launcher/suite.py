@@ -79,7 +79,7 @@ class Suite:
         await self.stop()
 
     async def start(self) -> None:
-        """Start all processes and wait until they are ready. Raises StartError with one sentence if that fails."""
+        """Start all processes and wait until they are ready. Raise StartError with one sentence if that fails."""
         secrets = self._secrets = self.folder.open()
         try:
             (self.folder.run / PROBLEMS_FILE).unlink(missing_ok=True)
@@ -137,17 +137,17 @@ class Suite:
 
     @property
     def broken_tools(self) -> list[str]:
-        """The modules in PAWL_TOOLS that could not be loaded the last time, each with its error."""
+        """Modules in PAWL_TOOLS that failed to load the last time, each with its error."""
         entries = (entry for process in self._processes.values() for entry in process.log.events("tool.module_broken"))
         return list(dict.fromkeys(f"{entry.get('tool_module')}: error: {entry.get('error')}" for entry in entries))
 
     @property
     def database_url(self) -> str:
-        """The URL of PostgreSQL, including the password. For the embedded server, it is the URL for the owner."""
+        """The URL of PostgreSQL, including the password. For the embedded server, it is the owner's URL."""
         return self._secret_files.get("database.url")
 
     def nats_url(self, user: str = SUBSCRIBER) -> str:
-        """Return the NATS URL for this user, including the password."""
+        """Return the NATS URL for a user, including the password."""
         return self._secret_files.get(nats_url_file(user))
 
     @property
@@ -156,11 +156,11 @@ class Suite:
         return self._secret_files.get(LOCAL_KEY)
 
     def process(self, name: str, replica: int = 0) -> Process:
-        """Return one process: a service, or `postgres`, `nats`, `model`. Raises KeyError if it does not exist."""
+        """Return one process: a service, or `postgres`, `nats`, `model`. Raise KeyError if it does not exist."""
         return self._processes[process_name(name, replica)]
 
     def pid(self, name: str, replica: int = 0) -> int | None:
-        """Return the id of a process. Return None while the process is down."""
+        """Return the id of a process, or None while it is down."""
         return self.process(name, replica).pid
 
     # Control for tests.
@@ -189,7 +189,8 @@ class Suite:
     async def reload_tools(self) -> None:
         """Make the tool registry import the files in PAWL_TOOLS again, and wait until it has. Running calls continue.
 
-        Raises StartError if the registry does not respond and cannot be restarted.
+        Raises:
+            StartError: The registry does not respond and cannot be restarted.
         """
         process = self.process("tool-registry")
         process.log.mark()

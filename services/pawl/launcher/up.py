@@ -1,4 +1,4 @@
-"""`pawl up`: runs the suite in the foreground until a signal."""
+"""Implements `pawl up`, which runs the suite in the foreground until a signal."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def _nothing(_: Suite) -> None:
 def up(options: SuiteOptions, when_ready: Callable[[Suite], Awaitable[None]] = _nothing) -> int:
     """Run the suite until SIGTERM, SIGINT or SIGHUP, then stop it in order. Calls `when_ready` once it is ready.
 
-    Returns the exit code: 0 after an orderly stop, or 2 after an error, which is printed to standard error.
+    Return the exit code: 0 after an orderly stop, or 2 after an error, which is printed to standard error.
     """
     log_setup.configure(service="launcher", instance_id=str(os.getpid()), level="info", log_format="auto")
     try:

@@ -1,1 +1,1 @@
-"""Reads mailboxes over IMAP and delivers their messages to triggers (docs/guides/triggers.md, "Mailboxes")."""
+"""A reader of mailboxes over IMAP. It delivers messages to triggers (docs/guides/triggers.md, "Mailboxes")."""

@@ -1,4 +1,4 @@
-"""Parses one message and decides whether it may fire the trigger. All of its content is untrusted."""
+"""A parser for a message, which also decides whether the message may fire the trigger. All content is untrusted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HEADERS: Final = re.compile(
 
 
 def read_mail(raw: bytes, is_cut: bool, *, own: str, authserv_id: str, senders: Sequence[str]) -> dict[str, Any]:  # noqa: FBT001
-    """Return a message's data and attachment texts.
+    """Return a message's data and the texts of its attachments.
 
     If it may not fire the trigger, return only the reason, as `refusal`. `own` is the address of the mailbox. `is_cut`
     means that `raw` is only the first part of the message.
@@ -56,7 +56,7 @@ def _raw(message: EmailMessage, name: str) -> list[str]:
 
 
 def _automatic(message: EmailMessage) -> str:
-    """Return why a message must not be answered automatically (RFC 3834). Empty if it may be answered."""
+    """Return why a message must not be answered automatically (RFC 3834), or an empty string if it may be."""
     if message.get_content_type() == "multipart/report":
         return "it is an automatic email: multipart/report"
     for name in ("List-Id", "X-Autoreply", "X-Autorespond"):
@@ -103,8 +103,8 @@ def _passes(message: EmailMessage, authserv_id: str, domain: str) -> bool:
 
 
 def _without_comments(text: str) -> str:
-    """Return a structured header without its comments and quoted strings. Empty if one of them is not closed."""
-    kept: list[str] = []
+    """Return a structured header without comments and quoted strings, or "" if one of these is not closed."""
+    outside: list[str] = []
     depth, is_quoted = 0, False
     for piece in re.findall(r"\\.|.", text, re.DOTALL):
         if is_quoted or (piece == '"' and not depth):
@@ -112,8 +112,8 @@ def _without_comments(text: str) -> str:
         elif piece in "()":
             depth = max(0, depth + (1 if piece == "(" else -1))
         elif not depth and not piece.startswith("\\"):
-            kept.append(piece)
-    return "" if depth or is_quoted else "".join(kept)
+            outside.append(piece)
+    return "" if depth or is_quoted else "".join(outside)
 
 
 def _ids(message: EmailMessage, *names: str) -> list[str]:

@@ -104,7 +104,7 @@ class Mailboxes:
                 self._readers[key] = asyncio.create_task(self._read(mailbox), name="mailbox")
 
     async def _read(self, mailbox: LeasedMailbox) -> None:
-        """Poll one mailbox until its trigger changes or another service fails, and then pause.
+        """Poll one mailbox until its trigger changes or another service fails, then pause.
 
         The next renewal of the lease after the pause starts a new reader.
         """
@@ -293,6 +293,6 @@ def _key(mailbox: LeasedMailbox) -> _Key:
 
 
 def _folder_id(source: MailboxSource) -> str:
-    """Return a folder's id. It is needed because different folders can contain the same UIDs."""
+    """Return a folder's id, which is needed because different folders can contain the same UIDs."""
     named = json.dumps([source.host, source.port, source.plaintext, source.username, source.folder])
     return hashlib.sha256(named.encode()).hexdigest()[:8]

@@ -41,7 +41,7 @@ _GONE: Final = re.compile(rb"\[(?:EXPUNGEISSUED|NONEXISTENT)\]", re.IGNORECASE)
 
 
 class Unreadable(Exception):
-    """Raised when the mailbox cannot be read. The message gives the reason but does not quote the server."""
+    """Raised when the mailbox cannot be read. The message contains the reason but does not quote the server."""
 
 
 class _Session(imaplib.IMAP4):
@@ -69,7 +69,7 @@ class _Session(imaplib.IMAP4):
         raise error
 
     def read(self, size: int) -> bytes:
-        """Read a literal, after checking its announced size."""
+        """Read a literal after checking its announced size."""
         self._take(size)
         return super().read(size)
 
@@ -150,7 +150,7 @@ def _found(session: _Session, after: int, last: int | None) -> list[int]:
 
 
 def _fetch(session: _Session, uid: int) -> tuple[bytes, bool] | None:
-    """Return a message's bytes, and whether they are only its first part. Return None if the message was deleted."""
+    """Return a message's bytes and whether they are only its first part, or None if the message was deleted."""
     status, answer = session.uid("FETCH", str(uid), f"(UID RFC822.SIZE BODY.PEEK[]<0.{MAIL_BYTES_MAX}>)")
     if status != "OK" and not _GONE.match(answer[-1]):
         raise Unreadable(f"refuses to send message {uid}")

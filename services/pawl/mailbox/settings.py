@@ -1,5 +1,3 @@
-"""Settings of the mailbox reader."""
-
 from __future__ import annotations
 
 from pathlib import Path

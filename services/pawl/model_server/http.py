@@ -36,7 +36,7 @@ Handler = Callable[[Request, "Connection"], Awaitable[None]]
 
 
 class Connection:
-    """A client connection. Reads its requests in sequence and passes each one to a handler."""
+    """A client connection. It reads requests in sequence and passes each one to a handler."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -61,7 +61,7 @@ class Connection:
         await self._put(self._h11.send(h11.EndOfMessage()))
 
     async def pause(self, seconds: float | None) -> None:
-        """Wait. If `seconds` is None, wait forever. Raises ClientGoneError as soon as the client disconnects."""
+        """Wait, or wait forever if `seconds` is None. Raise ClientGoneError as soon as the client disconnects."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while await self._read():

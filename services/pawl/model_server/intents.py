@@ -49,7 +49,7 @@ _ALSO = {
 
 
 def zone_of(name: str) -> str | None:
-    """Return the IANA zone of a city or zone name ("Oslo", "new york", "Europe/Oslo"). None if unknown."""
+    """Return the IANA zone of a city or zone name ("Oslo", "new york", "Europe/Oslo"), or None if unknown."""
     return _zones().get(" ".join(name.lower().replace("_", " ").split()))
 
 
@@ -89,7 +89,7 @@ class UseTool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Say:
-    """A request that does not need a tool. The reply is text, sent at a given pace."""
+    """A request that does not need a tool. The reply is text, sent at a certain speed."""
 
     text: str
     chunk_delay: float = 0.0
@@ -122,7 +122,7 @@ _STORY = (
 
 
 def stages_of(prompt: str) -> list[Stage]:
-    """Return the requests by stage. For an unrecognised prompt, return a single reply that says so."""
+    """Return the requests by stage. For an unrecognised prompt, return a single reply that explains this."""
     return [_stage(part) for part in _THEN.split(prompt.strip()) if part.strip(" .!?,")] or [(_unknown(prompt),)]
 
 

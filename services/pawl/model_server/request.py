@@ -87,7 +87,7 @@ Message: TypeAlias = System | Developer | User | Assistant | ToolMessage
 
 
 class Parameters(msgspec.Struct):
-    """The parts of a tool's arguments schema that this server reads."""
+    """Parts of a tool's arguments schema that this server reads."""
 
     type: Literal["object"] = "object"
     properties: dict[str, Any] = {}
@@ -105,7 +105,7 @@ class OfferedTool(msgspec.Struct):
 
 
 class Form(msgspec.Struct):
-    """The answer format: a named JSON Schema."""
+    """An answer format: a named JSON Schema."""
 
     name: Name
     schema: dict[str, Any] = {}
@@ -158,7 +158,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
     @property
     def notices(self) -> list[Mapping[str, Any]]:
-        """The job notices since the last user message, in order."""
+        """Job notices since the last user message, in order."""
         since = self.messages[self._last_user() or 0 :]
         texts = (text_of(message) for message in since if isinstance(message, User))
         return [notice for text in texts for array in _NOTICES.findall(text) for notice in _read_notices(array)]
@@ -175,7 +175,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
     @property
     def round(self) -> int:
-        """How often the model has answered since the last user message."""
+        """The number of times that the model has answered since the last user message."""
         return sum(isinstance(message, Assistant) for message in self.since_prompt)
 
     @property
@@ -189,7 +189,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
 
     @property
     def offered(self) -> list[Tool]:
-        """The tools that may be called. Empty if `tool_choice` is "none"."""
+        """Tools that may be called. Empty if `tool_choice` is "none"."""
         return [] if self.tool_choice == "none" else [tool.function for tool in self.tools]
 
     def tool(self, name: str) -> Tool | None:

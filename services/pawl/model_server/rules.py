@@ -64,7 +64,7 @@ def describe(content: str | None) -> str:
 
 
 def job_id(content: str | None) -> str:
-    """Return the id of the job that continues a call, from the call's result. Empty if there is no such job."""
+    """Return the id of the job that continues a call, from the call's result, or "" if there is no such job."""
     value = _field(content, "result") or _parse(content or "")
     return str(value.get("job_id", "")) if isinstance(value, dict) else ""
 
@@ -81,7 +81,7 @@ def notice_text(notice: Mapping[str, Any]) -> str:
 
 
 def note(content: str | None) -> str:
-    """Return a result's note in parentheses, for example that a reviewer edited the call. Empty if there is none."""
+    """Return a result's note in parentheses, for example that a reviewer edited the call, or "" if there is none."""
     text = _field(content, "note")
     return f" ({text})" if text else ""
 

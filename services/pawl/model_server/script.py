@@ -1,8 +1,8 @@
-"""Defines scripted answers, including faults, that replace the rules.
+"""Scripted answers, including faults, that replace the rules.
 
-Steps are tried in order, and the first one that matches and is not used up gives the reply. If no step matches, the
-rules answer. The types in this module describe replies for the rules, the script file and the wire format. They reject
-unknown fields, so that a misspelt field is reported with its position.
+Steps are tried in order, and the first one that matches and is not used up determines the reply. If no step matches,
+the rules answer. The types in this module describe replies for the rules, the script file and the wire format. They
+reject unknown fields, so that a misspelt field is reported with its position.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ REQUESTS_COUNTED_MAX = 10_000
 
 
 class ScriptError(ValueError):
-    """Raised when the script is invalid. The message gives the problem and its position."""
+    """Raised when the script is invalid. The message contains the problem and its position."""
 
 
 class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The conditions of a step. All of them must be met.
+    """Conditions of a step. All of them must be met.
 
     `user_contains` must occur in the last user message, ignoring case. `round` is the number of assistant messages
     after that message. It is 0 for the first model call for the prompt, and 1 for the call with the first results.
@@ -102,7 +102,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def parse_script(text: bytes | str) -> Script:
-    """Parse a script. Raises ScriptError with the position of the first mistake."""
+    """Parse a script. Raise ScriptError with the position of the first mistake."""
     try:
         return msgspec.json.decode(text, type=Script)
     except msgspec.MsgspecError as error:
@@ -110,7 +110,7 @@ def parse_script(text: bytes | str) -> Script:
 
 
 def load_script(path: Path) -> Script:
-    """Read a script file. Raises ScriptError if it cannot be read or is invalid."""
+    """Read a script file. Raise ScriptError if it cannot be read or is invalid."""
     try:
         return parse_script(path.read_bytes())
     except OSError as error:
@@ -125,7 +125,7 @@ class Player:
         self._uses: OrderedDict[tuple[int, str], int] = OrderedDict()
 
     def choose(self, request: ChatRequest) -> Reply | None:
-        """Return the reply of the first matching step and count its use. Return None if no step matches."""
+        """Return the reply of the first matching step and count its use, or None if no step matches."""
         for number, step in enumerate(self.script.steps):
             if matches(step.when, request) and self._use(number, step, request):
                 return step.reply

@@ -1,4 +1,4 @@
-"""Serves the model server's HTTP routes, records requests, and causes scripted faults."""
+"""The model server: HTTP routes, records of requests, and scripted faults."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ModelServer:
         return f"http://{self.address}/v1"
 
     def play(self, script: Script) -> None:
-        """Replace the script and reset its counts. Answers in progress are not affected."""
+        """Replace the script and reset its counts. Answers in progress do not change."""
         self._player = Player(script)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -65,7 +65,7 @@ def arguments_text(call: ToolCall) -> str:
 
 
 def usage(reply: Reply, envelope: Envelope) -> dict[str, Any]:
-    """Return token counts. They are estimated at four characters per token."""
+    """Return token counts, estimated at four characters per token."""
     prompt = -(-envelope.prompt_characters // 4)
     reasoning = -(-len(reply.reasoning) // 4)
     characters = len(reply.text) + sum(len(call.name) + len(arguments_text(call)) for call in reply.tool_calls)

@@ -11,6 +11,6 @@ Guarantees:
 - Each notification has one delivery per subscribed channel. Attempts span a day and always carry the same id and body.
 - Any replica can serve any user, and no failure here affects a run.
 
-If JetStream loses an event before it is read (because its storage is wiped), the notification is missing, but the run
-and its log are unaffected.
+If JetStream loses an event before the notifier reads it (for example, because its storage is wiped), the notification
+is missing, but the run and its log are unaffected.
 """

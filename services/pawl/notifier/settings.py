@@ -1,5 +1,3 @@
-"""The notifier's settings."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Assembles the notifier from its dependencies."""
+"""Builds the notifier from its dependencies."""
 
 from __future__ import annotations
 

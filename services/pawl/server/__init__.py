@@ -1,4 +1,4 @@
-"""The infrastructure that services need besides the chassis: listeners, databases, the bus, settings and metrics.
+"""Infrastructure for services, in addition to the chassis: listeners, databases, the bus, settings and metrics.
 
-This package does not know any service. Services pass it their servicers, checks and method names.
+This package does not depend on any service. Services pass in their servicers, checks and method names.
 """

@@ -170,7 +170,7 @@ def _erasures(service: Service, database: Database, job_store: grpc.aio.Channel,
 
 
 def _is_personal(settings: ToolRegistrySettings) -> bool:
-    """Return whether any local program may be added as a tool source."""
+    """Return whether stores may add any local program as a tool source."""
     return settings.is_personal and settings.mcp_programs_file is None
 
 
@@ -183,7 +183,7 @@ def _mcp(
     egress: GuardedEgress,
     helpers: Helpers,
 ) -> McpConnector:
-    """Return the connector for MCP servers. The egress rules apply to HTTP servers.
+    """Return the connector for MCP servers. The egress rules apply to servers reached over HTTP.
 
     A personal deployment without a programs file may run any program, but confined programs cannot access private
     paths.

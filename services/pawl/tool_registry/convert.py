@@ -70,7 +70,7 @@ PROGRESS: Final = WIRE.struct(Progress, execution_pb2.ExecutionProgress)
 
 
 def own_definition_from(message: tool_pb2.ToolDefinition) -> ToolDefinition:
-    """Read the definition of a tool sent with a run. The default context is FRONTEND.
+    """Parse the definition of a tool sent with a run. The default context is FRONTEND.
 
     Raises:
         InvalidField, InvalidSchema: A value is invalid, or the schema is not a JSON object.
@@ -99,7 +99,7 @@ def workflow_tool_from(message: execution_pb2.PutWorkflowToolRequest) -> ToolDef
 
 
 def proposed_from(message: execution_pb2.ProposedCall) -> ProposedCall:
-    """Read a proposed call.
+    """Parse a proposed call.
 
     Raises:
         InvalidField, InvalidSchema: The tool sent with the run cannot be read.
@@ -118,7 +118,7 @@ def proposed_from(message: execution_pb2.ProposedCall) -> ProposedCall:
 
 
 def series_from(message: execution_pb2.ProposedCall | execution_pb2.ExecuteToolRequest) -> Series | None:
-    """Read a call's series. Return None if the call does not belong to a series.
+    """Parse a call's series. Return None if the call does not belong to a series.
 
     Raises:
         InvalidField: The series is invalid.
@@ -177,7 +177,7 @@ def caller_from(context: execution_pb2.CallContext) -> Principal:
 
 
 def call_context_from(context: execution_pb2.CallContext, call_id: str, traceparent: str = "") -> CallContext:
-    """Read the context of a call.
+    """Parse the context of a call.
 
     Raises:
         InvalidId: An id is missing or malformed.
@@ -273,7 +273,7 @@ def _sha256(digest: str, field: str) -> str:
 
 
 def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts | None:
-    """Read the timeouts for read-only calls. Return None if the request does not ask to run such calls."""
+    """Parse the timeouts for read-only calls. Return None if the request does not ask to run such calls."""
     if not request.HasField("execute_reads"):
         return None
     asked = (request.execute_reads.timeout_seconds, request.execute_reads.timeout_seconds_max)

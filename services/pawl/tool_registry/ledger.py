@@ -1,4 +1,4 @@
-"""Reads and updates the runs, calls, jobs and agents in job-store."""
+"""Reads and updates of the runs, calls, jobs and agents in job-store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class LedgerReads:
-    """Reads and updates data in job-store. All methods can raise DependencyUnavailable."""
+    """Reads and updates of data in job-store. All methods can raise DependencyUnavailable."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._ledger = ledger_pb2_grpc.LedgerServiceStub(channel)
@@ -47,7 +47,7 @@ class LedgerReads:
         )
 
     async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
-        """Return the tool name of a user's call that needed approval. Return None if the user has no such call."""
+        """Return the tool name of a user's call that needed approval, or None if the user has no such call."""
         call = await self._call(key, user_id)
         return call.tool_name if call is not None and call.approval.digest else None
 
@@ -62,9 +62,9 @@ class LedgerReads:
         return found is not None and found.run.state not in {*ENDED, run_pb2.RUN_STATE_CANCELLING}
 
     async def labels(self, run: RunKey) -> Mapping[str, str]:
-        """Return the labels of the root run above a run. A root run has its own labels.
+        """Return the labels of the root run above a run, or of the run itself if it is a root run.
 
-        Empty if the run does not exist.
+        The result is empty if the run does not exist.
         """
         request = ledger_pb2.GetRunRequest(store_id=run.store_id, run_id=run.run_id)
         found = await _found(self._ledger.GetRun(request), RunNotFound)
@@ -73,7 +73,7 @@ class LedgerReads:
         return found.run.labels if found is not None else {}
 
     async def note_completion(self, run: RunKey, key: CallKey) -> None:
-        """Notify a run that its call was completed. If there is no such run, nothing happens."""
+        """Notify a run that its call was completed. Has no effect if there is no such run."""
         request = ledger_pb2.NoteCompletionRequest(store_id=run.store_id, run_id=run.run_id, call_id=key.call_id)
         with suppress(RunNotFound):
             await translated(self._ledger.NoteCompletion(request))
@@ -86,9 +86,9 @@ class LedgerReads:
     async def read(
         self, key: CallKey, user_id: UserId, conversation_id: ConversationId, caller_run_id: RunId
     ) -> bytes | None:
-        """Return the JSON result of a call in the conversation or in one of its jobs. None if it has no result.
+        """Return the JSON result of a call in the conversation or one of its jobs, or None if it has no result.
 
-        For a delegated run, the jobs below it are included.
+        For a delegated run, this includes the jobs below it.
         """
         call = await self._call(key, user_id)
         if call is None or not call.HasField("result"):
@@ -136,9 +136,9 @@ class LedgerReads:
         caller_run_id: RunId,
         command_id: CommandId,
     ) -> tuple[run_pb2.Run, bool] | None:
-        """Stop a job of the conversation, or one that the caller started. Return it and whether it was still open.
+        """Stop a job of the conversation, or one that the caller started. Return it, and whether it was still open.
 
-        Returns None if there is no such job.
+        Return None if there is no such job.
         """
         request = ledger_pb2.StopJobRequest(
             store_id=key.store_id,

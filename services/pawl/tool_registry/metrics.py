@@ -1,5 +1,3 @@
-"""Defines the registry's Prometheus metrics."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

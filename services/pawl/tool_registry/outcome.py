@@ -1,4 +1,4 @@
-"""Turns a tool's return value or exception into the result that the model reads."""
+"""Results that the model reads, made from a tool's return value or exception."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def too_large_text(definition: ToolDefinition, count: int) -> str:
 
 
 def unexpected_text(definition: ToolDefinition, error: str) -> str:
-    """Return the error text for an exception of this type. The exception's own text is not shown to the model."""
+    """Return the error text for an exception of this type. The model does not see the exception's own text."""
     return f"TOOL_ERROR: {error}. {definition.name} failed unexpectedly; the operator can find the cause in the log."
 
 
 def doubt(definition: ToolDefinition) -> str:
-    """Return the suffix for an interrupted tool's error. It says whether the tool may have taken effect."""
+    """Return the suffix for an interrupted tool's error, which states whether the tool may have taken effect."""
     return "; it may still have taken effect" if definition.effect.is_journaled else ""
 
 

@@ -1,5 +1,3 @@
-"""Handles page sizes and page tokens."""
-
 from __future__ import annotations
 
 import base64
@@ -16,7 +14,7 @@ P = TypeVar("P", bound=tuple[Any, ...])
 
 
 def page_size(asked: int, *, default: int = 50, most: int = 200) -> int:
-    """Return the page size for a request. A size of 0 means the default.
+    """Return the page size for a request. 0 means the default.
 
     Raises:
         InvalidField: The requested size is over the maximum.
@@ -27,7 +25,7 @@ def page_size(asked: int, *, default: int = 50, most: int = 200) -> int:
 
 
 def cut(found: Sequence[T], size: int, token_of: Callable[[T], str]) -> tuple[Sequence[T], str]:
-    """Return one page of results and the token for the next page. On the last page, the token is empty."""
+    """Return one page of results, and the token for the next page, which is empty on the last page."""
     return found[:size], token_of(found[size - 1]) if len(found) > size else ""
 
 
@@ -36,7 +34,7 @@ def page_token(kind: str, *place: object) -> str:
 
 
 def position_of(kind: str, token: str, form: type[P]) -> P | None:
-    """Return the position encoded in a page token. Return None for the first page.
+    """Return the position encoded in a page token, or None for the first page.
 
     Raises:
         InvalidPageToken: The token is malformed or belongs to another kind of list.

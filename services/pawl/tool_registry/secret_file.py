@@ -1,4 +1,4 @@
-"""Reads tools' secrets from a file."""
+"""Secrets of tools, read from a file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FileSecrets:
             raise StartError(f'PAWL_TOOL_SECRETS_FILE: {path} must be JSON like {{"*": {{"name": "value"}}}}') from None
 
     def find(self, store_id: StoreId, name: str) -> str | None:
-        """Return the store's own secret or, if there is none, the common secret. Return None if neither exists.
+        """Return the store's own secret or, if there is none, the common secret, or None if neither exists.
 
         This is only for the deployment's own code.
         """

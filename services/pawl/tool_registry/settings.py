@@ -1,5 +1,3 @@
-"""Settings of the registry."""
-
 from __future__ import annotations
 
 import re

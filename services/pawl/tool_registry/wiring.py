@@ -1,4 +1,4 @@
-"""Assembles the registry from its dependencies."""
+"""Builds the registry from its dependencies."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ from pawl.tool_registry.sources.worker.workers import WorkerHub, WorkerOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The registry's external dependencies. `stopping` returns when the process should shut down."""
+    """External dependencies of the registry. `stopping` returns when the process should shut down."""
 
     database: Database
     # A new id each time a process starts.
@@ -90,7 +90,7 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """A registry's limits. If `store_calls_per_minute` is 0, calls are not limited."""
+    """Limits of a registry. If `store_calls_per_minute` is 0, calls are not limited."""
 
     executor: ExecutorOptions
     workers: WorkerOptions

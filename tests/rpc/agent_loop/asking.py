@@ -1,27 +1,20 @@
-"""Short forms of client requests, and a check of how they are rejected."""
+"""Clients of an agent-loop: short requests, a check of refusals, and a Session stream controlled frame by frame."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-import grpc
-import pytest
-
-from pawl.agent.v1 import (
-    agent_pb2,
-    agents_pb2,
-    conversation_pb2,
-    jobs_pb2,
-    types_pb2,
-)
-from pawl.chassis.rpc.status import from_rpc_error
+from pawl.agent.v1 import agent_pb2, agents_pb2, conversation_pb2, jobs_pb2, session_pb2, types_pb2
 from pawl.client.history import history
 from pawl.errors import PawlError
 from pawl.event.v1 import agent_pb2 as agent_values
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2
 from tests.rpc.agent_loop.conftest import ME
+from tests.rpc.refusals import raises
+from tests.rpc.stubs import AgentServiceAsyncStub
 
 Row: TypeAlias = tuple[Any, str] | tuple[Any, str, str]
 Api: TypeAlias = Callable[..., Any]
@@ -30,10 +23,8 @@ NO_ID = "no spaces"
 CONTROL = "bell\a"
 DIGEST = "digest of call_1"
 HISTORY = history([{"role": "user", "content": "How warm is it?"}, {"role": "assistant", "content": "12 degrees"}])
-APPROVE = call_pb2.DECISION_KIND_APPROVE
-EDIT = call_pb2.DECISION_KIND_EDIT
-REJECT = call_pb2.DECISION_KIND_REJECT
-ANSWER = call_pb2.DECISION_KIND_ANSWER
+APPROVE, EDIT = call_pb2.DECISION_KIND_APPROVE, call_pb2.DECISION_KIND_EDIT
+REJECT, ANSWER = call_pb2.DECISION_KIND_REJECT, call_pb2.DECISION_KIND_ANSWER
 
 
 async def check_refusals(api: Api, rows: list[Row], metadata: Any = ME) -> None:
@@ -143,11 +134,96 @@ def draft(*args: Any, **fields: Any) -> agents_pb2.UpdateDraftRequest:
 
 
 async def failure(call: Awaitable[Any]) -> PawlError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    assert caught.value.code() is not grpc.StatusCode.UNKNOWN
-    return from_rpc_error(caught.value)
+    return await raises(PawlError, call)
 
 
 async def reason(call: Awaitable[Any]) -> str:
     return (await failure(call)).reason
+
+
+ACCEPTED, REFUSED = types_pb2.RECEIPT_STATUS_ACCEPTED, types_pb2.RECEIPT_STATUS_REFUSED
+
+
+class Client:
+    """One stream. Its frames get the ids f1, f2, and so on; responses that arrive early are kept for later."""
+
+    def __init__(self, stub: AgentServiceAsyncStub, *, metadata: Any = ME) -> None:
+        self.stream: Any = stub.Session(metadata=metadata)
+        self._numbers = itertools.count(1)
+        self._kept: list[session_pb2.SessionResponse] = []
+
+    async def hello(self, client_id: str = "cli_a", *tools: str, calls_max: int = 1, versions: Any = ()) -> str:
+        hello = session_pb2.Hello(
+            client_id=client_id,
+            calls_max=calls_max,
+            tools=[session_pb2.ClientTool(name=name, versions=versions) for name in tools],
+        )
+        frame_id = await self.send(hello=hello)
+        welcome = (await self.next("welcome")).welcome
+        assert (await self.receipt(frame_id)).status == ACCEPTED
+        return str(welcome.client_id)
+
+    async def send(self, frame_id: str = "", **frame: Any) -> str:
+        frame_id = frame_id or f"f{next(self._numbers)}"
+        await self.stream.write(session_pb2.SessionRequest(frame_id=frame_id, **frame))
+        return frame_id
+
+    async def ask(self, frame_id: str = "", **frame: Any) -> types_pb2.Receipt:
+        return await self.receipt(await self.send(frame_id, **frame))
+
+    async def attach(self, run_id: str = "run_1", after_seq: int = 0) -> types_pb2.Receipt:
+        return await self.ask(attach=session_pb2.Attach(run_id=run_id, after_seq=after_seq))
+
+    async def receipt(self, frame_id: str) -> types_pb2.Receipt:
+        while True:
+            response = await self.next("receipt")
+            if response.receipt.frame_id == frame_id:
+                return response.receipt
+
+    async def next(self, *kinds: str) -> session_pb2.SessionResponse:
+        for position, kept in enumerate(self._kept):
+            if kept.WhichOneof("frame") in kinds:
+                return self._kept.pop(position)
+        while True:
+            response = await self.stream.read()
+            assert isinstance(response, session_pb2.SessionResponse), "the stream has ended"
+            if response.WhichOneof("frame") in kinds:
+                return response
+            self._kept.append(response)
+
+    async def events(self, count: int, run_id: str = "run_1") -> list[int]:
+        seqs: list[int] = []
+        while len(seqs) < count:
+            event = (await self.next("event")).event
+            if event.run_id == run_id:
+                seqs.append(event.seq)
+        return seqs
+
+    async def offer(self) -> session_pb2.Offer:
+        return (await self.next("offer")).offer
+
+    async def heartbeat(self) -> None:
+        await self.stream.write(session_pb2.SessionRequest(heartbeat=session_pb2.ClientHeartbeat()))
+
+    async def answer(self, offer: session_pb2.Offer, content: bytes = b'"done"') -> types_pb2.Receipt:
+        result = types_pb2.ToolResult(
+            run_id=offer.call.run_id,
+            call_id=offer.call.call_id,
+            content_json=content,
+            offer_epoch=offer.offer_epoch,
+        )
+        return await self.ask(tool_result=result)
+
+    async def end(self) -> None:
+        """Read to the end of the stream, and raise the error if it ended with one."""
+        while isinstance(await self.stream.read(), session_pb2.SessionResponse):
+            pass
+
+    def leave(self) -> None:
+        self.stream.cancel()
+
+
+async def connected(stub: AgentServiceAsyncStub, *hello: str, metadata: Any = ME, **more: Any) -> Client:
+    client = Client(stub, metadata=metadata)
+    await client.hello(*hello, **more)
+    return client

@@ -59,20 +59,11 @@ KEYS = [
     ),
     ApiKey(key="key-of-the-office-12", store_id="local", user_id="office", roles=["delegate", "member", "admin"]),
 ]
-ME = (("authorization", "Bearer key-of-me-0123456789"),)
-APPROVER = (("authorization", "Bearer key-of-me-approving1"),)
-OPERATOR = (("authorization", "Bearer key-of-operator-0123"),)
-BOSS = (("authorization", "Bearer key-of-helping-boss1"),)
-ADMIN = (("authorization", "Bearer key-of-the-admin-012"),)
-FOREIGN_BOSS = (("authorization", "Bearer key-of-foreign-boss1"),)
-# May not decide
-DELEGATE = (("authorization", "Bearer key-of-a-product-012"),)
-# A delegate that acts for the admin
-OFFICE = (("authorization", "Bearer key-of-the-office-12"), ("pawl-user", "root"), ("pawl-roles", "admin"))
-OTHER_USERS = [
-    (("authorization", "Bearer key-of-other-user-01"),),
-    (("authorization", "Bearer key-of-other-store-1"),),
-]
+# The metadata of each key, in the order of KEYS. A delegate may not decide, and the office acts for the admin.
+ME, APPROVER, OPERATOR, *OTHER_USERS, BOSS, ADMIN, FOREIGN_BOSS, DELEGATE, _OFFICE = (
+    (("authorization", f"Bearer {each.key}"),) for each in KEYS
+)
+OFFICE = (*_OFFICE, ("pawl-user", "root"), ("pawl-roles", "admin"))
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def waiting_call(call_id: str) -> call_pb2.Call:
 
 
 class _NumberedIds(IdSource):
-    """Sequential ids per prefix; runs can have ids chosen by the test."""
+    """Sequential ids per prefix. A test can choose the ids of runs."""
 
     def __init__(self, clock: ManualClock, tables: Tables) -> None:
         super().__init__(clock)
@@ -99,7 +99,7 @@ class StoredRun:
 
 
 class PlayedLedger(PublicLedger):
-    """The in-memory ledger; use as an async context manager. `down = True` makes every method unavailable."""
+    """The in-memory ledger. An async context manager. `down = True` makes every method unavailable."""
 
     def __init__(self, clock: ManualClock, live: FakeLive) -> None:
         channel: Any = Channel(self._call)
@@ -199,7 +199,7 @@ class PlayedLedger(PublicLedger):
         self._tables.loop_states[self._row(run_id).key] = data
 
     def put_background(self, conversation_id: str, *job_ids: str) -> None:
-        """Let the user's jobs be open in a conversation."""
+        """Add open jobs of the user to a conversation."""
         key = ConversationKey(ME.store_id, ConversationId(conversation_id))
         jobs = tuple(OpenJob(run_id=RunId(job_id), user_id=ME.user_id) for job_id in job_ids)
         row = self._tables.conversations[key]

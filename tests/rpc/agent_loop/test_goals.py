@@ -132,12 +132,11 @@ async def test_goals_are_listed_apart_from_other_runs(goals: GoalServiceAsyncStu
         page = await goals.ListGoals(pb.ListGoalsRequest(**wanted), metadata=metadata)
         return [goal.run.run_id for goal in page.goals]
 
-    assert await listed() == started[::-1]
-    assert await listed(open_only=True) == started[:0:-1]
+    assert (await listed(), await listed(open_only=True)) == (started[::-1], started[:0:-1])
     assert [await listed(user) for user in OTHER_USERS] == [[], []]
     assert await reason(goals.GetGoal(pb.GetGoalRequest(run_id="run_1"), metadata=ME)) == "RUN_NOT_FOUND"
-    for user in OTHER_USERS:
-        assert await reason(goals.GetGoal(pb.GetGoalRequest(run_id=started[1]), metadata=user)) == "RUN_NOT_FOUND"
+    found = [goals.GetGoal(pb.GetGoalRequest(run_id=started[1]), metadata=user) for user in OTHER_USERS]
+    assert [await reason(each) for each in found] == ["RUN_NOT_FOUND"] * 2
 
 
 async def test_a_goal_shows_its_attempts_with_their_progress(goals: GoalServiceAsyncStub, ledger: PlayedLedger) -> None:
@@ -165,6 +164,18 @@ async def test_a_goal_shows_its_attempts_with_their_progress(goals: GoalServiceA
     assert (two.number, two.call_id, two.HasField("end_time"), two.HasField("progress")) == (2, second, False, False)
 
 
+async def start_attempt(
+    goals: GoalServiceAsyncStub, ledger: PlayedLedger, state: call_pb2.CallState.ValueType, cursor: GoalCursor
+) -> str:
+    """Return the id of a new goal whose first attempt has ended, with this state of the loop."""
+    run_id = (await goals.StartGoal(start(), metadata=ME)).goal.run.run_id
+    ended: dict[str, Any] = {"run_id": run_id, "tool_name": "run_agent", "round": 1, "index": 1}
+    call_id = rules.call_id(RunId(run_id), 1, Step.ATTEMPT)
+    await ledger.add_call(call_id, state, end_time=datetime.fromtimestamp(99, UTC), **ended)
+    ledger.put_loop_state(run_id, msgspec.json.encode(LoopState(cursor=cursor)))
+    return run_id
+
+
 @pytest.mark.parametrize(
     ("cursor", "reason"),
     [
@@ -175,11 +186,7 @@ async def test_a_goal_shows_its_attempts_with_their_progress(goals: GoalServiceA
 async def test_an_attempt_without_a_judgement_ends_with_its_goal(
     goals: GoalServiceAsyncStub, ledger: PlayedLedger, cursor: GoalCursor, reason: str
 ) -> None:
-    run_id = (await goals.StartGoal(start(), metadata=ME)).goal.run.run_id
-    call_id = rules.call_id(RunId(run_id), 1, Step.ATTEMPT)
-    ended: dict[str, Any] = {"run_id": run_id, "tool_name": "run_agent", "round": 1, "index": 1}
-    await ledger.add_call(call_id, call_pb2.CALL_STATE_FAILED, end_time=datetime.fromtimestamp(99, UTC), **ended)
-    ledger.put_loop_state(run_id, msgspec.json.encode(LoopState(cursor=cursor)))
+    run_id = await start_attempt(goals, ledger, call_pb2.CALL_STATE_FAILED, cursor)
     (attempt,) = (await goals.GetGoal(pb.GetGoalRequest(run_id=run_id), metadata=ME)).goal.attempts
     assert (attempt.HasField("end_time"), attempt.reason) == (False, "")
     ledger.put_run(run_id, state=RunState.FAILED, end_time=datetime.fromtimestamp(100, UTC))
@@ -191,12 +198,8 @@ async def test_an_attempt_without_a_judgement_ends_with_its_goal(
 async def test_only_an_attempt_that_met_the_goal_is_shown_as_met(
     goals: GoalServiceAsyncStub, ledger: PlayedLedger, checked: int, *, met: bool
 ) -> None:
-    run_id = (await goals.StartGoal(start(), metadata=ME)).goal.run.run_id
-    call_id = rules.call_id(RunId(run_id), 1, Step.ATTEMPT)
-    done: dict[str, Any] = {"run_id": run_id, "tool_name": "run_agent", "round": 1, "index": 1}
-    await ledger.add_call(call_id, call_pb2.CALL_STATE_SUCCEEDED, end_time=datetime.fromtimestamp(99, UTC), **done)
     cursor = GoalCursor(attempts=(Attempt(0.5, "Half."),), met=True, checked=checked)
-    ledger.put_loop_state(run_id, msgspec.json.encode(LoopState(cursor=cursor)))
+    run_id = await start_attempt(goals, ledger, call_pb2.CALL_STATE_SUCCEEDED, cursor)
     (attempt,) = (await goals.GetGoal(pb.GetGoalRequest(run_id=run_id), metadata=ME)).goal.attempts
     assert attempt.met is met
 
@@ -213,8 +216,7 @@ async def test_limits_are_raised_once_per_request(
     raised = pb.RaiseGoalRequest(request_id="r1", run_id=run_id, attempts=5, tokens=50, deadline_time=later)
     run = (await goals.RaiseGoal(raised, metadata=ME)).goal.run
     assert (run.goal.attempts_max, run.goal.deadline_time.seconds, run.token_budget) == (95, later["seconds"], 150)
-    again = (await goals.RaiseGoal(raised, metadata=ME)).goal.run
-    assert again.token_budget == 150
+    assert (await goals.RaiseGoal(raised, metadata=ME)).goal.run.token_budget == 150
     raised.attempts = 6
     assert await reason(goals.RaiseGoal(raised, metadata=ME)) == "REQUEST_ID_REUSED"
     for wrong in (
@@ -222,10 +224,7 @@ async def test_limits_are_raised_once_per_request(
         pb.RaiseGoalRequest(run_id=run_id, deadline_time=request.goal.deadline_time),
     ):
         assert await reason(goals.RaiseGoal(wrong, metadata=ME)) == "INVALID_FIELD"
-    for user in OTHER_USERS:
-        assert (
-            await reason(goals.RaiseGoal(pb.RaiseGoalRequest(run_id=run_id, attempts=1), metadata=user))
-            == "RUN_NOT_FOUND"
-        )
+    more = pb.RaiseGoalRequest(run_id=run_id, attempts=1)
+    assert [await reason(goals.RaiseGoal(more, metadata=user)) for user in OTHER_USERS] == ["RUN_NOT_FOUND"] * 2
     await ledger.change(run_id, RunState.COMPLETED)
-    assert await reason(goals.RaiseGoal(pb.RaiseGoalRequest(run_id=run_id, attempts=1), metadata=ME)) == "RUN_ENDED"
+    assert await reason(goals.RaiseGoal(more, metadata=ME)) == "RUN_ENDED"

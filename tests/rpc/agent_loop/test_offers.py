@@ -16,19 +16,16 @@ from pawl.tool.v1 import tool_pb2
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.registry import FakeChecker
 from tests.poll import until
-from tests.rpc.agent_loop.asking import reason
-from tests.rpc.agent_loop.client import ACCEPTED, Client
+from tests.rpc.agent_loop.asking import ACCEPTED, Client, connected, reason
 from tests.rpc.agent_loop.conftest import ADMIN, ME
 from tests.rpc.agent_loop.ledger import PlayedLedger
 from tests.rpc.stubs import AgentRegistryServiceAsyncStub, AgentServiceAsyncStub
 
-LATE = types_pb2.RECEIPT_STATUS_LATE
-WRONG_HOLDER = types_pb2.RECEIPT_STATUS_WRONG_HOLDER
+LATE, WRONG_HOLDER = types_pb2.RECEIPT_STATUS_LATE, types_pb2.RECEIPT_STATUS_WRONG_HOLDER
 
 
 async def attached(stub: AgentServiceAsyncStub, client_id: str = "cli_a", *tools: str, **hello: Any) -> Client:
-    client = Client(stub)
-    await client.hello(client_id, *(tools or ("show",)), **hello)
+    client = await connected(stub, client_id, *(tools or ("show",)), **hello)
     await client.attach()
     return client
 
@@ -50,8 +47,7 @@ async def test_a_disconnect_offers_the_call_to_the_next_client(
     first.leave()
     offer = await second.offer()
     assert (offer.call.call_id, offer.offer_epoch) == ("call_1", 2)
-    back = await attached(stub, "cli_a")
-    assert (await back.answer(old)).status == WRONG_HOLDER
+    assert (await (await attached(stub, "cli_a")).answer(old)).status == WRONG_HOLDER
     assert (await second.answer(offer)).status == ACCEPTED
 
 
@@ -73,9 +69,8 @@ async def test_only_tools_and_versions_of_the_client_are_offered(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     client = await attached(stub, "cli_a", "show", calls_max=9, versions=[2, 3])
-    await ledger.offer("call_1", "show", version=1)
-    await ledger.offer("call_2", "other", version=2)
-    await ledger.offer("call_3", "show", version=3)
+    for number, name in enumerate(("show", "other", "show"), 1):
+        await ledger.offer(f"call_{number}", name, version=number)
     assert (await client.offer()).call.call_id == "call_3"
     assert (holder(ledger, "call_1"), holder(ledger, "call_2")) == ("", "")
 
@@ -86,8 +81,7 @@ async def test_replayed_events_do_not_offer_calls(stub: AgentServiceAsyncStub, l
     await ledger.settle("call_1")
     await ledger.offer("call_2")
     client = await attached(stub, calls_max=9)
-    assert (await client.offer()).call.call_id == "call_2"
-    assert await client.events(4) == [1, 2, 3, 4]
+    assert ((await client.offer()).call.call_id, await client.events(4)) == ("call_2", [1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("state", [call_pb2.CALL_STATE_CANCELLED, call_pb2.CALL_STATE_EXPIRED])
@@ -100,8 +94,7 @@ async def test_call_settled_elsewhere_is_revoked(
     offer = await client.offer()
     await ledger.settle("call_1", state)
     revoked = (await client.next("offer_revoked")).offer_revoked
-    assert (revoked.run_id, revoked.call_id) == ("run_1", "call_1")
-    assert (await client.answer(offer)).status == LATE
+    assert (revoked.run_id, revoked.call_id, (await client.answer(offer)).status) == ("run_1", "call_1", LATE)
     assert (await client.offer()).call.call_id == "call_2"
 
 
@@ -114,12 +107,10 @@ async def test_a_lost_lease_is_revoked_and_its_call_is_offered_again(
     await ledger.lose_lease("call_1")
     assert (await client.next("offer_revoked")).offer_revoked.call_id == "call_1"
     offer = await client.offer()
-    assert offer.offer_epoch == old.offer_epoch + 1
-    assert (await client.answer(old)).status == WRONG_HOLDER
+    assert (offer.offer_epoch, (await client.answer(old)).status) == (old.offer_epoch + 1, WRONG_HOLDER)
     await ledger.offer("call_2")
     assert not holder(ledger, "call_2")
-    assert (await client.answer(offer)).status == ACCEPTED
-    assert (await client.offer()).call.call_id == "call_2"
+    assert ((await client.answer(offer)).status, (await client.offer()).call.call_id) == (ACCEPTED, "call_2")
 
 
 async def test_heartbeats_renew_the_lease_but_silence_does_not(
@@ -132,8 +123,7 @@ async def test_heartbeats_renew_the_lease_but_silence_does_not(
     await first.heartbeat()
     await until(lambda: expiry(ledger, "call_1") >= clock.now() + 29)
     await clock.advance(31)
-    second = await attached(stub, "cli_b")
-    assert (await second.offer()).offer_epoch == 2
+    assert (await (await attached(stub, "cli_b")).offer()).offer_epoch == 2
     assert (await first.next("offer_revoked")).offer_revoked.call_id == "call_1"
 
 
@@ -253,13 +243,11 @@ async def test_run_tool_calls_are_offered_to_clients_that_name_the_tool(
     request = agent_pb2.StartRunRequest(text="go", front_end_tools=[tool(), tool("ask")])
     run = (await stub.StartRun(request, metadata=ME)).run
     assert run.own_tools == run_pb2.OwnTools(names=["show", "ask"])
-    unfit = await opened(stub, "cli_a", tool())
-    fit = await opened(stub, "cli_b", runs=("show",))
+    unfit, fit = await opened(stub, "cli_a", tool()), await opened(stub, "cli_b", runs=("show",))
     for client in (unfit, fit):
         await client.attach(run.run_id)
     await ledger.offer("call_1", run_id=run.run_id)
-    assert (await fit.offer()).call.call_id == "call_1"
-    assert holder(ledger, "call_1") == "cli_b"
+    assert ((await fit.offer()).call.call_id, holder(ledger, "call_1")) == ("call_1", "cli_b")
 
 
 async def test_session_tool_calls_are_offered_only_to_that_session(
@@ -277,8 +265,7 @@ async def test_session_tool_calls_are_offered_only_to_that_session(
             await client.attach(run_id)
     for client_id, run_id in runs.items():
         await ledger.offer(f"call of {client_id}".replace(" ", "_"), run_id=run_id)
-    assert (await first.offer()).call.run_id == runs["cli_a"]
-    assert (await second.offer()).call.run_id == runs["cli_b"]
+    assert ((await first.offer()).call.run_id, (await second.offer()).call.run_id) == (runs["cli_a"], runs["cli_b"])
     await ledger.offer("registered", "other", run_id=runs["cli_a"])
     assert not [kept for kept in third._kept if kept.HasField("offer")]
 
@@ -290,13 +277,11 @@ async def test_reconnected_client_gets_its_calls_without_naming_the_tools(
     run_id = (await started(client, tool("form"))).run_id
     client.leave()
     await ledger.offer("call_1", "form", run_id=run_id)
-    other = await opened(stub, "cli_b", tool(), tool("form"), runs=("show", "form"))
-    await other.attach(run_id)
+    await (await opened(stub, "cli_b", tool(), tool("form"), runs=("show", "form"))).attach(run_id)
     back = await opened(stub, "cli_a")
     await back.attach(run_id)
     offer = await back.offer()
-    assert offer.call.call_id == "call_1"
-    assert (await back.answer(offer)).status == ACCEPTED
+    assert (offer.call.call_id, (await back.answer(offer)).status) == ("call_1", ACCEPTED)
 
 
 async def test_run_has_the_tools_from_its_session_and_its_start_frame(
@@ -305,8 +290,8 @@ async def test_run_has_the_tools_from_its_session_and_its_start_frame(
     client = await opened(stub, "cli_a", tool())
     assert sorted(own(ledger, (await started(client, tool("form"))).run_id).names) == ["form", "show"]
     request = session_pb2.UserMessage(conversation_id="conv_1", text="and now", policy=types_pb2.MESSAGE_POLICY_QUEUE)
-    sent = await client.ask(message=request)
-    assert not ledger.runs[sent.run_id].run.HasField("own_tools")
+    run_id = (await client.ask(message=request)).run_id
+    assert not ledger.runs[run_id].run.HasField("own_tools")
 
 
 async def test_repeated_start_succeeds_after_the_tool_name_was_taken(
@@ -331,8 +316,7 @@ async def test_a_run_without_tools_does_not_get_any_from_the_session(
     await save_without_tools(agents)
     client = await opened(stub, "cli_a", tool())
     receipt = await started(client, **fields)
-    assert receipt.status == ACCEPTED
-    assert not ledger.runs[receipt.run_id].run.HasField("own_tools")
+    assert (receipt.status, ledger.runs[receipt.run_id].run.HasField("own_tools")) == (ACCEPTED, False)
     assert (await started(client, tool("form"), **fields)).reason == "INVALID_FIELD"
 
 

@@ -41,8 +41,8 @@ async def test_admin_sees_all_users_pending_approvals(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, time_passes: None
 ) -> None:
     await ledger.add_run()
-    await ledger.add_call("call_1", AWAITING)
-    await ledger.add_call("call_2", call_pb2.CALL_STATE_ASKED)
+    for call_id, state in (("call_1", AWAITING), ("call_2", call_pb2.CALL_STATE_ASKED)):
+        await ledger.add_call(call_id, state)
     listed = await stub.ListPending(agent_pb2.ListPendingRequest(filter=OF_STORE), metadata=ADMIN)
     assert [call.call_id for call in listed.calls] == ["call_1"]
 
@@ -63,8 +63,7 @@ async def test_stream_reports_a_complete_snapshot_and_sends_heartbeats(
             response = await stream.read()
             seen += [call.call_id for call in response.calls]
             complete = response.complete
-        assert seen == names
-        assert await stream.read() == WatchPendingResponse()
+        assert (seen, await stream.read()) == (names, WatchPendingResponse())
         await ledger.settle(names[3])
         while not (response := await stream.read()).gone_call_ids:
             assert not response.calls
@@ -193,13 +192,11 @@ async def _world() -> AsyncIterator[World]:
 
 async def test_watchers_with_different_views_use_separate_polls() -> None:
     async with _world() as world:
-        mine, yours = world.open(CALLER), world.open(OTHER)
-        world.open(ADMIN_CALLER)
+        mine, yours, _ = world.open(CALLER), world.open(OTHER), world.open(ADMIN_CALLER)
         of_store, refused = world.open(ADMIN_CALLER, STORE_WIDE), world.open(CALLER, STORE_WIDE)
         await world.clock.advance(3)
         assert (mine.call_ids, yours.call_ids, of_store.call_ids) == (["call_1"], ["call_2"], ["call_1"])
-        assert isinstance(refused.error, PermissionDenied)
-        assert not refused.responses
+        assert (type(refused.error), refused.responses) == (PermissionDenied, [])
         assert world.ledger.asked == {("me", False): 2 * 4, ("you", False): 4, ("me", True): 4}
 
 
@@ -217,8 +214,7 @@ async def test_watcher_that_joins_during_a_poll_waits_for_the_next() -> None:
         await world.settle()
         world.ledger.gate.set()
         await world.settle()
-        assert early.call_ids == ["call_1"]
-        assert [tab.call_ids for tab in late] == [["call_1", "call_3"]] * 10
+        assert (early.call_ids, [tab.call_ids for tab in late]) == (["call_1"], [["call_1", "call_3"]] * 10)
         assert world.ledger.asked.total() == 2
 
 
@@ -236,8 +232,7 @@ async def test_polling_stops_only_when_the_last_watcher_leaves() -> None:
         await world.clock.advance(1)
         assert world.ledger.now_reading == 1
         await world.leave(second)
-        assert world.ledger.now_reading == 0
-        assert len(asyncio.all_tasks()) == 1
+        assert (world.ledger.now_reading, len(asyncio.all_tasks())) == (0, 1)
 
 
 async def test_an_idle_user_is_polled_rarely_and_changes_appear_after_a_pause() -> None:

@@ -1,17 +1,20 @@
-"""The loop's gRPC client of the registry."""
+"""The loop's gRPC client of the registry, and the Python client of an agent-loop."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
+from pawl.agent.v1 import agent_pb2
 from pawl.agent_loop.loop.ports import CallContext
 from pawl.agent_loop.loop.registry import RegistryClient
 from pawl.agent_loop.loop.rules.fact import OutputChecked
@@ -21,21 +24,19 @@ from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallId, ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.chassis.process.clock import SystemClock
 from pawl.chassis.rpc.client import open_channel
-from pawl.errors import InvalidArguments, InvalidSchema, MethodNotFound, ToolNotFound
+from pawl.client import AsyncClient, Client, NoAnswer
+from pawl.errors import InvalidArguments, InvalidSchema, MethodNotFound, RunNotFound, ToolNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
+from pawl.launcher.ports import free_port
 from pawl.server.process.metrics import Metrics
 from pawl.server.rpc.server import RpcServer
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
-from pawl.values import (
-    CallState,
-    DecisionKind,
-    Execution,
-    ExecutionContext,
-    Outcome,
-    Progress,
-)
-from tests.fakes.session_agent import OpenAuthenticator
+from pawl.values import CallState, DecisionKind, Execution, ExecutionContext, Outcome, Progress
+from tests.fakes.session_agent import FakeLive, OpenAuthenticator
+from tests.rpc.agent_loop.conftest import client_side, new_server
+from tests.rpc.agent_loop.ledger import PlayedLedger
+from tests.rpc.refusals import raises
 
 CONTEXT = CallContext(
     store_id=StoreId("s"),
@@ -164,12 +165,10 @@ def registry(channel: grpc.aio.Channel) -> RegistryClient:
 
 
 async def test_tools_have_their_versions_and_fallbacks(registry: RegistryClient, service: FakeService) -> None:
-    tools = (await registry.resolve(CONTEXT, ["write"], [PinnedTool(name="write", version=2)])).tools
-    assert tools == (
+    assert (await registry.resolve(CONTEXT, ["write"], [PinnedTool(name="write", version=2)])).tools == (
         Tool(name="write", version=2, description="Writes.", arguments_schema_json=b"", fallback_tool_name="other"),
     )
-    assert dict(service.asked[0].pinned_versions) == {"write": 2}
-    assert service.asked[0].context.run_id == "r"
+    assert (dict(service.asked[0].pinned_versions), service.asked[0].context.run_id) == ({"write": 2}, "r")
     assert list(service.asked[0].context.user_roles) == ["member"]
 
 
@@ -262,8 +261,7 @@ async def test_leaving_an_execution_cancels_its_rpc(registry: RegistryClient, se
 async def test_registry_validates_answers(channel: grpc.aio.Channel, service: FakeService) -> None:
     checker = RegistryClient(channel)
     await checker.check_answer(StoreId("acme"), b"{}", "5")
-    with pytest.raises(InvalidArguments, match="it must be a number"):
-        await checker.check_answer(StoreId("acme"), b"{}", "bad")
+    await raises(InvalidArguments, checker.check_answer(StoreId("acme"), b"{}", "bad"), match="it must be a number")
     assert service.asked[-1] == execution_pb2.CheckAnswerRequest(
         store_id="acme", answer_schema_json=b"{}", answer="bad"
     )
@@ -273,8 +271,7 @@ async def test_output_schema_is_always_checked(channel: grpc.aio.Channel) -> Non
     checker = RegistryClient(channel)
     found = await checker.check_output(StoreId("acme"), b"{}", "many")
     assert found == OutputChecked(faults=("the answer is not JSON",))
-    with pytest.raises(InvalidSchema, match="it must be an object"):
-        await checker.check_output(StoreId("acme"), b"{}", None)
+    await raises(InvalidSchema, checker.check_output(StoreId("acme"), b"{}", None), match="it must be an object")
 
 
 async def test_edit_is_checked_with_its_runs_permissions(channel: grpc.aio.Channel, service: FakeService) -> None:
@@ -296,3 +293,109 @@ async def test_edit_is_checked_with_its_runs_permissions(channel: grpc.aio.Chann
         agent_name="default",
     )
     assert [(call.call_id, call.edited) for call in request.calls] == [("call_1", True)]
+
+
+KEY = "key-of-me-0123456789"
+
+
+class Endpoint:
+    """An agent-loop that can stop and restart at one address."""
+
+    def __init__(self, ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self._ledger, self._live, self._ids = ledger, live, ids
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        clock: Any = SystemClock()  # The inbox is polled repeatedly
+        clients = client_side(self._ledger, self._live, clock, self._ids)
+        async with clients.watches, new_server(clients, self.address, self._ids):
+            yield
+
+    def client(self, key: str = KEY, **options: Any) -> AsyncClient:
+        return AsyncClient(self.address, api_key=key, environment={}, **options)
+
+
+@pytest.fixture
+def endpoint(ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> Endpoint:
+    return Endpoint(ledger, live, ids)
+
+
+async def test_request_with_a_lost_response_takes_effect_once(endpoint: Endpoint, ledger: PlayedLedger) -> None:
+    """I2: the client retries with the same request id."""
+    async with endpoint.open(), endpoint.client() as pawl:
+        method, lost = pawl.agents.StartRun, 0
+
+        async def lossy(request: agent_pb2.StartRunRequest) -> agent_pb2.StartRunResponse:
+            nonlocal lost
+            response: agent_pb2.StartRunResponse = await method(request)
+            if lost < 3:
+                lost += 1
+                raise NoAnswer
+            return response
+
+        started = await pawl.once(lossy, agent_pb2.StartRunRequest(text="hello"))
+    assert (lost, list(ledger.runs)) == (3, [started.run.run_id])
+
+
+async def test_a_run_continues_the_trace_of_its_caller(endpoint: Endpoint) -> None:
+    """Repeated requests need not be in the same trace."""
+    first, second = SpanContext(1, 2, is_remote=True, trace_flags=TraceFlags(1)), SpanContext(3, 4, is_remote=True)
+    async with endpoint.open(), endpoint.client() as pawl:
+        runs = []
+        for context in (first, second):
+            with use_span(NonRecordingSpan(context)):
+                runs.append((await pawl.agents.StartRun(agent_pb2.StartRunRequest(request_id="r", text="hello"))).run)
+        garbage = (("traceparent", "garbage"),)
+        other = (await pawl.agents.StartRun(agent_pb2.StartRunRequest(text="hello"), metadata=garbage)).run
+    expected = f"00-{1:032x}-{2:016x}-01"
+    assert {(run.run_id, run.traceparent, run.trace) for run in runs} == {(runs[0].run_id, expected, expected)}
+    assert (other.traceparent, other.trace) == ("", "")
+
+
+# The synchronous client.
+
+
+async def test_synchronous_client_behaves_like_the_async_one(endpoint: Endpoint, ledger: PlayedLedger) -> None:
+    await ledger.add_run()
+    await ledger.append(count=3, text="ab")
+    await ledger.finish()
+
+    def program() -> tuple[str, int, list[str]]:
+        with Client(endpoint.address, api_key=KEY, environment={}) as pawl:
+            text = "".join(pawl.text("run_1"))
+            events = sum(1 for _ in pawl.watch("run_1"))
+            with pytest.raises(RunNotFound):
+                pawl.get("run_2")
+            with pytest.raises(RunNotFound):
+                next(pawl.watch("run_2"))
+            pawl.start("hello", request_id="r1")
+            pawl.start("hello", request_id="r1")
+            return text, events, [run.run_id for run in pawl.runs()]
+
+    async with endpoint.open():
+        text, events, runs = await asyncio.to_thread(program)
+    assert (text, events, sorted(runs), len(runs)) == ("ababab", 5, sorted(ledger.runs), 2)
+
+
+async def test_a_closed_client_raises_and_leaves_no_thread(endpoint: Endpoint) -> None:
+    pawl = Client(endpoint.address, api_key=KEY, environment={})
+    assert "pawl-client" in [thread.name for thread in threading.enumerate()]
+    await asyncio.to_thread(pawl.close)
+    pawl.close()
+    assert "pawl-client" not in [thread.name for thread in threading.enumerate()]
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        pawl.get("run_1")
+
+
+async def test_followed_conversation_survives_a_restart_of_the_server(endpoint: Endpoint, ledger: PlayedLedger) -> None:
+    """ASYNC-5: each message and event is yielded once, also those added while no server was running."""
+    await ledger.add_run("run_1")
+    seen: list[int] = []
+    async with endpoint.client() as pawl, aclosing(pawl.follow("conv_1")) as following:
+        for count in (1, 3):
+            async with endpoint.open(), asyncio.timeout(60):
+                while len(seen) < count:
+                    seen += [event.seq for event in (await anext(following)).events]
+            await ledger.append(count=2)
+    assert seen == [1, 2, 3]

@@ -19,9 +19,10 @@ from pawl.values import RunState
 from tests.fakes.images import PNG
 from tests.fakes.session_agent import FakeLive
 from tests.poll import until
-from tests.rpc.agent_loop.asking import ANSWER, DIGEST, EDIT, decide, failure, reason
+from tests.rpc.agent_loop.asking import ANSWER, DIGEST, EDIT, decide, reason
 from tests.rpc.agent_loop.conftest import APPROVER, ME
 from tests.rpc.agent_loop.ledger import PlayedLedger
+from tests.rpc.refusals import raises
 from tests.rpc.stubs import AgentServiceAsyncStub
 
 pytestmark = pytest.mark.usefixtures("run")
@@ -29,16 +30,14 @@ pytestmark = pytest.mark.usefixtures("run")
 
 async def test_created_run_has_its_requested_and_default_options(stub: AgentServiceAsyncStub) -> None:
     """LOOP-1: limits may be below or above the default."""
-    limits = run_pb2.RunLimits(rounds_max=3, tool_timeout_seconds=60)
-    options = run_pb2.RunOptions(limits=limits, temperature=0.0)
+    options = run_pb2.RunOptions(limits=run_pb2.RunLimits(rounds_max=3, tool_timeout_seconds=60), temperature=0.0)
     response = await stub.StartRun(agent_pb2.StartRunRequest(text="Hello\n\tyou", options=options), metadata=ME)
     assert response.run.user_id == "me"
     kept = response.run.options
     assert (kept.model, kept.instructions) == ("the-model", "Be brief.")
     assert (kept.limits.rounds_max, kept.limits.run_timeout_seconds) == (3, 300.0)
     assert (kept.limits.tool_timeout_seconds, kept.limits.tool_timeout_seconds_max) == (60, 100)
-    assert kept.HasField("temperature")
-    assert not kept.HasField("output_tokens_max")
+    assert (kept.HasField("temperature"), kept.HasField("output_tokens_max")) == (True, False)
     assert kept.batch_order == run_pb2.BATCH_ORDER_WAIT_FOR_DECISIONS
     assert kept.limits.ListFields()[-1][0].name == "provider_wait_seconds"
     assert len(kept.limits.ListFields()) == len(run_pb2.RunLimits.DESCRIPTOR.fields)
@@ -71,8 +70,7 @@ async def test_each_result_gets_a_receipt_even_if_others_are_invalid(
     (taken,) = ledger.commands
     result = call_pb2.CallResult(content_json=b'{"ok": true}', is_error=True, error_reason="TOOL_ERROR")
     assert taken.tool_result == ledger_pb2.ToolResultCommand(call_id="call_1", result=result)
-    again = await stub.SubmitToolResults(request, metadata=ME)
-    assert again.receipts[0].status == types_pb2.RECEIPT_STATUS_DUPLICATE
+    assert (await stub.SubmitToolResults(request, metadata=ME)).receipts[0].status == types_pb2.RECEIPT_STATUS_DUPLICATE
 
 
 async def test_invalid_answer_is_rejected_and_the_question_stays_open(
@@ -81,9 +79,8 @@ async def test_invalid_answer_is_rejected_and_the_question_stays_open(
     question = call_pb2.Question(answer_schema_json=b'{"type":"object"}')
     await ledger.add_call("call_1", call_pb2.CALL_STATE_ASKED, spec=call_pb2.Call(question=question))
     await ledger.add_call("call_2", call_pb2.CALL_STATE_ASKED)
-    error = await failure(stub.Decide(decide(kind=ANSWER, digest="", answer="bad"), metadata=ME))
-    assert isinstance(error, InvalidArguments)
-    assert error.message == "the answer does not fit: it must be a number"
+    answer = stub.Decide(decide(kind=ANSWER, digest="", answer="bad"), metadata=ME)
+    await raises(InvalidArguments, answer, match="^the answer does not fit: it must be a number$")
     both = [
         types_pb2.CallDecision(run_id="run_1", call_id=call_id, kind=ANSWER, answer="bad")
         for call_id in ("call_1", "call_2")
@@ -99,9 +96,8 @@ async def test_edited_arguments_are_checked_and_made_canonical(
 ) -> None:
     """HITL-3: an edit is validated and checked again before it is accepted, and gets its own digest."""
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
-    error = await failure(stub.Decide(decide(kind=EDIT, arguments_json=b'{"to": "bad"}'), metadata=APPROVER))
-    assert isinstance(error, InvalidArguments)
-    assert error.message == "to: not an address; subject: missing"
+    edit = stub.Decide(decide(kind=EDIT, arguments_json=b'{"to": "bad"}'), metadata=APPROVER)
+    await raises(InvalidArguments, edit, match="^to: not an address; subject: missing$")
     assert not ledger.commands
     await stub.Decide(decide(kind=EDIT, arguments_json=b'{"to": "ann"}', reason="typo"), metadata=APPROVER)
     edited = ledger_pb2.DecisionCommand(
@@ -118,8 +114,8 @@ async def test_edited_arguments_are_checked_and_made_canonical(
 async def test_cancelling_again_or_too_late_returns_the_run(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     """I12, EVT-4: a late cancel does not change the final state."""
     request = agent_pb2.CancelRunRequest(request_id="r1", run_id="run_1", reason="enough")
-    assert (await stub.CancelRun(request, metadata=ME)).run.state == run_pb2.RUN_STATE_CANCELLING
-    assert (await stub.CancelRun(request, metadata=ME)).run.state == run_pb2.RUN_STATE_CANCELLING
+    for _ in range(2):
+        assert (await stub.CancelRun(request, metadata=ME)).run.state == run_pb2.RUN_STATE_CANCELLING
     await ledger.finish()
     late = agent_pb2.CancelRunRequest(run_id="run_1")
     assert (await stub.CancelRun(late, metadata=ME)).run.state == run_pb2.RUN_STATE_COMPLETED
@@ -142,8 +138,7 @@ async def test_get_run_waits_until_the_run_waits_or_ends(
     await ledger.offer("call_1")
     await ledger.change("run_1", RunState.WAITING)
     run = (await waiting).run
-    assert run.state == run_pb2.RUN_STATE_WAITING
-    assert [call.call_id for call in run.pending_calls] == ["call_1"]
+    assert (run.state, [call.call_id for call in run.pending_calls]) == (run_pb2.RUN_STATE_WAITING, ["call_1"])
     await until(lambda: not live.subscriber_count)
     waiting = await get(run.last_seq)
     await ledger.settle("call_1")
@@ -201,8 +196,7 @@ async def test_repeated_request_matches_after_its_document_has_changed(
     first = await start(stub, "Look", FILE, request_id="r1")
     documents: Any = clients.messages._registry
     documents.documents["handbook.md"] = "Do not water the plants."
-    again = await start(stub, "Look", FILE, request_id="r1")
-    assert first.run_id == again.run_id
+    assert first.run_id == (await start(stub, "Look", FILE, request_id="r1")).run_id
     other = agent_pb2.StartRunRequest(request_id="r1", text="Look", parts=[IMAGE])
     assert await reason(stub.StartRun(other, metadata=ME)) == "REQUEST_ID_REUSED"
 
@@ -260,11 +254,9 @@ async def test_reasoning_is_streamed_live_and_resumes_after_a_reconnect(
 
     await think(ledger, " Then")
     again = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id="run_1", after_seq=second.seq), metadata=ME)
-    third = await changed(again)
-    assert [(change.appends, change.step.content) for change in third.changes] == [(True, " Then")]
+    assert [(change.appends, change.step.content) for change in (await changed(again)).changes] == [(True, " Then")]
     await ledger.finish()
-    last = await changed(again)
-    assert [change.step.status for change in last.changes] == [steps_pb2.STEP_STATUS_STOPPED]
+    assert [change.step.status for change in (await changed(again)).changes] == [steps_pb2.STEP_STATUS_STOPPED]
     assert await again.read() is grpc.aio.EOF
 
 

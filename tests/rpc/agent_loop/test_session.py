@@ -15,23 +15,19 @@ from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.server.rpc.server import RpcServer
 from tests.fakes.session_agent import FakeLive
 from tests.poll import until
-from tests.rpc.agent_loop.asking import failure, own_tool, reason
-from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
+from tests.rpc.agent_loop.asking import ACCEPTED, REFUSED, Client, connected, failure, own_tool, reason
 from tests.rpc.agent_loop.conftest import APPROVER
 from tests.rpc.agent_loop.ledger import PlayedLedger
 from tests.rpc.stubs import AgentServiceAsyncStub
 
-LATE = types_pb2.RECEIPT_STATUS_LATE
-UNKNOWN = types_pb2.RECEIPT_STATUS_UNKNOWN
+LATE, UNKNOWN = types_pb2.RECEIPT_STATUS_LATE, types_pb2.RECEIPT_STATUS_UNKNOWN
 DUPLICATE = types_pb2.RECEIPT_STATUS_DUPLICATE
 
 
 @pytest.fixture
 async def client(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> Client:
     await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
-    return client
+    return await connected(stub)
 
 
 async def test_first_frame_must_be_a_valid_hello(stub: AgentServiceAsyncStub) -> None:
@@ -57,6 +53,9 @@ async def test_first_frame_must_be_a_valid_hello(stub: AgentServiceAsyncStub) ->
     assert (await client.hello("")).startswith("cli_")
     await client.send(hello=session_pb2.Hello(client_id="cli_a"))
     assert await reason(client.end()) == "HELLO_REQUIRED"
+    closed = Client(stub)
+    await closed.stream.done_writing()
+    assert await reason(closed.end()) == "HELLO_REQUIRED"
 
 
 async def test_clients_unread_output_is_limited_in_bytes() -> None:
@@ -79,15 +78,8 @@ async def test_clients_unread_output_is_limited_in_bytes() -> None:
     assert outgoing.qsize() == 2
 
 
-async def test_stream_closed_before_its_hello_is_rejected(stub: AgentServiceAsyncStub) -> None:
-    client = Client(stub)
-    await client.stream.done_writing()
-    assert await reason(client.end()) == "HELLO_REQUIRED"
-
-
 async def test_started_run_is_attached_from_its_first_event(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    client = Client(stub)
-    await client.hello()
+    client = await connected(stub)
     await client.send(start=session_pb2.Start(text="Hello"))
     first = await client.next("receipt", "event")
     assert (first.receipt.frame_id, first.receipt.status, first.receipt.run_id) == ("f2", ACCEPTED, "run_1")
@@ -106,23 +98,18 @@ async def test_frame_resent_after_a_reconnect_takes_effect_once(
     start = session_pb2.Start(text="Hello")
     cancel = session_pb2.Cancel(run_id="run_1")
     for number in range(3):
-        client = Client(stub)
-        await client.hello("cli_a")
+        client = await connected(stub, "cli_a")
         assert (await client.ask("again", start=start)).run_id == "run_1"
         assert (await client.ask("cancel", cancel=cancel)).status == (DUPLICATE if number else ACCEPTED)
         client.leave()
-    assert list(ledger.runs) == ["run_1"]
-    assert len(ledger.commands) == 1
-    other = Client(stub)
-    await other.hello("cli_b")
-    assert (await other.ask("again", start=start)).run_id == "run_2"
+    assert (list(ledger.runs), len(ledger.commands)) == (["run_1"], 1)
+    assert (await (await connected(stub, "cli_b")).ask("again", start=start)).run_id == "run_2"
 
 
 async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.append(count=4)
-    client = Client(stub)
-    await client.hello()
+    client = await connected(stub)
     await client.attach(after_seq=3)
     assert await client.events(2) == [4, 5]
     await client.attach(after_seq=1)
@@ -136,8 +123,7 @@ async def test_a_detached_run_does_not_send_any_more_events(
 ) -> None:
     await client.attach()
     assert await client.events(1) == [1]
-    assert (await client.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
-    assert watches.feed_count == 0
+    assert ((await client.ask(detach=session_pb2.Detach(run_id="run_1"))).status, watches.feed_count) == (ACCEPTED, 0)
     await ledger.append()
     assert (await client.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
     assert not [kept for kept in client._kept if kept.HasField("event")]
@@ -183,8 +169,7 @@ async def test_invalid_frame_gets_a_receipt_and_the_stream_continues(client: Cli
 async def test_decisions_messages_and_cancels_are_applied(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
-    client = Client(stub, metadata=APPROVER)
-    await client.hello()
+    client = await connected(stub, metadata=APPROVER)
     approve = types_pb2.CallDecision(
         run_id="run_1", call_id="call_1", kind=call_pb2.DECISION_KIND_APPROVE, digest="digest of call_1"
     )
@@ -211,8 +196,7 @@ async def test_half_closed_client_still_gets_all_frames(client: Client, ledger: 
     await client.stream.done_writing()
     await ledger.append(count=30)
     await ledger.finish()
-    assert await client.events(32) == list(range(1, 33))
-    assert (await client.next("end")).end.last_seq == 32
+    assert (await client.events(32), (await client.next("end")).end.last_seq) == (list(range(1, 33)), 32)
     assert await client.stream.read() is grpc.aio.EOF
     assert await client.stream.code() is grpc.StatusCode.OK
 
@@ -223,8 +207,7 @@ async def test_vanished_client_leaves_nothing_behind(
     """C12, I19: the client's feeds, subscriptions, tasks and streams end."""
     await ledger.add_run()
     tasks_before = len(asyncio.all_tasks())
-    client = Client(stub)
-    await client.hello("cli_a", "show")
+    client = await connected(stub, "cli_a", "show")
     await client.attach()
     client.leave()
     await until(lambda: watches.feed_count == 0 and live.subscriber_count == 0)
@@ -239,19 +222,15 @@ async def test_slow_client_is_disconnected_with_the_position_to_resume(
     await client.attach()
     assert await client.events(1) == [1]
 
-    async def flood() -> None:
-        for _ in range(600):
-            await ledger.append(text="x" * 16 * 1024)
-            await asyncio.sleep(0.0005)
-
-    await flood()
+    for _ in range(600):
+        await ledger.append(text="x" * 16 * 1024)
+        await asyncio.sleep(0.0005)
     error = await failure(client.end())
     assert (error.reason, error.metadata["run_id"]) == ("SLOW_CONSUMER", "run_1")
     resume_after_seq = int(error.metadata["resume_after_seq"])
     read = [kept.event.seq for kept in client._kept if kept.HasField("event")]
     assert read == list(range(2, 2 + len(read)))
-    again = Client(stub)
-    await again.hello()
+    again = await connected(stub)
     await again.attach(after_seq=resume_after_seq)
     assert await again.events(5) == list(range(resume_after_seq + 1, resume_after_seq + 6))
 
@@ -262,9 +241,7 @@ class TestSilence:
         return SessionTimes(heartbeat_seconds=0.05, silence_max_seconds=2.0)
 
     async def test_silent_client_is_disconnected(self, stub: AgentServiceAsyncStub) -> None:
-        client = Client(stub)
-        await client.hello()
-        assert await reason(client.end()) == "DEADLINE_EXCEEDED"
+        assert await reason((await connected(stub)).end()) == "DEADLINE_EXCEEDED"
         assert await reason(Client(stub).end()) == "DEADLINE_EXCEEDED", "also before its hello"
 
 

@@ -25,9 +25,8 @@ async def run(ledger: PlayedLedger) -> None:
     for number, name in enumerate(("write", "mail", "look"), 1):
         result = call_pb2.CallResult(content_json=b"null")
         if name == "write":
-            result.inverse.tool_name = "unwrite"
-            result.inverse.arguments_json = b'{"n":1}'
-            result.inverse.summary = "Take it back"
+            inverse = call_pb2.Inverse(tool_name="unwrite", arguments_json=b'{"n":1}', summary="Take it back")
+            result.inverse.CopyFrom(inverse)
         reads = call_pb2.Call(effect_class=call_pb2.EFFECT_CLASS_READ_ONLY)
         await ledger.add_call(
             f"call_{number}",
@@ -91,12 +90,11 @@ async def test_undo_has_the_roles_and_required_approvals_of_the_original_run(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
     """Otherwise inverse calls of role-restricted tools would fail, and tools that the user may not call would run."""
-    asked = run_pb2.RunOptions(approvals_required=3)
-    original = run_pb2.Run(user_roles=["finance", "member"], options=asked)
+    original = run_pb2.Run(user_roles=["finance", "member"], options=run_pb2.RunOptions(approvals_required=3))
     ledger.put_run("run_1", options=original.SerializeToString())
     undoing = (await stub.UndoRun(RUN, metadata=ADMIN)).run
-    assert (undoing.user_id, list(undoing.user_roles)) == ("me", ["finance", "member"])
-    assert undoing.options.approvals_required == 3
+    kept = (undoing.user_id, list(undoing.user_roles), undoing.options.approvals_required)
+    assert kept == ("me", ["finance", "member"], 3)
 
 
 async def test_single_call_can_be_undone(stub: AgentServiceAsyncStub) -> None:

@@ -21,10 +21,11 @@ from pawl.values import RunState
 from tests import poll
 from tests.fakes.session_agent import FakeLive
 from tests.poll import until
-from tests.rpc.agent_loop.client import Client
+from tests.rpc.agent_loop.asking import Client
 from tests.rpc.agent_loop.conftest import ME
 from tests.rpc.agent_loop.ledger import ME as CALLER
 from tests.rpc.agent_loop.ledger import PlayedLedger
+from tests.rpc.refusals import raises
 from tests.rpc.stubs import AgentServiceAsyncStub
 
 pytestmark = pytest.mark.usefixtures("run")
@@ -206,13 +207,10 @@ async def test_slow_watcher_is_disconnected_during_a_write(
     for _ in range(count):
         await ledger.append(text=text)
         await asyncio.sleep(0)
-    with pytest.raises(SlowConsumer) as caught:
-        await slow_task
-    assert caught.value.metadata["resume_after_seq"] == "2"
+    assert (await raises(SlowConsumer, slow_task)).metadata["resume_after_seq"] == "2"
     await ledger.finish()
     await fast_task
-    assert seen == list(range(1, count + 5))
-    assert watches.feed_count == 0
+    assert (seen, watches.feed_count) == (list(range(1, count + 5)), 0)
 
 
 @pytest.mark.parametrize(("count", "text"), [(BEHIND_EVENTS_MAX + 60, "x"), (30, "x" * 64 * 1024)])
@@ -289,8 +287,7 @@ async def test_trimmed_log_is_shown_as_a_gap_and_the_remaining_events(
     for after_seq in range(4):
         gap = agent_pb2.WatchRunResponse(gap=ledger.gap("run_1", after_seq))
         assert list(await asyncio.gather(answers(after_seq), answers(after_seq))) == [[gap, *rest]] * 2
-    assert await answers(4) == rest
-    assert await answers(5) == [agent_pb2.WatchRunResponse(events=events[5:])]
+    assert (await answers(4), await answers(5)) == (rest, [agent_pb2.WatchRunResponse(events=events[5:])])
 
 
 @pytest.mark.parametrize("pauses", range(4))

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -19,7 +20,6 @@ from pawl.agent_loop.conversations import watch
 from pawl.agent_loop.conversations.cursor import Cursor
 from pawl.agent_loop.wiring import ClientSide
 from pawl.chassis.ids import ConversationId, RunId
-from pawl.chassis.rpc.status import from_rpc_error
 from pawl.errors import SlowConsumer
 from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
 from pawl.values import RunState
@@ -29,25 +29,26 @@ from tests.rpc.agent_loop.conftest import ME, OTHER_USERS
 from tests.rpc.agent_loop.ledger import ME as CALLER
 from tests.rpc.agent_loop.ledger import PlayedLedger
 from tests.rpc.agent_loop.test_jobs import add_job
+from tests.rpc.refusals import reason_of
 from tests.rpc.stubs import AgentServiceAsyncStub, ConversationServiceAsyncStub
 
 YOU = OTHER_USERS[0]
 pytestmark = pytest.mark.usefixtures("run")
 
 
+@dataclass
 class Seen:
     """What a client has received from one stream or, with `after`, from several."""
 
-    def __init__(self) -> None:
-        self.cursor = ""
-        self.caught_up = 0
-        self.heartbeats = 0
-        self.conversation = conversation_pb2.Conversation()
-        self.numbers: list[int] = []
-        self.runs: dict[str, run_pb2.Run] = {}
-        self.jobs: dict[str, Any] = {}
-        self.events: list[tuple[str, int]] = []
-        self.gaps: list[pb.ConversationGap] = []
+    cursor: str = ""
+    caught_up: int = 0
+    heartbeats: int = 0
+    conversation: conversation_pb2.Conversation = field(default_factory=conversation_pb2.Conversation)
+    numbers: list[int] = field(default_factory=list)
+    runs: dict[str, run_pb2.Run] = field(default_factory=dict)
+    jobs: dict[str, Any] = field(default_factory=dict)
+    events: list[tuple[str, int]] = field(default_factory=list)
+    gaps: list[pb.ConversationGap] = field(default_factory=list)
 
     @property
     def states(self) -> dict[str, int]:
@@ -88,21 +89,24 @@ class Stream:
 
     async def end(self) -> str:
         """Return the reason with which the server ends the stream."""
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await self.until(lambda _: False)
-        return from_rpc_error(error.value).reason
+        return await reason_of(self.until(lambda _: False))
 
 
 @pytest.fixture
 def follow(conversations: ConversationServiceAsyncStub) -> Any:
     @asynccontextmanager
-    async def follow(metadata: Any = ME, after: Seen | None = None, cursor: str = "") -> AsyncIterator[Stream]:
+    async def follow(
+        metadata: Any = ME, after: Seen | None = None, cursor: str = "", *, caught_up: bool = False
+    ) -> AsyncIterator[Stream]:
         request = pb.WatchConversationRequest(
             conversation_id="conv_1", after=cursor or (after.cursor if after is not None else "")
         )
         call: Any = conversations.WatchConversation(request, metadata=metadata)
+        stream = Stream(call, after or Seen())
         try:
-            yield Stream(call, after or Seen())
+            if caught_up:
+                await stream.until(lambda seen: seen.caught_up)
+            yield stream
         finally:
             call.cancel()
 
@@ -135,8 +139,7 @@ async def test_stream_starts_with_the_current_state_and_continues_with_changes(
     await add_job(ledger, 1)
     ledger.put_background("conv_1", "job_1")
     await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
-    async with follow() as stream:
-        await stream.until(lambda seen: seen.caught_up)
+    async with follow(caught_up=True) as stream:
         seen = stream.seen
         assert seen.conversation.active_run_id == "run_1"
         assert [call.call_id for call in seen.runs["run_1"].pending_calls] == ["call_1"]
@@ -162,8 +165,7 @@ async def test_stream_starts_with_the_current_state_and_continues_with_changes(
 async def test_a_run_that_ends_before_it_is_noticed_is_streamed_too(
     follow: Any, ledger: PlayedLedger, stub: AgentServiceAsyncStub, clock: ManualClock
 ) -> None:
-    async with follow() as stream:
-        await stream.until(lambda seen: seen.caught_up)
+    async with follow(caught_up=True) as stream:
         await ledger.finish()
         await stream.until(lambda seen: seen.states.get("run_1") == run_pb2.RUN_STATE_COMPLETED)
         await clock.advance(1)
@@ -189,8 +191,7 @@ async def test_reconnected_stream_continues_after_its_cursor(
     async with follow(after=stream.seen) as again:
         await again.until(lambda seen: seen.states.get("run_1") == run_pb2.RUN_STATE_COMPLETED)
         await again.until(lambda seen: ("run_1", 7) in seen.events and seen.events[-1][0] != "run_1")
-        of_run = [seq for run_id, seq in again.seen.events if run_id == "run_1"]
-        assert of_run == list(range(1, 8))
+        assert [seq for run_id, seq in again.seen.events if run_id == "run_1"] == list(range(1, 8))
         assert again.seen.numbers == [1]
 
 
@@ -215,8 +216,7 @@ async def test_a_client_that_loses_its_connection_again_gets_the_events_of_all_r
             await again.until(lambda seen, events=events: len(seen.events) > events or seen.heartbeats)
             has_all = len(seen.events) == events
     for run_id in runs:
-        last_seq = ledger.runs[run_id].run.last_seq
-        assert [seq for of, seq in seen.events if of == run_id] == list(range(1, last_seq + 1))
+        assert [seq for of, seq in seen.events if of == run_id] == list(range(1, ledger.runs[run_id].run.last_seq + 1))
 
 
 async def test_change_reads_only_what_has_changed(follow: Any, ledger: PlayedLedger) -> None:
@@ -224,8 +224,7 @@ async def test_change_reads_only_what_has_changed(follow: Any, ledger: PlayedLed
     for number in range(10):
         await add_job(ledger, number)
     ledger.put_background("conv_1", *jobs)
-    async with follow() as stream:
-        await stream.until(lambda seen: seen.caught_up)
+    async with follow(caught_up=True) as stream:
         assert stream.seen.jobs.keys() == set(jobs)
         ledger.run_reads.clear()
         await ledger.change("job_3", RunState.CANCELLING)
@@ -265,8 +264,7 @@ async def test_a_lost_change_report_is_made_up_for(
     follow: Any, ledger: PlayedLedger, clients: ClientSide, live: FakeLive, *, reported: bool
 ) -> None:
     """By comparing versions, or, if NATS is unavailable, by reading all watched conversations."""
-    async with follow() as stream:
-        await stream.until(lambda seen: seen.caught_up)
+    async with follow(caught_up=True) as stream:
         live.conversations.clear()
         await ledger.finish()
         await clients.conversations._find_changes(reported=reported)
@@ -279,8 +277,7 @@ async def test_a_job_that_only_makes_progress_is_sent_at_most_once_a_second(
     monkeypatch.setattr(watch, "PROGRESS_SECONDS", 3600.0)
     await add_job(ledger, 1)
     ledger.put_background("conv_1", "job_1")
-    async with follow() as stream:
-        await stream.until(lambda seen: seen.caught_up)
+    async with follow(caught_up=True) as stream:
         ledger.put_run("job_1", trimmed_rounds=5)
         await ledger.append("job_1")
         await ledger.change("run_1", RunState.WAITING)
@@ -293,8 +290,7 @@ async def test_a_job_that_only_makes_progress_is_sent_at_most_once_a_second(
 
 async def test_stream_ends_when_sharing_ends(follow: Any, conversations: ConversationServiceAsyncStub) -> None:
     await share(conversations, conversation_pb2.SHARING_READ)
-    async with follow(YOU) as stream:
-        await stream.until(lambda seen: seen.caught_up)
+    async with follow(YOU, caught_up=True) as stream:
         await share(conversations, conversation_pb2.SHARING_PRIVATE)
         assert await stream.end() == "CONVERSATION_NOT_FOUND"
 
@@ -360,8 +356,7 @@ async def test_a_gap_names_the_first_message_and_replaces_deleted_events(
         started = await stub.StartRun(agent_pb2.StartRunRequest(conversation_id="conv_1", text=text), metadata=ME)
         await ledger.finish(started.run.run_id)
     monkeypatch.setattr(watch, "MESSAGES_MAX", 2)
-    async with follow() as stream:
-        await stream.until(lambda seen: seen.caught_up)
+    async with follow(caught_up=True) as stream:
         assert (stream.seen.numbers, stream.seen.gaps[0].first_message_number) == ([2, 3], 2)
 
 
@@ -404,8 +399,7 @@ async def test_second_user_never_receives_another_users_job(
     ledger.put_run("job_1", options=run_pb2.Run(job=run_pb2.Job(tool_name=SECRET.decode())).SerializeToString())
     ledger.put_background("conv_1", "job_1")
     await share(conversations, conversation_pb2.SHARING_READ)
-    async with follow(YOU) as stream:
-        await stream.until(lambda seen: seen.caught_up)
+    async with follow(YOU, caught_up=True) as stream:
         for number in range(12):
             match choose.randrange(5):
                 case 0:
@@ -428,6 +422,4 @@ async def test_second_user_never_receives_another_users_job(
         await share(conversations, conversation_pb2.SHARING_PRIVATE)
         assert await stream.end() == "CONVERSATION_NOT_FOUND"
     assert SECRET not in b"".join(stream.keep)
-    assert not stream.seen.jobs
-    assert not stream.seen.runs
-    assert not stream.seen.events
+    assert (stream.seen.jobs, stream.seen.runs, stream.seen.events) == ({}, {}, [])

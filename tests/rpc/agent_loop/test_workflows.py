@@ -13,6 +13,7 @@ from pawl.agent_loop.agents.rules import OfferedTool
 from pawl.agent_loop.workflows.values import wait_token
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import RunId
+from pawl.errors import InvalidWorkflow
 from pawl.event.v1 import agent_pb2 as agent_values
 from pawl.event.v1 import run_pb2, workflow_pb2
 from pawl.job.v1 import ledger_pb2
@@ -20,6 +21,7 @@ from tests.fakes.registry import FakeChecker
 from tests.rpc.agent_loop.asking import CONTROL, MISSING, NO_ID, Api, check_refusals, failure, reason, start
 from tests.rpc.agent_loop.conftest import ADMIN, ME, OTHER_USERS
 from tests.rpc.agent_loop.ledger import PlayedLedger
+from tests.rpc.refusals import raises
 from tests.rpc.stubs import (
     AgentRegistryServiceAsyncStub,
     AgentServiceAsyncStub,
@@ -64,10 +66,7 @@ async def test_saving_a_workflow_creates_a_version_only_if_it_has_changed(workfl
     assert (first.workflow.description, first.workflow.node_count) == ("Sort it.", 1)
     again = await workflows.SaveWorkflow(save(description="Sort it.", concurrency=10), metadata=ADMIN)
     assert (again.created, again.workflow) == (False, first.workflow), "a default that is written out changes nothing"
-    more = await workflows.SaveWorkflow(save(description="Sort it well."), metadata=ADMIN)
-    assert more.workflow.version == 2
-    read = await workflows.GetWorkflow(pb.GetWorkflowRequest(name="triage", version=1), metadata=ME)
-    assert read.workflow == first.workflow
+    assert (await workflows.SaveWorkflow(save(description="Sort it well."), metadata=ADMIN)).workflow.version == 2
     listed = await workflows.ListWorkflowVersions(pb.ListWorkflowVersionsRequest(name="triage"), metadata=ME)
     assert [(each.version, each.definition_json) for each in listed.workflows] == [(2, b""), (1, b"")]
 
@@ -205,26 +204,21 @@ async def test_workflows_cannot_start_each_other_in_a_cycle(workflows: WorkflowS
         metadata=ADMIN,
     )
     circle = save(nodes={"a": {"kind": "workflow", "workflow": "outer", "input": {"ticket": "7"}}})
-    error = await failure(workflows.SaveWorkflow(circle, metadata=ADMIN))
-    assert error.reason == "INVALID_WORKFLOW"
-    assert "triage -> outer -> triage" in error.message
+    await raises(InvalidWorkflow, workflows.SaveWorkflow(circle, metadata=ADMIN), match="triage -> outer -> triage")
 
 
 async def test_workflows_cannot_start_themselves_through_older_versions(
     workflows: WorkflowServiceAsyncStub, saved: None
 ) -> None:
-    outer = save(name="outer", nodes={"a": LOOK})
-    await workflows.SaveWorkflow(outer, metadata=ADMIN)
+    await workflows.SaveWorkflow(save(name="outer", nodes={"a": LOOK}), metadata=ADMIN)
     starts_outer = save(nodes={"a": {"kind": "workflow", "workflow": "outer", "input": {"ticket": "7"}}})
     old = (await workflows.SaveWorkflow(starts_outer, metadata=ADMIN)).workflow.version
     await workflows.SaveWorkflow(save(nodes={"a": LOOK}), metadata=ADMIN)
 
     fixed = {"kind": "workflow", "workflow": "triage", "version": old, "input": {"ticket": "7"}}
-    error = await failure(workflows.SaveWorkflow(save(name="outer", nodes={"a": fixed}), metadata=ADMIN))
-    assert error.reason == "INVALID_WORKFLOW"
-    assert "outer -> outer" in error.message
-    newest = {**fixed, "version": old + 1}
-    await workflows.SaveWorkflow(save(name="outer", nodes={"a": newest}), metadata=ADMIN)
+    circle = workflows.SaveWorkflow(save(name="outer", nodes={"a": fixed}), metadata=ADMIN)
+    await raises(InvalidWorkflow, circle, match="outer -> outer")
+    await workflows.SaveWorkflow(save(name="outer", nodes={"a": {**fixed, "version": old + 1}}), metadata=ADMIN)
 
 
 async def test_workflows_cannot_start_themselves_as_tools(
@@ -238,17 +232,14 @@ async def test_workflows_cannot_start_themselves_as_tools(
     monkeypatch.setattr(checker, "offered", with_tool)
     await workflows.SaveWorkflow(save(name="again", description="Do it.", as_tool=True), metadata=ADMIN)
     itself = save(name="again", description="Do it.", as_tool=True, nodes={"a": {"kind": "tool", "tool": "again"}})
-    error = await failure(workflows.SaveWorkflow(itself, metadata=ADMIN))
-    assert error.reason == "INVALID_WORKFLOW"
-    assert "again -> again" in error.message
+    await raises(InvalidWorkflow, workflows.SaveWorkflow(itself, metadata=ADMIN), match="again -> again")
 
 
 async def test_run_keeps_its_version_and_input(
     workflows: WorkflowServiceAsyncStub, stub: AgentServiceAsyncStub, saved: None
 ) -> None:
     run = (await workflows.StartWorkflow(begin(labels={"team": "a"}, total_tokens_max=500), metadata=ME)).run
-    assert (run.workflow.name, run.workflow.version) == ("triage", 1)
-    assert run.workflow.input_json == b'{"ticket":"7"}'
+    assert (run.workflow.name, run.workflow.version, run.workflow.input_json) == ("triage", 1, b'{"ticket":"7"}')
     assert (run.user_id, run.options.limits.total_tokens_max, run.labels["team"]) == ("me", 500, "a")
     await workflows.SaveWorkflow(save(description="New."), metadata=ADMIN)
     assert (await stub.GetRun(agent_pb2.GetRunRequest(run_id=run.run_id), metadata=ME)).run.workflow.version == 1
@@ -260,8 +251,7 @@ async def test_runs_of_a_workflow_are_listed_without_large_inputs(
     workflows: WorkflowServiceAsyncStub, stub: AgentServiceAsyncStub, saved: None
 ) -> None:
     await stub.StartRun(start(), metadata=ME)
-    large = json.dumps({"ticket": "x" * 5000}).encode()
-    run = (await workflows.StartWorkflow(begin(content=large), metadata=ME)).run
+    run = (await workflows.StartWorkflow(begin(content=json.dumps({"ticket": "x" * 5000}).encode()), metadata=ME)).run
     listed = (await stub.ListRuns(agent_pb2.ListRunsRequest(workflow="triage"), metadata=ME)).runs
     assert [each.run_id for each in listed] == [run.run_id]
     assert (listed[0].workflow.name, listed[0].workflow.version, listed[0].workflow.input_json) == ("triage", 1, b"")
@@ -366,8 +356,7 @@ async def test_execution_of_a_run_that_has_not_started_shows_its_nodes(
         ("fetch", "tool", workflow_pb2.NODE_STATE_PENDING)
     ]
     assert (found.run.run_id, list(found.current_nodes), found.failed_node, found.paused) == (run_id, [], "", False)
-    read = await workflows.GetWorkflow(pb.GetWorkflowRequest(name="triage"), metadata=ME)
-    assert 'n0["fetch' in read.mermaid
+    assert 'n0["fetch' in (await workflows.GetWorkflow(pb.GetWorkflowRequest(name="triage"), metadata=ME)).mermaid
 
 
 async def test_execution_has_the_edges_of_the_graph(workflows: WorkflowServiceAsyncStub) -> None:
@@ -390,8 +379,7 @@ async def test_token_sends_one_event_for_its_node_and_does_not_reveal_the_run(
     for who in (OTHER_USERS[0], ME):
         assert await workflows.SendEvent(sent, metadata=who) == pb.SendEventResponse()
     assert [command.event.name for command in ledger.commands] == ["#late"]
-    other = pb.SendEventRequest(token=token, payload_json=b"8")
-    error = await failure(workflows.SendEvent(other, metadata=ME))
+    error = await failure(workflows.SendEvent(pb.SendEventRequest(token=token, payload_json=b"8"), metadata=ME))
     assert (error.reason, error.message) == ("REQUEST_ID_REUSED", "the token was already used with a different result")
     await stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run.run_id), metadata=ME)
     await workflows.SendEvent(sent, metadata=ME)
@@ -441,11 +429,10 @@ async def test_pauses_and_events_are_accepted_once(
     paid = pb.SendEventRequest(run_id=run_id, name="paid", payload_json=b'{ "n": 1}', event_id="e")
     for _ in range(2):
         await workflows.SendEvent(paid, metadata=ME)
-    sent = [command.WhichOneof("kind") for command in ledger.commands]
-    assert sent == ["pause", "pause", "event"]
+    assert [command.WhichOneof("kind") for command in ledger.commands] == ["pause", "pause", "event"]
     assert ledger.commands[-1].event == ledger_pb2.EventCommand(name="paid", payload_json=b'{"n":1}')
     error = await failure(workflows.SendEvent(pb.SendEventRequest(run_id=run_id, name="payed"), metadata=ME))
-    assert "it waits for paid" in error.message
+    assert "it is waiting for paid" in error.message
     other = pb.SendEventRequest(run_id=run_id, name="paid", payload_json=b"2", event_id="e")
     assert await reason(workflows.SendEvent(other, metadata=ME)) == "REQUEST_ID_REUSED"
     await stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run_id), metadata=ME)

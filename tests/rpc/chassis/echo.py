@@ -6,8 +6,9 @@ import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 from google.protobuf.wrappers_pb2 import StringValue
@@ -19,22 +20,29 @@ from pawl.errors import RunNotFound
 from pawl.server.rpc.interceptor import count_as_stream
 from pawl.server.rpc.server import RpcServer
 
+T = TypeVar("T")
 _TRIES: Final = 50
 
 SERVICE = "test.v1.EchoService"
 ECHO_METHODS: Final = [f"/{SERVICE}/{name}" for name in ("Unary", "Generate", "Write", "Collect", "Talk")]
 
 
+@dataclass
 class EchoServicer:
     """Echoes the request, unless its text is the name of another behaviour."""
 
-    def __init__(self) -> None:
-        self.entered = asyncio.Event()
-        self.waiting = 0
-        self.cancelled = asyncio.Event()
-        self.release = asyncio.Event()
-        self.generator: AsyncIterator[StringValue] | None = None
-        self.generator_closed = asyncio.Event()
+    entered: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    generator: AsyncIterator[StringValue] | None = None
+    generator_closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def started(self, call: Awaitable[T]) -> asyncio.Future[T]:
+        """Make a call that waits, and return it once its handler has started."""
+        made = asyncio.ensure_future(call)
+        await self.entered.wait()
+        return made
 
     async def act(self, request: StringValue, context: Any) -> StringValue:
         match request.value.split(":"):
@@ -165,8 +173,7 @@ class EchoStub:
         self.missing_stream: Any = channel.stream_stream(f"/{SERVICE}/Missing", **coding)
 
     def call(self, kind: str, text: str, **kwargs: Any) -> Awaitable[list[str]]:
-        request: Any = StringValue(value=text)
-        return self.send(kind, request, **kwargs)
+        return self.send(kind, StringValue(value=text), **kwargs)
 
     async def send(self, kind: str, request: Any, **kwargs: Any) -> list[str]:
         method = getattr(self, kind)

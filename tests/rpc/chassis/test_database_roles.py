@@ -21,6 +21,7 @@ from pawl.server.process import log_setup
 from pawl.server.process.service import Service
 from pawl.server.process.settings import ServiceSettings
 from tests.keys import ENVIRONMENT
+from tests.rpc.refusals import raises
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS = ("job_store", "tool_registry", "notifier")
@@ -87,8 +88,7 @@ async def start(schema: str, url: str, owner_url: str | None) -> list[str]:
     )
     with capture_logs() as entries:
         async with Service(schema, settings) as service:
-            database = await service.open_database()
-            await service.create_schema(database, schema, append_only=APPEND_ONLY.get(schema, ()))
+            await service.create_schema(await service.open_database(), schema, append_only=APPEND_ONLY.get(schema, ()))
     return [entry["event"] for entry in entries if entry["log_level"] == "warning" and "unsafe" not in entry["event"]]
 
 
@@ -239,8 +239,7 @@ async def test_key_events_cannot_be_changed_and_old_ones_are_deleted(roles: str)
             await notifier.fetchval("SELECT job_store.remove_old_key_events(10)")
         finally:
             await notifier.close()
-    removed = [await connection.fetchval("SELECT job_store.remove_old_key_events(2)") for _ in range(4)]
-    assert removed == [2, 1, 0, 0]
+    assert [await connection.fetchval("SELECT job_store.remove_old_key_events(2)") for _ in range(4)] == [2, 1, 0, 0]
     counts = await connection.fetch("SELECT kind, count(*) FROM job_store.key_events GROUP BY kind")
     assert dict(map(tuple, counts)) == {"KEY_CREATED": 4}
     await connection.close()
@@ -266,7 +265,10 @@ async def test_services_work_with_a_single_role_and_warn_about_its_privileges(ur
 
 async def test_a_role_that_owns_nothing_can_start_on_an_existing_schema(roles: str) -> None:
     service, owner = url_as(roles, "notifier"), url_as(roles, "notifier_owner")
-    with pytest.raises(StartError, match=r"schema notifier: permission denied .*PAWL_DATABASE_OWNER_URL"):
-        await start("notifier", service, None)
+    await raises(
+        StartError,
+        start("notifier", service, None),
+        match=r"schema notifier: permission denied .*PAWL_DATABASE_OWNER_URL",
+    )
     await start("notifier", service, owner)
     await start("notifier", service, None)

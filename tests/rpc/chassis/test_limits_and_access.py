@@ -22,7 +22,7 @@ from pawl.chassis.identity.auth import (
 )
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.rpc.batch_client import REQUEST_BYTES_MAX
-from pawl.chassis.rpc.client import open_channel, translating
+from pawl.chassis.rpc.client import open_channel
 from pawl.errors import DependencyUnavailable, Overloaded, PermissionDenied, Unauthenticated
 from pawl.server.identity import login_failures
 from pawl.server.identity.credentials import ApiKey, KeyAuthenticator
@@ -32,6 +32,7 @@ from pawl.server.rpc.health import ping
 from tests.keys import LOCAL_KEY, authenticator
 from tests.poll import until
 from tests.rpc.chassis.echo import KINDS, SERVICE, EchoServicer, EchoStub, Serve, echoing
+from tests.rpc.refusals import raises
 
 USER_KEY = "user-key-0123456789"
 SERVICE_KEY = "service-key-0123456789"
@@ -58,8 +59,7 @@ async def test_calls_need_a_key_with_permission(serve: Serve, servicer: EchoServ
             rows += [(bearer(user_key), PermissionDenied)] * service_only
             async with serving as server, open_channel(server.address) as channel:
                 for kind, (metadata, error) in itertools.product(KINDS, rows):
-                    with pytest.raises(error), translating():
-                        await EchoStub(channel).call(kind, "wait", metadata=metadata)
+                    await raises(error, EchoStub(channel).call(kind, "wait", metadata=metadata))
     assert not servicer.entered.is_set()
 
 
@@ -68,8 +68,7 @@ async def test_requests_without_a_known_key_are_rejected_before_they_arrive(serv
     async with serve(authenticator=keys()) as server, open_channel(server.address) as channel:
         for method in ("Unary", "Generate"):
             begin: Any = channel.stream_stream(f"/{SERVICE}/{method}")
-            with pytest.raises(Unauthenticated), translating():
-                await begin(_never()).read()
+            await raises(Unauthenticated, begin(_never()).read())
 
 
 async def _never() -> AsyncIterator[bytes]:
@@ -82,8 +81,7 @@ async def test_call_with_two_credentials_is_rejected(serve: Serve) -> None:
     async with serve(authenticator=keys()) as server, open_channel(server.address) as channel:
         once = (*bearer(USER_KEY), ("pawl-store", "acme"), ("pawl-user", "ann"))
         for pair in once:
-            with pytest.raises(Unauthenticated, match=pair[0]), translating():
-                await EchoStub(channel).call("unary", "who", metadata=(*once, pair))
+            await raises(Unauthenticated, EchoStub(channel).call("unary", "who", metadata=(*once, pair)), match=pair[0])
 
 
 async def test_calls_above_the_limit_are_rejected_and_streams_are_counted_separately(
@@ -93,10 +91,8 @@ async def test_calls_above_the_limit_are_rejected_and_streams_are_counted_separa
         for full, free in (("unary", "talk"), ("talk", "unary")):
             servicer.entered.clear()
             servicer.release.clear()
-            holder = asyncio.ensure_future(stub.call(full, "wait"))
-            await servicer.entered.wait()
-            with pytest.raises(Overloaded), translating():
-                await stub.call(full, "one too many")
+            holder = await servicer.started(stub.call(full, "wait"))
+            await raises(Overloaded, stub.call(full, "one too many"))
             assert await stub.call(free, "room here") == ["room here"]
             servicer.release.set()
             await holder
@@ -143,8 +139,7 @@ async def test_callers_never_exceed_their_quotas(  # noqa: PLR0917
         for kind in kinds:
             async with held(servicer, stub, kind, *users):
                 for user, whose in zip(("ann", "bob"), reasons, strict=True):
-                    with pytest.raises(Overloaded, match=whose), translating():
-                        await stub.call(kind, "one too many", metadata=of("acme", user))
+                    await raises(Overloaded, stub.call(kind, "one too many", metadata=of("acme", user)), match=whose)
                 assert await stub.call(kind, "room here", metadata=of("other", "ann")) == ["room here"]
                 if free_kind is not None:
                     assert await stub.call(free_kind, "room here", metadata=of("acme", "ann"))
@@ -153,11 +148,9 @@ async def test_callers_never_exceed_their_quotas(  # noqa: PLR0917
 
 async def test_waiting_call_does_not_block_others(serve: Serve, servicer: EchoServicer) -> None:
     async with echoing(serve(unary_calls_max=1, streams_max=1)) as stub:
-        holder = asyncio.ensure_future(stub.call("unary", "long-poll"))
-        await servicer.entered.wait()
+        holder = await servicer.started(stub.call("unary", "long-poll"))
         assert await stub.call("unary", "room here") == ["room here"]
-        with pytest.raises(Overloaded), translating():
-            await stub.call("unary", "long-poll")
+        await raises(Overloaded, stub.call("unary", "long-poll"))
         servicer.release.set()
         await holder
         assert await stub.call("talk", "room again") == ["room again"]
@@ -171,8 +164,7 @@ async def test_call_releases_its_slot_however_it_ends(serve: Serve, servicer: Ec
                 await asyncio.gather(end, return_exceptions=True)
             servicer.entered.clear()
             servicer.cancelled.clear()
-            call = asyncio.ensure_future(stub.call(kind, "wait"))
-            await servicer.entered.wait()
+            call = await servicer.started(stub.call(kind, "wait"))
             call.cancel()
             await servicer.cancelled.wait()
             await asyncio.gather(call, return_exceptions=True)
@@ -181,8 +173,7 @@ async def test_call_releases_its_slot_however_it_ends(serve: Serve, servicer: Ec
 
 async def test_request_id_is_kept_or_created_and_returned(serve: Serve) -> None:
     async with echoing(serve()) as stub:
-        mine = (("pawl-request-id", "my-request"),)
-        assert await stub.call("unary", "request-id", metadata=mine) == ["my-request"]
+        assert await stub.call("unary", "request-id", metadata=(("pawl-request-id", "my-request"),)) == ["my-request"]
         call = stub.unary(StringValue(value="request-id"), metadata=(("pawl-request-id", "not an id"),))
         made = (await call).value
         assert made.startswith("req_")
@@ -196,12 +187,15 @@ async def test_each_call_is_counted_by_method_and_code(serve: Serve, metrics: Me
         await asyncio.gather(stub.call("talk", "crash"), stub.missing(StringValue()), return_exceptions=True)
     text = metrics.text().decode()
     requests = "pawl_test_rpc_requests_total"
-    assert f'{requests}{{code="OK",method="/test.v1.EchoService/Unary"}} 1.0' in text
-    assert f'{requests}{{code="INTERNAL",method="/test.v1.EchoService/Talk"}} 1.0' in text
-    assert f'{requests}{{code="UNIMPLEMENTED",method="unknown"}} 1.0' in text
-    assert 'pawl_test_rpc_duration_seconds_count{method="/test.v1.EchoService/Unary"} 1.0' in text
-    assert 'pawl_test_rpc_in_flight{method="/test.v1.EchoService/Unary"} 0.0' in text
-    assert "pawl_test_process_resident_memory_bytes" in text
+    lines = (
+        f'{requests}{{code="OK",method="/test.v1.EchoService/Unary"}} 1.0',
+        f'{requests}{{code="INTERNAL",method="/test.v1.EchoService/Talk"}} 1.0',
+        f'{requests}{{code="UNIMPLEMENTED",method="unknown"}} 1.0',
+        'pawl_test_rpc_duration_seconds_count{method="/test.v1.EchoService/Unary"} 1.0',
+        'pawl_test_rpc_in_flight{method="/test.v1.EchoService/Unary"} 0.0',
+        "pawl_test_process_resident_memory_bytes",
+    )
+    assert [line for line in lines if line not in text] == []
     assert "_created" not in text
 
 
@@ -261,8 +255,7 @@ async def test_revoking_a_key_ends_its_calls(serve: Serve, servicer: EchoService
         async with serve(authenticator=known, callers_seconds=0.01) as server, open_channel(server.address) as channel:
             ann, bob = await waiting(EchoStub(channel), servicer, kind, text, [ANN, BOB])
             del known.users[ANN]
-            with pytest.raises(Unauthenticated, match="not valid"), translating():
-                await ann
+            await raises(Unauthenticated, ann, match="not valid")
             servicer.release.set()
             assert (await bob)[-1] == text
             servicer.release.clear()
@@ -279,8 +272,7 @@ async def test_delegate_calls_end_when_their_key_changes_identity(serve: Serve, 
         ]
         await until(lambda: servicer.waiting == 2)
         known.users[ANN] = known.of("office", *roles)
-        with pytest.raises(Unauthenticated, match="changed"), translating():
-            await changed
+        await raises(Unauthenticated, changed, match="changed")
         servicer.release.set()
         assert await same == ["wait"]
 
@@ -292,14 +284,11 @@ async def test_revoking_a_service_key_ends_the_services_batched_stream(serve: Se
         serve(authenticator=known, service_only=True, callers_seconds=0.01) as server,
         open_channel(server.address, service_key=SERVICE_OF_CALLERS, batches=True) as channel,
     ):
-        call = asyncio.ensure_future(EchoStub(channel).unary(StringValue(value="wait")))
-        await servicer.entered.wait()
+        call = await servicer.started(EchoStub(channel).unary(StringValue(value="wait")))
         known.peers.clear()
-        with pytest.raises(DependencyUnavailable), translating():
-            await call
+        await raises(DependencyUnavailable, call)
         await servicer.cancelled.wait()
-        with pytest.raises(Unauthenticated), translating():
-            await EchoStub(channel).unary(StringValue(value="hello"))
+        await raises(Unauthenticated, EchoStub(channel).unary(StringValue(value="hello")))
 
 
 async def test_calls_do_not_fail_while_a_service_key_rotates(serve: Serve, servicer: EchoServicer) -> None:
@@ -310,8 +299,7 @@ async def test_calls_do_not_fail_while_a_service_key_rotates(serve: Serve, servi
         open_channel(server.address, service_key=lambda: shown, batches=True) as channel,
     ):
         stub = EchoStub(channel)
-        before = asyncio.ensure_future(stub.call("unary", "wait"))
-        await servicer.entered.wait()
+        before = await servicer.started(stub.call("unary", "wait"))
         known.peers[digest_of(NEXT)] = service_principal("agent-loop")
         shown = NEXT
         assert await stub.call("unary", "who") == ["service//"]
@@ -319,8 +307,7 @@ async def test_calls_do_not_fail_while_a_service_key_rotates(serve: Serve, servi
         assert await before == ["wait"]
         servicer.release.clear()
         servicer.entered.clear()
-        since = asyncio.ensure_future(stub.call("unary", "wait"))
-        await servicer.entered.wait()
+        since = await servicer.started(stub.call("unary", "wait"))
         del known.peers[digest_of(SERVICE_OF_CALLERS)]
         await server._interceptor.end_outdated()
         for text in ("hello", "x" * (REQUEST_BYTES_MAX + 1)):
@@ -352,8 +339,7 @@ async def test_only_the_gateway_reports_the_client_address_of_a_failed_login(
     async with echoing(serve(authenticator=Failing(looks, service))) as stub:
         for number in range(100):
             client = ((GATEWAY_KEY, key), (CLIENT_ADDRESS, f"ipv4:192.0.2.{number}:1"))
-            with pytest.raises(Unauthenticated), translating():
-                await stub.call("unary", "hello", metadata=bearer(f"guess-{number:016}") + client)
+            await raises(Unauthenticated, stub.call("unary", "hello", metadata=bearer(f"guess-{number:016}") + client))
     assert looks[-1] is has_own_rate
 
 
@@ -382,13 +368,9 @@ async def test_key_lookups_are_bounded_while_known_callers_are_admitted(
             waits = [asyncio.ensure_future(stub.call("unary", "hello", metadata=bearer(ANN))) for _ in range(3)]
             for _ in waits:
                 await asked.acquire()
-            for _ in range(many):
-                with pytest.raises(Overloaded), translating():
-                    await stub.call("unary", "hello", metadata=bearer(ANN))
+            await raises(Overloaded, *(stub.call("unary", "hello", metadata=bearer(ANN)) for _ in range(many)))
             assert await stub.call("unary", "hello", metadata=bearer(BOB)) == ["hello"]
             answered.set()
-            for wait in waits:
-                with pytest.raises(DependencyUnavailable), translating():
-                    await wait
+            await raises(DependencyUnavailable, *waits)
     lines = "".join(capfd.readouterr()).splitlines()
     assert 0 < sum("RESOURCE_EXHAUSTED" in line or "UNAVAILABLE" in line for line in lines) < many

@@ -21,7 +21,7 @@ from pawl.chassis.rpc import batch_client as rpc_batch_client
 from pawl.chassis.rpc import client as rpc_client
 from pawl.chassis.rpc import limits as rpc_limits
 from pawl.chassis.rpc.batch_client import REQUEST_BYTES_MAX
-from pawl.chassis.rpc.client import open_channel, translating
+from pawl.chassis.rpc.client import open_channel
 from pawl.chassis.rpc.status import from_rpc_error
 from pawl.errors import (
     DependencyUnavailable,
@@ -41,6 +41,7 @@ from pawl.server.rpc.server import RpcServer
 from tests.poll import until
 from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve
 from tests.rpc.chassis.test_limits_and_access import USER_KEY, keys
+from tests.rpc.refusals import raises
 
 
 class Replicas:
@@ -134,8 +135,7 @@ async def test_a_replica_with_recently_cancelled_calls_is_not_chosen_next(
     monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", -1.0)
     async with two(serve) as replicas:
         preferred = await replicas.preferred()
-        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
-        await servicer.entered.wait()
+        call = await servicer.started(replicas.stub.call("unary", "wait"))
         call.cancel()
         await asyncio.wait([call])
         assert await replicas.used() - {preferred}
@@ -146,10 +146,8 @@ async def test_an_overloaded_replica_does_not_get_calls_for_a_while(
 ) -> None:
     monkeypatch.setattr(rpc_batch_client, "_BUSY_SECONDS", 600.0)
     async with two(serve, unary_calls_max=1) as replicas:
-        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
-        await servicer.entered.wait()
-        with pytest.raises(Overloaded), translating():
-            await replicas.stub.call("unary", "hello")
+        call = await servicer.started(replicas.stub.call("unary", "wait"))
+        await raises(Overloaded, replicas.stub.call("unary", "hello"))
 
         async def another_one_is_used() -> bool:
             with suppress(Overloaded):  # Until the connection to the other replica is ready
@@ -223,14 +221,11 @@ async def test_concurrent_calls_each_get_their_own_response(served: EchoStub, me
 
 async def test_client_gets_the_error_that_the_handler_raised(served: EchoStub) -> None:
     for kind in ("unary", "generate"):
-        with pytest.raises(RunNotFound), translating():
-            await served.call(kind, "not-found")
-        with pytest.raises(Internal) as caught, translating():
-            await served.call(kind, "crash")
-        assert "hunter2" not in str(caught.value)
-        assert caught.value.metadata["error_id"].startswith("err_")
-    with pytest.raises(MethodNotFound), translating():
-        await served.missing(StringValue(value="hello"))
+        await raises(RunNotFound, served.call(kind, "not-found"))
+        caught = await raises(Internal, served.call(kind, "crash"))
+        assert "hunter2" not in str(caught)
+        assert caught.metadata["error_id"].startswith("err_")
+    await raises(MethodNotFound, served.missing(StringValue(value="hello")))
 
 
 async def test_an_undecodable_request_does_not_affect_other_requests(serve: Serve) -> None:
@@ -258,21 +253,16 @@ async def test_only_services_may_send_batches(serve: Serve) -> None:
             serve(authenticator=keys(), service_only=True) as server,
             open_channel(server.address, service_key=key, batches=True) as channel,
         ):
-            for kind in ("unary", "generate"):
-                with pytest.raises(error), translating():
-                    await EchoStub(channel).call(kind, "hello")
+            await raises(error, *(EchoStub(channel).call(kind, "hello") for kind in ("unary", "generate")))
     async with serve(service_only=False) as server, open_channel(server.address, batches=True) as channel:
-        with pytest.raises(MethodNotFound), translating():
-            await EchoStub(channel).call("unary", "who")
+        await raises(MethodNotFound, EchoStub(channel).call("unary", "who"))
 
 
 async def test_cancelled_call_ends_at_the_server(served: EchoStub, servicer: EchoServicer) -> None:
     for kind in ("unary", "generate"):
         servicer.entered.clear()
         servicer.cancelled.clear()
-        call = asyncio.ensure_future(served.call(kind, "wait"))
-        await servicer.entered.wait()
-        call.cancel()
+        (await servicer.started(served.call(kind, "wait"))).cancel()
         await asyncio.wait_for(servicer.cancelled.wait(), 60)
         assert await served.call("unary", "hello") == ["hello"]
 
@@ -291,8 +281,7 @@ async def test_a_flood_of_cancelled_calls_ends_at_the_server_while_other_calls_c
 async def test_large_request_is_sent_on_its_own(serve: Serve, metrics: Metrics) -> None:
     async with serve(service_only=True) as server, open_channel(server.address, batches=True) as channel:
         text = "x" * (REQUEST_BYTES_MAX + 1)
-        assert await EchoStub(channel).call("unary", text) == [text]
-        assert calls_alone(metrics) == 0
+        assert (await EchoStub(channel).call("unary", text), calls_alone(metrics)) == ([text], 0)
 
 
 async def test_oversized_response_does_not_affect_other_calls(serve: Serve, servicer: EchoServicer) -> None:
@@ -302,11 +291,8 @@ async def test_oversized_response_does_not_affect_other_calls(serve: Serve, serv
         open_channel(server.address, message_bytes_max=1024 * 1024, batches=True) as channel,
     ):
         stub = EchoStub(channel)
-        waiting = asyncio.ensure_future(stub.call("unary", "wait"))
-        await servicer.entered.wait()
-        for kind in ("unary", "generate"):
-            with pytest.raises(TooLarge), translating():
-                await stub.call(kind, "big:1050000")
+        waiting = await servicer.started(stub.call("unary", "wait"))
+        await raises(TooLarge, *(stub.call(kind, "big:1050000") for kind in ("unary", "generate")))
         assert len((await stub.call("unary", "big:1040000"))[0]) == 1_040_000
         servicer.release.set()
         assert await waiting == ["wait"]
@@ -320,8 +306,7 @@ async def test_a_stopping_server_finishes_its_calls_and_does_not_get_new_ones(
         # On a port that stays free afterwards.
         serving = serve(service_only=True, listen=f"127.0.0.1:{free_port()}", drain_seconds=20)
         goes = await serving.__aenter__()
-        channel = await stack.enter_async_context(open_channel(f"{goes.address},{stays.address}", batches=True))
-        stub = EchoStub(channel)
+        stub = EchoStub(await stack.enter_async_context(open_channel(f"{goes.address},{stays.address}", batches=True)))
         calls = [asyncio.ensure_future(stub.call("unary", "wait")) for _ in range(10)]
         await servicer.entered.wait()
         stop = asyncio.ensure_future(serving.__aexit__(None, None, None))
@@ -338,13 +323,9 @@ async def test_a_closed_channel_sends_nothing_and_fails_waiting_calls(serve: Ser
         tasks_before = len(asyncio.all_tasks())
         channel = open_channel(server.address, batches=True)
         stub = EchoStub(channel)
-        call = asyncio.ensure_future(stub.call("unary", "wait"))
-        await servicer.entered.wait()
+        call = await servicer.started(stub.call("unary", "wait"))
         await channel.close()
-        with pytest.raises(DependencyUnavailable), translating():
-            await call
-        with pytest.raises(DependencyUnavailable), translating():
-            await stub.call("unary", "hello")
+        await raises(DependencyUnavailable, call, stub.call("unary", "hello"))
         await until(lambda: len(asyncio.all_tasks()) <= tasks_before)
 
 

@@ -1,4 +1,4 @@
-"""Start and stop of servers and processes, and how channels survive them."""
+"""Start and stop of servers and processes, and the errors of failed calls for every RPC kind."""
 
 from __future__ import annotations
 
@@ -16,34 +16,45 @@ from urllib.request import urlopen
 
 import grpc
 import pytest
+from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from pawl.chassis.process.start import StartError
-from pawl.chassis.rpc.client import open_channel, translating
-from pawl.errors import DependencyUnavailable, Unavailable
+from pawl.chassis.rpc.client import open_channel
+from pawl.chassis.rpc.status import from_rpc_error
+from pawl.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    DependencyUnavailable,
+    Internal,
+    MalformedRequest,
+    MethodNotFound,
+    PawlError,
+    RunNotFound,
+    TooLarge,
+    Unavailable,
+)
 from pawl.server.process.http_server import HealthMonitor
 from pawl.server.rpc.health import ping
 from tests.keys import ENVIRONMENT, LOCAL_KEY
 from tests.poll import until
-from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve, wait_for_file
+from tests.rpc.chassis.echo import KINDS, SERVICE, EchoServicer, EchoStub, Serve, echoing, wait_for_file
+from tests.rpc.refusals import raises
 from tests.tables import not_refused
 
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 async def test_port_in_use_is_reported_in_one_clear_sentence(serve: Serve) -> None:
     """If two processes shared a port, each would get half of the calls."""
     async with serve(listen="127.0.0.1:0") as server:
-        with pytest.raises(StartError, match="the port is in use"):
-            await serve(listen=server.address).__aenter__()
+        await raises(StartError, serve(listen=server.address).__aenter__(), match="the port is in use")
 
 
 async def test_reflection_describes_the_services_and_error_details(serve: Serve) -> None:
     """Newer clients support only v1, and need google.rpc.ErrorInfo to show why a call failed."""
-    service = "grpc.reflection.v1.ServerReflection"
-    symbols = (service, "grpc.health.v1.Health", "google.rpc.ErrorInfo")
+    symbols = ("grpc.reflection.v1.ServerReflection", "grpc.health.v1.Health", "google.rpc.ErrorInfo")
     requests = [reflection_pb2.ServerReflectionRequest(list_services="")]
     requests += [reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol) for symbol in symbols]
     async with serve() as server, open_channel(server.address) as channel:
@@ -116,10 +127,7 @@ async def test_stop_moves_streams_to_another_replica_immediately(serve: Serve, s
         calls = [asyncio.ensure_future(EchoStub(channel).call(kind, "wait")) for kind in kinds]
         await until(lambda: servicer.waiting == len(kinds))
         await serving.__aexit__(None, None, None)
-        for call in calls:
-            # SHUTTING_DOWN, unless the connection closes while the client still sends.
-            with pytest.raises(Unavailable), translating():
-                await call
+        await raises(Unavailable, *calls)
 
 
 async def test_addresses_that_do_not_support_balancing_are_rejected_immediately() -> None:
@@ -129,9 +137,7 @@ async def test_addresses_that_do_not_support_balancing_are_rejected_immediately(
 
 async def test_call_without_a_deadline_gets_the_default(serve: Serve, servicer: EchoServicer) -> None:
     async with serve() as server, open_channel(server.address, deadline_seconds=0.3) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await EchoStub(channel).call("unary", "wait")
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await raises(DeadlineExceeded, EchoStub(channel).call("unary", "wait"))
 
 
 PROGRAM = """
@@ -196,3 +202,65 @@ def test_a_service_rejects_a_database_that_may_lose_acknowledged_writes(database
     assert process.returncode == 2
     assert "fsync is off" in json.loads(log.splitlines()[-1])["error"]
     assert "Traceback" not in log
+
+
+async def test_every_kind_of_call_returns_a_response_or_the_intended_error(
+    serve: Serve, capfd: pytest.CaptureFixture[str]
+) -> None:
+    meant = {
+        "not-found": RunNotFound,
+        "group": RunNotFound,
+        "gone": Cancelled,
+        "gone-group": Cancelled,
+        # Messages above Pawl's limit and above gRPC's limit.
+        "x" * 110_000: TooLarge,
+        "x" * 2_000_000: TooLarge,
+    }
+    async with serve(message_bytes_max=100_000) as server, open_channel(server.address) as channel:
+        stub, raw = EchoStub(channel), EchoStub(channel, raw=True)
+        for kind in KINDS:
+            assert await stub.call(kind, "hello") in (["hello"], ["first", "hello"]), kind
+            assert {how: type(await raises(PawlError, stub.call(kind, how))) for how in meant} == meant, kind
+            assert type(await raises(PawlError, raw.send(kind, b"\xff\xff\xff"))) is MalformedRequest, kind
+            for how in ("abort", "abort-group"):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.call(kind, how)
+                status = (caught.value.code(), caught.value.details())
+                assert status == (grpc.StatusCode.DATA_LOSS, "as the servicer says"), kind
+        assert type(await raises(PawlError, stub.missing(StringValue()))) is MethodNotFound
+        assert type(await raises(PawlError, anext(aiter(stub.missing_stream(iter([StringValue()])))))) is MethodNotFound
+    async with serve() as server, open_channel(server.address, message_bytes_max=1000) as channel:
+        assert type(await raises(PawlError, EchoStub(channel).call("unary", "big:2000"))) is TooLarge, "no overload"
+    assert "rpc.failed" not in capfd.readouterr().out, "none of these is an internal error"
+
+
+async def test_uncaught_exception_text_is_not_sent(serve: Serve, capfd: pytest.CaptureFixture[str]) -> None:
+    """I22: an exception's text may contain secrets, so the client only gets an id to find in the log."""
+    async with serve() as server, open_channel(server.address) as channel:
+        for kind in KINDS:
+            for how in ("crash", "crash-group", "timeout"):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await EchoStub(channel).call(kind, how)
+                assert "hunter2" not in repr((caught.value.details(), caught.value.trailing_metadata()))
+                error = from_rpc_error(caught.value)
+                assert type(error) is Internal
+                assert error.metadata["error_id"] in "".join(capfd.readouterr())
+
+
+async def test_deadline_cancels_the_handler_before_the_client_times_out(serve: Serve, servicer: EchoServicer) -> None:
+    """LOOP-6, C11: the handler is cancelled while the client still waits for the error."""
+    async with echoing(serve()) as stub:
+        await stub.call("unary", "connect first")
+        await raises(DeadlineExceeded, stub.call("unary", "wait", timeout=0.01))
+        assert not servicer.entered.is_set()
+
+        async def is_cancelled(kind: str) -> bool:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.call(kind, "wait", timeout=1)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            return any(key == "grpc-status-details-bin" for key, _ in caught.value.trailing_metadata() or ())
+
+        for kind in KINDS:
+            servicer.cancelled.clear()
+            await until(lambda kind=kind: is_cancelled(kind))  # type: ignore[misc]  # A busy machine may take longer.
+            await servicer.cancelled.wait()

@@ -1,11 +1,17 @@
-"""Listeners and channels with TLS: mutual authentication and certificate rotation."""
+"""TLS listeners and channels, rotation of certificates, and the local key of a suite (OPS-1)."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import os
 import ssl
-from collections.abc import AsyncIterator, Callable
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +21,28 @@ import trustme
 import uvloop
 from google.protobuf.wrappers_pb2 import StringValue
 
+from pawl.agent.v1 import agent_pb2
+from pawl.chassis.identity import local_key
 from pawl.chassis.identity.auth import UNKNOWN
+from pawl.chassis.identity.local_key import LOCAL_KEY, users_at
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc import tls
 from pawl.chassis.rpc.client import open_channel, translating
 from pawl.cli.failure import explain
+from pawl.client import AsyncClient, PawlError
 from pawl.client.target import error_of
 from pawl.errors import DependencyUnavailable, Unauthenticated
+from pawl.launcher.folder import SecretFiles
 from pawl.server.process.http_server import HttpServer, Response, application
 from pawl.server.rpc.health import ping
 from pawl.server.rpc.server import RpcServer
+from pawl.worker import Worker
 from tests import certificates
-from tests.certificates import Files
 from tests.fakes.manual_clock import ManualClock
 from tests.poll import until
 from tests.rpc.chassis.echo import EchoServicer, EchoStub, Serve
 from tests.rpc.chassis.test_limits_and_access import ANN, GATEWAY, SERVICE_KEY, USER_KEY, Known, bearer, keys
+from tests.rpc.refusals import raises
 
 LOOPBACK = "127.0.0.1:0"
 
@@ -94,13 +106,11 @@ async def test_service_key_is_useless_without_its_certificate(
         trusted = tmp_path / "job-store-authority.pem"
         messages = set()
         for key in (SERVICE_KEY, "another-key-0123456789"):
-            with pytest.raises(Unauthenticated) as caught:
-                await call_as_user(server.address, trusted, clock, key=key)
-            messages.add(caught.value.message)
+            caught = await raises(Unauthenticated, call_as_user(server.address, trusted, clock, key=key))
+            messages.add(caught.message)
         for batches in (True, False):
-            with pytest.raises(Unauthenticated) as caught, translating():
-                await call_as_service(server.internal_address, other, batches=batches)
-            messages.add(caught.value.message)
+            caught = await raises(Unauthenticated, call_as_service(server.internal_address, other, batches=batches))
+            messages.add(caught.message)
         assert messages == {UNKNOWN}
 
 
@@ -120,29 +130,30 @@ async def test_service_port_requires_a_certificate_from_the_authority(
     expired = certificates.write(tmp_path, "late", authority, names=("agent-loop",), expired=True)
     async with serving(service_only=True) as server:
         bare = tls.of_client(tmp_path / "job-store-authority.pem", clock)
-        for shown in (certificates.tls_of(foreign, clock), certificates.tls_of(expired, clock), bare, None):
-            with pytest.raises(DependencyUnavailable), translating():
-                await call_as_service(server.internal_address, shown, batches=False)
+        await raises(
+            DependencyUnavailable,
+            *(
+                call_as_service(server.internal_address, shown, batches=False)
+                for shown in (certificates.tls_of(foreign, clock), certificates.tls_of(expired, clock), bare, None)
+            ),
+        )
 
 
 async def test_channel_verifies_name_authority_and_validity(
     serve: Serve, tmp_path: Path, authority: trustme.CA, other_authority: trustme.CA, clock: ManualClock
 ) -> None:
     own = certificates.tls_of(certificates.write(tmp_path, "agent-loop", authority), clock)
-    wrong = {
+    for files in {
         "another name": certificates.write(tmp_path, "notifier", authority),
         "another authority": certificates.write(tmp_path, "job-store", other_authority, authority),
         "expired": certificates.write(tmp_path, "late", authority, names=("job-store", "127.0.0.1"), expired=True),
-    }
-    for files in wrong.values():
+    }.values():
         shown = certificates.tls_of(files, clock)
         async with serve(tls=shown, listen=LOOPBACK, authenticator=keys(), service_only=True) as server:
-            with pytest.raises(DependencyUnavailable), translating():
-                await call_as_service(server.internal_address, own)
+            await raises(DependencyUnavailable, call_as_service(server.internal_address, own))
     foreign = certificates.write(tmp_path, "elsewhere", authority, names=("elsewhere.example",))
     async with serve(tls=certificates.tls_of(foreign, clock), listen=LOOPBACK, authenticator=keys()) as server:
-        with pytest.raises(DependencyUnavailable):
-            await call_as_user(server.address, foreign.authority, clock)
+        await raises(DependencyUnavailable, call_as_user(server.address, foreign.authority, clock))
 
 
 async def test_command_line_explains_each_tls_failure(
@@ -151,7 +162,7 @@ async def test_command_line_explains_each_tls_failure(
     """The explanations depend on error texts of the gRPC library, which may change."""
     trusted = tls.of_client(certificates.write(tmp_path, "agent-loop", authority).authority, clock)
     own = ("127.0.0.1",)
-    shown: list[tuple[str, Files | None, tls.Tls | None]] = [
+    for words, files, taken in [
         ("has expired", certificates.write(tmp_path, "late", authority, names=own, expired=True), trusted),
         (
             "does not have this name",
@@ -161,8 +172,7 @@ async def test_command_line_explains_each_tls_failure(
         ("was not issued by the CA", certificates.write(tmp_path, "foreign", other_authority, names=own), trusted),
         ("does not speak TLS", None, trusted),
         ("speaks TLS. Pass its CA certificate", certificates.write(tmp_path, "job-store", authority), None),
-    ]
-    for words, files, taken in shown:
+    ]:
         async with (
             serve(tls=certificates.tls_of(files, clock) if files else None, listen=LOOPBACK) as server,
             open_channel(server.address, tls=taken) as channel,
@@ -259,3 +269,159 @@ def test_web_pages_use_the_current_certificate(
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(main())
     assert unseen == []
+
+
+HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+KEY = ("authorization", "Bearer the-key-of-the-folder")
+
+
+def table(*listeners: tuple[str, str, int]) -> str:
+    """Return the content of /proc/net/tcp with these local addresses, states and users."""
+    return HEADER + "".join(
+        f"   {number}: {address} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 {user:5} 0 1 1\n"
+        for number, (address, state, user) in enumerate(listeners)
+    )
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="the tables are written in the order of the machine")
+def test_socket_owners_include_every_user_able_to_accept_the_connection() -> None:
+    any_ipv6, own_ipv6 = f"{0:032}:1DB1", f"{0:024}01000000:1DB1"
+    for listening, address, takes in (
+        ("0100007F:1DB1", "127.0.0.1:7601", True),
+        ("00000000:1DB1", "127.0.0.1:7601", True),
+        ("0100007F:1DB1", "127.0.0.1:7602", False),
+        ("0200007F:1DB1", "127.0.0.1:7601", False),
+        ("00000000:1DB1", "[::1]:7601", False),
+        (own_ipv6, "[::1]:7601", True),
+        (any_ipv6, "[::1]:7601", True),
+        (any_ipv6, "127.0.0.1:7601", True),
+        ("0000000000000000FFFF00000100007F:1DB1", "127.0.0.1:7601", True),
+        (own_ipv6, "127.0.0.1:7601", False),
+    ):
+        both = [table(), table((listening, "0A", 1), (listening, "0A", 2))]
+        assert users_at(address, both) == ({1, 2} if takes else set()), (listening, address)
+        assert users_at(address, [table((listening, "01", 1001))]) == set(), "a connection is not a listener"
+
+
+@dataclass
+class OtherListener:
+    """A listener that records the keys it receives and never responds."""
+
+    shown: list[set[tuple[str, str]]] = field(default_factory=list)
+    address: str = ""
+
+    async def serve(self, server: grpc.aio.Server) -> None:
+        server.add_generic_rpc_handlers((self._Handler(self),))
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+
+    class _Handler(grpc.GenericRpcHandler):
+        def __init__(self, other_listener: OtherListener) -> None:
+            self._stranger = other_listener
+
+        def service(self, details: Any) -> Any:
+            if details.method.startswith("/grpc.health."):
+                return None  # Without a health check, a client treats it as healthy
+            self._stranger.shown.append({(key, str(value)) for key, value in details.invocation_metadata})
+
+            async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+
+            return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+@pytest.fixture
+async def other_listener() -> AsyncIterator[OtherListener]:
+    server, made = grpc.aio.server(), OtherListener()
+    await made.serve(server)
+    yield made
+    await server.stop(0)
+
+
+def write_folder(folder: Path, address: str, *, launcher: int) -> None:
+    SecretFiles(folder / "secrets").put(LOCAL_KEY, "the-key-of-the-folder")
+    replica = {"grpc": address, "metrics": "", "pid": 1, "ready": True}
+    names = ("agent-loop", "tool-registry", "notifier", "job-store")
+    endpoints = {
+        "launcher_pid": launcher,
+        "data": str(folder),
+        "secrets": "",
+        "services": {n: [replica] for n in names},
+    }
+    (folder / "endpoints.json").write_text(json.dumps(endpoints))
+
+
+def target(folder: Path) -> AsyncClient:
+    return AsyncClient(data=folder, retry_seconds=0, environment={})
+
+
+async def a_command(folder: Path, _: str) -> None:
+    async with target(folder) as found:
+        with contextlib.suppress(PawlError):
+            await found.agents.ListRuns(agent_pb2.ListRunsRequest())
+
+
+async def a_session(folder: Path, address: str) -> None:
+    with contextlib.suppress(Exception):
+        async with target(folder).session() as session:
+            await session.next_frame()
+
+
+async def a_worker(folder: Path, address: str) -> None:
+    del folder
+    running = asyncio.create_task(Worker(address, name="billing").run())
+    await asyncio.wait({running}, timeout=0.5)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+WAYS = pytest.mark.parametrize("call", [a_command, a_session, a_worker])
+
+
+@WAYS
+async def test_another_users_listener_does_not_get_the_key(
+    call: Callable[[Path, str], Awaitable[None]],
+    other_listener: OtherListener,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PAWL_DATA", str(tmp_path))
+    monkeypatch.delenv("PAWL_API_KEY", raising=False)
+    write_folder(tmp_path, other_listener.address, launcher=os.getpid())
+
+    async def was_called(times: int) -> bool:
+        await call(tmp_path, other_listener.address)
+        return len(other_listener.shown) >= times
+
+    await until(lambda: was_called(1))
+    assert all(KEY in shown for shown in other_listener.shown), "it belongs to the user"
+    other_listener.shown.clear()
+    # Requests already being sent show the previous key.
+    SecretFiles(tmp_path / "secrets").put(LOCAL_KEY, "the-next-key")
+    port = int(other_listener.address.rpartition(":")[2])
+    (tmp_path / "tcp").write_text(table((f"0100007F:{port:04X}", "0A", os.getuid() + 1)))
+    monkeypatch.setattr(local_key, "LISTENERS", (tmp_path / "tcp",))
+    await until(lambda: was_called(1))
+    assert not any("the-next-key" in value for shown in other_listener.shown for _, value in shown)
+
+
+@WAYS
+async def test_key_is_not_sent_after_the_suite_has_ended(
+    call: Callable[[Path, str], Awaitable[None]],
+    other_listener: OtherListener,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """OPS-1: the address file may remain after the suite was killed."""
+    monkeypatch.setenv("PAWL_DATA", str(tmp_path))
+    monkeypatch.delenv("PAWL_API_KEY", raising=False)
+    ended = subprocess.Popen([sys.executable, "-c", ""])  # noqa: ASYNC220  # it ends at once
+    ended.wait()
+    write_folder(tmp_path, other_listener.address, launcher=ended.pid)
+
+    async def was_called() -> bool:
+        await call(tmp_path, other_listener.address)
+        return bool(other_listener.shown)
+
+    await until(was_called)
+    assert not any(KEY in shown for shown in other_listener.shown)

@@ -90,7 +90,7 @@ async def database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplica]:
     """Start replicas on the test's database: `await start()`, `await start(nats_url=...)`.
 
-    Its limits are `slots` and `store_queue_max`. `knowing` makes its authenticator; by default all calls pass.
+    Its limits are `slots` and `store_queue_max`. `knowing` creates its authenticator. By default, all calls pass.
     """
     async with AsyncExitStack() as stack:
         count = 0
@@ -114,8 +114,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
             )
             await stack.enter_async_context(parts.group_commit)
             if nats_url is not None:
-                background = await stack.enter_async_context(Background())
-                background.start("relay", parts.loops["relay"])
+                (await stack.enter_async_context(Background())).start("relay", parts.loops["relay"])
             address = f"unix:{tmp_path}/{count}"
             server = RpcServer(
                 address,

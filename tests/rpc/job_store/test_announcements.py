@@ -290,12 +290,11 @@ async def test_watchers_are_notified_of_changes_but_not_of_output(
     live = await receive(listener, "pawl.v1.acme.run.*.events")
     user = User(replica.stub)
     owner = await user.start()
-    conversation_id = (await user.run(owner.run_id)).conversation_id
     await until(lambda: len(received) == 2)
-    assert f'[["acme","{conversation_id}"]]' == received[-1].data.decode()
+    assert f'[["acme","{owner.conversation_id}"]]' == received[-1].data.decode()
     count = len(live)
     await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="x"))])
     await until(lambda: len(live) > count)
-    await user.ask("UpdateConversation", conversation_id=conversation_id, title="New")
+    await user.ask("UpdateConversation", conversation_id=owner.conversation_id, title="New")
     await until(lambda: len(received) >= 3)
     assert len(received) == 3

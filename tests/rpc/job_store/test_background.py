@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from pawl.chassis.ids import CommandId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.rpc.client import translating
 from pawl.errors import InvalidField, QueueFull, RunNotFound
@@ -22,6 +20,7 @@ from tests.rpc.job_store.conftest import SLOT_LIMITS, Replica, StartReplica
 from tests.rpc.job_store.test_conversations import Shared, index_all, listed
 from tests.rpc.job_store.test_erasures import MARKER, erase, erasing, everything, sweep_all
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
+from tests.rpc.refusals import raises
 
 JOB = run_pb2.Job(tool_name="work", arguments_json=b"{}", iterations_max=1, timeout_seconds=60)
 COMPLETED = run_pb2.RUN_STATE_COMPLETED
@@ -52,7 +51,7 @@ async def start_jobs(user: User, *names: str, conversation_id: str = "") -> str:
     owner = await user.start(conversation_id=conversation_id)
     await owner.commit(round=1, **starting_step(*names))
     await owner.commit(state=COMPLETED)
-    return str((await user.run(owner.run_id)).conversation_id)
+    return owner.conversation_id
 
 
 async def claimed_jobs(user: User, count: int = 1, worker_id: str = "jobs") -> list[Owner]:
@@ -93,8 +92,7 @@ async def test_notice_content_is_visible_only_to_its_user(replica: Replica) -> N
     for user in (ann, bob):
         seen = (await talk.shown_messages(user))[-1]
         assert (seen.role, seen.user_id, seen.number) == (message_pb2.ROLE_NOTICE, run.user_id, seen.number)
-        shown = ("", b"") if user is other else ("wombat", b'["wombat"]')
-        assert (seen.text, seen.notices_json) == shown
+        assert (seen.text, seen.notices_json) == (("", b"") if user is other else ("wombat", b'["wombat"]'))
     await replica.database.execute("UPDATE job_store.runs SET claim_at = now() WHERE claim_at > now()")
     second = await (await other.take()).load()
     assert [each.run.run_id for each in second.notices] == [told[other.user_id]], "the first turn could not join it"
@@ -127,8 +125,7 @@ async def test_queue_of_user_started_jobs_is_bounded(start: StartReplica) -> Non
     assert "5 jobs are already waiting in this store: stop some" in str(outcomes[refused[0]])
     await users[0].start("parent")
     await ask(next(number for number in range(20) if number not in refused))
-    with pytest.raises(QueueFull):
-        await ask(refused[0])
+    await raises(QueueFull, ask(refused[0]))
     for job in await claimed_jobs(users[0], 2):
         await ended(job)
     await ask(refused[0])
@@ -139,8 +136,7 @@ async def test_running_jobs_of_a_store_are_listed_for_all_its_users(user: User) 
     for who, name in ((user, "a"), (bob, "b"), (user, "c"), (user, "d")):
         await start_jobs(who, name)
     await user.cancel("job_d")
-    jobs = {each.run_id: each for each in await claimed_jobs(user, 3)}
-    await ended(jobs["job_a"])
+    await ended({each.run_id: each for each in await claimed_jobs(user, 3)}["job_a"])
     await user.cancel("job_c")
     request = pb.ListJobsRequest(store_id=user.store_id, running_jobs_of_store=True)
     listed = [run.run_id for run in (await user.stub.ListJobs(request)).runs]
@@ -152,13 +148,11 @@ async def test_running_jobs_of_a_store_are_listed_for_all_its_users(user: User) 
         listed = [run.run_id for run in (await user.stub.ListJobs(request)).runs]
         assert listed == jobs_of_it, "and those that an operator has stopped"
     request.user_id = "ann"
-    with pytest.raises(InvalidField), translating():
-        await user.stub.ListJobs(request)
+    await raises(InvalidField, user.stub.ListJobs(request))
 
 
 async def test_erasing_a_conversation_removes_its_jobs_without_sending_notices(replica: Replica, user: User) -> None:
     owner = await user.start("parent")
-    conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DETACHED, child_run_id="run_job")
     call.result.content_json = b"{}"
     task = pb.Delegation(
@@ -171,9 +165,8 @@ async def test_erasing_a_conversation_removes_its_jobs_without_sending_notices(r
         calls=[call], delegations=[task], messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)]
     )
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    working = await user.take()
-    await working.commit(state=run_pb2.RUN_STATE_RUNNING)
-    await erase(replica, conversation_id)
+    (working,) = await claimed_jobs(user)
+    await erase(replica, owner.conversation_id)
     sweep = erasing(replica, None)
     await sweep.sweep()
     (cancel,) = await working.inbox()
@@ -194,8 +187,7 @@ async def test_unread_notices_are_counted_until_a_model_has_answered(replica: Re
         meter.ledger_counted(await stats.count())
         return tuple(shown("pawl_job_store_notices", {"state": state}) for state in ("pending", "entered"))
 
-    conversation_id = await start_jobs(user, "a", "b")
-    told = await start_jobs(user, "c")
+    conversation_id, told = await start_jobs(user, "a", "b"), await start_jobs(user, "c")
     first, second, third = await claimed_jobs(user, 3)
     assert await counted() == (0, 0)
     for job in (first, second, third):
@@ -218,8 +210,7 @@ async def test_jobs_do_not_use_slots_of_interactive_runs(start: StartReplica) ->
 
     Stores and workers have separate limits for jobs.
     """
-    replica: Replica = await start(slots=SlotLimits(per_store=2, per_user=2, background_per_store=3))
-    user = User(replica.stub)
+    user = User((await start(slots=SlotLimits(per_store=2, per_user=2, background_per_store=3))).stub)
     owner = await user.start()
     await owner.commit(round=1, **starting_step(*map(str, range(5))))
     assert len(await claimed_jobs(user, 8)) == 3
@@ -239,8 +230,7 @@ SERIES = run_pb2.Job(tool_name="work", arguments_json=b"{}", interval_seconds=60
 
 async def begin(user: User, owner: Owner, name: str) -> None:
     """Let the owner of a run start the job `run_<name>`."""
-    fields: dict[str, Any] = {"child_run_id": f"run_{name}", "result": result("{}")}
-    call = owner.call(name, call_pb2.CALL_STATE_DETACHED, **fields)
+    call = owner.call(name, call_pb2.CALL_STATE_DETACHED, child_run_id=f"run_{name}", result=result("{}"))
     delegation = pb.Delegation(call_id=name, run_id=f"run_{name}", text="work", job=SERIES)
     await owner.commit(calls=[call], delegations=[delegation])
 
@@ -249,30 +239,29 @@ async def stop(user: User, conversation_id: str, run_id: str, command_id: str = 
     return await user.ask("StopJob", conversation_id=conversation_id, run_id=run_id, command_id=command_id)
 
 
-async def conversation_of(user: User, owner: Owner) -> str:
-    return (await user.run(owner.run_id)).conversation_id
-
-
 async def test_a_model_stops_only_jobs_of_its_conversation_and_is_not_notified_of_their_end(
     user: User, owner: Owner
 ) -> None:
     await begin(user, owner, "a")
-    conversation_id = await conversation_of(user, owner)
-    bob, beta = User(user.stub, user_id="bob"), User(user.stub, store_id="beta")
-    for who, where, run_id in (
-        (user, "another", "run_a"),
-        (user, conversation_id, owner.run_id),
-        (user, conversation_id, "run_none"),
-        (bob, conversation_id, "run_a"),
-        (beta, conversation_id, "run_a"),
-    ):
-        with pytest.raises(RunNotFound):
-            await stop(who, where, run_id)
+    conversation_id, bob, beta = owner.conversation_id, User(user.stub, user_id="bob"), User(user.stub, store_id="beta")
+    await raises(
+        RunNotFound,
+        *(
+            stop(who, where, run_id)
+            for who, where, run_id in (
+                (user, "another", "run_a"),
+                (user, conversation_id, owner.run_id),
+                (user, conversation_id, "run_none"),
+                (bob, conversation_id, "run_a"),
+                (beta, conversation_id, "run_a"),
+            )
+        ),
+    )
     assert (await user.run("run_a")).state == run_pb2.RUN_STATE_QUEUED
 
     stopped = await stop(user, conversation_id, "run_a")
-    assert (stopped.stopped, stopped.run.state) == (True, run_pb2.RUN_STATE_CANCELLED)
-    assert stopped.run.stop_cause == run_pb2.STOP_CAUSE_MODEL
+    cancelled = (True, run_pb2.RUN_STATE_CANCELLED, run_pb2.STOP_CAUSE_MODEL)
+    assert (stopped.stopped, stopped.run.state, stopped.run.stop_cause) == cancelled
     assert (await stop(user, conversation_id, "run_a")).stopped
     assert not (await stop(user, conversation_id, "run_a", "later")).stopped
     loaded = await owner.load()
@@ -280,9 +269,8 @@ async def test_a_model_stops_only_jobs_of_its_conversation_and_is_not_notified_o
 
 
 async def test_job_tools_see_the_current_state_of_jobs(user: User, replica: Replica, owner: Owner) -> None:
-    await begin(user, owner, "a")
-    await begin(user, owner, "b")
-    await begin(user, owner, "c")
+    for name in "abc":
+        await begin(user, owner, name)
     by_id = {run.run_id: run.epoch for run in await user.claim(runs_max=3)}
     waiting, gated = (user.owner(run_id, by_id[run_id]) for run_id in ("run_a", "run_b"))
     await waiting.commit(state=run_pb2.RUN_STATE_RUNNING, round=1, output_text="7")
@@ -298,7 +286,7 @@ async def test_job_tools_see_the_current_state_of_jobs(user: User, replica: Repl
     await over.commit(state=run_pb2.RUN_STATE_FAILED, failure=failure)
 
     ledger = LedgerReads(replica.channel)
-    where = (StoreId("acme"), UserId("ann"), ConversationId(await conversation_of(user, owner)))
+    where = (StoreId("acme"), UserId("ann"), ConversationId(owner.conversation_id))
     found = await ledger.jobs(*where, RunId(owner.run_id), ended_max=10)
     assert [(run.run_id, state_of(run)) for run in found] == [
         ("run_b", "AWAITING_APPROVAL"),
@@ -314,6 +302,5 @@ async def test_job_tools_see_the_current_state_of_jobs(user: User, replica: Repl
         stopped = await ledger.stop_job(key, where[1], where[2], RunId(owner.run_id), CommandId("c1"))
         return stopped and (state_of(stopped[0]), stopped[1])
 
-    assert await stop("run_a") == ("CANCELLING", True)
-    assert await stop("run_c") == ("FAILED", False)
+    assert (await stop("run_a"), await stop("run_c")) == (("CANCELLING", True), ("FAILED", False))
     assert await stop(owner.run_id) is None

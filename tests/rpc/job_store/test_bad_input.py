@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.errors import (
@@ -21,6 +20,7 @@ from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.ledger.pages import make_token
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
+from tests.rpc.refusals import raises
 
 IMAGE = message_pb2.Part(image=message_pb2.ImagePart(data=b"x", media_type="image/png", size_bytes=1))
 CALL: dict[str, Any] = {"call_id": "call", "state": call_pb2.CALL_STATE_PROPOSED}
@@ -106,8 +106,7 @@ COMMANDS: list[dict[str, Any]] = [
 
 
 async def refused(user: User, method: str, error: type[PawlError], **fields: Any) -> None:
-    with pytest.raises(error):
-        await user.ask(method, **fields)
+    await raises(error, user.ask(method, **fields))
 
 
 async def test_a_contract_violation_returns_its_reason_and_has_no_effect(user: User, owner: Owner) -> None:
@@ -126,8 +125,7 @@ async def test_a_contract_violation_returns_its_reason_and_has_no_effect(user: U
         await refused(user, "ClaimRuns", InvalidField, worker_id="w", runs_max=runs_max, lease_seconds=seconds)
     for fields in ({"waits": [99]}, {"waits": [1], "states": [1]}, {"labels": {"": "x"}}, {"page_size": 201}):
         await refused(user, "ListRuns", InvalidField, **fields)
-    assert await user.run(owner.run_id) == before
-    assert len((await user.ask("ListRuns")).runs) == 1
+    assert (await user.run(owner.run_id), len((await user.ask("ListRuns")).runs)) == (before, 1)
 
 
 async def test_page_token_works_only_with_its_method_filter_and_columns(user: User) -> None:
@@ -177,5 +175,4 @@ async def test_request_identity_does_not_depend_on_deployment_defaults(user: Use
     first = await user.submit(request_id="r1", options=old, asked_options=asked)
     again = await user.submit(request_id="r1", options=new, asked_options=asked)
     assert (again.run.run_id, again.run.options.model) == (first.run.run_id, "old")
-    with pytest.raises(RequestIdReused):
-        await user.submit(request_id="r1", options=old, asked_options=run_pb2.RunOptions())
+    await raises(RequestIdReused, user.submit(request_id="r1", options=old, asked_options=run_pb2.RunOptions()))

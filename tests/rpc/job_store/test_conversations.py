@@ -13,7 +13,7 @@ from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.process.clock import SystemClock
 from pawl.errors import ConversationNotFound, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
-from pawl.job.v1 import ledger_pb2 as pb
+from pawl.job.v1 import ledger_pb2
 from pawl.job_store.conversations.store.search_index import PostgresSearchIndex
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.ledger.store.segments import OTHERS_BYTES_MAX
@@ -22,6 +22,7 @@ from pawl.server.db.database import Database
 from pawl.tool_registry.ledger import LedgerReads
 from tests.rpc.job_store.conftest import RETENTION, Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User, result
+from tests.rpc.refusals import raises
 
 
 async def get(user: User, **fields: Any) -> Any:
@@ -53,10 +54,7 @@ async def index_all(database: Database) -> int:
 
 
 async def answered(user: User, question: str, answer: str, **fields: Any) -> str:
-    owner = await user.start(question, **fields)
-    await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=answer)])
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    return (await user.run(owner.run_id)).conversation_id
+    return (await user.talk(question, answer, **fields)).conversation_id
 
 
 async def test_concurrent_messages_with_a_new_key_share_one_conversation(start: StartReplica) -> None:
@@ -76,8 +74,6 @@ async def test_conversation_key_is_per_user_and_stored_as_a_hash(user: User, dat
     """I13: other users and stores can use the same key."""
     mine = (await user.submit(conversation_key="ticket 42")).run.conversation_id
     for other in (User(user.stub, user_id="bob"), User(user.stub, store_id="globex")):
-        with pytest.raises(ConversationNotFound):
-            await get(other, conversation_key="ticket 42")
         assert (await other.submit(conversation_key="ticket 42")).run.conversation_id != mine
     assert "ticket 42" not in str(await database.fetch("SELECT * FROM job_store.conversations"))
 
@@ -87,8 +83,7 @@ async def test_archived_conversations_are_listed_separately(user: User) -> None:
         await user.submit(conversation_id=f"c{number}")
     for conversation_id in ("c0", "c2"):
         assert (await update(user, conversation_id, archived=True)).archived
-    assert await listed(user, archived=False) == ["c3", "c1"]
-    assert await listed(user, archived=True) == ["c2", "c0"]
+    assert (await listed(user, archived=False), await listed(user, archived=True)) == (["c3", "c1"], ["c2", "c0"])
     assert await listed(user) == ["c3", "c2", "c1", "c0"]
     await user.submit(conversation_id="c0")
     assert await listed(user, archived=False) == ["c0", "c3", "c1"]
@@ -101,24 +96,25 @@ async def test_search_finds_conversations_by_message_words_or_title(user: User, 
     lunch = await answered(user, "When is lunch with Kim?", "On Friday at noon, in the STRASSENCAFÉ.")
     await answered(User(user.stub, user_id="bob"), "Where is my invoice?", "Nowhere.")
     await index_all(database)
-    assert await listed(user, query="invoice") == [invoice]
-    assert await listed(user, query="inv 2024 17") == [invoice]
-    assert await listed(user, query="paid MARCH") == [invoice]
-    assert await listed(user, query="straßencafé") == [lunch]
-    assert await listed(user, query="noo") == [lunch]
-    assert await listed(user, query="invoice march") == []  # The words must be in one message
-    assert await listed(user, query="kim invoice") == []
-    assert await listed(user, query="is") == [lunch, invoice]
+
     assert await listed(User(user.stub, store_id="globex"), query="invoice") == []
+    for query, expected in (
+        ("invoice", [invoice]),
+        ("inv 2024 17", [invoice]),
+        ("paid MARCH", [invoice]),
+        ("straßencafé", [lunch]),
+        ("noo", [lunch]),
+        ("invoice march", []),  # The words must be in one message
+        ("kim invoice", []),
+        ("is", [lunch, invoice]),
+    ):
+        assert await listed(user, query=query) == expected, query
     await update(user, lunch, title="Birthday", archived=True)
-    assert await index_all(database) == 1
-    assert await listed(user, query="birth") == [lunch]
-    assert await listed(user, query="lunch") == [lunch]
-    assert await listed(user, query="birth", archived=False) == []
+    assert (await index_all(database), await listed(user, query="birth")) == (1, [lunch])
+    assert (await listed(user, query="lunch"), await listed(user, query="birth", archived=False)) == ([lunch], [])
     await update(user, lunch, title="Party")
     await index_all(database)
-    assert await listed(user, query="birthday") == []
-    assert await listed(user, query="party") == [lunch]
+    assert (await listed(user, query="birthday"), await listed(user, query="party")) == ([], [lunch])
 
 
 async def test_long_conversations_are_indexed_in_parts(user: User, database: Database) -> None:
@@ -184,8 +180,7 @@ async def ends(owner: Owner, text: str = "Done.", **fields: Any) -> None:
 async def shared(user: User) -> Shared:
     owner = await user.start("mine")
     await ends(owner)
-    conversation_id = (await user.run(owner.run_id)).conversation_id
-    found = Shared(ann=user, bob=User(user.stub, user_id="bob"), conversation_id=conversation_id)
+    found = Shared(ann=user, bob=User(user.stub, user_id="bob"), conversation_id=owner.conversation_id)
     assert (await found.share(conversation_pb2.SHARING_WRITE)).sharing == conversation_pb2.SHARING_WRITE
     return found
 
@@ -221,11 +216,9 @@ async def test_a_writers_message_starts_a_run_that_only_the_writer_sees(shared: 
     theirs = await shared.begin(shared.bob, "theirs")
     run = await shared.bob.run(theirs.run_id)
     assert (run.user_id, run.conversation_id) == ("bob", shared.conversation_id)
-    with pytest.raises(RunNotFound):
-        await shared.ann.run(theirs.run_id)
+    await raises(RunNotFound, shared.ann.run(theirs.run_id))
     for user, is_there in ((shared.ann, False), (shared.bob, True)):
-        page = await user.ask("ListRuns", conversation_id=shared.conversation_id)
-        listed = [each.run_id for each in page.runs]
+        listed = [each.run_id for each in (await user.ask("ListRuns", conversation_id=shared.conversation_id)).runs]
         assert (theirs.run_id in listed) is is_there
         assert len(listed) == 1
     await theirs.commit(
@@ -235,7 +228,7 @@ async def test_a_writers_message_starts_a_run_that_only_the_writer_sees(shared: 
     await theirs.park(run_pb2.WAIT_KIND_ANSWER)
     for user, count in ((shared.ann, 0), (shared.bob, 1)):
         assert len((await user.ask("ListPendingCalls")).calls) == count
-    assert (await shared.ann.cancel(theirs.run_id)).outcome == pb.COMMAND_OUTCOME_UNKNOWN
+    assert (await shared.ann.cancel(theirs.run_id)).outcome == ledger_pb2.COMMAND_OUTCOME_UNKNOWN
 
 
 async def test_messages_name_their_author_but_show_other_users_only_the_text(shared: Shared) -> None:
@@ -246,8 +239,7 @@ async def test_messages_name_their_author_but_show_other_users_only_the_text(sha
         assert [each.text for each in shown_messages] == ["mine", "", "Done.", "theirs", "", "Theirs."]
         assert {each.user_id for each in shown_messages if each.reasoning} == {user.user_id}
     run_id = (await shared.shown_messages(shared.bob))[3].run_id
-    added = [event.message_added.message.user_id for event in await shared.bob.events(run_id)]
-    assert set(added) == {"", "bob"}
+    assert {event.message_added.message.user_id for event in await shared.bob.events(run_id)} == {"", "bob"}
     assert {each.user_id for each in await shared.shown_messages(User(shared.ann.stub, user_id="eve"))} == {
         "ann",
         "bob",
@@ -271,8 +263,7 @@ async def test_a_run_sees_only_the_text_of_other_users_messages(shared: Shared) 
     assert loaded.messages[3].parts[1].image.data == b"pixels"
     await ends(theirs, "Theirs.")
 
-    mine = await shared.begin(shared.ann, "again")
-    loaded = await mine.load()
+    loaded = await (await shared.begin(shared.ann, "again")).load()
     assert [each.text for each in loaded.messages] == ["mine", "", "Done.", "look", "", "Theirs.", "again"]
     assert {call.run_id for call in loaded.calls} == {loaded.messages[0].run_id}
     assert [bool(each.reasoning or each.parts) for each in loaded.messages] == [False, True, True] + [False] * 4
@@ -287,8 +278,7 @@ async def test_a_summary_replaces_messages_only_for_runs_of_its_user(shared: Sha
     assert texts == ["mine", "", "Done.", "theirs", "", "Theirs.", "mine again"]
     await ends(mine)
     assert [each.text for each in await shared.shown_messages(shared.ann)][4] == ""
-    again = await shared.begin(shared.bob, "theirs again")
-    texts = [each.text for each in (await again.load()).messages]
+    texts = [each.text for each in (await (await shared.begin(shared.bob, "theirs again")).load()).messages]
     assert texts == ["bob's secret", "", "Theirs.", "mine again", "", "Done.", "theirs again"]
 
 
@@ -318,11 +308,9 @@ async def test_a_run_sees_as_many_recent_complete_runs_of_other_users_as_fit(
         await shared.share(conversation_pb2.SHARING_WRITE)
     theirs = await shared.begin(shared.bob, "theirs")
     loaded = await theirs.load()
-    told = ["look", "Seen."] * (OTHERS_BYTES_MAX // 1_000_000)
-    assert [each.text for each in loaded.messages] == [*told, "theirs"]
+    assert [each.text for each in loaded.messages] == [*(["look", "Seen."] * (OTHERS_BYTES_MAX // 1_000_000)), "theirs"]
     await ends(theirs)
-    mine = await shared.begin(shared.ann, "mine again")
-    assert len((await mine.load()).messages) == 3 + 40 + 3 + 1
+    assert len((await (await shared.begin(shared.ann, "mine again")).load()).messages) == 3 + 40 + 3 + 1
 
 
 async def test_only_writers_may_have_rules_in_a_shared_conversation(shared: Shared, replica: Replica) -> None:
@@ -336,17 +324,20 @@ async def test_only_writers_may_have_rules_in_a_shared_conversation(shared: Shar
 async def test_writers_jobs_are_stopped_when_write_sharing_ends(shared: Shared) -> None:
     job = run_pb2.Job(tool_name="work", arguments_json=b"{}", iterations_max=1, timeout_seconds=60)
     for user, run_id in ((shared.bob, "run_begun"), (shared.bob, "run_waits"), (shared.ann, "run_mine")):
-        message = pb.SubmitMessageRequest(
+        message = ledger_pb2.SubmitMessageRequest(
             store_id="acme",
             user_id=user.user_id,
             conversation_id=shared.conversation_id,
-            policy=pb.MESSAGE_POLICY_QUEUE,
+            policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
             text="work",
         )
         await user.ask("StartJob", message=message, run_id=run_id, job=job, asked_sha256=b"1")
         if run_id == "run_begun":
             await user.take(run_id)
     await shared.share(conversation_pb2.SHARING_PRIVATE)
-    assert (await shared.bob.run("run_begun")).state == run_pb2.RUN_STATE_CANCELLING
-    assert (await shared.bob.run("run_waits")).state == run_pb2.RUN_STATE_CANCELLED
-    assert (await shared.ann.run("run_mine")).state == run_pb2.RUN_STATE_QUEUED
+    for user, run_id, state in (
+        (shared.bob, "run_begun", run_pb2.RUN_STATE_CANCELLING),
+        (shared.bob, "run_waits", run_pb2.RUN_STATE_CANCELLED),
+        (shared.ann, "run_mine", run_pb2.RUN_STATE_QUEUED),
+    ):
+        assert (await user.run(run_id)).state == state

@@ -16,6 +16,7 @@ from pawl.tool_registry.ledger import LedgerReads
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.test_background import claimed_jobs, ended, starting_step
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
+from tests.rpc.refusals import raises
 
 AGENT = run_pb2.WAIT_KIND_AGENT
 
@@ -51,10 +52,8 @@ async def test_a_run_shows_what_its_descendants_are_waiting_for(user: User, owne
         assert [(call.run_id, call.call_id) for call in run.pending_calls] == [(lowest.run_id, "c")]
         waits = [run_pb2.WAIT_KIND_APPROVAL, AGENT] if run_id != lowest.run_id else [run_pb2.WAIT_KIND_APPROVAL]
         assert list(run.waits) == waits
-    with pytest.raises(RunNotFound):
-        await User(user.stub, user_id="bob").run(middle.run_id)
-    with pytest.raises(RunNotFound):
-        await User(user.stub, store_id="beta").run(middle.run_id)
+    await raises(RunNotFound, User(user.stub, user_id="bob").run(middle.run_id))
+    await raises(RunNotFound, User(user.stub, store_id="beta").run(middle.run_id))
 
 
 async def test_ending_and_cancelling_runs_on_two_replicas_does_not_cause_a_deadlock(start: StartReplica) -> None:
@@ -76,8 +75,7 @@ async def test_ending_and_cancelling_runs_on_two_replicas_does_not_cause_a_deadl
         await owner.commit(calls=[settled], consumed=consumed, state=run_pb2.RUN_STATE_CANCELLED)
 
 
-AWAITING = call_pb2.CALL_STATE_AWAITING_APPROVAL
-FAILED = call_pb2.CALL_STATE_FAILED
+AWAITING, FAILED = call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_FAILED
 
 
 async def listed(user: User, **fields: Any) -> dict[str, run_pb2.Run]:
@@ -91,8 +89,7 @@ async def both(user: User, run_id: str) -> list[run_pb2.Run]:
 async def test_a_waiting_run_shows_the_reason_the_start_time_and_who_may_decide(user: User, owner: Owner) -> None:
     for run in await both(user, owner.run_id):
         assert not run.HasField("waiting"), "it is RUNNING"
-        assert run.HasField("update_time")
-        assert not run.HasField("progress_time")
+        assert (run.HasField("update_time"), run.HasField("progress_time")) == (True, False)
     gated = owner.call("a", AWAITING, index=1, approval={"digest": DIGEST}, arguments_json=b'{"secret": 1}')
     await owner.park(
         run_pb2.WAIT_KIND_APPROVAL,
@@ -131,8 +128,7 @@ async def test_queued_run_shows_its_position_and_who_is_ahead(user: User) -> Non
     """LOOP-13: the runs ahead are listed in order."""
     first, second, third = [(await user.submit(conversation_id="c")).run.run_id for _ in range(3)]
     for run in await both(user, third):
-        assert run.queue_position == 2
-        assert run.waiting.reason == waiting_pb2.WAIT_REASON_TURN
+        assert (run.queue_position, run.waiting.reason) == (2, waiting_pb2.WAIT_REASON_TURN)
         assert list(run.waiting.run_ids) == [first, second]
     for run in await both(user, first):
         assert (run.queue_position, run.waiting.reason) == (0, waiting_pb2.WAIT_REASON_WORKER)
@@ -186,11 +182,9 @@ async def test_ends_of_jobs_and_of_their_delegated_runs_on_two_replicas_are_repo
         (command,) = await root.inbox()
         assert list(command.agent_ended.job_ids) in ([], [job.run_id])
         assert [each.run.run_id for each in await root.notices()] == [job.run_id]
-        succeeded = call_pb2.CALL_STATE_SUCCEEDED
-        settled = root.call(f"a{number}", succeeded, child_run_id=agent.run_id, result=result())
+        settled = root.call(f"a{number}", call_pb2.CALL_STATE_SUCCEEDED, child_run_id=agent.run_id, result=result())
         await root.commit(calls=[settled], consumed=[command.command_id], state=run_pb2.RUN_STATE_RUNNING)
-        entered = [pb.EnteredNotice(run_id=job.run_id)]
-        await root.commit(messages=[NOTICE], entered_notices=entered)
+        await root.commit(messages=[NOTICE], entered_notices=[pb.EnteredNotice(run_id=job.run_id)])
         await root.commit(state=COMPLETED)
         assert await users[0].claim() == [], "no turn starts"
 
@@ -208,22 +202,19 @@ async def test_delegated_models_list_stop_and_read_only_their_own_jobs(
     callers = {
         run_id: ConversationId((await user.run(run_id)).conversation_id) for run_id in (agent.run_id, owner.run_id)
     }
-    listed = {
+    assert {
         run_id: [run.run_id for run in await ledger.jobs(store_id, user_id, where, RunId(run_id), ended_max=10)]
         for run_id, where in callers.items()
-    }
-    assert listed == {agent.run_id: ["job_own"], owner.run_id: ["job_own", "job_root"]}
+    } == {agent.run_id: ["job_own"], owner.run_id: ["job_own", "job_root"]}
 
     for job in (root_job, *await claimed_jobs(user)):
-        call = job.call(f"{job.run_id}_call", call_pb2.CALL_STATE_FAILED, result=result())
-        await job.commit(calls=[call], round=1)
-    read = {
+        await job.commit(calls=[job.call(f"{job.run_id}_call", call_pb2.CALL_STATE_FAILED, result=result())], round=1)
+    assert {
         (run_id, job_id)
         for run_id, where in callers.items()
         for job_id in ("job_own", "job_root")
         if await ledger.read(CallKey(store_id, CallId(f"{job_id}_call")), user_id, where, RunId(run_id)) is not None
-    }
-    assert read == {(agent.run_id, "job_own"), (owner.run_id, "job_own"), (owner.run_id, "job_root")}
+    } == {(agent.run_id, "job_own"), (owner.run_id, "job_own"), (owner.run_id, "job_root")}
 
     async def stop(run_id: str, job_id: str) -> bool:
         key = RunKey(store_id, RunId(job_id))

@@ -20,9 +20,10 @@ from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.server.db.database import Database
 from tests.poll import until
 from tests.rpc.job_store.conftest import DAY_SECONDS, Replica, StartReplica
-from tests.rpc.job_store.test_conversations import get, index_all, listed, update
+from tests.rpc.job_store.test_conversations import answered, get, index_all, listed, update
 from tests.rpc.job_store.test_upkeep import age_conversation
 from tests.rpc.job_store.user import User, result
+from tests.rpc.refusals import raises
 
 MARKER = "zanzibar"
 SERVICES = (Part.TOOL_REGISTRY, Part.NOTIFIER)
@@ -90,7 +91,6 @@ def key_of(conversation_id: str) -> ErasureKey:
 async def full_run(user: User) -> tuple[str, str]:
     """Return the ids of a conversation and its ended run, whose text fields contain the marker."""
     owner = await user.start(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key")
-    conversation_id = (await user.run(owner.run_id)).conversation_id
     await user.send(owner.run_id, steer=ledger_pb2.SteerCommand(text=f"{MARKER} steer"))
     call = owner.call(
         "call_1",
@@ -109,12 +109,12 @@ async def full_run(user: User) -> tuple[str, str]:
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text=f"{MARKER} output")
     await update(
         user,
-        conversation_id,
+        owner.conversation_id,
         title=f"{MARKER} title",
         labels=conversation_pb2.Labels(labels={"about": MARKER}),
         request_id="named",
     )
-    return conversation_id, owner.run_id
+    return owner.conversation_id, owner.run_id
 
 
 async def test_erasure_leaves_only_ids_and_already_published_data(replica: Replica, user: User) -> None:
@@ -122,7 +122,6 @@ async def test_erasure_leaves_only_ids_and_already_published_data(replica: Repli
     while await index_all(replica.database):
         pass
     kept = await user.start("something else")
-    other = (await user.run(kept.run_id)).conversation_id
     assert MARKER in await everything(replica.database)
     log = Log()
     assert await listed(user, query=MARKER) == [conversation_id]
@@ -135,8 +134,7 @@ async def test_erasure_leaves_only_ids_and_already_published_data(replica: Repli
 
     assert MARKER not in await everything(replica.database)
     assert (await erase(replica, conversation_id)).erasure.waits_for == ["tool-registry", "notifier"]
-    assert log.entries == {("acme", conversation_id)}
-    assert log.purged == {run_id}
+    assert (log.entries, log.purged) == ({("acme", conversation_id)}, {run_id})
     for part in SERVICES:
         ((_, items),) = [each async for each in sweep.due(part)]
         assert (items.run_ids, items.call_ids, items.has_more) == ([run_id], ["call_1"], False)
@@ -149,7 +147,7 @@ async def test_erasure_leaves_only_ids_and_already_published_data(replica: Repli
     assert (left.call_id, left.tool_name, left.state) == ("call_1", "tool", call_pb2.CALL_STATE_SUCCEEDED)
     assert left.effect_class == call_pb2.EFFECT_CLASS_AT_MOST_ONCE
     assert await replica.database.fetchval("SELECT count(*) FROM job_store.erased_items") == 1
-    assert (await get(user, conversation_id=other)).active_run_id == kept.run_id
+    assert (await get(user, conversation_id=kept.conversation_id)).active_run_id == kept.run_id
 
 
 async def test_a_conversation_that_is_being_erased_is_hidden_and_does_not_accept_messages(
@@ -157,30 +155,29 @@ async def test_a_conversation_that_is_being_erased_is_hidden_and_does_not_accept
 ) -> None:
     """I13: for other users, the conversation does not exist before the erasure either."""
     conversation_id, run_id = await full_run(user)
-    with pytest.raises(ConversationNotFound):
-        await erase(replica, conversation_id, "bob")
+    await raises(ConversationNotFound, erase(replica, conversation_id, "bob"))
     await erase(replica, conversation_id)
 
-    for refused in (
-        user.submit("more", conversation_id=conversation_id),
-        user.submit("more", conversation_id=conversation_id, conversation_must_exist=True),
-        get(user, conversation_id=conversation_id),
-        update(user, conversation_id, title="other"),
-    ):
-        with pytest.raises(ConversationErased):
-            await refused
-    with pytest.raises(ConversationNotFound):
-        await get(User(user.stub, user_id="bob"), conversation_id=conversation_id)
-    with pytest.raises(ConversationNotFound):
-        await erase(replica, conversation_id, "bob")
+    await raises(
+        ConversationErased,
+        *(
+            user.submit("more", conversation_id=conversation_id),
+            user.submit("more", conversation_id=conversation_id, conversation_must_exist=True),
+            get(user, conversation_id=conversation_id),
+            update(user, conversation_id, title="other"),
+        ),
+    )
+    await raises(
+        ConversationNotFound,
+        get(User(user.stub, user_id="bob"), conversation_id=conversation_id),
+        erase(replica, conversation_id, "bob"),
+    )
     assert await listed(user) == []
     # The key can be used again.
     assert (await user.submit(conversation_key=f"{MARKER} key")).run.conversation_id != conversation_id
     await sweep_all(erasing(replica, None))
-    with pytest.raises(RunNotFound):
-        await user.run(run_id)
-    with pytest.raises(RequestIdReused):
-        await user.submit(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key")
+    await raises(RunNotFound, user.run(run_id))
+    await raises(RequestIdReused, user.submit(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key"))
 
 
 async def test_runs_of_writers_and_sub_agents_are_erased_with_the_conversation(replica: Replica, user: User) -> None:
@@ -205,14 +202,10 @@ async def test_runs_of_writers_and_sub_agents_are_erased_with_the_conversation(r
     await sweep_all(sweep)
 
     assert MARKER not in await everything(replica.database)
-    with pytest.raises(RunNotFound):
-        await bob.run(owner.run_id)
-    with pytest.raises(ConversationErased):
-        await get(bob, conversation_id=below)
+    await raises(RunNotFound, bob.run(owner.run_id))
+    await raises(ConversationErased, get(bob, conversation_id=below))
     assert len((await erase(replica, conversation_id)).left_calls) == 1
-    for each in (conversation_id, below):
-        with pytest.raises(ConversationNotFound):
-            await erase(replica, each, "bob")
+    await raises(ConversationNotFound, *(erase(replica, each, "bob") for each in (conversation_id, below)))
 
 
 async def test_a_restored_conversation_is_erased_again_and_a_lost_log_is_rebuilt(
@@ -251,8 +244,7 @@ async def test_a_restored_conversation_is_erased_again_and_a_lost_log_is_rebuilt
     log.looks = [False]
     await sweep_all(sweep)
     assert MARKER not in await everything(database)
-    with pytest.raises(ConversationErased):
-        await get(user, conversation_id=conversation_id)
+    await raises(ConversationErased, get(user, conversation_id=conversation_id))
 
     log.entries.clear()
     log.looks = [True]
@@ -265,7 +257,7 @@ async def test_erasing_is_shared_by_replicas_and_its_receipts_expire_with_the_co
 ) -> None:
     replicas = [await start(), await start()]
     user = User(replicas[0].stub)
-    ids = [(await full_many(user, number)) for number in range(6)]
+    ids = [await answered(user, f"{MARKER} {number}", f"{MARKER} output") for number in range(6)]
     for number, conversation_id in enumerate(ids):
         await erase(replicas[number % 2], conversation_id)
     sweeps = [erasing(replica, Log()) for replica in replicas]
@@ -285,14 +277,12 @@ async def test_erasing_is_shared_by_replicas_and_its_receipts_expire_with_the_co
     while await retention.remove_conversations(older_than_seconds=30 * DAY_SECONDS, rows_max=500):
         pass
     assert await database.fetchval("SELECT count(*) FROM job_store.conversations") == 0
-    with pytest.raises(ConversationNotFound):
-        await erase(replicas[0], ids[0])
+    await raises(ConversationNotFound, erase(replicas[0], ids[0]))
 
 
 async def test_child_conversation_can_be_erased_after_its_call_was_deleted(replica: Replica, user: User) -> None:
     """I22: retention may have deleted the calling run and its calls."""
     owner = await user.start("parent")
-    conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child")
     await owner.commit(
         calls=[call], delegations=[ledger_pb2.Delegation(call_id="call_1", run_id="run_child", text=f"{MARKER} task")]
@@ -306,11 +296,10 @@ async def test_child_conversation_can_be_erased_after_its_call_was_deleted(repli
     for table in ("calls", "runs"):
         await replica.database.execute(f"DELETE FROM job_store.{table} WHERE run_id = $1", owner.run_id)  # noqa: S608
 
-    await erase(replica, conversation_id)
+    await erase(replica, owner.conversation_id)
     await sweep_all(erasing(replica, None))
 
-    with pytest.raises(ConversationErased):
-        await get(user, conversation_id=below)
+    await raises(ConversationErased, get(user, conversation_id=below))
     assert MARKER not in await everything(replica.database)
 
 
@@ -327,8 +316,7 @@ async def test_services_are_notified_of_runs_and_calls_deleted_by_retention(repl
     retention = PostgresRetention(replica.database)
     while await retention.remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=2):
         pass
-    with pytest.raises(RunNotFound):
-        await user.run(run_id)
+    await raises(RunNotFound, user.run(run_id))
 
     await erase(replica, conversation_id)
     sweep = erasing(replica, None)
@@ -336,12 +324,6 @@ async def test_services_are_notified_of_runs_and_calls_deleted_by_retention(repl
 
     ((_, items),) = [each async for each in sweep.due(Part.TOOL_REGISTRY)]
     assert (sorted(items.run_ids), items.call_ids) == (sorted([run_id, owner.run_id]), ["call_1"])
-
-
-async def full_many(user: User, number: int) -> str:
-    owner = await user.start(f"{MARKER} {number}")
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text=f"{MARKER} output")
-    return (await user.run(owner.run_id)).conversation_id
 
 
 _MANY = """
@@ -390,8 +372,7 @@ async def test_notice_is_erased_with_its_jobs_conversation(replica: Replica, use
         store_id="acme", user_id="ann", text="work", policy=ledger_pb2.MESSAGE_POLICY_QUEUE
     )
     job = run_pb2.Job(tool_name="work", arguments_json=b"{}", iterations_max=1, timeout_seconds=60)
-    asked = {"message": message, "job": job, "asked_sha256": b"1"}
-    run = (await user.ask("StartJob", run_id="run_job", **asked)).run
+    run = (await user.ask("StartJob", run_id="run_job", message=message, job=job, asked_sha256=b"1")).run
     owner = await user.take("run_job")
     await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="1")

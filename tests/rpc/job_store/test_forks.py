@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from pawl.agent.v1 import agent_pb2
 from pawl.chassis.process.clock import SystemClock
 from pawl.chassis.rpc.client import translating
 from pawl.errors import (
     ConversationErased,
     ConversationExists,
-    ConversationNotFound,
     InvalidField,
     RequestIdReused,
     RunNotFound,
@@ -29,6 +26,7 @@ from tests.rpc.job_store.conftest import RETENTION, Replica
 from tests.rpc.job_store.test_conversations import get, index_all, listed
 from tests.rpc.job_store.test_erasures import Log, erase, erasing, everything, sweep_all
 from tests.rpc.job_store.user import Owner, User, result
+from tests.rpc.refusals import raises
 
 
 async def fork(user: User, conversation_id: str, number: int = 0, **fields: Any) -> Any:
@@ -53,17 +51,13 @@ def called(call_id: str, state: Any = call_pb2.CALL_STATE_PROPOSED, **fields: An
 
 
 async def ended_run(user: User, conversation_id: str, question: str, answer: str) -> str:
-    owner = await user.start(question, conversation_id=conversation_id)
-    await owner.commit(messages=[model_message(answer)])
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    return owner.run_id
+    return (await user.talk(question, answer, conversation_id=conversation_id)).run_id
 
 
 async def searching_run(user: User, conversation_id: str) -> Owner:
     owner = await user.start("look", conversation_id=conversation_id)
     await owner.commit(messages=[model_message("", "call_1")], calls=[called("call_1")])
-    failed = called("call_1", call_pb2.CALL_STATE_FAILED, result=result('"found"', is_error=True))
-    await owner.commit(calls=[failed])
+    await owner.commit(calls=[called("call_1", call_pb2.CALL_STATE_FAILED, result=result('"found"', is_error=True))])
     return owner
 
 
@@ -132,8 +126,7 @@ async def test_original_is_kept_while_a_fork_shows_it(user: User, database: Data
     assert (await user.run(run_id)).run_id == run_id
     await age(database, two)
     assert [await count(database, name) for name in ("conversations", "conversation_segments", "messages")] == [0] * 3
-    with pytest.raises(RunNotFound):
-        await user.run(run_id)
+    await raises(RunNotFound, user.run(run_id))
 
 
 async def test_erased_messages_disappear_from_forks(replica: Replica, user: User) -> None:
@@ -148,8 +141,7 @@ async def test_erased_messages_disappear_from_forks(replica: Replica, user: User
     for of in (one, two, three):
         assert await texts(user, of) == [(3, "q1"), (4, "a1")]
     assert "zanzibar" not in await everything(replica.database)
-    with pytest.raises((ConversationErased, ConversationNotFound)):
-        await fork(user, "c1")
+    await raises(ConversationErased, fork(user, "c1"))
     assert [m.text for m in (await loaded(user, three)).messages] == ["q1", "a1"]
 
 
@@ -243,8 +235,7 @@ async def test_imported_runs_are_not_listed_as_pending_or_announced(user: User, 
     for wanted in filters:
         assert not (await user.ask("ListRuns", **wanted)).runs
     assert not (await user.ask("ListPendingCalls")).calls
-    assert await user.claim() == []
-    assert await user.events(run_id) == []
+    assert (await user.claim(), await user.events(run_id)) == ([], [])
     assert (await user.run(run_id)).state == run_pb2.RUN_STATE_COMPLETED
     assert [await count(database, table) for table in ("events", "outbox", "commands")] == [0, 0, 0]
     assert not any((await PostgresLedgerStats(database, SlotLimits(per_store=5, per_user=5)).count()).values())
@@ -255,8 +246,7 @@ async def test_import_is_idempotent_by_its_request_id(user: User, database: Data
     made = await asyncio.gather(*(imported(user, past_of(user, f"x{number}", request_id="r1")) for number in range(4)))
     assert len({each.conversation_id for each in made}) == 1
     assert [await count(database, table) for table in ("conversations", "calls", "runs")] == [1, 1, 1]
-    with pytest.raises(RequestIdReused):
-        await imported(user, past_of(user, "y", request_id="r1", title="other"))
+    await raises(RequestIdReused, imported(user, past_of(user, "y", request_id="r1", title="other")))
 
 
 async def test_rejected_import_leaves_nothing_behind(user: User, database: Database) -> None:
@@ -271,6 +261,5 @@ async def test_rejected_import_leaves_nothing_behind(user: User, database: Datab
         (past_of(user, "d", messages=[], request_id="r4"), InvalidField),
     )
     for request, error in refused:
-        with pytest.raises(error):
-            await imported(user, request)
+        await raises(error, imported(user, request))
     assert [await count(database, table) for table in ALL] == before

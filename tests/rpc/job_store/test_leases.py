@@ -23,6 +23,7 @@ from pawl.job_store.sweeps import watch_clock
 from pawl.server.db.database import Database
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User
+from tests.rpc.refusals import raises
 
 
 async def end_leases(database: Database) -> None:
@@ -98,17 +99,14 @@ async def test_stores_get_turns_by_weight_in_claims_of_any_size(
 async def test_a_stopping_worker_hands_over_its_runs_immediately(user: User, owner: Owner) -> None:
     """OPS-5: no other worker waits for the leases to expire."""
     assert (await user.ask("ReleaseWorker", worker_id="w1")).released_count == 1
-    with pytest.raises(LeaseLost):
-        await owner.commit()
+    await raises(LeaseLost, owner.commit())
     assert ids(await user.claim("w2")) == [owner.run_id]
     assert (await user.ask("ReleaseWorker", worker_id="w1")).released_count == 0
 
 
 async def test_loading_requires_the_run_and_its_lease(user: User, owner: Owner) -> None:
-    with pytest.raises(LeaseLost):
-        await Owner(user, owner.run_id, 2).load()
-    with pytest.raises(RunNotFound):
-        await Owner(user, "run_none", 1).load()
+    await raises(LeaseLost, Owner(user, owner.run_id, 2).load())
+    await raises(RunNotFound, Owner(user, "run_none", 1).load())
 
 
 async def test_runs_become_due_again_after_the_database_clock_goes_back(user: User, database: Database) -> None:
@@ -185,8 +183,7 @@ async def test_users_queued_behind_a_user_at_the_limit_get_their_turn(limited: R
         for owner in owners(hog, claimed):
             await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
             await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    assert served == runs
-    assert len(held) == LIMITS.per_user
+    assert (served, len(held)) == (runs, LIMITS.per_user)
 
 
 async def test_stores_with_waiting_runs_do_not_delay_other_stores(
@@ -208,8 +205,7 @@ async def test_the_queue_limit_of_a_store_applies_across_replicas(start: StartRe
     users = [User((await start(slots=LIMITS, store_queue_max=10)).stub, user_id=f"user{number}") for number in range(2)]
     outcomes = await asyncio.gather(*(users[number % 2].submit() for number in range(30)), return_exceptions=True)
     refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-    assert len(refused) == 30 - 10 - LIMITS.per_store
-    assert {type(error) for error in refused} == {QueueFull}
+    assert (len(refused), {type(error) for error in refused}) == (30 - 10 - LIMITS.per_store, {QueueFull})
     assert "10 runs are already waiting in this store" in str(refused[0])
     await User(users[0].stub, store_id="beta").submit()
 

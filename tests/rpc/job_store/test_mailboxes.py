@@ -15,13 +15,13 @@ from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import InvalidField, PermissionDenied, TriggerNotFound
 from pawl.event.v1 import run_pb2
 from pawl.event.v1.trigger_pb2 import LeasedMailbox, MailboxSource, MailPosition, TriggerDefinition
-from pawl.job.v1 import ledger_pb2
-from pawl.job.v1 import triggers_pb2 as pb
+from pawl.job.v1 import ledger_pb2, triggers_pb2
 from pawl.job_store.triggers import store
 from tests.rpc.job_store.conftest import Replica
 from tests.rpc.job_store.test_schedules import SKIPPED, STARTED, end
 from tests.rpc.job_store.test_triggers import Hook
 from tests.rpc.job_store.user import User
+from tests.rpc.refusals import raises
 
 
 class Box(Hook):
@@ -45,7 +45,7 @@ class Box(Hook):
         return response.trigger
 
     async def leased(self, reader_id: str = "reader") -> list[LeasedMailbox]:
-        return list((await self.stub.LeaseMailboxes(pb.LeaseMailboxesRequest(reader_id=reader_id))).mailboxes)
+        return list((await self.stub.LeaseMailboxes(triggers_pb2.LeaseMailboxesRequest(reader_id=reader_id))).mailboxes)
 
     async def made(self, uid: int = 10, **fields: Any) -> LeasedMailbox:
         await self.make(**fields)
@@ -55,7 +55,7 @@ class Box(Hook):
 
     async def report(self, mailbox: LeasedMailbox, reason: str = "", *, validity: int = 7, uid: int = 0) -> None:
         await self.stub.ReportMailbox(
-            pb.ReportMailboxRequest(
+            triggers_pb2.ReportMailboxRequest(
                 store_id=mailbox.store_id,
                 trigger_id=mailbox.trigger_id,
                 generation=mailbox.generation,
@@ -68,18 +68,18 @@ class Box(Hook):
         self, mailbox: LeasedMailbox, uid: int, *, skipped: str = "", refusal: str = "", validity: int = 7
     ) -> Any:
         checked = await self.stub.CheckMailbox(
-            pb.CheckMailboxRequest(
+            triggers_pb2.CheckMailboxRequest(
                 store_id=mailbox.store_id, trigger_id=mailbox.trigger_id, generation=mailbox.generation
             )
         )
         if not checked.HasField("due"):
-            return pb.FireTriggerResponse()
+            return triggers_pb2.FireTriggerResponse()
         message = ledger_pb2.SubmitMessageRequest(
             store_id="acme", user_id="ann", text="look", policy=ledger_pb2.MESSAGE_POLICY_QUEUE
         )
-        request = pb.FireTriggerRequest(
+        request = triggers_pb2.FireTriggerRequest(
             due=checked.due,
-            event=pb.TriggerEvent(event_id=f"f0.{validity}.{uid}"),
+            event=triggers_pb2.TriggerEvent(event_id=f"f0.{validity}.{uid}"),
             message=None if skipped or refusal else message,
             refusal=refusal,
             skipped=skipped,
@@ -105,8 +105,7 @@ async def test_one_process_reads_a_mailbox_until_its_lease_ends(box: Box) -> Non
     assert await box.leased("other") == []
     assert await box.leased("one") == [mailbox], "a lease is renewed"
     await box.replica.database.execute("UPDATE job_store.triggers SET claim_at = now()")
-    assert await box.leased("other") == [mailbox]
-    assert await box.leased("one") == []
+    assert (await box.leased("other"), await box.leased("one")) == ([mailbox], [])
     await box.pause()
     assert await box.leased("other") == []
 
@@ -120,8 +119,7 @@ async def test_each_process_leases_at_most_its_limit_of_mailboxes(box: Box, monk
     for reader in ("one", "one", "two", "two"):
         await box.leased(reader)
     first = [{each.store_id for each in await box.leased(reader)} for reader in readers]
-    assert [len(stores) for stores in first] == [2, 2, 1]
-    assert len(set().union(*first)) == 5
+    assert ([len(stores) for stores in first], len(set().union(*first))) == ([2, 2, 1], 5)
     for seconds in (5, 15):
         past = timedelta(seconds=seconds)
         await box.replica.database.execute("UPDATE job_store.triggers SET claim_at = claim_at - $1::interval", past)
@@ -164,8 +162,7 @@ async def test_email_that_pauses_the_trigger_is_delivered_after_the_pause(box: B
     assert await box.leased() == []
     await box.pause(paused=False)
     (mailbox,) = await box.leased()
-    assert mailbox.position.uid == 49
-    assert (await box.deliver_mail(mailbox, 50)).fire.outcome == STARTED
+    assert (mailbox.position.uid, (await box.deliver_mail(mailbox, 50)).fire.outcome) == (49, STARTED)
 
 
 async def test_a_trigger_whose_mailbox_is_unreachable_for_12_hours_pauses_itself(box: Box) -> None:
@@ -179,8 +176,7 @@ async def test_a_trigger_whose_mailbox_is_unreachable_for_12_hours_pauses_itself
     await box.replica.database.execute("UPDATE job_store.triggers SET unreachable_time = now() - interval '12 h'")
     await box.report(mailbox, "wrong password")
     shown = await box.get()
-    note = "the mailbox was unreachable for 12 hours: wrong password"
-    assert (shown.self_paused, shown.pause_note) == (True, note)
+    assert (shown.self_paused, shown.pause_note) == (True, "the mailbox was unreachable for 12 hours: wrong password")
     assert await box.leased() == []
     resumed = await box.pause(paused=False)
     assert (resumed.HasField("unreachable_time"), resumed.unreachable_reason) == (False, "")
@@ -205,18 +201,14 @@ async def test_a_new_folder_resets_the_position_but_the_same_folder_keeps_it(box
     await box.deliver_mail(old, 11)
     for same in ({"folder": "inbox", "port": 993, "poll_seconds": 15}, {"host": "MX.example"}):
         await box.make(must_exist=True, **same)
-    assert await box.position() == (7, 11)
-    assert not (await box.deliver_mail(old, 12)).HasField("fire")
+    assert (await box.position(), (await box.deliver_mail(old, 12)).HasField("fire")) == ((7, 11), False)
     await box.report(old, "stale")
     assert not (await box.get()).HasField("unreachable_time")
     await box.make(must_exist=True, folder="Orders")
     assert await box.position() == (0, 0)
-    with pytest.raises(InvalidField):
-        await box.put("orders", must_exist=True)
-    with pytest.raises(InvalidField, match="with a webhook have a secret"):
-        await box.rotate()
-    with pytest.raises(TriggerNotFound):
-        await box.check({}, trigger_id=old.trigger_id)
+    await raises(InvalidField, box.put("orders", must_exist=True))
+    await raises(InvalidField, box.rotate(), match="with a webhook have a secret")
+    await raises(TriggerNotFound, box.check({}, trigger_id=old.trigger_id))
 
 
 async def test_only_an_admin_resumes_a_mailbox(box: Box) -> None:
@@ -224,8 +216,7 @@ async def test_only_an_admin_resumes_a_mailbox(box: Box) -> None:
     await box.make()
     await box.pause()
     box.act_as("member")
-    with pytest.raises(PermissionDenied, match="admin"):
-        await box.pause(paused=False)
+    await raises(PermissionDenied, box.pause(paused=False), match="admin")
     assert await box.leased() == []
     box.act_as("admin")
     await box.pause(paused=False)
@@ -247,11 +238,9 @@ async def test_error_for_an_invalid_mailbox_names_the_field(box: Box) -> None:
         ("senders", ["a@b.example"] * 101),
     ]
     for field, value in wrong:
-        with pytest.raises(InvalidField) as refused:
-            await box.make(**{field: value})
-        assert refused.value.metadata["field"] == f"definition.mailbox.{field}", value
-    with pytest.raises(InvalidField, match="identify trusted senders"):
-        await box.make(senders=[])
+        refused = await raises(InvalidField, box.make(**{field: value}))
+        assert refused.metadata["field"] == f"definition.mailbox.{field}", value
+    await raises(InvalidField, box.make(senders=[]), match="identify trusted senders")
 
 
 async def test_unreadable_trigger_does_not_delay_other_mailboxes(box: Box, replica: Replica) -> None:

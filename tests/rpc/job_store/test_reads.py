@@ -1,4 +1,4 @@
-"""Reads from the ledger: pages, logs and tenant isolation."""
+"""Reads from the ledger: pages, logs, tenant isolation, and what has changed in a conversation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from pawl.agent.v1 import agent_pb2
-from pawl.errors import CallNotFound, InvalidField, PawlError, SeqBeyondEnd
+from pawl.errors import CallNotFound, ConversationErased, ConversationNotFound, InvalidField, PawlError, SeqBeyondEnd
 from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.server.db.database import Database
+from tests.rpc.job_store.conftest import Replica
+from tests.rpc.job_store.test_background import claimed_jobs, ended, start_jobs
 from tests.rpc.job_store.test_conversations import get, listed, update
 from tests.rpc.job_store.test_delegation import delegating
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
+from tests.rpc.refusals import raises
 
 
 async def with_calls(user: User, count: int, **fields: Any) -> Owner:
@@ -96,15 +99,13 @@ async def test_pending_calls_are_listed_for_the_users_whom_they_ask(user: User) 
     for outcome in (pb.COMMAND_OUTCOME_ACCEPTED, pb.COMMAND_OUTCOME_DUPLICATE):
         taken = await kim.decide(owner.run_id, "question", command_id="kims", **answer)
         assert (taken.outcome, taken.run.conversation_id) == (outcome, "")
-    assert await listed(kim) == ["of_kim"]
-    assert (await kim.cancel(owner.run_id)).reason == "RUN_NOT_FOUND"
+    assert (await listed(kim), (await kim.cancel(owner.run_id)).reason) == (["of_kim"], "RUN_NOT_FOUND")
 
 
 async def test_run_is_read_with_all_its_open_calls(user: User, owner: Owner) -> None:
     states = (call_pb2.CALL_STATE_RUNNING, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_RUNNABLE)
     calls = [owner.call(f"call_{number}", state, index=number) for number, state in enumerate(states)]
-    ended = owner.call("call_3", call_pb2.CALL_STATE_FAILED, index=3, result=result())
-    await owner.commit(calls=[*calls, ended])
+    await owner.commit(calls=[*calls, owner.call("call_3", call_pb2.CALL_STATE_FAILED, index=3, result=result())])
     run = await user.run(owner.run_id)
     assert [call.call_id for call in run.pending_calls] == ["call_1"]
     assert [(call.call_id, call.state) for call in run.active_calls] == [("call_0", states[0]), ("call_2", states[2])]
@@ -166,9 +167,7 @@ async def test_log_page_is_limited_by_count_and_by_bytes(user: User, owner: Owne
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     assert (await user.stub.ListEvents(request)).ended
     for after_seq in (10, 2**64 - 1):
-        with pytest.raises(SeqBeyondEnd) as error:
-            await user.events(owner.run_id, after_seq=after_seq)
-        assert error.value.metadata["last_seq"] == "9"
+        assert (await raises(SeqBeyondEnd, user.events(owner.run_id, after_seq=after_seq))).metadata["last_seq"] == "9"
 
 
 async def test_calls_are_read_together_without_large_fields(user: User, owner: Owner) -> None:
@@ -185,14 +184,13 @@ async def test_calls_are_read_together_without_large_fields(user: User, owner: O
     assert not any(call.arguments_json or call.proposed_arguments for call in found)
     for stranger in (User(user.stub, user_id="eve"), User(user.stub, store_id="globex")):
         assert not (await stranger.ask("GetCalls", **asked)).calls
-    for wrong in (["a"] * 401, ["no id"]):
-        with pytest.raises(PawlError):
-            await user.ask("GetCalls", call_ids=wrong)
+    await raises(PawlError, *(user.ask("GetCalls", call_ids=wrong) for wrong in (["a"] * 401, ["no id"])))
 
 
 async def test_resources_of_other_users_look_exactly_like_missing_ones(user: User) -> None:
     """I13: the errors have equal reasons, messages and metadata."""
-    owner = await with_calls(await conversation(user), 1)
+    await user.talk("hello", conversation_id="c1")
+    owner = await with_calls(user, 1)
     strangers = (User(user.stub, user_id="eve"), User(user.stub, store_id="globex"))
     for method, field, name, wanted in (
         ("GetRun", "run_id", owner.run_id, "RUN_NOT_FOUND"),
@@ -203,19 +201,9 @@ async def test_resources_of_other_users_look_exactly_like_missing_ones(user: Use
     ):
         refusals = set()
         for who, named in ((user, "absent"), *((stranger, name) for stranger in strangers)):
-            with pytest.raises(PawlError) as error:
-                await who.ask(method, **{field: named})
-            refusals.add((error.value.reason, error.value.message, *error.value.metadata.items()))
+            error = await raises(PawlError, who.ask(method, **{field: named}))
+            refusals.add((error.reason, error.message, *error.metadata.items()))
         assert [reason for reason, *_ in refusals] == [wanted], method
-
-
-async def conversation(user: User) -> User:
-    await user.submit(conversation_id="c1")
-    claimed = await user.claim()
-    owner = Owner(user, claimed[0].run_id, claimed[0].epoch)
-    await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    return user
 
 
 async def test_command_to_another_users_run_does_not_touch_it(user: User, database: Database, owner: Owner) -> None:
@@ -298,13 +286,11 @@ async def test_a_child_run_is_found_by_its_parent_and_by_its_own_agent(user: Use
 
 
 async def test_conversations_are_found_by_all_of_their_labels(user: User) -> None:
-    bob = User(user.stub, user_id="bob")
-    for number, who in enumerate((user, user, user, bob)):
+    for number, who in enumerate((user, user, user, User(user.stub, user_id="bob"))):
         await who.submit(conversation_id=f"c{number}")
         made = {"env": "prod", **({"team": "a"} if number == 1 else {})}
         if number != 2:
-            changed = await update(who, f"c{number}", labels=conversation_pb2.Labels(labels=made))
-            assert dict(changed.labels) == made
+            assert dict((await update(who, f"c{number}", labels=conversation_pb2.Labels(labels=made))).labels) == made
     assert await listed(user, labels={"env": "prod"}) == ["c1", "c0"]
     assert await listed(user, labels={"env": "prod", "team": "a"}) == ["c1"]
     assert not await listed(user, labels={"env": "prod", "team": "b"})
@@ -313,10 +299,11 @@ async def test_conversations_are_found_by_all_of_their_labels(user: User) -> Non
     assert dict((await get(user, conversation_id="c1")).labels) == {"env": "prod", "team": "a"}
     await update(user, "c1", labels=conversation_pb2.Labels())
     assert await listed(user, labels={"env": "prod"}) == ["c0"]
-    with pytest.raises(InvalidField):
-        await update(user, "c0", labels=conversation_pb2.Labels(labels={"pawl.x": ""}))
-    with pytest.raises(InvalidField):
-        await listed(user, labels={"": "x"})
+    await raises(
+        InvalidField,
+        update(user, "c0", labels=conversation_pb2.Labels(labels={"pawl.x": ""})),
+        listed(user, labels={"": "x"}),
+    )
 
 
 async def test_run_that_needs_attention_lists_its_running_calls(user: User, owner: Owner) -> None:
@@ -328,3 +315,117 @@ async def test_run_that_needs_attention_lists_its_running_calls(user: User, owne
     (run,) = (await user.ask("ListAttention")).runs
     assert (run.run_id, [call.call_id for call in run.calls]) == (owner.run_id, ["runs"])
     assert (await User(user.stub, store_id="beta").ask("ListAttention")).runs == []
+
+
+async def changes(user: User, conversation_id: str, after: Any = None, **fields: Any) -> pb.ListChangesResponse:
+    since = after.time if after is not None else None
+    found: pb.ListChangesResponse = await user.ask(
+        "ListChanges", conversation_id=conversation_id, messages_max=100, since_time=since, **fields
+    )
+    return found
+
+
+async def share(user: User, conversation_id: str, sharing: conversation_pb2.Sharing.ValueType) -> None:
+    await user.ask("UpdateConversation", conversation_id=conversation_id, sharing=sharing)
+
+
+async def test_only_runs_that_changed_since_a_time_are_listed(user: User) -> None:
+    conversation_id = await start_jobs(user, "one", "two")
+    first = await changes(user, conversation_id)
+    assert list(first.run_ids) == ["job_one", "job_two"], "without a time, only open runs"
+    assert len(first.messages) == first.conversation.last_message_number
+    of_jobs = {(await user.run(job_id)).conversation_id for job_id in first.run_ids}
+    assert set(first.conversation_ids) == {conversation_id, *of_jobs}
+    (job,) = await claimed_jobs(user)
+    await ended(job)
+    second = await changes(user, conversation_id, first, after_number=first.messages[-1].number)
+    assert job.run_id in second.run_ids
+    assert not second.messages
+    third = await changes(user, conversation_id, second, all_open=True)
+    assert job.run_id not in third.run_ids
+    assert len(third.run_ids) >= 1
+
+
+async def test_a_run_is_listed_again_as_long_as_its_child_may_wait_for_the_user(user: User) -> None:
+    owner = await user.start()
+    call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child", index=0)
+    await owner.commit(
+        round=1, calls=[call], delegations=[pb.Delegation(call_id="call_1", run_id="run_child", text="work")]
+    )
+    first = await changes(user, owner.conversation_id)
+    assert (list(first.run_ids), first.active_run_id) == ([owner.run_id, "run_child"], owner.run_id)
+    second = await changes(user, owner.conversation_id, first)
+    assert list(second.run_ids) == [owner.run_id]
+    assert (await user.run("run_child")).conversation_id in second.conversation_ids
+
+
+async def test_the_version_of_a_run_differs_after_changes_to_it_or_to_its_child(user: User) -> None:
+    owner = await user.start()
+    call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child", index=0)
+    await owner.commit(
+        round=1, calls=[call], delegations=[pb.Delegation(call_id="call_1", run_id="run_child", text="work")]
+    )
+
+    async def versions() -> dict[str, str]:
+        found = await changes(user, owner.conversation_id)
+        return dict(zip(found.run_ids, found.versions, strict=True))
+
+    assert await versions() == {owner.run_id: "", "run_child": ""}, "the child is QUEUED"
+    child = user.owner("run_child", (await user.claim())[0].epoch)
+    first = await versions()
+    assert all(first.values())
+    assert await versions() == first
+    await child.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="x"))])
+    second = await versions()
+    assert not set(second.values()) & set(first.values())
+    await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="x"))])
+    third = await versions()
+    assert (third["run_child"], third[owner.run_id] != second[owner.run_id]) == (second["run_child"], True)
+
+
+async def test_other_users_cannot_read_runs_or_unshared_or_erased_conversations(replica: Replica) -> None:
+    ann, bob = User(replica.stub), User(replica.stub, user_id="bob")
+    conversation_id = await start_jobs(ann, "mine")
+    await raises(ConversationNotFound, changes(bob, conversation_id))
+    await share(ann, conversation_id, conversation_pb2.SHARING_WRITE)
+    owner = await ann.start(conversation_id=conversation_id)
+    seen = await changes(bob, conversation_id)
+    assert (list(seen.run_ids), list(seen.conversation_ids), seen.active_run_id) == ([], [conversation_id], "")
+    assert b"job_mine" not in seen.SerializeToString()
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    await share(ann, conversation_id, conversation_pb2.SHARING_PRIVATE)
+    await raises(ConversationNotFound, changes(bob, conversation_id))
+    await ann.ask("EraseConversation", conversation_id=conversation_id)
+    await raises(ConversationErased, changes(ann, conversation_id))
+    await raises(ConversationNotFound, changes(bob, conversation_id))
+
+
+async def test_a_version_differs_after_each_change_but_not_after_output(user: User) -> None:
+    conversation_id = await start_jobs(user, "one")
+    seen: list[str] = []
+
+    async def version() -> str:
+        found = await user.ask("ListVersions", store_ids=["acme", "acme"], conversation_ids=[conversation_id, "none"])
+        assert found.versions[1] == ""
+        return str(found.versions[0])
+
+    async def check_changed() -> None:
+        now = await version()
+        assert now not in seen
+        seen.append(now)
+
+    await check_changed()
+    (job,) = await claimed_jobs(user)
+    await check_changed()
+    owner = await user.start(conversation_id=conversation_id)
+    await check_changed()
+    await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="x"))])
+    assert await version() == seen[-1]
+    await owner.park(run_pb2.WAIT_KIND_APPROVAL)
+    await check_changed()
+    await share(user, conversation_id, conversation_pb2.SHARING_READ)
+    await check_changed()
+    await ended(job)
+    await check_changed()
+    await user.ask("EraseConversation", conversation_id=conversation_id)
+    await check_changed()

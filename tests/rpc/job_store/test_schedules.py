@@ -14,18 +14,16 @@ from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.rpc.client import translated
 from pawl.errors import InvalidField, RequestIdReused, ScheduleExists, ScheduleNotFound, Unreadable
 from pawl.event.v1 import run_pb2, schedule_pb2
-from pawl.job.v1 import ledger_pb2
-from pawl.job.v1 import schedules_pb2 as pb
+from pawl.job.v1 import ledger_pb2, schedules_pb2
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
 from pawl.job_store.ledger.store.leases import PostgresLeases
 from tests.rpc.job_store.conftest import SLOT_LIMITS, Replica, StartReplica
 from tests.rpc.job_store.user import Translated, User, forwarded
+from tests.rpc.refusals import raises
 
 NOW = datetime.now(UTC)
-STARTED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED
-WAITING = schedule_pb2.SCHEDULE_FIRE_OUTCOME_WAITING
-SKIPPED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_SKIPPED
-REFUSED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_REFUSED
+STARTED, WAITING = schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED, schedule_pb2.SCHEDULE_FIRE_OUTCOME_WAITING
+SKIPPED, REFUSED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_SKIPPED, schedule_pb2.SCHEDULE_FIRE_OUTCOME_REFUSED
 
 
 class Timer:
@@ -48,9 +46,9 @@ class Timer:
     async def get(self, name: str = "watch") -> Any:
         return (await self.ask("GetSchedule", name=name)).schedule
 
-    async def due(self, name: str = "watch") -> pb.DueSchedule:
-        request = pb.GetDueScheduleRequest(store_id="acme", user_id=self.user_id, name=name)
-        due: pb.DueSchedule = (await self.stub.GetDueSchedule(request)).due
+    async def due(self, name: str = "watch") -> schedules_pb2.DueSchedule:
+        request = schedules_pb2.GetDueScheduleRequest(store_id="acme", user_id=self.user_id, name=name)
+        due: schedules_pb2.DueSchedule = (await self.stub.GetDueSchedule(request)).due
         return due
 
     async def pause(self, name: str = "watch", note: str = "", *, paused: bool = True) -> Any:
@@ -60,11 +58,13 @@ class Timer:
     async def delete(self, name: str = "watch") -> None:
         await self.ask("DeleteSchedule", name=name)
 
-    async def claim(self, schedules_max: int = 64) -> list[pb.DueSchedule]:
-        return list((await self.stub.ClaimSchedules(pb.ClaimSchedulesRequest(schedules_max=schedules_max))).schedules)
+    async def claim(self, schedules_max: int = 64) -> list[schedules_pb2.DueSchedule]:
+        return list(
+            (await self.stub.ClaimSchedules(schedules_pb2.ClaimSchedulesRequest(schedules_max=schedules_max))).schedules
+        )
 
     async def fire(
-        self, due: pb.DueSchedule, *, refusal: str = "", request_id: str = "", backfill_time: Any = None
+        self, due: schedules_pb2.DueSchedule, *, refusal: str = "", request_id: str = "", backfill_time: Any = None
     ) -> Any:
         """Fire a schedule, or return None if it has changed since it was claimed."""
         message = ledger_pb2.SubmitMessageRequest(
@@ -76,7 +76,7 @@ class Timer:
             policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
         )
         response = await self.stub.FireSchedule(
-            pb.FireScheduleRequest(
+            schedules_pb2.FireScheduleRequest(
                 due=due,
                 message=None if refusal else message,
                 refusal=refusal,
@@ -88,7 +88,7 @@ class Timer:
 
     async def past_times(self, seconds: float, name: str = "watch") -> list[Any]:
         """Return the past scheduled times between `seconds` ago and an hour from now."""
-        request = pb.GetDueScheduleRequest(store_id="acme", user_id=self.user_id, name=name)
+        request = schedules_pb2.GetDueScheduleRequest(store_id="acme", user_id=self.user_id, name=name)
         now = datetime.now(UTC)
         request.begin_time.FromDatetime(now - timedelta(seconds=seconds))
         request.end_time.FromDatetime(now + timedelta(hours=1))
@@ -130,21 +130,15 @@ async def end(user: User, state: run_pb2.RunState.ValueType = run_pb2.RUN_STATE_
 async def test_schedule_is_stored_once_under_its_name(timer: Timer, replica: Replica) -> None:
     made = await timer.put(cron="0 9 * * 1-5", time_zone="Europe/Berlin", labels={"of": "it"})
     assert await timer.put(cron="0 9 * * 1-5", time_zone="Europe/Berlin", labels={"of": "it"}) == made
-    with pytest.raises(ScheduleExists):
-        await timer.put(cron="0 10 * * 1-5", time_zone="Europe/Berlin")
+    await raises(ScheduleExists, timer.put(cron="0 10 * * 1-5", time_zone="Europe/Berlin"))
     changed = await timer.put(cron="0 10 * * 1-5", must_exist=True)
     assert (changed.schedule_id, changed.definition.cron) == (made.schedule_id, "0 10 * * 1-5")
-    with pytest.raises(ScheduleNotFound):
-        await timer.put("other", must_exist=True)
-    with pytest.raises(ScheduleNotFound):
-        await Timer(replica, "bob").get()
+    await raises(ScheduleNotFound, timer.put("other", must_exist=True), Timer(replica, "bob").get())
     found = await timer.get()
-    assert found.definition.overlap == schedule_pb2.SCHEDULE_OVERLAP_SKIP
-    assert len(found.next_times) == 10
+    assert (found.definition.overlap, len(found.next_times)) == (schedule_pb2.SCHEDULE_OVERLAP_SKIP, 10)
     assert found.next_times[0] == found.next_time
     await timer.delete()
-    with pytest.raises(ScheduleNotFound):
-        await timer.delete()
+    await raises(ScheduleNotFound, timer.delete())
 
 
 async def test_scheduled_time_fires_once_despite_concurrent_claims(start: StartReplica) -> None:
@@ -184,20 +178,17 @@ async def test_schedule_changed_while_it_fires_is_claimed_again_immediately(time
     assert (again.expected_time, again.definition.text) == (due.expected_time, "look there")
     assert (await timer.fire(again)).outcome == STARTED
     await timer.delete()
-    with pytest.raises(ScheduleNotFound):
-        await timer.fire(again)
+    await raises(ScheduleNotFound, timer.fire(again))
 
 
 async def test_cancel_policy_starts_the_new_run_once_the_previous_one_has_ended(timer: Timer, user: User) -> None:
     await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_CANCEL, conversation_key="one")
-    first = await timer.fire_due()
-    second = await timer.fire_due()
+    first, second = await timer.fire_due(), await timer.fire_due()
     worker = await user.take(second.run_id)
     await worker.commit(state=run_pb2.RUN_STATE_RUNNING)
     waiting = await timer.fire_due()
     assert (waiting.outcome, waiting.reason) == (WAITING, "the previous run is being cancelled")
-    states = {fire.run_id: fire.run_state for fire in (await timer.get()).fires if fire.run_id}
-    assert states == {
+    assert {fire.run_id: fire.run_state for fire in (await timer.get()).fires if fire.run_id} == {
         first.run_id: run_pb2.RUN_STATE_CANCELLED,
         second.run_id: run_pb2.RUN_STATE_CANCELLING,
     }
@@ -230,8 +221,7 @@ async def test_schedule_pauses_itself_after_ten_failures_in_a_row(timer: Timer, 
     assert (await timer.fire_due()).outcome == SKIPPED
     paused = await timer.get()
     assert (paused.self_paused, paused.pause_note) == (True, "10 runs in a row were refused or failed")
-    assert not paused.HasField("next_time")
-    assert await timer.claim() == []
+    assert (paused.HasField("next_time"), await timer.claim()) == (False, [])
     resumed = await timer.pause(paused=False)
     assert (resumed.self_paused, resumed.failures, resumed.pause_note) == (False, 0, "")
     assert (await timer.fire_due()).outcome == STARTED
@@ -253,14 +243,12 @@ async def test_a_triggered_schedule_fires_immediately_and_only_once(timer: Timer
     before = await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_ALLOW)
     await timer.pause()
     first = await timer.trigger(request_id="r1")
-    assert (first.outcome, first.triggered) == (STARTED, True)
-    assert await timer.trigger(request_id="r1") == first
+    assert (first.outcome, first.triggered, await timer.trigger(request_id="r1")) == (STARTED, True, first)
     stale = await timer.due()
     assert (await timer.trigger(request_id="r2")).run_id != first.run_id
     assert await timer.fire(stale, request_id="r3") is None
-    with pytest.raises(RequestIdReused):
-        await timer.put("other", text="something else")
-        await timer.trigger("other", request_id="r1")
+    await timer.put("other", text="something else")
+    await raises(RequestIdReused, timer.trigger("other", request_id="r1"))
     await timer.pause(paused=False)
     assert (await timer.get()).next_time == before.next_time
 
@@ -311,7 +299,7 @@ async def test_claim_expires_after_the_clock_goes_back(timer: Timer) -> None:
 
 
 async def test_a_claim_returns_the_time_of_the_next_poll(timer: Timer) -> None:
-    asked = pb.ClaimSchedulesRequest(schedules_max=1)
+    asked = schedules_pb2.ClaimSchedulesRequest(schedules_max=1)
     assert (await timer.stub.ClaimSchedules(asked)).wait_seconds == 5.0
     await timer.put()
     await timer.make_due(-0.9)
@@ -334,10 +322,11 @@ async def test_unreadable_schedule_does_not_delay_others(timer: Timer, replica: 
     shown = await timer.get("moved")
     assert (shown.definition.time_zone, list(shown.next_times)) == ("Europe/Xanadu", [])
     assert [each.definition.name for each in (await timer.ask("ListSchedules")).schedules] == ["good", "moved"]
-    for call in (timer.get("broken"), timer.pause("broken")):
-        with pytest.raises(Unreadable, match="'broken' is damaged and cannot be read: delete it"):
-            await call
+    await raises(
+        Unreadable,
+        *(timer.get("broken"), timer.pause("broken")),
+        match="'broken' is damaged and cannot be read: delete it",
+    )
     await timer.delete("broken")
     await timer.pause("moved")
-    with pytest.raises(InvalidField, match="Xanadu"):
-        await timer.pause("moved", paused=False)
+    await raises(InvalidField, timer.pause("moved", paused=False), match="Xanadu")

@@ -24,11 +24,13 @@ from pawl.settings.v1 import settings_pb2 as pb
 from pawl.settings.v1.settings_pb2_grpc import SettingsServiceStub
 from pawl.values import Feature
 from tests.fakes.manual_clock import ManualClock
+from tests.poll import until
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.test_background import asks_for, claimed_jobs, ended, start_jobs
 from tests.rpc.job_store.test_schedules import SKIPPED, Timer
 from tests.rpc.job_store.test_triggers import Hook
 from tests.rpc.job_store.user import User
+from tests.rpc.refusals import raises
 
 DEPLOYMENT = user_principal(
     StoreId(""), UserId("ops"), frozenset({"deployment"}), credential_id=CredentialId("key_ops")
@@ -49,31 +51,25 @@ async def test_no_run_starts_where_runs_are_off_while_other_stores_and_open_runs
     await switch(replica, Feature.RUNS, SwitchState.LISTED, store_ids=frozenset({"beta"}))
     await other.settings.refresh()
     for user in (ann, off):
-        with pytest.raises(FeatureOff, match="'runs' is switched off for this store") as refused:
-            await user.submit()
-        assert refused.value.metadata["feature"] == "runs"
-    with pytest.raises(FeatureOff):
-        await translated(ann.stub.StartJob(asks_for(ann)))
+        refused = await raises(FeatureOff, user.submit(), match="'runs' is switched off for this store")
+        assert refused.metadata["feature"] == "runs"
+    await raises(FeatureOff, ann.stub.StartJob(asks_for(ann)))
     assert (await ann.submit("hello", request_id="r1")).run.run_id == first.run_id
-    conversation_id = (await ann.run(first.run_id)).conversation_id
-    steered = await ann.submit("more", conversation_id=conversation_id, policy=ledger_pb2.MESSAGE_POLICY_STEER)
+    steered = await ann.submit("more", conversation_id=first.conversation_id, policy=ledger_pb2.MESSAGE_POLICY_STEER)
     assert (steered.run.run_id, steered.steered) == (first.run_id, True)
     undone = run_pb2.Undo(run_id=first.run_id)
-    assert (await ann.submit("undo", conversation_id=conversation_id, undo=undone)).run.run_id
+    assert (await ann.submit("undo", conversation_id=first.conversation_id, undo=undone)).run.run_id
     await User(replica.stub, store_id="beta").submit()
     await switch(replica, Feature.RUNS, SwitchState.ALL)
     await ann.submit()
 
 
-async def test_background_work_can_be_off_while_runs_are_on(replica: Replica, user: User) -> None:
+async def test_background_work_and_delegation_can_be_off_while_runs_are_on(replica: Replica, user: User) -> None:
     await switch(replica, Feature.BACKGROUND, SwitchState.OFF)
-    with pytest.raises(FeatureOff, match="'background'"):
-        await translated(user.stub.StartJob(asks_for(user)))
+    await raises(FeatureOff, user.stub.StartJob(asks_for(user)), match="'background'")
     run = (await user.submit()).run
     assert (run.options.without_background, run.options.limits.HasField("agent_depth_max")) == (True, False)
-
-
-async def test_delegation_can_be_off_while_runs_are_on(replica: Replica, user: User) -> None:
+    await switch(replica, Feature.BACKGROUND, SwitchState.ALL)
     await switch(replica, Feature.DELEGATION, SwitchState.OFF)
     run = (await user.submit(options=run_pb2.RunOptions(limits=run_pb2.RunLimits(agent_depth_max=2)))).run
     assert (run.options.without_background, run.options.limits.agent_depth_max) == (False, 0)
@@ -95,17 +91,24 @@ async def test_firings_while_their_feature_is_off_are_skipped_and_do_not_count_a
     assert [(await timer.get()).failures, (await hook.get()).failures] == [0, 0]
 
 
+async def sweep_until(replica: Replica, user: User, run_id: str, state: run_pb2.RunState.ValueType) -> None:
+    """Cancel the runs of stores where runs are off, until a run has this state."""
+    sweep = asyncio.create_task(
+        sweeps.cancel_where_off(replica.settings, replica.ledger, IdSource(SystemClock()), ManualClock())
+    )
+
+    async def has_state() -> bool:
+        return (await user.run(run_id)).state == state
+
+    await until(has_state)
+    sweep.cancel()
+
+
 async def test_open_runs_are_cancelled_where_runs_are_off_if_the_switch_requests_it(replica: Replica) -> None:
     ann, beta = User(replica.stub), User(replica.stub, store_id="beta")
     runs = [(ann, (await ann.submit()).run.run_id), (beta, (await beta.submit()).run.run_id)]
     await switch(replica, Feature.RUNS, SwitchState.LISTED, store_ids=frozenset({"beta"}), cancel_open_runs=True)
-    sweep = asyncio.create_task(
-        sweeps.cancel_where_off(replica.settings, replica.ledger, IdSource(SystemClock()), ManualClock())
-    )
-    async with asyncio.timeout(60):
-        while (await ann.run(runs[0][1])).state != run_pb2.RUN_STATE_CANCELLED:
-            await asyncio.sleep(0.02)
-    sweep.cancel()
+    await sweep_until(replica, ann, runs[0][1], run_pb2.RUN_STATE_CANCELLED)
     assert (await ann.run(runs[0][1])).stop_cause == run_pb2.STOP_CAUSE_FEATURE_OFF
     assert (await beta.run(runs[1][1])).state == run_pb2.RUN_STATE_QUEUED
 
@@ -205,9 +208,7 @@ async def test_models_that_a_store_may_not_use_are_refused_for_runs_and_agents(r
         translated(agents.PutAgent(agents_pb2.PutAgentRequest(**asked))),
         translated(agents.PutDraft(agents_pb2.PutDraftRequest(**asked))),
     ):
-        with pytest.raises(ModelNotAllowed) as error:
-            await refused
-        assert error.value.metadata["model"] == "large"
+        assert (await raises(ModelNotAllowed, refused)).metadata["model"] == "large"
     await user.submit(options=run_pb2.RunOptions(model="tiny"))
     terms = await agents.GetModelTerms(agents_pb2.GetModelTermsRequest(store_id="acme", user_id="ann"))
     assert (list(terms.models), terms.model_server, list(terms.budgets)) == (["small", "tiny"], "eu", [])
@@ -224,8 +225,7 @@ async def test_one_of_two_concurrent_changes_conflicts_and_the_other_is_recorded
         settings = pb.Settings(layer=pb.SETTINGS_LAYER_DEPLOYMENT, switches={"runs": runs})
         return await translated(stub.UpdateSettings(pb.UpdateSettingsRequest(settings=settings)))
 
-    with pytest.raises(InvalidField, match="at most 100, got 101"):
-        await change(101)
+    await raises(InvalidField, change(101), match="at most 100, got 101")
     done = await asyncio.gather(change(10), change(20), return_exceptions=True)
     (kept,) = (each.settings for each in done if not isinstance(each, BaseException))
     assert [type(each) for each in done if isinstance(each, BaseException)] == [Conflict]
@@ -245,8 +245,7 @@ async def test_settings_that_cannot_be_read_stay_unchanged(
     replica: Replica, user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await switch(replica, Feature.RUNS, SwitchState.OFF)
-    clock = ManualClock()
-    replica.settings._clock = clock
+    replica.settings._clock = ManualClock()
 
     async def fails(_change: int) -> Any:
         raise Conflict("no")
@@ -254,8 +253,7 @@ async def test_settings_that_cannot_be_read_stay_unchanged(
     monkeypatch.setattr(replica.settings.repository, "changed_layers", fails)
     poll = asyncio.create_task(replica.settings.run())
     await asyncio.sleep(0)
-    with pytest.raises(FeatureOff):
-        await user.submit()
+    await raises(FeatureOff, user.submit())
     assert not poll.done()
     poll.cancel()
 
@@ -263,22 +261,14 @@ async def test_settings_that_cannot_be_read_stay_unchanged(
 async def test_cancelling_open_runs_includes_jobs_of_ended_parents_but_not_undo_runs(replica: Replica) -> None:
     """A job that a model started outlives its parent run and is cancelled too. An undo continues."""
     ann = User(replica.stub)
-    conversation_id = await start_jobs(ann, "one")
+    await start_jobs(ann, "one")
     (job,) = await claimed_jobs(ann)
     undo = (await ann.submit("undo", undo=run_pb2.Undo(run_id=job.run_id))).run
     await switch(replica, Feature.RUNS, SwitchState.OFF, cancel_open_runs=True)
-    sweep = asyncio.create_task(
-        sweeps.cancel_where_off(replica.settings, replica.ledger, IdSource(SystemClock()), ManualClock())
-    )
-    async with asyncio.timeout(60):
-        while (await ann.run(job.run_id)).state != run_pb2.RUN_STATE_CANCELLING:
-            await asyncio.sleep(0.02)
-    sweep.cancel()
-    consumed = [command.command_id for command in await job.inbox()]
-    await job.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=consumed)
+    await sweep_until(replica, ann, job.run_id, run_pb2.RUN_STATE_CANCELLING)
+    await job.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=[command.command_id for command in await job.inbox()])
     assert (await ann.run(job.run_id)).stop_cause == run_pb2.STOP_CAUSE_FEATURE_OFF
     assert (await ann.run(undo.run_id)).state == run_pb2.RUN_STATE_QUEUED
-    assert conversation_id
 
 
 async def test_a_read_that_overlaps_a_change_does_not_lose_a_layer(

@@ -22,8 +22,7 @@ from pawl.errors import (
     WebhookTooOld,
 )
 from pawl.event.v1 import event_pb2, run_pb2, schedule_pb2, trigger_pb2
-from pawl.job.v1 import ledger_pb2
-from pawl.job.v1 import triggers_pb2 as pb
+from pawl.job.v1 import ledger_pb2, triggers_pb2
 from pawl.job.v1.triggers_pb2_grpc import TriggerLedgerServiceStub
 from pawl.job_store.erasure.store.retention import PostgresRetention
 from pawl.job_store.ledger.ports import Lifecycle, StreamEnd
@@ -35,9 +34,9 @@ from pawl.server.db.database import Database
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.test_schedules import REFUSED, SKIPPED, STARTED, WAITING, end
 from tests.rpc.job_store.user import Translated, User, forwarded
+from tests.rpc.refusals import raises
 
-SKIP = schedule_pb2.SCHEDULE_OVERLAP_SKIP
-QUEUE = schedule_pb2.SCHEDULE_OVERLAP_QUEUE
+SKIP, QUEUE = schedule_pb2.SCHEDULE_OVERLAP_SKIP, schedule_pb2.SCHEDULE_OVERLAP_QUEUE
 CANCEL = schedule_pb2.SCHEDULE_OVERLAP_CANCEL
 
 
@@ -92,13 +91,18 @@ class Hook:
         self, headers: dict[str, str], body: bytes = b"{}", *, store_id: str = "acme", trigger_id: str = ""
     ) -> Any:
         return await self.stub.CheckWebhook(
-            pb.CheckWebhookRequest(
+            triggers_pb2.CheckWebhookRequest(
                 store_id=store_id, trigger_id=trigger_id or self.trigger_id, headers=headers, body=body
             )
         )
 
     async def fire(
-        self, due: pb.DueTrigger, event: pb.TriggerEvent, *, claimed: bool = False, refusal: str = ""
+        self,
+        due: triggers_pb2.DueTrigger,
+        event: triggers_pb2.TriggerEvent,
+        *,
+        claimed: bool = False,
+        refusal: str = "",
     ) -> Any:
         message = ledger_pb2.SubmitMessageRequest(
             store_id="acme",
@@ -108,7 +112,7 @@ class Hook:
             policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
         )
         return await self.stub.FireTrigger(
-            pb.FireTriggerRequest(
+            triggers_pb2.FireTriggerRequest(
                 due=due, event=event, claimed=claimed, message=None if refusal else message, refusal=refusal
             )
         )
@@ -116,11 +120,11 @@ class Hook:
     async def deliver(self, event_id: str = "msg_1", *, lane: str | None = None, refusal: str = "") -> Any:
         checked = await self.check(self.signed(event_id))
         assert checked.event_id == event_id
-        event = pb.TriggerEvent(event_id=event_id, lane=lane, data=event_id.encode())
+        event = triggers_pb2.TriggerEvent(event_id=event_id, lane=lane, data=event_id.encode())
         return await self.fire(checked.due, event, refusal=refusal)
 
-    async def claim(self) -> list[pb.ClaimedEvent]:
-        return list((await self.stub.ClaimEvents(pb.ClaimEventsRequest(events_max=64))).events)
+    async def claim(self) -> list[triggers_pb2.ClaimedEvent]:
+        return list((await self.stub.ClaimEvents(triggers_pb2.ClaimEventsRequest(events_max=64))).events)
 
     async def make_due(self) -> None:
         await self.replica.database.execute("UPDATE job_store.trigger_lanes SET claim_at = now()")
@@ -148,21 +152,15 @@ async def test_a_trigger_is_stored_once_and_its_secret_is_returned_only_once(hoo
     secret = hook.secret
     assert secret.startswith("whsec_")
     hook.secret = ""
-    assert await hook.put(labels={"of": "it"}, conversation_pointer="/order/id") == made
-    assert hook.secret == ""
+    assert (await hook.put(labels={"of": "it"}, conversation_pointer="/order/id"), hook.secret) == (made, "")
     assert made.definition.overlap == schedule_pb2.SCHEDULE_OVERLAP_ALLOW
-    with pytest.raises(TriggerExists):
-        await hook.put(text="else")
+    await raises(TriggerExists, hook.put(text="else"))
     changed = await hook.put(text="else", must_exist=True)
     assert (changed.trigger_id, changed.definition.text) == (made.trigger_id, "else")
-    with pytest.raises(TriggerNotFound):
-        await hook.put("other", must_exist=True)
-    with pytest.raises(TriggerNotFound):
-        await Hook(replica, "bob").get()
+    await raises(TriggerNotFound, hook.put("other", must_exist=True), Hook(replica, "bob").get())
     assert secret not in str(await hook.get())
     await hook.delete()
-    with pytest.raises(TriggerNotFound):
-        await hook.delete()
+    await raises(TriggerNotFound, hook.delete())
 
 
 async def test_error_for_an_invalid_trigger_names_the_field(hook: Hook) -> None:
@@ -175,9 +173,8 @@ async def test_error_for_an_invalid_trigger_names_the_field(hook: Hook) -> None:
         ("webhook", None),
     ]
     for field, value in wrong:
-        with pytest.raises(InvalidField) as refused:
-            await hook.put(**{field: value})
-        assert refused.value.metadata["field"] == f"definition.{field}", value
+        refused = await raises(InvalidField, hook.put(**{field: value}))
+        assert refused.metadata["field"] == f"definition.{field}", value
 
 
 async def test_webhook_needs_a_valid_signature_and_a_recent_timestamp(hook: Hook, replica: Replica) -> None:
@@ -205,32 +202,26 @@ async def test_webhook_needs_a_valid_signature_and_a_recent_timestamp(hook: Hook
     version = "SELECT xmin::text FROM job_store.triggers"
     versions = [await replica.database.fetchval(version)]
     for headers, body in wrong:
-        with pytest.raises(BadSignature):
-            await hook.check(headers, body)
+        await raises(BadSignature, hook.check(headers, body))
         versions.append(await replica.database.fetchval(version))
     assert len(set(versions)) == 2, "an attacker causes one write a minute"
     assert (await hook.get()).refused_count == 1
     await replica.database.execute("UPDATE job_store.triggers SET refused_time = refused_time - interval '1 minute'")
-    for ago in (301.0, -302.0):
-        with pytest.raises(WebhookTooOld):
-            await hook.check(hook.signed(ago=ago))
+    await raises(WebhookTooOld, *(hook.check(hook.signed(ago=ago)) for ago in (301.0, -302.0)))
     trigger = await hook.get()
     assert (trigger.refused_count, trigger.refused_reason.split(":")[0]) == (len(wrong) + 1, "WEBHOOK_TOO_OLD")
     assert trigger.HasField("refused_time")
     assert (await hook.check(hook.signed(ago=290))).event_id
-    with pytest.raises(TriggerNotFound) as none:
-        await hook.check(good, trigger_id="trg_none")
-    with pytest.raises(TriggerNotFound) as foreign:
-        await hook.check(good, store_id="other")
-    assert (str(none.value), none.value.metadata) == (str(foreign.value), foreign.value.metadata)
+    none = await raises(TriggerNotFound, hook.check(good, trigger_id="trg_none"))
+    foreign = await raises(TriggerNotFound, hook.check(good, store_id="other"))
+    assert (str(none), none.metadata) == (str(foreign), foreign.metadata)
 
 
 async def test_up_to_five_replaced_secrets_stay_valid_for_a_day(hook: Hook) -> None:
     await hook.put()
     secrets = [hook.secret, *[await hook.rotate() for _ in range(5)]]
     assert len(set(secrets)) == 6
-    with pytest.raises(BadSignature):
-        await hook.check(hook.signed(secret=secrets[0]))
+    await raises(BadSignature, hook.check(hook.signed(secret=secrets[0])))
     for secret in secrets[1:]:
         await hook.check(hook.signed(secret=secret))
     assert await hook.replica.database.fetchval("SELECT former_secrets FROM job_store.triggers")
@@ -243,8 +234,7 @@ async def test_an_event_that_is_delivered_twice_starts_only_one_run(start: Start
     await hooks[0].put()
     hooks[1].trigger_id, hooks[1].secret = hooks[0].trigger_id, hooks[0].secret
     fired = await asyncio.gather(*(hook.deliver("msg_1") for hook in hooks for _ in range(10)))
-    assert len({each.fire.run_id for each in fired}) == 1
-    assert [each.duplicate for each in fired].count(False) == 1
+    assert (len({each.fire.run_id for each in fired}), [each.duplicate for each in fired].count(False)) == (1, 1)
     assert all(each.fire.outcome == STARTED for each in fired)
     assert (await hooks[0].count_runs(), await hooks[0].fires()) == (1, [("msg_1", STARTED)])
     assert not (await hooks[1].deliver("msg_2")).duplicate
@@ -252,28 +242,24 @@ async def test_an_event_that_is_delivered_twice_starts_only_one_run(start: Start
 
 async def test_event_does_not_fire_after_a_secret_rotation_or_a_pause(hook: Hook) -> None:
     await hook.put()
-    event = pb.TriggerEvent(event_id="msg_1")
+    event = triggers_pb2.TriggerEvent(event_id="msg_1")
     due = (await hook.check(hook.signed())).due
     await hook.rotate()
     assert not (await hook.fire(due, event)).HasField("fire")
     due = (await hook.check(hook.signed())).due
     await hook.pause(note="holidays")
     assert not (await hook.fire(due, event)).HasField("fire")
-    with pytest.raises(TriggerPaused):
-        await hook.check(hook.signed())
-    with pytest.raises(BadSignature):
-        await hook.check({})
+    await raises(TriggerPaused, hook.check(hook.signed()))
+    await raises(BadSignature, hook.check({}))
     await hook.pause(paused=False)
     assert (await hook.deliver()).fire.outcome == STARTED
     await hook.delete()
-    with pytest.raises(TriggerNotFound):
-        await hook.fire(due, event)
+    await raises(TriggerNotFound, hook.fire(due, event))
 
 
 async def test_an_event_during_a_run_is_skipped_or_cancels_the_run(hook: Hook, user: User) -> None:
     await hook.put(overlap=SKIP)
-    first = await hook.deliver("msg_1", lane="")
-    skipped = await hook.deliver("msg_2", lane="")
+    first, skipped = await hook.deliver("msg_1", lane=""), await hook.deliver("msg_2", lane="")
     assert (skipped.fire.outcome, skipped.fire.reason) == (SKIPPED, "the previous run is still open")
     assert (await hook.deliver("msg_3", lane="b")).fire.outcome == STARTED
     await hook.put(overlap=CANCEL, must_exist=True)
@@ -300,14 +286,12 @@ async def test_a_queued_event_of_a_lane_fires_once_after_the_previous_run(hook: 
     assert (await hook.deliver("msg_4", lane="")).fire.outcome == SKIPPED
     await hook.make_due()
     (claimed,) = await hook.claim()
-    assert (claimed.event.event_id, claimed.event.data) == ("msg_2", b"msg_2")
-    assert await hook.claim() == []
+    assert (claimed.event.event_id, claimed.event.data, await hook.claim()) == ("msg_2", b"msg_2", [])
     fired = await hook.fire(claimed.due, claimed.event, claimed=True)
     assert (fired.fire.outcome, fired.duplicate) == (STARTED, False)
     assert (await hook.fire(claimed.due, claimed.event, claimed=True)).duplicate
     again = await hook.deliver("msg_2", lane="")
-    assert (again.duplicate, again.fire.run_id) == (True, fired.fire.run_id)
-    assert await hook.count_runs() == 2
+    assert (again.duplicate, again.fire.run_id, await hook.count_runs()) == (True, fired.fire.run_id, 2)
     assert await hook.fires() == [("msg_2", STARTED), ("msg_4", SKIPPED), ("msg_3", SKIPPED), ("msg_1", STARTED)]
 
 
@@ -315,8 +299,7 @@ async def test_debounce_fires_the_last_of_several_events(hook: Hook) -> None:
     await hook.put(debounce_seconds=60)
     for number in range(3):
         assert (await hook.deliver(f"msg_{number}", lane="a")).fire.outcome == WAITING
-    assert (await hook.deliver("msg_9", lane="b")).fire.outcome == WAITING
-    assert await hook.claim() == []
+    assert ((await hook.deliver("msg_9", lane="b")).fire.outcome, await hook.claim()) == (WAITING, [])
     due = "SELECT extract(epoch FROM claim_at - now()) FROM job_store.trigger_lanes WHERE lane = 'a'"
     assert 30 < await hook.replica.database.fetchval(due) <= 60
     await hook.replica.database.execute("DELETE FROM job_store.trigger_lanes WHERE lane = 'b'")
@@ -381,17 +364,15 @@ async def test_automatic_pause_is_announced_once_each_time(hook: Hook, database:
         assert [await relayed(), await relayed()] == [time, time]
         await hook.pause(paused=False)
     await hook.pause(paused=True)
-    assert await relayed() == 2
-    assert {kind for kind, _ in stream.types} == {"trigger.paused"}
+    assert (await relayed(), {kind for kind, _ in stream.types}) == (2, {"trigger.paused"})
     assert len({event_id for _, event_id in stream.types}) == 2
     assert stream.notes == ["10 runs in a row were refused or failed"] * 2
 
 
 async def test_events_are_deleted_after_three_days_unless_they_are_waiting(hook: Hook, user: User) -> None:
     await hook.put(overlap=QUEUE)
-    await hook.deliver("msg_1", lane="")
-    await hook.deliver("msg_2", lane="")
-    await hook.deliver("msg_3", lane="b")
+    for event_id, lane in (("msg_1", ""), ("msg_2", ""), ("msg_3", "b")):
+        await hook.deliver(event_id, lane=lane)
     retention = PostgresRetention(hook.replica.database)
     assert await retention.remove_trigger_events(older_than_seconds=EVENTS_SECONDS, rows_max=10) == 0
     old = timedelta(seconds=EVENTS_SECONDS + 1)

@@ -81,8 +81,7 @@ async def test_watcher_of_an_old_run_gets_a_gap_with_a_snapshot(user: User, data
         assert part.gap == gap_pb2.Gap(run_id=owner.run_id, from_seq=after_seq + 1, to_seq=last - 1, snapshot=snapshot)
         assert (list(part.events), part.last_seq, part.ended) == ([whole[-1]], last, True)
     run.ClearField("call_counts")  # Fields that are read separately
-    assert snapshot.run == run
-    assert [message.text for message in snapshot.messages] == ["a question", "An answer."]
+    assert (snapshot.run, [message.text for message in snapshot.messages]) == (run, ["a question", "An answer."])
     assert [(call.call_id, call.result.content_json) for call in snapshot.calls] == [("call_1", b'"done"')]
     assert (snapshot.omitted_message_count, snapshot.omitted_call_count) == (0, 0)
     assert await stored_events(database, owner.run_id) == 1
@@ -98,8 +97,7 @@ async def test_only_runs_that_ended_long_ago_are_trimmed(user: User, database: D
     assert [await read(user, owner.run_id) for owner in (young, waiting)] == before
     await age(database, days=2)
     await sweep(database)
-    assert (await read(user, young.run_id)).HasField("gap")
-    assert await read(user, waiting.run_id) == before[1]
+    assert ((await read(user, young.run_id)).HasField("gap"), await read(user, waiting.run_id)) == (True, before[1])
 
 
 async def test_events_that_subscribers_have_not_received_are_kept(user: User, database: Database) -> None:
@@ -131,8 +129,7 @@ async def test_snapshot_is_bounded_and_marks_what_it_omits(user: User, database:
     await sweep(database)
     snapshot = (await read(user, owner.run_id)).gap.snapshot
     assert snapshot.ByteSize() < 2 * SNAPSHOT_BYTES_MAX + 250_000
-    assert [message.number for message in snapshot.messages] == [4, 5, 6]
-    assert snapshot.omitted_message_count == 3
+    assert ([message.number for message in snapshot.messages], snapshot.omitted_message_count) == ([4, 5, 6], 3)
     shown = [call.index for call in snapshot.calls]
     assert shown == list(range(snapshot.omitted_call_count, 61))
     assert 30 < len(shown) < 61
@@ -151,8 +148,7 @@ async def iterate(job: Owner, first: int, last: int) -> None:
         call_id = f"{job.run_id}_{number}"
         await job.commit(round=number, calls=[job.call(call_id, call_pb2.CALL_STATE_RUNNING, attempt=1, **call)])
         state = call_pb2.CALL_STATE_SUCCEEDED if number % 10 else call_pb2.CALL_STATE_FAILED
-        outcome = result(is_error=number % 10 == 0)
-        await job.commit(calls=[job.call(call_id, state, attempt=1, result=outcome, **call)])
+        await job.commit(calls=[job.call(call_id, state, attempt=1, result=result(is_error=number % 10 == 0), **call)])
 
 
 async def rounds(user: User, run_id: str) -> list[int]:
@@ -213,8 +209,7 @@ async def bounds(database: Database, owner: Owner) -> list[tuple[int, int]]:
 async def trim(database: Database, owner: Owner, seq: int) -> None:
     """Trim the log of a run up to `seq`, as in a running series."""
     async with database.transaction() as connection:
-        key = RunKey(StoreId("acme"), RunId(owner.run_id))
-        await upkeep.remove(connection, [Trim(run=key, round=0, seq=seq)])
+        await upkeep.remove(connection, [Trim(run=RunKey(StoreId("acme"), RunId(owner.run_id)), round=0, seq=seq)])
         await connection.execute("UPDATE job_store.runs SET trimmed_log_seq = $2 WHERE run_id = $1", owner.run_id, seq)
 
 

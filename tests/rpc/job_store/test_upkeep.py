@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pytest
-
 from pawl.chassis.ids import IdSource
 from pawl.chassis.process.clock import SystemClock
 from pawl.errors import CallNotFound, ConversationNotFound, DependencyUnavailable, PawlError, RunNotFound
@@ -20,6 +18,7 @@ from pawl.job_store.sweeps import sweep_retention
 from pawl.server.db.database import Database
 from tests.rpc.job_store.conftest import DAY_SECONDS, RETENTION, SLOT_LIMITS, Replica
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
+from tests.rpc.refusals import raises
 from tests.unit.job_store.world import submission
 
 
@@ -67,8 +66,7 @@ async def test_inactive_conversations_are_deleted_completely(user: User, databas
     await age(database, "requests", "create_time")
     await user.submit(conversation_id="new")
     await sweep(database)
-    with pytest.raises(RunNotFound):
-        await user.run(owner.run_id)
+    await raises(RunNotFound, user.run(owner.run_id))
     assert await count(database) == {
         "conversations": 1,
         "messages": 1,
@@ -132,8 +130,7 @@ async def test_large_conversation_is_deleted_in_several_transactions(user: User,
     while removed := await retention.remove_conversations(older_than_seconds=30 * DAY_SECONDS, rows_max=5):
         rounds += 1
         assert removed <= 5 * 5
-        with pytest.raises(ConversationNotFound):
-            await user.submit(conversation_id="old", conversation_must_exist=True)
+        await raises(ConversationNotFound, user.submit(conversation_id="old", conversation_must_exist=True))
 
     assert rounds > 5
     left = await count(database)
@@ -149,12 +146,10 @@ async def test_a_deployment_without_nats_does_not_keep_an_outbox(database: Datab
 
 async def test_operations_and_refusals_are_counted(user: User, replica: Replica, owner: Owner) -> None:
     """OPS-2: refusals are counted by reason."""
-    with pytest.raises(PawlError):
-        await Owner(user, owner.run_id, 99).commit()
+    await raises(PawlError, Owner(user, owner.run_id, 99).commit())
     text = replica.metrics.text().decode()
-    assert 'refusals_total{reason="LEASE_LOST"} 1.0' in text
-    assert "lease_losses_total 1.0" in text
-    assert "group_operations_count 3.0" in text
+    lines = ('refusals_total{reason="LEASE_LOST"} 1.0', "lease_losses_total 1.0", "group_operations_count 3.0")
+    assert [line for line in lines if line not in text] == []
 
 
 async def talk(user: User, call_id: str, *, summarised_to: int = 0) -> Owner:
@@ -196,12 +191,8 @@ async def test_runs_that_were_summarised_long_ago_are_deleted_completely(user: U
 
     for owner in [*old, cancelled]:
         assert set((await rows_of(database, owner.run_id)).values()) == {0}
-        with pytest.raises(RunNotFound):
-            await user.run(owner.run_id)
-        with pytest.raises(RunNotFound):
-            await user.events(owner.run_id)
-    with pytest.raises(CallNotFound):
-        await user.ask("GetCall", call_id="call_1")
+        await raises(RunNotFound, user.run(owner.run_id), user.events(owner.run_id))
+    await raises(CallNotFound, user.ask("GetCall", call_id="call_1"))
     after = await active.load()
     assert (after.messages, after.calls) == (before.messages, before.calls)
     assert [call.call_id for call in after.calls if call.HasField("result")] == ["call_3"]
@@ -231,10 +222,7 @@ async def test_partially_deleted_run_is_never_visible(user: User, database: Data
     left = [owner for owner in old if (await rows_of(database, owner.run_id))["runs"]]
     assert left
     for owner in left:
-        with pytest.raises(RunNotFound):
-            await user.run(owner.run_id)
-        with pytest.raises(RunNotFound):
-            await user.ask("ListCalls", run_id=owner.run_id)
+        await raises(RunNotFound, user.run(owner.run_id), user.ask("ListCalls", run_id=owner.run_id))
 
 
 async def test_commands_are_deleted_with_their_runs_log(user: User, database: Database) -> None:
@@ -258,8 +246,7 @@ async def test_runs_and_calls_are_measured_by_store(replica: Replica, user: User
     for _ in range(2):
         await failed.commit("last", **step)
     other = User(replica.stub, store_id="other")
-    cancelled = (await other.submit()).run.run_id
-    await other.cancel(cancelled)
+    await other.cancel((await other.submit()).run.run_id)
     parked, approval = await user.start(), call_pb2.ApprovalRequest(digest=DIGEST)
     call = parked.call("c2", call_pb2.CALL_STATE_AWAITING_APPROVAL, approval=approval)
     await parked.park(run_pb2.WAIT_KIND_APPROVAL, calls=[call])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncIterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from pawl.agent.v1 import (
@@ -23,10 +25,11 @@ from pawl.agent.v1 import (
 from pawl.chassis.identity.auth import Principal, for_user, user_principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.rpc.client import translated, translating
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from tests.rpc.stubs import LedgerServiceAsyncStub
 
+M = TypeVar("M", bound=Message)
 DIGEST = "ab" * 32
 _numbers = itertools.count(1)
 _FORWARDED = {
@@ -59,6 +62,13 @@ def forwarded(channel: grpc.aio.Channel, user: Principal, method: str, **fields:
     return call(asked(**fields), metadata=for_user(user))
 
 
+async def _merged(parts: AsyncIterable[M], whole: M) -> M:
+    with translating():
+        async for part in parts:
+            whole.MergeFrom(part)
+    return whole
+
+
 class Translated:
     def __init__(self, stub: object) -> None:
         self._stub = stub
@@ -71,12 +81,12 @@ class Translated:
         return call
 
 
+@dataclass
 class User:
-    def __init__(self, stub: LedgerServiceAsyncStub, *, store_id: str = "acme", user_id: str = "ann") -> None:
-        self.stub = stub
-        self.store_id = store_id
-        self.user_id = user_id
-        self.roles = frozenset[str]()
+    stub: LedgerServiceAsyncStub
+    store_id: str = "acme"
+    user_id: str = "ann"
+    roles: frozenset[str] = field(default_factory=frozenset)
 
     def with_roles(self, *roles: str) -> User:
         user = User(self.stub, store_id=self.store_id, user_id=self.user_id)
@@ -122,12 +132,22 @@ class User:
         )
 
     async def start(self, text: str = "hello", **fields: Any) -> Owner:
-        owner = await self.take((await self.submit(text, **fields)).run.run_id)
+        run = (await self.submit(text, **fields)).run
+        owner = await self.take(run.run_id)
+        owner.conversation_id = run.conversation_id
         await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
         return owner
 
+    async def talk(self, text: str, *answers: str, **fields: Any) -> Owner:
+        """Start a run, commit the answers of its model, and complete it."""
+        owner = await self.start(text, **fields)
+        messages = [message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=answer) for answer in answers]
+        await owner.commit(messages=messages)
+        await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+        return owner
+
     async def take(self, run_id: str = "", worker_id: str = "w1") -> Owner:
-        """Claim the only due run, and check its id if one is given."""
+        """Claim the only due run. Check its id if one is given."""
         (claimed,) = await self.claim(worker_id)
         assert run_id in {"", claimed.run_id}
         return Owner(self, claimed.run_id, claimed.epoch)
@@ -169,11 +189,12 @@ class User:
         )
 
 
+@dataclass
 class Owner:
-    def __init__(self, user: User, run_id: str, epoch: int) -> None:
-        self.user = user
-        self.run_id = run_id
-        self.epoch = epoch
+    user: User
+    run_id: str
+    epoch: int
+    conversation_id: str = ""
 
     async def commit(self, commit_id: str = "", *, consumed: Sequence[str] = (), **fields: Any) -> Any:
         return await self.user.ask(
@@ -187,21 +208,17 @@ class Owner:
 
     async def load(self) -> pb.LoadRunResponse:
         request = pb.LoadRunRequest(store_id=self.user.store_id, run_id=self.run_id, epoch=self.epoch)
-        with translating():
-            whole = pb.LoadRunResponse()
-            async for part in self.user.stub.LoadRun(request):
-                whole.MergeFrom(part)
-            return whole
+        return await _merged(self.user.stub.LoadRun(request), pb.LoadRunResponse())
+
+    async def _commands(self) -> pb.ListCommandsResponse:
+        request = pb.ListCommandsRequest(store_id=self.user.store_id, run_id=self.run_id)
+        return await _merged(self.user.stub.ListCommands(request), pb.ListCommandsResponse())
 
     async def inbox(self) -> list[pb.Command]:
-        request = pb.ListCommandsRequest(store_id=self.user.store_id, run_id=self.run_id)
-        with translating():
-            return [command async for part in self.user.stub.ListCommands(request) for command in part.commands]
+        return list((await self._commands()).commands)
 
     async def notices(self) -> list[pb.Notice]:
-        request = pb.ListCommandsRequest(store_id=self.user.store_id, run_id=self.run_id)
-        with translating():
-            return [notice async for part in self.user.stub.ListCommands(request) for notice in part.notices]
+        return list((await self._commands()).notices)
 
     def call(self, call_id: str, state: Any, **fields: Any) -> call_pb2.Call:
         values: dict[str, Any] = {"round": 1, "tool_name": "tool", "tool_version": 1, "arguments_json": b"{}"}

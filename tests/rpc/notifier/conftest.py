@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from unittest.mock import create_autospec
 
 import grpc
@@ -26,6 +28,7 @@ from pawl.notifier.inbox.subscription import Subscriptions
 from pawl.notifier.metrics import PrometheusCounters
 from pawl.notifier.preferences.store import PostgresPreferences
 from pawl.notifier.wiring import Notifier, wire
+from pawl.notify.v1 import channel_pb2, notify_pb2
 from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceStub
@@ -39,7 +42,7 @@ from pawl.server.process.metrics import Metrics
 from pawl.server.rpc.server import RpcServer
 from tests import databases
 from tests.fakes.session_agent import OpenAuthenticator
-from tests.rpc.notifier.desk import Desk
+from tests.poll import until
 from tests.rpc.stubs import ChannelServiceAsyncStub, NotifyServiceAsyncStub, PreferenceServiceAsyncStub
 from tests.web_server import Names, Reply, WebServer, web_server
 
@@ -201,3 +204,81 @@ def desk(
     channels: ChannelServiceAsyncStub, stub: NotifyServiceAsyncStub, receiver: WebServer, database: Database
 ) -> Desk:
     return Desk(channels, stub, receiver, database)
+
+
+DELIVERED, DEAD, WAITING, SKIPPED = (
+    channel_pb2.CHANNEL_DELIVERY_STATE_DELIVERED,
+    channel_pb2.CHANNEL_DELIVERY_STATE_DEAD,
+    channel_pb2.CHANNEL_DELIVERY_STATE_WAITING,
+    channel_pb2.CHANNEL_DELIVERY_STATE_SKIPPED,
+)
+ANN = (("pawl-store", "acme"), ("pawl-user", "ann"))
+BOB = (("pawl-store", "acme"), ("pawl-user", "bob"))
+ANN_ELSEWHERE = (("pawl-store", "other"), ("pawl-user", "ann"))
+URL = "https://example.com/hook"
+_AT_WORK = "SELECT count(*) FROM notifier.webhook_deliveries WHERE claimed OR due_time <= now()"
+
+
+async def created(
+    channels: ChannelServiceAsyncStub, url: str = URL, *, request_id: str = "", **fields: object
+) -> channel_pb2.CreateChannelResponse:
+    channel = channel_pb2.Channel(url=url, **fields)  # type: ignore[arg-type]
+    return await channels.CreateChannel(
+        channel_pb2.CreateChannelRequest(channel=channel, request_id=request_id), metadata=ANN
+    )
+
+
+@dataclass
+class Desk:
+    stub: ChannelServiceAsyncStub
+    inboxes: NotifyServiceAsyncStub
+    receiver: WebServer
+    database: Database
+
+    async def hook(self, path: str = "/", host: str = "127.0.0.1", **fields: Any) -> tuple[str, str]:
+        made = await created(self.stub, f"http://{host}:{self.receiver.port}{path}", **fields)
+        return made.channel.channel_id, made.secret
+
+    async def channel(self, channel_id: str) -> channel_pb2.Channel:
+        return (await self.stub.GetChannel(channel_pb2.GetChannelRequest(channel_id=channel_id), metadata=ANN)).channel
+
+    async def deliveries(self, channel_id: str) -> list[channel_pb2.ChannelDelivery]:
+        request = channel_pb2.ListDeliveriesRequest(channel_id=channel_id)
+        return list((await self.stub.ListDeliveries(request, metadata=ANN)).deliveries)
+
+    async def delivery(self, channel_id: str, *, tries: int) -> channel_pb2.ChannelDelivery:
+        async def has_ended() -> bool:
+            (each,) = await self.deliveries(channel_id)
+            return each.tries == tries and await self.is_idle()
+
+        await until(has_ended)
+        (found,) = await self.deliveries(channel_id)
+        return found
+
+    async def settled_delivery(self, channel_id: str) -> channel_pb2.ChannelDelivery:
+        await until(self.is_idle)
+        (found,) = await self.deliveries(channel_id)
+        return found
+
+    async def is_idle(self) -> bool:
+        return bool(await self.database.fetchval(_AT_WORK) == 0)
+
+    async def change(self, channel_id: str, **fields: Any) -> channel_pb2.Channel:
+        request = channel_pb2.UpdateChannelRequest(channel_id=channel_id, **fields)
+        return (await self.stub.UpdateChannel(request, metadata=ANN)).channel
+
+    async def resend(self, delivery: channel_pb2.ChannelDelivery) -> channel_pb2.ChannelDelivery:
+        request = channel_pb2.ResendDeliveryRequest(delivery_id=delivery.delivery_id)
+        return (await self.stub.ResendDelivery(request, metadata=ANN)).delivery
+
+    async def test(self, channel_id: str) -> channel_pb2.ChannelDelivery:
+        return (
+            await self.stub.TestChannel(channel_pb2.TestChannelRequest(channel_id=channel_id), metadata=ANN)
+        ).delivery
+
+    async def inbox(self) -> list[notify_pb2.Notification]:
+        request = notify_pb2.ListNotificationsRequest()
+        return list((await self.inboxes.ListNotifications(request, metadata=ANN)).notifications)
+
+    async def hurry(self) -> None:
+        await self.database.execute("UPDATE notifier.webhook_deliveries SET due_time = now() WHERE due_time > now()")

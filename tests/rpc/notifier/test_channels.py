@@ -12,12 +12,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.notifier.inbox.rules import Draft, NotificationKind
 from pawl.notifier.inbox.store import PostgresStore
-from pawl.notify.v1 import channel_pb2 as pb
-from pawl.notify.v1 import notify_pb2, preference_pb2
+from pawl.notify.v1 import channel_pb2, notify_pb2, preference_pb2
 from pawl.server.db.database import Database
 from tests.poll import until
-from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB, DEAD, DELIVERED, SKIPPED, URL, WAITING, Desk, created
-from tests.rpc.notifier.test_inbox import reason_of
+from tests.rpc.notifier.conftest import ANN, ANN_ELSEWHERE, BOB, DEAD, DELIVERED, SKIPPED, URL, WAITING, Desk, created
+from tests.rpc.refusals import reason_of
 from tests.rpc.stubs import ChannelServiceAsyncStub, PreferenceServiceAsyncStub
 from tests.web_server import WebServer
 
@@ -27,26 +26,25 @@ async def test_channel_is_created_changed_and_deleted(channels: ChannelServiceAs
     channel = made.channel
     assert made.secret.startswith("whsec_")
     assert channel.enabled
-    found = await channels.GetChannel(pb.GetChannelRequest(channel_id=channel.channel_id), metadata=ANN)
+    found = await channels.GetChannel(channel_pb2.GetChannelRequest(channel_id=channel.channel_id), metadata=ANN)
     assert found.channel == channel
     channel.name, channel.enabled = "mail", False
     del channel.kinds[:]
-    change = pb.UpdateChannelRequest(
+    change = channel_pb2.UpdateChannelRequest(
         channel_id=channel.channel_id, name="mail", kinds=notify_pb2.NotificationKinds(), enabled=False
     )
     assert (await channels.UpdateChannel(change, metadata=ANN)).channel == channel
-    change = pb.UpdateChannelRequest(channel_id=channel.channel_id)
+    change = channel_pb2.UpdateChannelRequest(channel_id=channel.channel_id)
     assert (await channels.UpdateChannel(change, metadata=ANN)).channel == channel, "omitted fields are unchanged"
-    assert list((await channels.ListChannels(pb.ListChannelsRequest(), metadata=ANN)).channels) == [channel]
-    await channels.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel.channel_id), metadata=ANN)
-    assert not (await channels.ListChannels(pb.ListChannelsRequest(), metadata=ANN)).channels
+    assert list((await channels.ListChannels(channel_pb2.ListChannelsRequest(), metadata=ANN)).channels) == [channel]
+    await channels.DeleteChannel(channel_pb2.DeleteChannelRequest(channel_id=channel.channel_id), metadata=ANN)
+    assert not (await channels.ListChannels(channel_pb2.ListChannelsRequest(), metadata=ANN)).channels
 
 
 async def test_a_request_creates_one_channel_and_its_secret_is_returned_only_once(
     channels: ChannelServiceAsyncStub,
 ) -> None:
-    first = await created(channels, request_id="r1")
-    again = await created(channels, request_id="r1")
+    first, again = await created(channels, request_id="r1"), await created(channels, request_id="r1")
     assert (again.channel, again.secret) == (first.channel, "")
     assert await reason_of(created(channels, "https://example.com/else", request_id="r1")) == "REQUEST_ID_REUSED"
 
@@ -60,10 +58,12 @@ async def test_invalid_channel_is_rejected(channels: ChannelServiceAsyncStub) ->
         assert await reason_of(created(channels, **fields)) == "INVALID_FIELD", fields
     channel = (await created(channels)).channel
     for url in urls:
-        change = pb.UpdateChannelRequest(channel_id=channel.channel_id, url=url)
+        change = channel_pb2.UpdateChannelRequest(channel_id=channel.channel_id, url=url)
         assert await reason_of(channels.UpdateChannel(change, metadata=ANN)) == "INVALID_FIELD", url
     for more in range(9):
-        request = pb.CreateChannelRequest(channel=pb.Channel(url=URL), validate_only=True, created_before=8 - more)
+        request = channel_pb2.CreateChannelRequest(
+            channel=channel_pb2.Channel(url=URL), validate_only=True, created_before=8 - more
+        )
         assert not (await channels.CreateChannel(request, metadata=ANN)).secret
         request.created_before += 1
         assert await reason_of(channels.CreateChannel(request, metadata=ANN)) == "INVALID_FIELD"
@@ -74,24 +74,26 @@ async def test_invalid_channel_is_rejected(channels: ChannelServiceAsyncStub) ->
 
 async def test_channel_of_another_user_is_not_found(channels: ChannelServiceAsyncStub, receiver: WebServer) -> None:
     channel = (await created(channels, f"http://127.0.0.1:{receiver.port}/")).channel
-    test = await channels.TestChannel(pb.TestChannelRequest(channel_id=channel.channel_id), metadata=ANN)
+    test = await channels.TestChannel(channel_pb2.TestChannelRequest(channel_id=channel.channel_id), metadata=ANN)
     channel_id = channel.channel_id
     for metadata in (BOB, ANN_ELSEWHERE):
-        assert not (await channels.ListChannels(pb.ListChannelsRequest(), metadata=metadata)).channels
+        assert not (await channels.ListChannels(channel_pb2.ListChannelsRequest(), metadata=metadata)).channels
         for call in (
-            channels.GetChannel(pb.GetChannelRequest(channel_id=channel_id), metadata=metadata),
-            channels.UpdateChannel(pb.UpdateChannelRequest(channel_id=channel_id), metadata=metadata),
-            channels.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel_id), metadata=metadata),
-            channels.RotateChannelSecret(pb.RotateChannelSecretRequest(channel_id=channel_id), metadata=metadata),
-            channels.TestChannel(pb.TestChannelRequest(channel_id=channel_id), metadata=metadata),
-            channels.ListDeliveries(pb.ListDeliveriesRequest(channel_id=channel_id), metadata=metadata),
+            channels.GetChannel(channel_pb2.GetChannelRequest(channel_id=channel_id), metadata=metadata),
+            channels.UpdateChannel(channel_pb2.UpdateChannelRequest(channel_id=channel_id), metadata=metadata),
+            channels.DeleteChannel(channel_pb2.DeleteChannelRequest(channel_id=channel_id), metadata=metadata),
+            channels.RotateChannelSecret(
+                channel_pb2.RotateChannelSecretRequest(channel_id=channel_id), metadata=metadata
+            ),
+            channels.TestChannel(channel_pb2.TestChannelRequest(channel_id=channel_id), metadata=metadata),
+            channels.ListDeliveries(channel_pb2.ListDeliveriesRequest(channel_id=channel_id), metadata=metadata),
         ):
             assert await reason_of(call) == "CHANNEL_NOT_FOUND"
-        resend = pb.ResendDeliveryRequest(delivery_id=test.delivery.delivery_id)
+        resend = channel_pb2.ResendDeliveryRequest(delivery_id=test.delivery.delivery_id)
         assert await reason_of(channels.ResendDelivery(resend, metadata=metadata)) == "DELIVERY_NOT_FOUND"
-        several = pb.ResendDeliveriesRequest(delivery_ids=[test.delivery.delivery_id])
+        several = channel_pb2.ResendDeliveriesRequest(delivery_ids=[test.delivery.delivery_id])
         assert await reason_of(channels.ResendDeliveries(several, metadata=metadata)) == "DELIVERY_NOT_FOUND"
-        everything = await channels.ListDeliveries(pb.ListDeliveriesRequest(), metadata=metadata)
+        everything = await channels.ListDeliveries(channel_pb2.ListDeliveriesRequest(), metadata=metadata)
         assert (list(everything.deliveries), list(everything.counts)) == ([], [])
 
 
@@ -109,7 +111,7 @@ async def two_channels(
     # Waiting deliveries are not attempted.
     ids = [(await created(channels, after_seconds=86400)).channel.channel_id for _ in range(2)]
     await channels.CreateChannel(
-        pb.CreateChannelRequest(channel=pb.Channel(url=URL, after_seconds=86400)), metadata=BOB
+        channel_pb2.CreateChannelRequest(channel=channel_pb2.Channel(url=URL, after_seconds=86400)), metadata=BOB
     )
     kinds = ("RUN_FAILED", "RUN_CANCELLED", "RUN_EXPIRED", "RUN_COMPLETED")
     for user in ("ann", "bob"):
@@ -120,9 +122,9 @@ async def two_channels(
     return ids
 
 
-async def listed(channels: ChannelServiceAsyncStub, **request: Any) -> list[pb.ChannelDelivery]:
-    found: list[pb.ChannelDelivery] = []
-    asked = pb.ListDeliveriesRequest(**request)
+async def listed(channels: ChannelServiceAsyncStub, **request: Any) -> list[channel_pb2.ChannelDelivery]:
+    found: list[channel_pb2.ChannelDelivery] = []
+    asked = channel_pb2.ListDeliveriesRequest(**request)
     while True:
         page = await channels.ListDeliveries(asked, metadata=ANN)
         assert bool(page.counts) is not bool(asked.page_token), "they come with the first page"
@@ -136,24 +138,24 @@ async def test_deliveries_are_listed_by_state_across_channels(
     channels: ChannelServiceAsyncStub, two_channels: list[str]
 ) -> None:
     everything = await listed(channels)
-    assert sorted({each.channel_id for each in everything}) == sorted(two_channels)
-    assert len(everything) == 8
+    assert (sorted({each.channel_id for each in everything}), len(everything)) == (sorted(two_channels), 8)
     places = [(each.create_time.ToDatetime(), each.delivery_id) for each in everything]
     assert places == sorted(places, reverse=True)
     for size in (1, 3):
         assert await listed(channels, page_size=size) == everything
     for states in ([DEAD], [SKIPPED], [DELIVERED], [WAITING], [DEAD, SKIPPED]):
         found = [each for each in everything if each.state in states]
-        assert len(found) == 2 * len(states)
-        assert await listed(channels, states=states) == found
+        assert (len(found), await listed(channels, states=states)) == (2 * len(states), found)
         assert await listed(channels, states=states, page_size=1) == found
     of_one = [each for each in everything if each.channel_id == two_channels[0] and each.state == DEAD]
     assert await listed(channels, channel_id=two_channels[0], states=[DEAD]) == of_one
-    page = await channels.ListDeliveries(pb.ListDeliveriesRequest(states=[DEAD]), metadata=ANN)
+    page = await channels.ListDeliveries(channel_pb2.ListDeliveriesRequest(states=[DEAD]), metadata=ANN)
     assert {each.state: each.count for each in page.counts} == {DEAD: 2, SKIPPED: 2, DELIVERED: 2, WAITING: 2}
-    of_channel = await channels.ListDeliveries(pb.ListDeliveriesRequest(channel_id=two_channels[0]), metadata=ANN)
+    of_channel = await channels.ListDeliveries(
+        channel_pb2.ListDeliveriesRequest(channel_id=two_channels[0]), metadata=ANN
+    )
     assert {each.state: each.count for each in of_channel.counts} == {DEAD: 1, SKIPPED: 1, DELIVERED: 1, WAITING: 1}
-    unknown = pb.ListDeliveriesRequest(states=[pb.CHANNEL_DELIVERY_STATE_UNSPECIFIED])
+    unknown = channel_pb2.ListDeliveriesRequest(states=[channel_pb2.CHANNEL_DELIVERY_STATE_UNSPECIFIED])
     assert await reason_of(channels.ListDeliveries(unknown, metadata=ANN)) == "INVALID_FIELD"
 
 
@@ -165,13 +167,13 @@ async def test_resend_is_atomic_for_several_deliveries(
         "SELECT delivery_id FROM notifier.webhook_deliveries WHERE user_id = 'bob' LIMIT 1"
     )
     for ids in ([*dead, others], [*dead, "dlv_nope"]):
-        resend = channels.ResendDeliveries(pb.ResendDeliveriesRequest(delivery_ids=ids), metadata=ANN)
+        resend = channels.ResendDeliveries(channel_pb2.ResendDeliveriesRequest(delivery_ids=ids), metadata=ANN)
         assert await reason_of(resend) == "DELIVERY_NOT_FOUND"
     assert [each.delivery_id for each in await listed(channels, states=[DEAD])] == dead
     for count in (0, 201):
-        request = pb.ResendDeliveriesRequest(delivery_ids=["dlv_1"] * count)
+        request = channel_pb2.ResendDeliveriesRequest(delivery_ids=["dlv_1"] * count)
         assert await reason_of(channels.ResendDeliveries(request, metadata=ANN)) == "INVALID_FIELD"
-    request = pb.ResendDeliveriesRequest(delivery_ids=dead[::-1])
+    request = channel_pb2.ResendDeliveriesRequest(delivery_ids=dead[::-1])
     sent = (await channels.ResendDeliveries(request, metadata=ANN)).deliveries
     assert [(each.delivery_id, each.state, each.tries) for each in sent] == [(each, WAITING, 0) for each in dead[::-1]]
     assert await listed(channels, states=[DEAD]) == []
@@ -228,8 +230,7 @@ async def test_mutes_end_at_their_time_or_when_deleted(preferences: PreferenceSe
     await prefer(preferences, kinds=KINDS)
     until_time = Timestamp()
     until_time.FromDatetime(later)
-    found = (await preferences_of(preferences)).mutes
-    assert list(found) == [
+    assert list((await preferences_of(preferences)).mutes) == [
         preference_pb2.Mute(conversation_id="conv_1"),
         preference_pb2.Mute(conversation_id="conv_2", until_time=until_time),
     ]
@@ -267,7 +268,6 @@ async def test_quiet_hours_delay_deliveries_but_not_the_inbox(
     held = await desk.settled_delivery(channel_id)
     end = (now + timedelta(hours=2)).replace(minute=0, second=0, microsecond=0)
     assert (held.state, held.tries, held.next_try_time.ToDatetime(UTC)) == (WAITING, 0, end)
-    assert len(await desk.inbox()) == 1
-    assert receiver.asked == []
+    assert (len(await desk.inbox()), receiver.asked) == (1, [])
     await prefer(preferences, quiet=preference_pb2.QuietTimes())
     assert (await desk.delivery(channel_id, tries=1)).state == DELIVERED, "waiting deliveries are checked again"

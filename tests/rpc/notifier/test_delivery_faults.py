@@ -36,8 +36,7 @@ from pawl.notify.v1 import channel_pb2 as pb
 from pawl.server.db.database import Database
 from pawl.server.egress.client import GuardedEgress
 from tests.poll import until
-from tests.rpc.notifier.conftest import Repository, wired
-from tests.rpc.notifier.desk import ANN_ELSEWHERE, BOB, DELIVERED, SKIPPED, WAITING, Desk
+from tests.rpc.notifier.conftest import ANN_ELSEWHERE, BOB, DELIVERED, SKIPPED, WAITING, Desk, Repository, wired
 from tests.rpc.notifier.test_inbox import PART
 from tests.web_server import Reply, WebServer
 
@@ -212,8 +211,7 @@ def of_call(seconds: float, call_id: str = "call_1", **states: Any) -> event_pb2
 
 
 ANN_S_RUN = event_pb2.RunChanged(run=run_pb2.Run(user_id="ann"))
-WAITS = at(0, type="run.waiting", run_changed=ANN_S_RUN)
-RUNS = at(5, run_changed=ANN_S_RUN)
+WAITS, RUNS = at(0, type="run.waiting", run_changed=ANN_S_RUN), at(5, run_changed=ANN_S_RUN)
 ASKED = of_call(0, call=call_pb2.Call(state=call_pb2.CALL_STATE_AWAITING_APPROVAL))
 SETTLED = of_call(5, from_state=call_pb2.CALL_STATE_AWAITING_APPROVAL)
 
@@ -347,8 +345,7 @@ async def test_delivery_resent_during_an_attempt_stays_with_that_attempt(queue: 
     await hurry(database)
     attempt = await claimed(queue)
     (again,) = await queue.resend(ANNS, [attempt.candidate.delivery_id])
-    assert again.tries == 1
-    assert await queue.due([], limit=10) == []
+    assert (again.tries, await queue.due([], limit=10)) == (1, [])
     late = replace(attempt, claim_until=attempt.claim_until - timedelta(seconds=1))
     await queue.release([late])
     assert await queue.settle(late, OK, chance=0.5) is None
@@ -375,8 +372,7 @@ async def test_ended_deliveries_are_published_to_nats_but_skipped_ones_are_not(
 @pytest.mark.parametrize("full", ["host", "user", "store"])
 async def test_nothing_is_due_for_a_host_user_or_store_at_its_limit(queue: Repository, full: str) -> None:
     (due,) = await queue.due([], limit=10)
-    stranger = Inbox(store_id=StoreId("other"), user_id=UserId("bob"))
-    inbox = {"host": stranger, "user": ANNS, "store": BOBS}[full]
+    inbox = {"host": Inbox(store_id=StoreId("other"), user_id=UserId("bob")), "user": ANNS, "store": BOBS}[full]
     in_progress = replace(
         due, channel_id=ChannelId("hook_2"), inbox=inbox, host=due.host if full == "host" else "other"
     )

@@ -14,14 +14,13 @@ import pytest
 from pawl.notifier.deliveries.rules import EMAILS_MAX_AN_HOUR
 from pawl.notifier.inbox.rules import Draft
 from pawl.notifier.inbox.store import PostgresStore
-from pawl.notify.v1 import channel_pb2 as pb
-from pawl.notify.v1 import notify_pb2
+from pawl.notify.v1 import channel_pb2, notify_pb2
 from pawl.server.db.database import Database
 from pawl.server.egress.mail import SmtpServer, read_smtp_url
 from tests.mail_server import Postbox, mail_server
 from tests.poll import until
-from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB, DEAD, DELIVERED, SKIPPED, WAITING, Desk, created
-from tests.rpc.notifier.test_inbox import reason_of
+from tests.rpc.notifier.conftest import ANN, ANN_ELSEWHERE, BOB, DEAD, DELIVERED, SKIPPED, WAITING, Desk, created
+from tests.rpc.refusals import reason_of
 from tests.rpc.stubs import ChannelServiceAsyncStub
 
 Drafts = Callable[..., Draft]
@@ -52,8 +51,8 @@ async def has_arrived(box: Postbox, count: int) -> None:
 
 async def confirm(
     channels: ChannelServiceAsyncStub, channel_id: str, code: str, metadata: tuple[tuple[str, str], ...] = ANN
-) -> pb.Channel:
-    request = pb.ConfirmChannelRequest(channel_id=channel_id, code=code)
+) -> channel_pb2.Channel:
+    request = channel_pb2.ConfirmChannelRequest(channel_id=channel_id, code=code)
     return (await channels.ConfirmChannel(request, metadata=metadata)).channel
 
 
@@ -69,7 +68,7 @@ async def confirmed(desk: Desk, box: Postbox, **fields: Any) -> str:
 
 
 async def send_code(channels: ChannelServiceAsyncStub, channel_id: str) -> None:
-    await channels.SendChannelCode(pb.SendChannelCodeRequest(channel_id=channel_id), metadata=ANN)
+    await channels.SendChannelCode(channel_pb2.SendChannelCodeRequest(channel_id=channel_id), metadata=ANN)
 
 
 async def test_unconfirmed_address_gets_no_notifications(
@@ -144,8 +143,7 @@ async def test_a_connection_lost_after_the_message_causes_a_resend_with_the_same
     assert not (await desk.channel(channel_id)).HasField("failing_since_time"), "the address is not at fault"
     box.breaks = False
     await desk.hurry()
-    assert (await desk.delivery(channel_id, tries=2)).state == DELIVERED
-    assert len(box.envelopes) == 2
+    assert ((await desk.delivery(channel_id, tries=2)).state, len(box.envelopes)) == (DELIVERED, 2)
     assert len({envelope.content for envelope in box.envelopes}) == 1
 
 
@@ -163,14 +161,14 @@ async def test_codes_and_attempts_per_code_are_limited(desk: Desk, box: Postbox,
     assert await reason_of(confirm(desk.stub, channel_id, first)) == "INVALID_FIELD", "a newer code replaces it"
     await database.execute("UPDATE notifier.webhooks SET code_time = now() - interval '61 minutes'")
     assert await reason_of(confirm(desk.stub, channel_id, box.codes()[1])) == "INVALID_FIELD", "it has expired"
-    await desk.stub.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel_id), metadata=ANN)
+    await desk.stub.DeleteChannel(channel_pb2.DeleteChannelRequest(channel_id=channel_id), metadata=ANN)
     third = (await created(desk.stub, "mailto:Ann@Example.ORG")).channel.channel_id
     await has_arrived(box, 3)
     assert await reason_of(created(desk.stub, ADDRESS)) == "INVALID_FIELD", (
         "three a day per address, for all users together"
     )
     assert await reason_of(send_code(desk.stub, third)) == "INVALID_FIELD"
-    bob = pb.CreateChannelRequest(channel=pb.Channel(url=ADDRESS))
+    bob = channel_pb2.CreateChannelRequest(channel=channel_pb2.Channel(url=ADDRESS))
     assert await reason_of(desk.stub.CreateChannel(bob, metadata=BOB)) == "INVALID_FIELD"
     assert (await confirm(desk.stub, third, box.codes()[2])).enabled
     assert await reason_of(send_code(desk.stub, third)) == "INVALID_FIELD", "there is nothing to confirm"
@@ -206,7 +204,7 @@ async def test_changed_address_is_confirmed_again_and_gets_no_older_notification
     assert states["run.completed"] == (SKIPPED, "the address is not confirmed")
     assert [envelope.rcpt_tos for envelope in box.envelopes] == [["ann@example.org"], ["eve@example.net"]]
     assert await reason_of(desk.change(channel_id, url="https://example.com/")) == "INVALID_FIELD"
-    rotate = desk.stub.RotateChannelSecret(pb.RotateChannelSecretRequest(channel_id=channel_id), metadata=ANN)
+    rotate = desk.stub.RotateChannelSecret(channel_pb2.RotateChannelSecretRequest(channel_id=channel_id), metadata=ANN)
     assert await reason_of(rotate) == "INVALID_FIELD"
 
 
@@ -225,8 +223,7 @@ async def test_hourly_email_limit_delays_additional_emails(
     await store.add([draft("a")])
     await until(desk.is_idle)
     (waits,) = [each for each in await desk.deliveries(channel_id) if each.type == "run.completed"]
-    assert (waits.state, waits.tries) == (WAITING, 0)
-    assert box.envelopes == []
+    assert (waits.state, waits.tries, box.envelopes) == (WAITING, 0, [])
 
 
 class TestWithoutMailServer:
@@ -253,7 +250,7 @@ async def unsubscribe_token(desk: Desk, box: Postbox, store: PostgresStore, draf
 
 
 async def unsubscribe(desk: Desk, token: str, metadata: tuple[tuple[str, str], ...] = GATEWAY) -> None:
-    await desk.stub.UnsubscribeChannel(pb.UnsubscribeChannelRequest(token=token), metadata=metadata)
+    await desk.stub.UnsubscribeChannel(channel_pb2.UnsubscribeChannelRequest(token=token), metadata=metadata)
 
 
 async def test_unsubscribe_link_disables_the_channel_and_is_announced(
@@ -315,5 +312,5 @@ async def test_token_for_another_store_channel_or_address_has_no_effect(
     await has_arrived(box, 2)
     await confirm(desk.stub, channel_id, box.codes()[-1])
     assert await reason_of(unsubscribe(desk, token)) == "CHANNEL_NOT_FOUND", "another address receives it now"
-    await desk.stub.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel_id), metadata=ANN)
+    await desk.stub.DeleteChannel(channel_pb2.DeleteChannelRequest(channel_id=channel_id), metadata=ANN)
     assert await reason_of(unsubscribe(desk, token)) == "CHANNEL_NOT_FOUND"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,8 +13,7 @@ import pytest
 
 from pawl.chassis.identity import auth
 from pawl.chassis.ids import CallId, ConversationId, StoreId, UserId
-from pawl.chassis.rpc.status import from_rpc_error
-from pawl.errors import PawlError, SlowConsumer
+from pawl.errors import SlowConsumer
 from pawl.notifier.inbox.rpc import Notify
 from pawl.notifier.inbox.rules import Draft, Inbox, NotificationKind, PoisonEvent, ResolvedNeed
 from pawl.notifier.inbox.store import PostgresStore
@@ -22,7 +21,8 @@ from pawl.notifier.inbox.subscription import PAGE, Subscriptions
 from pawl.notify.v1 import notify_pb2
 from pawl.server.db.database import Database
 from pawl.server.db.erasures import ErasurePart
-from tests.rpc.notifier.desk import ANN, ANN_ELSEWHERE, BOB
+from tests.rpc.notifier.conftest import ANN, ANN_ELSEWHERE, BOB
+from tests.rpc.refusals import raises, reason_of
 from tests.rpc.stubs import NotifyServiceAsyncStub
 
 
@@ -31,13 +31,6 @@ async def listed(
 ) -> list[int]:
     response = await stub.ListNotifications(notify_pb2.ListNotificationsRequest(**request), metadata=metadata)  # type: ignore[arg-type]
     return [notification.number for notification in response.notifications]
-
-
-async def reason_of(call: Awaitable[object]) -> str:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    error: PawlError = from_rpc_error(caught.value)
-    return error.reason
 
 
 async def test_sequence_numbers_have_no_gaps_and_are_not_used_up_by_duplicates(
@@ -56,15 +49,13 @@ async def test_replicas_with_the_same_events_create_only_one_notification_for_ea
     events = [f"e{number}" for number in range(20)]
     rounds = [[draft(event) for event in events], [draft(event) for event in reversed(events)]] * 2
     added = await asyncio.gather(*(store.add(drafts) for drafts in rounds))
-    assert sum(one.notifications for one in added) == len(events)
-    assert await listed(stub) == list(range(20, 0, -1))
+    assert (sum(one.notifications for one in added), await listed(stub)) == (len(events), list(range(20, 0, -1)))
 
 
 async def test_unstorable_values_are_distinguished_from_a_failing_store(
     store: PostgresStore, draft: Callable[..., Draft]
 ) -> None:
-    with pytest.raises(PoisonEvent):
-        await store.add([replace(draft("a"), title="no\x00text")])
+    await raises(PoisonEvent, store.add([replace(draft("a"), title="no\x00text")]))
 
 
 async def test_inboxes_of_other_users_and_stores_are_invisible(
@@ -72,8 +63,7 @@ async def test_inboxes_of_other_users_and_stores_are_invisible(
 ) -> None:
     """I13: a foreign notification is not found, exactly like an absent one."""
     await store.add([draft("a")])
-    assert await listed(stub, BOB) == []
-    assert await listed(stub, ANN_ELSEWHERE) == []
+    assert (await listed(stub, BOB), await listed(stub, ANN_ELSEWHERE)) == ([], [])
     request = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=[draft("a").notification_id])
     for metadata in (BOB, ANN_ELSEWHERE):
         assert await reason_of(stub.AcknowledgeNotifications(request, metadata=metadata)) == "NOTIFICATION_NOT_FOUND"
@@ -98,11 +88,9 @@ async def test_read_notification_keeps_its_first_read_time(
     request = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=[draft("a").notification_id])
     first = await stub.AcknowledgeNotifications(request, metadata=ANN)
     again = await stub.AcknowledgeNotifications(request, metadata=ANN)
-    assert first.notifications[0].HasField("read_time")
-    assert first == again
+    assert (first.notifications[0].HasField("read_time"), first) == (True, again)
     unread = await stub.ListNotifications(notify_pb2.ListNotificationsRequest(only_unread=True), metadata=ANN)
-    assert [n.event_id for n in unread.notifications] == ["b"]
-    assert unread.unread_count == 1
+    assert ([n.event_id for n in unread.notifications], unread.unread_count) == (["b"], 1)
 
 
 async def test_invalid_request_is_explained_and_has_no_effect(
@@ -204,11 +192,9 @@ async def test_notifications_for_approvers_are_hidden_without_the_role(
     await store.add([draft("a"), request_of("b")])
     shown = await listed_of_approvers(stub, APPROVER)
     assert [(one.event_id, one.call_id) for one in shown.notifications] == [("b", "call_1"), ("a", "")]
-    assert shown.notifications[0].kind == notify_pb2.NOTIFICATION_KIND_APPROVAL_NEEDED
-    assert shown.unread_count == 2
+    assert (shown.notifications[0].kind, shown.unread_count) == (notify_pb2.NOTIFICATION_KIND_APPROVAL_NEEDED, 2)
     shown = await listed_of_approvers(stub, MEMBER)
-    assert [one.event_id for one in shown.notifications] == ["a"]
-    assert shown.unread_count == 1
+    assert ([one.event_id for one in shown.notifications], shown.unread_count) == (["a"], 1)
     unread = notify_pb2.ListNotificationsRequest(only_unread=True)
     assert len((await stub.ListNotifications(unread, metadata=MEMBER)).notifications) == 1
     request = notify_pb2.AcknowledgeNotificationsRequest(notification_ids=[request_of("b").notification_id])
@@ -288,11 +274,11 @@ async def test_idle_subscription_sends_heartbeats(stub: NotifyServiceAsyncStub) 
     assert [await stream.read(), await stream.read()] == [notify_pb2.SubscribeResponse()] * 2
 
 
+@dataclass
 class DeafContext:
     """A client that reads two messages and then stops."""
 
-    def __init__(self) -> None:
-        self.taken = 0
+    taken: int = 0
 
     async def write(self, message: notify_pb2.SubscribeResponse) -> None:
         if self.taken == 2:
@@ -306,9 +292,8 @@ async def test_slow_subscriber_is_disconnected_with_the_position_to_resume(
     await store.add([draft("a"), draft("b"), draft("c")])
     auth.set_principal(auth.Principal(store_id=StoreId("acme"), user_id=UserId("ann")))
     notify = Notify(store, subscriptions, write_seconds_max=0.05)
-    with pytest.raises(SlowConsumer) as caught:
-        await notify.Subscribe(notify_pb2.SubscribeRequest(), DeafContext())  # type: ignore[arg-type]
-    assert caught.value.metadata == {"resume_after_seq": "2"}
+    error = await raises(SlowConsumer, notify.Subscribe(notify_pb2.SubscribeRequest(), DeafContext()))  # type: ignore[arg-type]
+    assert error.metadata == {"resume_after_seq": "2"}
 
 
 ANNS = Inbox(store_id=StoreId("acme"), user_id=UserId("ann"))
@@ -330,8 +315,7 @@ async def test_erased_conversation_has_no_notifications_and_gets_no_new_ones(
     await store.add([draft("a"), draft("b", store="other"), request])
     for _ in range(2):
         await store.erase(PART)
-    assert await store.add([draft("c"), draft("d", store="other")]) == (1, 0)
-    assert await titles(store, ANNS) == []
+    assert (await store.add([draft("c"), draft("d", store="other")]), await titles(store, ANNS)) == ((1, 0), [])
     assert await titles(store, OTHER) == ["About b", "About d"]
 
 

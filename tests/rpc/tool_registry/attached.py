@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -21,15 +22,13 @@ from tests.rpc.tool_registry.world import execute
 
 
 class LastingOptions(WorkerOptions):
-    """Leases that outlast every test, unless it ends one. The loss is then confirmed soon."""
+    """Leases that outlast every test unless it ends one. The loss is then confirmed soon."""
 
     silence_seconds = 0.5
 
 
 OPTIONS = LastingOptions(lease_seconds=60.0, poll_seconds=0.1)
-Request = worker_pb2.AttachWorkerRequest
-Status = worker_pb2.ResultStatus
-Purpose = worker_pb2.InvocationPurpose
+Request, Status, Purpose = worker_pb2.AttachWorkerRequest, worker_pb2.ResultStatus, worker_pb2.InvocationPurpose
 EffectClass = call_pb2.EffectClass
 
 
@@ -49,9 +48,9 @@ def definition(
     return tool_pb2.ToolDefinition(**fields | changes)
 
 
+@dataclass
 class AttachedWorker:
-    def __init__(self, call: Any) -> None:
-        self.call = call
+    call: Any
 
     async def send(self, **frame: Any) -> None:
         await self.call.write(Request(**frame))
@@ -72,7 +71,7 @@ class AttachedWorker:
         assert isinstance(await self.next(), worker_pb2.WorkerHeartbeatAnswer)
 
     async def answer(self, invocation: worker_pb2.Invocation, value: Any = "done", **outcome: Any) -> int:
-        """Send a result and return the status of its receipt, skipping cancels."""
+        """Send a result. Return the status of its receipt, skipping cancels."""
         outcome = outcome or {"content_json": json.dumps(value).encode()}
         await self.send(
             result=worker_pb2.WorkerResult(call_id=invocation.call_id, lease_epoch=invocation.lease_epoch, **outcome)
@@ -136,3 +135,9 @@ def hello(
         calls_max=calls_max,
         held_calls=[worker_pb2.HeldCall(call_id=call, lease_epoch=epoch) for call, epoch in (held or {}).items()],
     )
+
+
+async def start_call(
+    registry: Registry, worker: AttachedWorker, call: str = "call", **more: Any
+) -> tuple[asyncio.Future[Any], worker_pb2.Invocation]:
+    return asyncio.ensure_future(registry.run("charge", call=call, **more)), await worker.invocation()

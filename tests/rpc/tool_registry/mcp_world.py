@@ -113,7 +113,7 @@ UNKNOWN = "UNKNOWN OUTCOME_UNKNOWN"
 
 
 def answer(question: execution_pb2.ExecutionResult, text: str | None) -> execution_pb2.Answer:
-    """Return a person's answer to a question; None declines it."""
+    """Return a person's answer to a question. None declines it."""
     return execution_pb2.Answer(question=question.question.question, answer=text or "", declined=text is None)
 
 

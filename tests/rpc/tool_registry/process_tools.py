@@ -192,5 +192,5 @@ async def tidy_up(path: str) -> None:
 
 @tool(category=Category.SAFE, process=LIMITS, timeout_seconds=60)
 def pay_and_crash() -> None:
-    """Have an effect, and never return."""
+    """Have an effect and never return."""
     os._exit(1)

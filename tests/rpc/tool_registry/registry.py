@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import grpc
-import pytest
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from pawl.chassis.identity.auth import Principal
 from pawl.chassis.ids import CallKey, ConversationId, IdSource, RunKey, StoreId, UserId
@@ -53,6 +51,7 @@ from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from pawl.tool_registry.wiring import Limits, Ports, ToolRegistry, wire
 from pawl.tools import Tool
 from tests.keys import authenticator
+from tests.rpc.refusals import reason_of
 from tests.rpc.stubs import (
     AuditServiceAsyncStub,
     CompletionServiceAsyncStub,
@@ -155,20 +154,23 @@ def context(
     *,
     agent: str = "default",
     above: Sequence[str] = (),
+    **more: Any,
 ) -> execution_pb2.CallContext:
     """Return the context of a call. `above` are the agents of the ancestor runs."""
-    return execution_pb2.CallContext(
-        store_id=store,
-        user_id=user,
-        conversation_id="conversation",
-        run_id=run,
-        user_roles=roles,
-        agent_name=agent,
-        above=[
-            run_pb2.RunAbove(run_id=f"above_{number}", conversation_id=f"c_{number}", agent_name=name)
-            for number, name in enumerate(above)
-        ],
-    )
+    ancestors = [
+        run_pb2.RunAbove(run_id=f"above_{number}", conversation_id=f"c_{number}", agent_name=name)
+        for number, name in enumerate(above)
+    ]
+    fields: dict[str, Any] = {
+        "store_id": store,
+        "user_id": user,
+        "conversation_id": "conversation",
+        "run_id": run,
+        "user_roles": roles,
+        "agent_name": agent,
+        "above": ancestors,
+    }
+    return execution_pb2.CallContext(**fields | more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,11 +229,10 @@ class Registry:
         )
 
     async def run(self, tool: str, arguments: Any = None, **more: Any) -> execution_pb2.ExecutionResult:
-        """Run one call to its end and return its result, which must be the last response and the only result."""
+        """Run one call to its end. Return its result, which must be the last response and the only result."""
         responses = [response async for response in self.stream(tool, arguments, **more)]
         kinds = [response.WhichOneof("kind") for response in responses]
-        assert kinds.count("result") == 1
-        assert kinds[-1] == "result"
+        assert (kinds.count("result"), kinds[-1]) == (1, "result")
         result: execution_pb2.ExecutionResult = responses[-1].result
         return result
 
@@ -240,7 +241,7 @@ class Registry:
     ) -> tuple[str, execution_pb2.ExecutionResult]:
         """Run a call that starts and times out, and return its id and result.
 
-        On a busy machine a call may time out before it starts; if so, the next try has a longer timeout.
+        On a busy machine, a call may time out before it starts. The next attempt then has a longer timeout.
         """
         for tries in itertools.count():
             name = f"{call}_{tries}"
@@ -282,24 +283,22 @@ def outcome(result: execution_pb2.ExecutionResult) -> str:
     return f"{name} {result.result.error_reason}".strip()
 
 
-def reason(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str, dict[str, str]]:
-    for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin":
-            info = error_details_pb2.ErrorInfo()
-            assert status_pb2.Status.FromString(value).details[0].Unpack(info)
-            return error.code(), info.reason, dict(info.metadata)
-    return error.code(), "", {}
+def error_of(result: execution_pb2.ExecutionResult) -> str:
+    """Return the error of a call that has failed."""
+    assert outcome(result) == "FAILED TOOL_ERROR"
+    return str(content(result)["error"])
 
 
-async def refusal(call: Awaitable[Any] | grpc.aio.UnaryStreamCall[Any, Any]) -> str:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await (_read(call) if isinstance(call, AsyncIterable) else call)
-    return reason(caught.value)[1]
+async def pieces(read: Callable[[int], Awaitable[execution_pb2.ExecutionResult]]) -> list[Any]:
+    """Read a long content from its start to its end."""
+    found = [content(await read(0))]
+    while found[-1]["next_offset"] is not None:
+        found.append(content(await read(found[-1]["next_offset"])))
+    return found
 
 
-async def _read(stream: AsyncIterable[Any]) -> None:
-    async for _ in stream:
-        pass
+async def refusal(call: Awaitable[Any] | AsyncIterable[Any]) -> str:
+    return await reason_of(call)
 
 
 async def all_pages(method: Callable[[Any], Awaitable[Any]], request: Any, field: str) -> list[Any]:

@@ -1,10 +1,13 @@
-"""The built-in tools over gRPC: time, tasks, stored results (TOOL-7, LOOP-8, LOOP-9)."""
+"""The built-in tools over gRPC: time, tasks, stored results, files and web pages (TOOL-7, LOOP-8, LOOP-9)."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from pawl.server.egress.client import GuardedEgress
 from pawl.server.egress.policy import read_rules
 from pawl.server.process.metrics import Metrics
 from pawl.server.rpc.server import RpcServer
+from pawl.tool.v1 import execution_pb2
 from pawl.tool_registry.builtin.clock import clock_tools
 from pawl.tool_registry.builtin.files.folders import FileFolders
 from pawl.tool_registry.builtin.files.rules import FileLimits
@@ -35,7 +39,17 @@ from pawl.tool_registry.ledger import LedgerReads
 from pawl.tool_registry.sources.process.helpers import Helpers
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.session_agent import OpenAuthenticator
-from tests.rpc.tool_registry.registry import ANN, Registry, content, context, outcome, running
+from tests.rpc.tool_registry.registry import (
+    ANN,
+    Registry,
+    content,
+    context,
+    error_of,
+    outcome,
+    pieces,
+    refusal,
+    running,
+)
 from tests.web_server import Reply, WebServer, pages, web_server
 
 
@@ -56,9 +70,7 @@ async def test_time_is_returned_in_the_requested_zone(database_url: str, tmp_pat
         }  # fmt: skip
         assert (oslo["time"], oslo["timezone"]) == ("2027-01-15T09:00:00+01:00", "Europe/Oslo")
         for text, hint in [("Oslo", "Europe/Oslo"), ("Europe/Olso", "Europe/Oslo"), ("../etc/passwd", "IANA")]:
-            failed = await registry.run("get_current_time", {"timezone": text}, call="c")
-            assert outcome(failed) == "FAILED TOOL_ERROR"
-            assert hint in content(failed)["error"]
+            assert hint in error_of(await registry.run("get_current_time", {"timezone": text}, call="c"))
 
 
 class Ledger(LedgerServiceServicer):
@@ -93,13 +105,12 @@ async def test_truncated_result_is_read_in_pieces(database_url: str, tmp_path: P
         open_channel(server.address) as channel,
         running(database_url, tmp_path, result_tools(LedgerReads(channel))) as registry,
     ):
-        text, number = "", 0
-        offset: int | None = 0
-        while offset is not None:
-            arguments = {"call_id": "big", "offset": offset, "length": 97}
-            piece = content(await registry.run("read_result", arguments, call=f"c{number}"))
-            text, offset, number = text + piece["text"], piece["next_offset"], number + 1
-        assert text == whole
+        read = await pieces(
+            lambda offset: registry.run(
+                "read_result", {"call_id": "big", "offset": offset, "length": 97}, call=f"c{offset}"
+            )
+        )
+        assert "".join(each["text"] for each in read) == whole
         of_job = content(await registry.run("read_result", {"call_id": "job"}, call="job"))
         assert of_job["text"], "the job reports to this conversation"
         torn = content(await registry.run("read_result", {"call_id": "big", "offset": 10}, call="torn"))
@@ -114,13 +125,10 @@ async def test_truncated_result_is_read_in_pieces(database_url: str, tmp_path: P
                 ("big", context(store="other")),
             ]
         ):
-            failed = await registry.run("read_result", {"call_id": call_id}, call=f"f{number}", who=who)
-            assert outcome(failed) == "FAILED TOOL_ERROR"
-        foreign = context()
-        foreign.conversation_id = "another"
+            error_of(await registry.run("read_result", {"call_id": call_id}, call=f"f{number}", who=who))
+        foreign = context(conversation_id="another")
         for call_id in ("big", "job"):
-            failed = await registry.run("read_result", {"call_id": call_id}, call=f"{call_id}_foreign", who=foreign)
-            assert outcome(failed) == "FAILED TOOL_ERROR"
+            error_of(await registry.run("read_result", {"call_id": call_id}, call=f"{call_id}_foreign", who=foreign))
 
 
 async def test_projects_and_parents_are_found_by_id_or_title_with_suggestions(planning: Registry) -> None:
@@ -142,8 +150,8 @@ async def test_projects_and_parents_are_found_by_id_or_title_with_suggestions(pl
         (context(user="bob"), "no task has the id or title"),
         (context(store="other"), "no task has the id or title"),
     ):
-        failed = await planning.run("add_subtask", {"parent": "Prty 0", "title": "x"}, call="near", who=who)
-        assert (outcome(failed), said in content(failed)["error"]) == ("FAILED TOOL_ERROR", True)
+        arguments = {"parent": "Prty 0", "title": "x"}
+        assert said in error_of(await planning.run("add_subtask", arguments, call="near", who=who))
     twice = {"title": "Party 0", "project": "Other"}
     await planning.run("create_task", twice, call="twice", who=context(run="earlier"))
     failed = await planning.run("add_subtask", {"parent": "Party 0", "title": "x"}, call="u", who=context(run="later"))
@@ -203,16 +211,14 @@ async def reader(database_url: str, tmp_path: Path) -> AsyncIterator[tuple[Regis
 
 async def test_web_page_is_read_in_pieces(reader: tuple[Registry, WebServer, str]) -> None:
     registry, _, url = reader
-    whole, number = "", 0
-    offset: int | None = 0
-    while offset is not None:
-        arguments = {"url": f"{url}/moved", "offset": offset, "max_characters": 1000}
-        found = content(await registry.run("web_scrape", arguments, call=f"c{number}"))
-        assert (found["title"], found["url"]) == ("Page", f"{url}/")
-        assert len(found["text"]) <= 1000
-        whole, offset, number = whole + found["text"], found["next_offset"], number + 1
-    assert whole == "\n\n".join(PARAGRAPHS)
-    assert found["total_characters"] == len(whole)
+    whole = "\n\n".join(PARAGRAPHS)
+    read = await pieces(
+        lambda offset: registry.run(
+            "web_scrape", {"url": f"{url}/moved", "offset": offset, "max_characters": 1000}, call=f"c{offset}"
+        )
+    )
+    shown = {(each["title"], each["url"], each["total_characters"], len(each["text"]) <= 1000) for each in read}
+    assert ("".join(each["text"] for each in read), shown) == (whole, {("Page", f"{url}/", len(whole), True)})
     beyond = content(await registry.run("web_scrape", {"url": url, "offset": 10**6}, call="beyond"))
     assert (beyond["text"], beyond["next_offset"]) == ("", None)
 
@@ -238,8 +244,217 @@ async def test_unreadable_or_forbidden_pages_are_explained(reader: tuple[Registr
     ]
     for number, (target, who, says) in enumerate(rows):
         assert says or server.connections == 0
-        failed = await registry.run("web_scrape", {"url": target}, call=f"c{number}", who=who)
-        assert (outcome(failed), says in content(failed)["error"]) == ("FAILED TOOL_ERROR", True), target
+        assert says in error_of(await registry.run("web_scrape", {"url": target}, call=f"c{number}", who=who)), target
     found = content(await registry.run("web_scrape", {"url": f"{url}/large"}))
     assert found["total_characters"] == PAGE_BYTES_MAX
     assert found["note"] == f"only the first {PAGE_BYTES_MAX} bytes of the page were read"
+
+
+@dataclass
+class Planner:
+    registry: Registry
+    _calls: int = 0
+
+    async def result(self, name: str, /, *, call: str = "", who: Any = None, **arguments: Any) -> Any:
+        self._calls += 1
+        call = call or f"p{self._calls}"
+        who = who or context()
+        verdict = await self.registry.check(name, arguments, call=call, store=who.store_id, user=who.user_id)
+        return await self.registry.run(name, arguments, call=call, who=who, approved_digest=verdict.digest)
+
+    async def __call__(self, name: str, /, **arguments: Any) -> Any:
+        return content(await self.result(name, **arguments))
+
+    async def undo(self, result: execution_pb2.ExecutionResult) -> Any:
+        inverse = result.result.inverse
+        return await self(inverse.tool_name, **json.loads(inverse.arguments_json))
+
+    async def projects(self) -> Any:
+        return (await self("list_projects"))["projects"]
+
+
+@pytest.fixture
+async def planner(database_url: str, tmp_path: Path, ids: IdSource) -> AsyncIterator[Planner]:
+    async with (
+        Database(database_url, application_name="test") as database,
+        running(database_url, tmp_path, planning_tools(PostgresPlanRepository(database), ids)) as registry,
+    ):
+        yield Planner(registry)
+
+
+async def test_project_is_changed_by_id_or_title_and_keeps_other_fields(planner: Planner) -> None:
+    project = (await planner("create_task", title="t", project="API"))["project"]
+    changed = await planner("update_project", project="api", status="on_hold", notes="wait for Bo")
+    assert changed == project | {"status": "on_hold", "notes": "wait for Bo"}
+    renamed = await planner("update_project", project=project["project_id"], title="API 2")
+    assert renamed == changed | {"title": "API 2"}
+    assert await planner("update_project", project="API 2", notes="", status="active") == project | {"title": "API 2"}
+    await planner("create_task", title="t", project="Two")
+    failed = await planner("update_project", project="Two", title="api 2", status="archived")
+    assert failed == {"error": "the project 'api 2' already exists; nothing was changed"}
+
+
+async def test_ambiguous_project_name_makes_the_model_ask(planner: Planner) -> None:
+    """ "Update the API project" is ambiguous for a user who has two such projects."""
+    made = [(await planner("create_task", title="t", project=name))["project"] for name in ("API docs", "Old API")]
+    failed = await planner("update_project", project="API", status="archived")
+    assert all(f"{project['title']!r} ({project['project_id']})" in failed["error"] for project in made)
+    tasks = [(await planner("create_task", title=t, project=p))["task_id"] for t, p in (("Bo", "Home"), ("bo", "Work"))]
+    for name, arguments in (("update_task", {"notes": "x"}), ("delete_task", {})):
+        failed = await planner(name, task="Bo", **arguments)
+        assert all(f"{task} (in" in failed["error"] for task in tasks)
+    assert all("status" not in project for project in await planner.projects())
+
+
+async def test_task_update_keeps_unspecified_fields(planner: Planner) -> None:
+    task = await planner("create_task", title="Cake", notes="big", due="2026-12-24")
+    changed = await planner("update_task", task="cake", done=True, due="2026-12-25")
+    shown = {"task_id": task["task_id"], "title": "Cake", "notes": "big", "due": "2026-12-25", "done": True}
+    assert (changed, (await planner.projects())[0]["tasks"]) == (shown, [shown])
+    cleared = await planner("update_task", task=task["task_id"], due="none", notes="", done=False, title="Pie")
+    assert cleared == {"task_id": task["task_id"], "title": "Pie"}
+    assert "'2026-02-30' is not a date" in (await planner("update_task", task="Pie", due="2026-02-30"))["error"]
+
+
+async def test_bulk_completion_is_one_gated_atomic_call(planner: Planner) -> None:
+    """HITL-2: a call for 12 tasks is bulk."""
+    titles = [f"task number {number}" for number in range(12)]
+    for title in titles:
+        await planner("create_task", title=title)
+    assert (await planner.registry.check("complete_tasks", {"tasks": titles[:2]})).approval_cause == ""
+    assert (await planner.registry.check("complete_tasks", {"tasks": titles})).approval_cause == "bulk of 12"
+    assert (
+        await refusal(planner.registry.run("complete_tasks", {"tasks": titles}, call="ungated")) == "APPROVAL_REQUIRED"
+    )
+    failed = await planner("complete_tasks", tasks=[*titles, "zebra", "giraffe"])
+    assert "'zebra'" in failed["error"]
+    assert "'giraffe'" in failed["error"]
+    assert not any("done" in task for task in (await planner.projects())[0]["tasks"])
+    done = await planner("complete_tasks", tasks=[*titles, titles[0]])
+    assert [task["title"] for task in done["completed"]] == titles
+    assert all(task["done"] for task in (await planner.projects())[0]["tasks"])
+
+
+async def test_deleting_a_task_needs_approval_and_an_option_for_its_subtasks(planner: Planner) -> None:
+    await planner("create_task", title="Party")
+    await planner("add_subtask", parent="Party", title="Cake")
+    await planner("add_subtask", parent="Cake", title="Flour")
+    await planner("create_task", title="Other")
+    verdict = await planner.registry.check("delete_task", {"task": "Party", "with_subtasks": True})
+    assert verdict.approval_cause == "category DESTRUCTIVE"
+    assert verdict.preview == "Delete the task 'Party' with all its subtasks"
+    deleted = await planner("delete_task", task="Party", with_subtasks=True)
+    assert [task["title"] for task in deleted["deleted"]] == ["Party", "Cake", "Flour"]
+    assert [task["title"] for task in (await planner.projects())[0]["tasks"]] == ["Other"]
+
+
+async def test_other_users_tasks_are_hidden(planner: Planner) -> None:
+    """I13: neither an id nor an equal title gives access."""
+    mine = await planner("create_task", title="Party", project="Home")
+    for who in (context(user="bob"), context(store="other")):
+        await planner("create_task", title="Party", project="Home", who=who)
+        assert (await planner("complete_tasks", tasks=["Party"], who=who))["completed"][0]["task_id"] != mine["task_id"]
+        for name, arguments in [
+            ("update_task", {"task": mine["task_id"], "title": "x"}),
+            ("complete_tasks", {"tasks": [mine["task_id"]]}),
+            ("delete_task", {"task": mine["task_id"]}),
+            ("update_project", {"project": mine["project"]["project_id"], "title": "x"}),
+        ]:
+            assert outcome(await planner.result(name, who=who, **arguments)) == "FAILED TOOL_ERROR"
+    assert (await planner.projects())[0]["tasks"] == [{"task_id": mine["task_id"], "title": "Party"}]
+
+
+CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("create_task", {"title": "New", "project": "Home"}),
+    ("add_subtask", {"parent": "Party", "title": "Cake"}),
+    ("update_project", {"project": "Home", "title": "House", "status": "archived", "notes": ""}),
+    ("update_task", {"task": "Party", "title": "Feast", "due": "none", "notes": "x", "done": True}),
+    ("complete_tasks", {"tasks": ["Party"]}),
+    ("add_comment", {"text": "Bring forks.", "task": "Party"}),
+]
+
+
+async def test_comments_are_shown_with_their_task_or_project(planner: Planner) -> None:
+    task = await planner("create_task", title="Party", project="Home")
+    await planner("add_subtask", parent="Party", title="Cake")
+    made = [
+        await planner("add_comment", text=text, **on)
+        for text, on in [
+            ("Ask Bo.", {"task": "party", "project": "HOME"}),
+            ("No nuts!", {"task": "Cake"}),
+            ("On\nhold.", {"project": task["project"]["project_id"]}),
+            ("Bo agrees.", {"task": task["task_id"]}),
+        ]
+    ]
+    assert [comment["title"] for comment in made] == ["Party", "Cake", "Home", "Party"]
+    (project,) = await planner.projects()
+    (party,) = project["tasks"]
+    shown = [[each["text"] for each in item["comments"]] for item in (project, party, party["subtasks"][0])]
+    assert shown == [["On\nhold."], ["Ask Bo.", "Bo agrees."], ["No nuts!"]]
+    assert party["comments"][0]["comment_id"] == made[0]["comment_id"]
+    assert datetime.fromisoformat(party["comments"][0]["time"]).tzinfo is not None
+    assert (await planner.registry.check("add_comment", {"text": "x", "task": "Party"})).approval_cause == ""
+    await planner("delete_task", task="Party", with_subtasks=True)
+    assert [each["text"] for each in (await planner.projects())[0]["comments"]] == ["On\nhold."]
+
+
+async def test_comment_is_deleted_once_after_approval(planner: Planner) -> None:
+    await planner("create_task", title="Party")
+    comment = (await planner("add_comment", text="Ask Bo.", task="Party"))["comment_id"]
+    arguments = {"comment_id": comment, "text": "Ask Bo."}
+    verdict = await planner.registry.check("delete_comment", arguments)
+    assert (verdict.approval_cause, verdict.preview) == ("category DESTRUCTIVE", "Delete the comment:\nAsk Bo.")
+    for who in (context(user="bob"), context(store="other")):
+        assert outcome(await planner.result("delete_comment", who=who, **arguments)) == "FAILED TOOL_ERROR"
+    other_text = await planner("delete_comment", **arguments | {"text": "Ask Ann."})
+    assert f"there is no comment {comment!r} with this text" in other_text["error"]
+    for _ in range(2):
+        assert await planner("delete_comment", call="once", **arguments) == {"deleted": comment, "text": "Ask Bo."}
+    assert "there is no comment" in (await planner("delete_comment", **arguments))["error"]
+    assert "comments" not in (await planner.projects())[0]["tasks"][0]
+
+
+async def test_comment_without_a_known_subject_is_refused(planner: Planner) -> None:
+    await planner("create_task", title="Party", project="Home")
+    for arguments, error in [
+        ({"text": "x"}, "name the task or the project to comment on"),
+        ({"text": " ", "task": "Party"}, "the comment is empty"),
+        ({"text": "x", "task": "Prty"}, "no task has the id or title 'Prty'; did you mean 'Party'?"),
+        ({"text": "x", "project": "Hme"}, "similar titles: 'Home'"),
+        ({"text": "x", "task": "Party", "project": "Work"}, "no project has the id or title 'Work'"),
+    ]:
+        assert error in (await planner("add_comment", **arguments))["error"]
+    assert (await planner.registry.check("add_comment", {"text": "x" * 2001, "task": "Party"})).error_reason
+    assert "comments" not in (await planner.projects())[0]
+
+
+async def test_change_is_applied_once_and_undone_by_its_inverse(planner: Planner) -> None:
+    """HITL-7, IDEMPOTENT: undoing a change keeps later changes by the user."""
+    await planner("create_task", title="Party", project="Home", due="2026-12-24")
+    await planner("update_project", project="Home", notes="mine")
+    before = await planner.projects()
+    for name, arguments in CHANGES:
+        first = await planner.result(name, call=f"once_{name}", **arguments)
+        assert await planner.projects() != before, name
+        for undone in (False, True):
+            if undone:
+                await planner.undo(first)
+                assert await planner.projects() == before, name
+            if not undone or name.startswith(("update", "complete")):
+                again = await planner.result(name, call=f"once_{name}", **arguments)
+                assert (content(again), again.result.inverse) == (content(first), first.result.inverse), name
+    assert await planner.projects() == before
+    await planner("add_subtask", parent="Party", title="Done already")
+    await planner("complete_tasks", tasks=["Done already"])
+    result = await planner.result("complete_tasks", tasks=["Party", "Done already"])
+    assert [task["title"] for task in content(result)["were_done_already"]] == ["Done already"]
+    assert result.result.inverse.summary == "Reopen 'Party'"
+    await planner.undo(result)
+    unchanged: list[tuple[str, dict[str, Any]]] = [
+        ("update_task", {"task": "Party", "title": "Party"}),
+        ("update_project", {"project": "Home"}),
+        ("reopen_tasks", {"tasks": ["Party"]}),
+    ]
+    for name, arguments in unchanged:
+        result = await planner.result(name, **arguments)
+        assert (outcome(result), result.result.HasField("inverse")) == ("SUCCEEDED", False), name

@@ -1,19 +1,23 @@
-"""Verdicts on the calls of a batch (TOOL-5, HITL-1, HITL-2, HITL-3, D8)."""
+"""Verdicts on the calls of a batch, and combinations of features (TOOL-5, HITL-1, HITL-2, HITL-3, D8)."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pawl.event.v1 import call_pb2
-from pawl.tool.v1 import execution_pb2, tool_pb2
+from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2, tool_pb2
 from pawl.tool_registry.builtin.agents import agent_tools
 from pawl.tool_registry.builtin.question import question_tools
-from pawl.tools import Category, EffectClass, Tool, tool
+from pawl.tool_registry.execution.executor import ExecutorOptions
+from pawl.tools import Category, EffectClass, Tool, ToolContext, tool
 from tests.rpc.tool_registry.registry import (
     APPROVE,
     ASK,
@@ -21,8 +25,10 @@ from tests.rpc.tool_registry.registry import (
     REFUSE,
     RUN,
     Registry,
+    content,
     context,
     front_end_tool,
+    outcome,
     proposed,
     refusal,
     running,
@@ -74,11 +80,9 @@ async def registry(database_url: str, tmp_path: Path) -> Any:
 
 async def test_verdict_on_a_valid_call_has_everything_its_run_needs(registry: Registry) -> None:
     verdict = await registry.check("write", {"path": "a", "size": "440"})
-    assert verdict.disposition == RUN
-    assert verdict.arguments_json == b'{"lines":[],"path":"a","size":440}'
+    assert (verdict.disposition, verdict.arguments_json) == (RUN, b'{"lines":[],"path":"a","size":440}')
     assert verdict.note == 'Arguments were adjusted: size: "440" was read as 440'
-    assert verdict.context == call_pb2.EXECUTION_CONTEXT_BACKEND
-    assert verdict.category == call_pb2.TOOL_CATEGORY_SAFE
+    assert (verdict.context, verdict.category) == (call_pb2.EXECUTION_CONTEXT_BACKEND, call_pb2.TOOL_CATEGORY_SAFE)
     assert verdict.effect_class == call_pb2.EFFECT_CLASS_IDEMPOTENT
     assert (verdict.tool_version, verdict.timeout_seconds, verdict.parallel) == (1, 3.0, False)
     assert verdict.resource_keys == ["path:a"]
@@ -137,7 +141,7 @@ async def test_a_front_end_call_is_offered_immediately_or_after_an_approval(regi
 
 async def test_refused_call_has_reasons_for_both_program_and_model(registry: Registry) -> None:
     """LOOP-7: a refusal is an error result for the model, and does not fail the request or its other calls."""
-    rows: list[tuple[str, Any, int, str, str]] = [
+    for name, arguments, version, why, said in [
         ("wriet", {}, 0, "TOOL_NOT_FOUND", "did you mean 'write'?"),
         ("write", {"path": "a"}, 0, "TOOL_NOT_FOUND", "no tool"),
         ("write", {"path": "a"}, 9, "TOOL_NOT_FOUND", "no tool"),
@@ -145,8 +149,7 @@ async def test_refused_call_has_reasons_for_both_program_and_model(registry: Reg
         ("write", b"{", 1, "INVALID_JSON", "strict JSON"),
         ("write", {"pth": "a"}, 1, "INVALID_ARGUMENTS", "did you mean 'path'?"),
         ("write", b'{"path":"' + b"x" * 300_000 + b'"}', 1, "INVALID_ARGUMENTS", "limit"),
-    ]
-    for name, arguments, version, why, said in rows:
+    ]:
         verdict = await registry.check(name, arguments, version=version)
         assert (verdict.disposition, verdict.error_reason, verdict.arguments_json) == (REFUSE, why, b""), name
         assert said in verdict.error_message
@@ -224,3 +227,141 @@ async def test_slow_schema_check_fails_without_blocking_others(registry: Registr
         listed += 1
     assert "takes too long" in (await checking).faults[0]
     assert listed
+
+
+TOWN = [execution_pb2.Answer(question="In which town?", answer="Delft")]
+
+
+def _tools() -> list[Tool[..., Any]]:
+    @tool
+    async def pay(amount: int = 1) -> str:
+        """Pay a bill."""
+        return f"paid {amount}"
+
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
+    async def send(to: list[str]) -> int:
+        """Send a letter to each."""
+        return len(to)
+
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY, cache_seconds=60.0)
+    async def weather(context: ToolContext) -> str:
+        """Return the weather."""
+        return "rain in " + await context.ask("In which town?")
+
+    runs = itertools.count(1)
+
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
+    async def fickle(context: ToolContext, settles: bool) -> str:
+        """Ask a new question each time, or only the first time."""
+        number = next(runs)
+        return await context.ask("In which town?" if settles and number > 1 else f"Is it {number} o'clock?")
+
+    @tool(category=Category.SAFE)
+    async def order(context: ToolContext) -> str:
+        """Order after a question, however long the answer takes."""
+        return await context.ask("What shall it be?")
+
+    return [pay, send, weather, fickle, order]
+
+
+@pytest.fixture
+async def combined(database_url: str, tmp_path: Path) -> AsyncIterator[Registry]:
+    async with running(database_url, tmp_path, _tools(), options=ExecutorOptions(executions_max=2)) as combined:
+        yield combined
+
+
+async def allow(combined: Registry, **fields: Any) -> None:
+    """Create a rule of ann that allows `pay`. A rule for any tool expires after a minute."""
+    rule = rule_pb2.Rule(effect=rule_pb2.RULE_EFFECT_ALLOW, scope=rule_pb2.RULE_SCOPE_USER)
+    rule.MergeFrom(rule_pb2.Rule(**{"tool_name": "pay"} | fields))
+    if rule.tool_name == "*":
+        rule.expire_time.FromSeconds(int(time.time()) + 60)
+    await combined.rules["acme", "ann"].CreateRule(rule_pb2.CreateRuleRequest(rule=rule))
+
+
+async def check_all(
+    combined: Registry,
+    *calls: str,
+    tool: str = "pay",
+    arguments: Any = None,
+    who: execution_pb2.CallContext | None = None,
+    **fields: Any,
+) -> list[execution_pb2.Verdict]:
+    return await combined.verdicts(*(proposed(call, tool, arguments, **fields) for call in calls), who=who)
+
+
+async def test_questions_and_answers_are_never_reused_for_another_call(combined: Registry) -> None:
+    """RETURNED entries and the analytics do not count executions that end with a question."""
+    auditor = combined.auditors["acme", "olga"]
+    request = audit_pb2.ListAuditRequest(kind=audit_pb2.AUDIT_KIND_RETURNED)
+    assert outcome(await combined.run("weather")) == "INPUT_REQUIRED"
+    assert list((await auditor.ListAudit(request)).entries) == []
+    answered = await combined.run("weather", answers=TOWN, earlier_attempts=1)
+    assert (outcome(answered), content(answered)) == ("SUCCEEDED", "rain in Delft")
+    assert [entry.verdict for entry in (await auditor.ListAudit(request)).entries] == ["SUCCEEDED"]
+    (figures,) = (await auditor.GetToolAnalytics(audit_pb2.GetToolAnalyticsRequest())).tools
+    assert (figures.execution_count, figures.error_count) == (1, 0)
+    assert outcome(await combined.run("weather", call="other")) == "INPUT_REQUIRED", "another call has not asked"
+
+
+async def test_duplicate_call_does_not_count_as_a_rule_use(combined: Registry) -> None:
+    """A duplicate is rejected, so the rule did not allow it."""
+    await allow(combined, uses_max=2)
+    first, again = await check_all(combined, "one", "two")
+    assert (first.disposition, again.error_reason) == (RUN, "DUPLICATE_CALL")
+    (later,) = await check_all(combined, "three")
+    assert later.disposition == RUN
+
+
+async def test_a_rule_does_not_replace_a_second_approver_or_an_unauthorized_author(combined: Registry) -> None:
+    """A rule decides with the permissions of its author, who can never bypass approvals_required in their own runs."""
+    rows: list[tuple[execution_pb2.CallContext, Any]] = [
+        (context(roles=roles), disposition)
+        for roles, disposition in (
+            ((), RUN),
+            (("approver",), RUN),
+            (("member", "admin"), RUN),
+            (("member",), APPROVE),
+            (("viewer",), APPROVE),
+        )
+    ]
+    two_people = context(approvals_required=2)
+    for name in ("pay", "*"):
+        await allow(combined, tool_name=name)
+        for number, (who, disposition) in enumerate([*rows, (two_people, APPROVE)]):
+            (verdict,) = await check_all(combined, f"c{number}", who=who)
+            assert verdict.disposition == disposition, who
+        assert verdict.approvals_required == 2
+
+
+async def test_edited_call_has_its_own_digest_even_without_approval(combined: Registry) -> None:
+    """The ledger identifies an approved call by its digest, so without one it could not be shown or started."""
+    few = {"to": ["a"]}
+    (bulk,) = await check_all(combined, "one", tool="send", arguments={"to": ["a", "b", "c", "d"]})
+    assert bulk.disposition == APPROVE
+    (edited,) = await check_all(combined, "one", tool="send", arguments=few, edited=True)
+    assert (edited.disposition, len(edited.digest)) == (RUN, 64)
+    assert outcome(await combined.run("send", few, call="one", approved_digest=edited.digest)) == "SUCCEEDED"
+
+
+@pytest.mark.parametrize(("settles", "expected", "count"), [(False, "FAILED TOOL_ERROR", 20), (True, "SUCCEEDED", 2)])
+async def test_tool_that_keeps_asking_new_questions_is_stopped(
+    combined: Registry, settles: bool, expected: str, count: int
+) -> None:
+    """Earlier answers are skipped to find the answer to the current question."""
+    given: list[execution_pb2.Answer] = []
+    result = await combined.run("fickle", {"settles": settles})
+    while outcome(result) == "INPUT_REQUIRED" and len(given) < 100:
+        given.append(execution_pb2.Answer(question=result.question.question, answer="yes"))
+        result = await combined.run("fickle", {"settles": settles}, answers=given, earlier_attempts=len(given))
+    assert (outcome(result), len(given)) == (expected, count)
+
+
+async def test_calls_waiting_for_answers_do_not_use_slots(combined: Registry) -> None:
+    """Otherwise unanswered questions, which may stay open for days, would block the tools of all stores."""
+    for number in range(5):
+        assert outcome(await combined.run("order", call=f"order-{number}")) == "INPUT_REQUIRED"
+    assert outcome(await combined.run_approved("pay", call="pay")) == "SUCCEEDED"
+    answer = execution_pb2.Answer(question="What shall it be?", answer="tea")
+    for number in range(5):
+        assert content(await combined.run("order", call=f"order-{number}", answers=[answer])) == "tea"

@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, StoreId
 from pawl.chassis.rpc.client import open_channel
+from pawl.errors import PawlError
 from pawl.server.db.database import Database
 from pawl.server.db.erasures import ErasurePart
 from pawl.tool.v1 import execution_pb2, worker_pb2
@@ -27,8 +27,9 @@ from pawl.tool_registry.rules.journal import Writer
 from pawl.tools import Category, EffectClass, ToolContext, tool
 from tests.keys import ENVIRONMENT, SERVICE_KEY
 from tests.poll import until
+from tests.rpc.refusals import raises
 from tests.rpc.tool_registry import world
-from tests.rpc.tool_registry.attached import OPTIONS, attached, definition
+from tests.rpc.tool_registry.attached import OPTIONS, attached, definition, start_call
 from tests.rpc.tool_registry.attached import EffectClass as WireEffect
 from tests.rpc.tool_registry.registry import content, context, outcome, running
 from tests.service import command
@@ -114,8 +115,7 @@ async def test_a_killed_registry_leaves_no_tool_processes(database_url: str, tmp
         await until(ledger.exists)
         started = [int(pid) for pid in ledger.read_text().split()]
         registry.send_signal(signal.SIGKILL)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await asked
+        await raises(PawlError, asked)
 
         await until(lambda: all(world.is_gone(pid) for pid in started))
 
@@ -158,14 +158,9 @@ async def test_tool_resumes_from_its_checkpoint_after_a_registry_crash(database_
     async with process(database_url, tmp_path, "a") as (first, address):
         asked = asyncio.ensure_future(execute(address, "count", path=str(steps)))
         async with Database(database_url, application_name="test") as database:
-
-            async def is_kept() -> bool:
-                return bool(await database.fetchval("SELECT content FROM tool_registry.checkpoints") == b"3")
-
-            await until(is_kept)
+            await until(lambda: database.fetchval("SELECT content = '3' FROM tool_registry.checkpoints"))
         first.kill()
-        with pytest.raises(grpc.aio.AioRpcError):
-            await asked
+        await raises(PawlError, asked)
     async with process(database_url, tmp_path, "b") as (_, address):
         result = await execute(address, "count", path=str(steps), earlier_attempts=1)
     assert content(result) == 2
@@ -204,10 +199,9 @@ async def test_checkpoints_expire_and_are_deleted_with_their_conversation(databa
     )
     async with record(database_url) as (database, checkpoints):
         assert await checkpoints.keep(writer("a"), b"1", is_first=True)
-        await checkpoints.forget(60.0)
-        assert await database.fetchval("SELECT count(*) FROM tool_registry.checkpoints") == 1
-        await checkpoints.forget(0.0)
-        assert await database.fetchval("SELECT count(*) FROM tool_registry.checkpoints") == 0
+        for seconds, count in ((60.0, 1), (0.0, 0)):
+            await checkpoints.forget(seconds)
+            assert await database.fetchval("SELECT count(*) FROM tool_registry.checkpoints") == count
         assert await checkpoints.keep(writer("b"), b"1", is_first=True)
         await PostgresErasures(database).erase(part)
         assert await database.fetchval("SELECT count(*) FROM tool_registry.checkpoints") == 0
@@ -239,15 +233,13 @@ async def test_invalid_checkpoint_is_rejected_and_secrets_are_not_stored(databas
             assert said in content(await registry.run("leak", {"what": what}, call=what))["error"]
             assert content(await registry.run("leak", {"what": what}, call=what, earlier_attempts=1)) is None
         await registry.run("leak", {"what": "secret"})
-        found = await registry.run("leak", {"what": "secret"}, earlier_attempts=1)
-        assert content(found) == {"key": "[secret]"}
+        assert content(await registry.run("leak", {"what": "secret"}, earlier_attempts=1)) == {"key": "[secret]"}
 
 
 async def test_a_worker_resumes_from_the_checkpoint_of_a_lost_worker(database_url: str, tmp_path: Path) -> None:
     tool = definition(effect=WireEffect.EFFECT_CLASS_IDEMPOTENT)
     async with running(database_url, tmp_path, worker_options=OPTIONS) as registry, attached(registry, tool) as first:
-        asked = asyncio.ensure_future(registry.run("charge"))
-        call = await first.invocation()
+        asked, call = await start_call(registry, first)
         assert not call.last_checkpoint_json
         made: dict[str, Any] = {"call_id": call.call_id, "lease_epoch": call.lease_epoch, "number": 7}
 

@@ -25,6 +25,7 @@ from pawl.server.egress.client import (
     read_egress_file,
 )
 from pawl.server.egress.policy import EgressRefused, EgressRules, read_rules
+from tests.rpc.refusals import raises
 from tests.web_server import Names, Reply, WebServer, pages, web_server
 
 ACME = StoreId("acme")
@@ -86,26 +87,22 @@ async def test_decompression_bomb_is_cut_off(site: WebServer) -> None:
 
 
 async def test_silent_server_is_disconnected_at_the_deadline(site: WebServer) -> None:
-    with pytest.raises(RequestFailed, match=r"no response from .* within 0.2 s") as failed:
-        await get(site, "/waits", timeout_seconds=0.2)
-    assert failed.value.was_sent
-    with pytest.raises(RequestFailed) as failed:
-        await get(site, "/endless", timeout_seconds=0.2, bytes_max=2**40)
-    assert failed.value.was_sent
+    failed = await raises(
+        RequestFailed, get(site, "/waits", timeout_seconds=0.2), match=r"no response from .* within 0.2 s"
+    )
+    assert failed.was_sent
+    failed = await raises(RequestFailed, get(site, "/endless", timeout_seconds=0.2, bytes_max=2**40))
+    assert failed.was_sent
 
 
 async def test_error_states_whether_the_server_may_have_received_the_request(site: WebServer) -> None:
-    with pytest.raises(RequestFailed) as failed:
-        await get(site, "/breaks")
-    assert failed.value.was_sent
-    unused = WebServer(pages({}), port=9)
-    with pytest.raises(RequestFailed, match="cannot connect to") as failed:
-        await get(unused)
-    assert not failed.value.was_sent
-    with pytest.raises(RequestFailed, match="is not valid HTTP") as failed:
-        await get(site, headers={"X-One": "secret\r\nX-Two: b"})
-    assert not failed.value.was_sent
-    assert "secret" not in str(failed.value)
+    failed = await raises(RequestFailed, get(site, "/breaks"))
+    assert failed.was_sent
+    failed = await raises(RequestFailed, get(WebServer(pages({}), port=9)), match="cannot connect to")
+    assert not failed.was_sent
+    failed = await raises(RequestFailed, get(site, headers={"X-One": "secret\r\nX-Two: b"}), match="is not valid HTTP")
+    assert not failed.was_sent
+    assert "secret" not in str(failed)
 
 
 async def test_cookies_and_environment_proxies_are_ignored(site: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +144,11 @@ async def test_unlisted_host_is_rejected_without_a_dns_lookup(site: WebServer) -
     rules = {"*": read_rules([f"a.example:{site.port}"], [f"127.0.0.1:{site.port}"])}
     egress = GuardedEgress(rules, lookups=Lookups(names), tls=TRUSTS_NOBODY)
     assert (await egress.send(ACME, OutboundRequest(url=f"http://a.example:{site.port}/"))).body == b"hello"
-    with pytest.raises(EgressRefused, match="not among the allowed hosts"):
-        await egress.send(ACME, OutboundRequest(url=f"http://b.example:{site.port}/"))
+    await raises(
+        EgressRefused,
+        egress.send(ACME, OutboundRequest(url=f"http://b.example:{site.port}/")),
+        match="not among the allowed hosts",
+    )
     assert (names.asked, site.connections) == (["a.example"], 1)
 
 
@@ -161,15 +161,15 @@ async def test_certificate_is_checked_against_the_name_of_the_host() -> None:
         rules = {"*": read_rules(None, [f"{host}:{server.port}" for host in ("a.example", "b.example")])}
         names = Names({"a.example": ["127.0.0.1"], "b.example": ["127.0.0.1"]})
         egress = GuardedEgress(rules, lookups=Lookups(names), tls=trusting)
-        found = await egress.send(ACME, OutboundRequest(url=f"https://a.example:{server.port}/"))
-        assert found.body == b"hello"
+        assert (await egress.send(ACME, OutboundRequest(url=f"https://a.example:{server.port}/"))).body == b"hello"
         assert server.asked[0].headers["host"] == f"a.example:{server.port}"
-        with pytest.raises(RequestFailed):
-            await egress.send(ACME, OutboundRequest(url=f"https://b.example:{server.port}/"))
-        with pytest.raises(RequestFailed):
-            await GuardedEgress(rules, lookups=Lookups(names)).send(
+        await raises(
+            RequestFailed,
+            egress.send(ACME, OutboundRequest(url=f"https://b.example:{server.port}/")),
+            GuardedEgress(rules, lookups=Lookups(names)).send(
                 ACME, OutboundRequest(url=f"https://a.example:{server.port}/")
-            )
+            ),
+        )
         assert len(server.asked) == 1
 
 
@@ -191,9 +191,7 @@ async def test_body_is_decompressed_up_to_its_limit_and_invalid_encodings_fail(s
     for path, body in (("/gzip", b"hello you"), ("/hints", b"hello")):
         assert (await get(site, path)).body == body, path
     for path in ("/broken", "/brotli", "/twice", "/too-many-hints"):
-        with pytest.raises(RequestFailed, match="sent an invalid response") as failed:
-            await get(site, path)
-        assert failed.value.was_sent
+        assert (await raises(RequestFailed, get(site, path), match="sent an invalid response")).was_sent
     for path, limit, size in (
         ("/broken", 0, 0),
         ("/brotli", 0, 0),
@@ -213,8 +211,7 @@ async def test_redirects_are_followed_up_to_a_limit_and_only_for_safe_methods() 
         assert (found.body, found.url.endswith("/b?c")) == (b"hello", True)
     replies = {f"/{number}": to(f"/{number + 1}") for number in range(1, 7)} | {"/7": Reply(b"hello")}
     assert (await redirecting(replies, "/2"))[0].body == b"hello"
-    with pytest.raises(RequestFailed, match="more than 5 redirects"):
-        await redirecting(replies, "/1")
+    await raises(RequestFailed, redirecting(replies, "/1"), match="more than 5 redirects")
     found, times = await redirecting({"/": to("/b", 307), "/b": Reply(b"hello")}, method="POST", body=b"{}")
     assert (found.status, times) == (307, 1)
 
@@ -234,13 +231,15 @@ async def test_redirect_to_a_forbidden_address_does_not_open_a_connection() -> N
             "http://[",
         ):
             server.answer = pages({"/": to(location.format(other=other.port))})
-            with pytest.raises(EgressRefused):
-                await get(server, names=Names({"trap.example": ["127.0.0.1"], "localhost": ["127.0.0.1"]}))
+            await raises(
+                EgressRefused, get(server, names=Names({"trap.example": ["127.0.0.1"], "localhost": ["127.0.0.1"]}))
+            )
         assert other.connections == 0
         server.answer = pages({"/": to("/b"), "/b": Reply(b"hello")})
         server.asked.clear()
-        with pytest.raises(EgressRefused):
-            await get(server, names=Names({"a.example": [["127.0.0.1"], ["10.0.0.1"]]}), host="a.example")
+        await raises(
+            EgressRefused, get(server, names=Names({"a.example": [["127.0.0.1"], ["10.0.0.1"]]}), host="a.example")
+        )
         assert len(server.asked) == 1, "the same name is checked again"
 
 
@@ -252,8 +251,7 @@ async def test_connection_uses_the_checked_address_or_the_next_one(site: WebServ
     egress = GuardedEgress(rules, lookups=Lookups(Names({"a.example": ["127.0.0.3", "127.0.0.1"]})), tls=TRUSTS_NOBODY)
     request = OutboundRequest(url=f"http://a.example:{site.port}/")
     assert (await egress.send(ACME, request)).body == b"hello"
-    with pytest.raises(EgressRefused):
-        await egress.send(StoreId("other"), request)
+    await raises(EgressRefused, egress.send(StoreId("other"), request))
 
 
 async def test_custom_client_is_checked_and_sends_secrets_only_to_safe_targets(
@@ -266,14 +264,12 @@ async def test_custom_client_is_checked_and_sends_secrets_only_to_safe_targets(
         egress = GuardedEgress(rules, lookups=Lookups(Names({"a.example": ["127.0.0.1"]})), tls=TRUSTS_NOBODY)
         async with httpx2.AsyncClient(transport=egress.transport(ACME, with_secrets=True), trust_env=False) as client:
             if not opened:
-                with pytest.raises(EgressRefused, match="secrets are not sent"):
-                    await client.get(f"http://a.example:{site.port}/")
+                await raises(EgressRefused, client.get(f"http://a.example:{site.port}/"), match="secrets are not sent")
                 assert site.connections == 0
                 continue
             found = await client.get(f"http://a.example:{site.port}/", headers={"Host": "other.example"})
             assert (found.text, site.asked[0].headers["host"]) == ("hello", f"a.example:{site.port}")
-            with pytest.raises(EgressRefused):
-                await client.get("http://169.254.169.254/")
+            await raises(EgressRefused, client.get("http://169.254.169.254/"))
 
 
 def test_invalid_egress_file_prevents_startup(tmp_path: Path) -> None:

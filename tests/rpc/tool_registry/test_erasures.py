@@ -6,8 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from pawl.chassis.ids import CallId, CallKey, ConversationId, RequestId, RunId, StoreId
 from pawl.errors import ConversationErased, DependencyUnavailable
 from pawl.event.v1 import call_pb2
@@ -24,6 +22,7 @@ from pawl.tool_registry.rules.journal import JournalCall
 from pawl.tool_registry.sources.worker.rules import Purpose
 from pawl.tool_registry.sources.worker.store.workers import PostgresWorkerRepository, WorkerCall
 from pawl.values import EffectClass
+from tests.rpc.refusals import raises
 from tests.rpc.tool_registry.registry import refusal, running
 from tests.rpc.tool_registry.test_audit import decide, listed, tools, verified
 
@@ -34,10 +33,9 @@ PART = ErasurePart(
 
 
 async def everything(database: Database) -> str:
-    tables = await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'tool_registry'")
     rows = [
         row
-        for table in tables
+        for table in (await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'tool_registry'"))
         if table["tablename"] not in {"tool_versions", "schema_version"}
         for row in await database.fetch(f"SELECT * FROM tool_registry.{table['tablename']}")  # noqa: S608
     ]
@@ -57,13 +55,12 @@ async def test_erasure_deletes_executions_rules_and_secrets_but_keeps_the_chain(
         await registry.run("delete", {"path": MARKER}, call="c1", approved_digest=digest)
         await registry.check(MARKER, call="c2")
         await registry.run("pay", call="early")
-        pattern = rule_pb2.ArgumentPattern(argument="path", equals_json=json.dumps(MARKER).encode())
         rule = rule_pb2.Rule(
             effect=rule_pb2.RULE_EFFECT_DENY,
             scope=rule_pb2.RULE_SCOPE_CONVERSATION,
             scope_id="conversation",
             tool_name="delete",
-            arguments=[pattern],
+            arguments=[rule_pb2.ArgumentPattern(argument="path", equals_json=json.dumps(MARKER).encode())],
         )
         await registry.rules["acme", "bob"].CreateRule(rule_pb2.CreateRuleRequest(rule=rule))
         before = await listed(registry)
@@ -77,8 +74,7 @@ async def test_erasure_deletes_executions_rules_and_secrets_but_keeps_the_chain(
         left = await database.fetchval("SELECT count(*) FROM tool_registry.executions")
         assert left == 0, "ASYNC-3: also calls of a run that the ledger no longer knows"
         assert await database.fetchval("SELECT count(*) FROM tool_registry.audit_keys WHERE secret IS NOT NULL") == 0
-        assert not (await verified(registry)).HasField("problem")
-        assert await listed(registry) == before
+        assert ((await verified(registry)).HasField("problem"), await listed(registry)) == (False, before)
 
 
 async def test_rules_of_an_erased_conversation_never_return(database_url: str, tmp_path: Path) -> None:
@@ -104,9 +100,8 @@ async def test_rules_of_an_erased_conversation_never_return(database_url: str, t
 
         assert await refusal(registry.rules["acme", "bob"].CreateRule(request)) == "CONVERSATION_ERASED"
         for scope, scope_id in ((RuleScope.CONVERSATION, "conversation"), (RuleScope.RUN, "run")):
-            with pytest.raises(ConversationErased):
-                late = replace(kept, scope=scope, scope_id=scope_id)
-                await PostgresRuleRepository(database).add(late, RequestId("r2"))
+            late = replace(kept, scope=scope, scope_id=scope_id)
+            await raises(ConversationErased, PostgresRuleRepository(database).add(late, RequestId("r2")))
         assert MARKER not in await everything(database)
         assert await listed(registry) == before
 
@@ -147,8 +142,7 @@ async def test_calls_of_an_erased_run_never_start(database_url: str) -> None:
             token="t",
             is_askable=False,
         )
-        with pytest.raises(DependencyUnavailable):
-            await journal.begin(begun)
+        await raises(DependencyUnavailable, journal.begin(begun))
         assert await database.fetchval("SELECT count(*) FROM tool_registry.executions") == 0
         repository = PostgresWorkerRepository(database, instance_id="a")
         assert await repository.add(call, None) is None

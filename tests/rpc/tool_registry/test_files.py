@@ -6,6 +6,7 @@ import asyncio
 import os
 import tracemalloc
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,17 @@ from pawl.tool_registry.builtin.files import rpc
 from pawl.tool_registry.builtin.files.folders import FileFolders
 from pawl.tool_registry.builtin.files.rules import FileLimits
 from pawl.tool_registry.builtin.files.tools import file_tools
+from tests.rpc.refusals import raises
 from tests.rpc.tool_registry.registry import Registry, all_pages, content, refusal, running
 
 MIB = 1024 * 1024
 LIMITS = FileLimits(store_bytes_max=100_000, large_bytes_max=80_000)
 
 
+@dataclass
 class Desk:
-    def __init__(self, registry: Registry, folder: Path) -> None:
-        self.registry = registry
-        self.folder = folder
+    registry: Registry
+    folder: Path
 
     def put(self, path: str, pieces: Iterable[bytes], *, store: str = "acme", user: str = "ann") -> Any:
         return self.registry.files[store, user].PutFile(_requests(path, pieces))
@@ -69,15 +71,13 @@ async def test_a_file_can_be_put_listed_read_by_the_model_and_downloaded(desk: D
     assert (await desk.put("data/a.txt", [b"three"], user="bob")).size_bytes == 5
     assert await desk.get("/data/a.txt", user="vic") == b"three"
     await desk.put("empty", [])
-    assert await desk.listed() == [("data", 0), ("empty", 0)]
-    assert await desk.listed("/data") == [("a.txt", 5)]
+    assert (await desk.listed(), await desk.listed("/data")) == ([("data", 0), ("empty", 0)], [("a.txt", 5)])
     for number in range(5):
         await desk.put(f"many/{number}", [])
-    assert await desk.listed("many", page_size=2) == [(str(number), 0) for number in range(5)]
-    assert desk.staged() == []
+    assert (await desk.listed("many", page_size=2), desk.staged()) == ([(str(number), 0) for number in range(5)], [])
 
 
-async def test_files_belong_to_one_store_and_viewers_cannot_change_them(desk: Desk) -> None:
+async def test_files_belong_to_one_store(desk: Desk) -> None:
     """I13: the files of another store are never listed, read or replaced."""
     await desk.put("a", [b"of acme"])
     await desk.put("a", [b"of other"], store="other")
@@ -86,7 +86,6 @@ async def test_files_belong_to_one_store_and_viewers_cannot_change_them(desk: De
     assert await desk.listed(store="other") == [("a", 8)]
     for path in ("b", "../acme/b", "/../acme/b"):
         assert await refusal(desk.get(path, store="other")) in {"FILE_NOT_FOUND", "INVALID_FIELD"}
-    assert await refusal(desk.put("b", [b"y"], user="vic")) == "PERMISSION_DENIED"
 
 
 async def test_invalid_requests_are_refused_and_leave_nothing_behind(desk: Desk) -> None:
@@ -94,8 +93,11 @@ async def test_invalid_requests_are_refused_and_leave_nothing_behind(desk: Desk)
     (desk.folder / "acme/link").symlink_to(desk.folder.parent / "secret")
     for path in ("", "/", "..", "../secret", "a/../b", "//a", "a\\b", "folder", "folder/a/b", "a/" * 20, "x\0y"):
         assert await refusal(desk.put(path, [b"x"])) == "INVALID_FIELD", path
-    with pytest.raises(Exception, match=r"path 'folder' is a folder\. Specify a file, such as 'folder/data.csv'"):
-        await desk.put("folder", [b"x"])
+    await raises(
+        Exception,
+        desk.put("folder", [b"x"]),
+        match=r"path 'folder' is a folder\. Specify a file, such as 'folder/data.csv'",
+    )
     assert await refusal(desk.put("link", [b"x"])) == "INVALID_FIELD"
     for path, reason in (
         ("", "INVALID_FIELD"),

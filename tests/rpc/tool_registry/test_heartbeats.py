@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
+from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2
 from pawl.tools import (
@@ -23,9 +23,10 @@ from pawl.tools import (
 )
 from pawl.tools.rules.definition import ASYNC_TIMEOUT_SECONDS_MAX
 from pawl.worker import CallContext, Worker
+from tests.rpc.refusals import raises
 from tests.rpc.tool_registry import process_tools
 from tests.rpc.tool_registry.mcp_world import SAFE, FakeServer, mcp_registry, policy
-from tests.rpc.tool_registry.registry import Registry, content, context, outcome, proposed, reason, refusal, running
+from tests.rpc.tool_registry.registry import Registry, content, context, outcome, proposed, refusal, running
 from tests.rpc.tool_registry.test_worker_library import KEY, OPTIONS, working
 
 
@@ -58,9 +59,7 @@ async def test_silent_repeatable_call_is_requested_again(
     database_url: str, tmp_path: Path, effect: EffectClass
 ) -> None:
     async with running(database_url, tmp_path, [silent(effect)]) as registry:
-        with pytest.raises(grpc.aio.AioRpcError) as lost:
-            await registry.run("work")
-        assert reason(lost.value)[0] is grpc.StatusCode.UNAVAILABLE
+        await raises(DependencyUnavailable, registry.run("work"))
         assert content(await registry.run("work", earlier_attempts=1)) == "half"
 
 
@@ -87,8 +86,7 @@ class StuckFunction:
         self.tool = work
 
     async def get_stuck(self, registry: Registry) -> None:
-        with pytest.raises(grpc.aio.AioRpcError):
-            await registry.run("work")
+        await raises(DependencyUnavailable, registry.run("work"))
         assert self.started == [1]
 
 
@@ -107,8 +105,7 @@ async def test_stuck_function_blocks_a_second_attempt(database_url: str, tmp_pat
             for number in range(1, 4):
                 late = await registry.run("work", earlier_attempts=number, timeout_seconds=0.1)
                 assert outcome(late) == "FAILED TOOL_TIMEOUT"
-            assert stuck.started == [1]
-            assert content(await registry.run("glance", call="other")) == "seen"
+            assert (stuck.started, content(await registry.run("glance", call="other"))) == ([1], "seen")
             again = asyncio.ensure_future(registry.run("work", earlier_attempts=4))
         finally:
             stuck.let_go.set()
@@ -129,8 +126,7 @@ async def test_lost_at_most_once_call_has_an_unknown_outcome(
 
 async def test_silent_tool_in_its_own_process_is_killed(database_url: str, tmp_path: Path) -> None:
     async with running(database_url, tmp_path, [process_tools.get_stuck]) as registry:
-        with pytest.raises(grpc.aio.AioRpcError):
-            await registry.run("get_stuck")
+        await raises(DependencyUnavailable, registry.run("get_stuck"))
         assert registry.executor.running_count == 0
 
 
@@ -177,9 +173,7 @@ async def stay() -> None:
 
 
 def of_job() -> execution_pb2.CallContext:
-    made = context()
-    made.in_background = True
-    return made
+    return context(in_background=True)
 
 
 async def left(registry: Registry, name: str, seconds: float, *, of: execution_pb2.CallContext) -> float:
@@ -212,11 +206,10 @@ async def test_job_call_gets_the_background_timeout(database_url: str, tmp_path:
 async def test_verdict_has_the_tools_background_settings(database_url: str, tmp_path: Path) -> None:
     async with running(database_url, tmp_path, [look, look_again, stay]) as registry:
         verdicts = {name: await registry.check(name, {}) for name in ("look", "look_again", "stay")}
-        said = {
+        assert {
             name: (verdict.timeout_seconds, verdict.async_timeout_seconds, verdict.without_background)
             for name, verdict in verdicts.items()
-        }
-        assert said == {"look": (60, 2 * HOUR, False), "look_again": (60, 0, False), "stay": (0, 0, True)}
+        } == {"look": (60, 2 * HOUR, False), "look_again": (60, 0, False), "stay": (0, 0, True)}
         reads = execution_pb2.ExecuteReads(timeout_seconds=7000, timeout_seconds_max=7000)
         (verdict,) = await registry.verdicts(proposed("c", "look"), who=of_job(), execute_reads=reads)
         assert verdict.timeout_seconds == 2 * HOUR

@@ -29,7 +29,8 @@ from pawl.tools import OutcomeUnknown, Tool, ToolContext, ToolError
 from pawl.tools.rules.definition import RESULT_BYTES_MAX, ToolVersion
 from pawl.tools.sdk.context import ResultTooLarge
 from pawl.values import Category, EffectClass
-from tests.rpc.tool_registry.registry import content, outcome, running
+from tests.rpc.refusals import raises
+from tests.rpc.tool_registry.registry import content, error_of, outcome, running
 from tests.web_server import Reply, WebServer, pages, web_server
 
 SECRETS = {"token": "Bearer 0123456789abcdef", "broken": "0123456789\r\nX-Other: 1"}
@@ -137,11 +138,10 @@ async def test_secrets_appear_in_headers_but_not_in_bindings(world: World) -> No
     assert world.server.asked[0].headers["authorization"] == SECRETS["token"]
     assert world.server.asked[0].headers["traceparent"] == TRACEPARENT
     broken = await world.endpoint("/json", secretHeaders={"Authorization": "broken"})
-    with pytest.raises(
-        ToolError, match="the secret 'broken' contains characters that are not allowed in a header"
-    ) as error:
-        await world.call(broken)
-    assert "0123456789" not in str(error.value)
+    error = await raises(
+        ToolError, world.call(broken), match="the secret 'broken' contains characters that are not allowed in a header"
+    )
+    assert "0123456789" not in str(error)
     assert len(world.server.asked) == 1
 
 
@@ -174,13 +174,19 @@ async def test_document_is_read_from_the_source_or_fetched(world: World) -> None
 
 
 async def test_source_with_an_unavailable_document_is_unreachable(world: World) -> None:
-    for path in ("/nothing", "/breaks"):
-        with pytest.raises(SourceUnreachable, match="document_url"):
-            await world.discover({"openApi": {"documentUrl": world.url + path}})
-    with pytest.raises(InvalidField, match=r"neither JSON nor YAML|not an object"):
-        await world.discover({"openApi": {"documentUrl": f"{world.url}/page"}})
-    with pytest.raises(InvalidField, match="larger than the limit"):
-        await world.discover({"openApi": {"documentUrl": f"{world.url}/huge"}})
+    await raises(
+        SourceUnreachable,
+        *(world.discover({"openApi": {"documentUrl": world.url + path}}) for path in ("/nothing", "/breaks")),
+        match="document_url",
+    )
+    await raises(
+        InvalidField,
+        world.discover({"openApi": {"documentUrl": f"{world.url}/page"}}),
+        match=r"neither JSON nor YAML|not an object",
+    )
+    await raises(
+        InvalidField, world.discover({"openApi": {"documentUrl": f"{world.url}/huge"}}), match="larger than the limit"
+    )
 
 
 async def test_http_call_follows_the_usual_call_lifecycle(world: World, database_url: str, tmp_path: Path) -> None:
@@ -201,8 +207,7 @@ async def test_http_call_follows_the_usual_call_lifecycle(world: World, database
         works = await registry.run("works", {"id": "1"}, call="a")
         assert (outcome(works), content(works)) == ("SUCCEEDED", "you said [secret]")
         fails = await registry.run("fails", {"id": "1"}, call="b")
-        assert outcome(fails) == "FAILED TOOL_ERROR"
-        assert content(fails)["error"] == "the service answered with status 403: you said [secret]"
+        assert error_of(fails) == "the service answered with status 403: you said [secret]"
         world.server.answer = lambda _: Reply(breaks=True)
         assert outcome(await registry.run("breaks", {"id": "1"}, call="c")) == "UNKNOWN OUTCOME_UNKNOWN"
     assert all(asked.headers["authorization"] == SECRETS["token"] for asked in world.server.asked)
@@ -229,11 +234,7 @@ async def test_shared_secret_is_not_sent_to_a_service_added_by_a_store(
             policies = [source_pb2.SourceToolPolicy(tool_name="*", category=call_pb2.TOOL_CATEGORY_SAFE)]
             config = source_pb2.SourceConfig(name=name, http_endpoint=endpoint, policies=policies)
             await registry.sources["acme", "root"].AddSource(source_pb2.AddSourceRequest(config=config))
-        failed = await registry.run("token.call", call="a")
-        assert (outcome(failed), content(failed)["error"]) == (
-            "FAILED TOOL_ERROR",
-            "no secret named 'token' is configured",
-        )
+        assert error_of(await registry.run("token.call", call="a")) == "no secret named 'token' is configured"
         assert outcome(await registry.run("own.call", call="b")) == "SUCCEEDED"
     assert [asked.headers["authorization"] for asked in world.server.asked] == ["Bearer of-the-store"]
 
@@ -248,8 +249,11 @@ async def test_fetched_document_cannot_choose_where_secrets_go(world: World) -> 
         world.server.answer = lambda _: Reply(written, headers=JSON)
         fetched: dict[str, Any] = {"documentUrl": f"{world.url}/doc"}
         secret = {"secretHeaders": {"Authorization": "token"}}
-        with pytest.raises(InvalidField, match="because only the document lists that server"):
-            await theirs.discover({"openApi": fetched | secret})
+        await raises(
+            InvalidField,
+            theirs.discover({"openApi": fetched | secret}),
+            match="because only the document lists that server",
+        )
         base = f"http://127.0.0.1:{elsewhere.port}"
         for given in (fetched, fetched | secret | {"baseUrl": base}, {"document": encoded(written)} | secret):
             assert len(await theirs.discover({"openApi": given})) == 1
@@ -292,12 +296,10 @@ async def test_success_response_is_the_result_and_any_other_is_an_error(world: W
         "/large": "took effect, but its result cannot be read",
         "/inside": "169.254.169.254 is not an allowed address",
     }.items():
-        with pytest.raises(ToolError, match=says) as raised:
-            await world.call(await world.endpoint(path))
-        assert isinstance(raised.value, ResultTooLarge) is (path == "/large")
+        raised = await raises(ToolError, world.call(await world.endpoint(path)), match=says)
+        assert isinstance(raised, ResultTooLarge) is (path == "/large")
     world.server.asked.clear()
-    with pytest.raises(ToolError, match="status 302"):
-        await world.call(await world.endpoint("/moved", "POST"))
+    await raises(ToolError, world.call(await world.endpoint("/moved", "POST")), match="status 302")
     assert len(world.server.asked) == 1, "a POST does not follow redirects"
 
 
@@ -305,19 +307,17 @@ async def test_an_interrupted_call_has_an_unknown_outcome_unless_it_is_repeatabl
     world: World,
 ) -> None:
     tool = await world.endpoint("/breaks", "POST")
-    with pytest.raises(OutcomeUnknown):
-        await world.call(tool)
-    for effect in (EffectClass.READ_ONLY, EffectClass.IDEMPOTENT):
-        with pytest.raises(ToolError, match="sent an invalid response"):
-            await world.call(tool, effect=effect)
+    await raises(OutcomeUnknown, world.call(tool))
+    await raises(
+        ToolError,
+        *(world.call(tool, effect=effect) for effect in (EffectClass.READ_ONLY, EffectClass.IDEMPOTENT)),
+        match="sent an invalid response",
+    )
     sent = world.server.connections
-    with pytest.raises(ToolError, match="is not allowed"):
-        await world.call(tool, store="other")
-    rules = {"*": read_rules(None, ["127.0.0.1:9"])}
-    egress = GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    await raises(ToolError, world.call(tool, store="other"), match="is not allowed")
+    egress = GuardedEgress({"*": read_rules(None, ["127.0.0.1:9"])}, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     world.connector = HttpTools(egress, world.helpers)
-    with pytest.raises(ToolError, match="cannot connect to"):
-        await world.call(await world.endpoint("/", url="http://127.0.0.1:9/"))
+    await raises(ToolError, world.call(await world.endpoint("/", url="http://127.0.0.1:9/")), match="cannot connect to")
     assert world.server.connections == sent
 
 
@@ -361,12 +361,9 @@ async def test_invalid_configuration_is_rejected(world: World) -> None:
     ]
     tries += [(world.discover({"openApi": changes}), field) for changes, field in documents]
     for number, (attempt, field) in enumerate(tries):
-        with pytest.raises(InvalidField) as error:
-            await attempt
-        assert error.value.metadata["field"].rpartition(".")[2] == field, number
+        assert (await raises(InvalidField, attempt)).metadata["field"].rpartition(".")[2] == field, number
     assert world.server.connections == 0
-    with pytest.raises(InvalidSchema):
-        await world.endpoint("/json", argumentsSchemaJson=encoded({"type": "array"}))
+    await raises(InvalidSchema, world.endpoint("/json", argumentsSchemaJson=encoded({"type": "array"})))
 
 
 async def test_body_with_many_items_is_bulk_at_any_depth(world: World, database_url: str, tmp_path: Path) -> None:

@@ -155,11 +155,9 @@ async def test_outcome_of_a_call_in_a_dead_process_is_unknown_until_an_operator_
             journal = PostgresExecutionJournal(database, instance_id="dead", lease_seconds=60)
             stands = await journal.end(CallKey(StoreId("acme"), CallId("call")), succeeded(b'"late"', 1.0))
             assert stands.outcome is Outcome.UNKNOWN, "its late result changes nothing"
-        assert await registry.run("pay", earlier_attempts=5) == first
-        assert world.effects == []
+        assert (await registry.run("pay", earlier_attempts=5), world.effects) == (first, [])
         again = await registry.run("pay", unknowns_resolved=1)
-        assert content(again) == "paid 1"
-        assert await registry.run("pay", unknowns_resolved=1) == again
+        assert (content(again), await registry.run("pay", unknowns_resolved=1)) == ("paid 1", again)
     assert world.effects == ["paid 1"]
 
 
@@ -212,8 +210,7 @@ async def test_result_is_returned_only_after_it_is_stored(database_url: str, tmp
         for number, some in enumerate((["before"] * 3, ["after"], ["broken after", "before"]), 1):
             faults["end"] = list(some)
             first = await registry.run("pay", call=f"c{number}")
-            assert content(first) == "paid 1"
-            assert await registry.run("pay", call=f"c{number}") == first
+            assert (content(first), await registry.run("pay", call=f"c{number}")) == ("paid 1", first)
             assert len(world.effects) == number
         faults["end"] = ["broken"] * 1000
         assert await refusal(registry.stream("pay", call="broken")) == "INTERNAL"
@@ -246,8 +243,7 @@ async def test_unstoppable_thread_is_reported_as_still_running(
         await begun.wait()
         answer = await registry.cancel()
         assert not answer.stopped
-        assert outcome(answer.result) == "CANCELLED NOT_STOPPED"
-        assert await asked == answer.result
+        assert (outcome(answer.result), await asked) == ("CANCELLED NOT_STOPPED", answer.result)
         unstoppable_threads.set()
         assert await registry.run("ship") == answer.result
         again = await registry.cancel()
@@ -272,8 +268,7 @@ async def test_a_call_without_a_journal_can_be_cancelled_on_any_replica(database
         asked = asyncio.ensure_future(registry.run("look", timeout_seconds=300))
         await begun.wait()
         assert (await other.cancel()).stopped
-        assert outcome(await asked) == "CANCELLED CANCELLED"
-        assert registry.executor.running_count == 0
+        assert (outcome(await asked), registry.executor.running_count) == ("CANCELLED CANCELLED", 0)
 
 
 async def test_stop_gives_running_calls_a_grace_period(database_url: str, tmp_path: Path, world: World) -> None:
@@ -299,8 +294,7 @@ async def test_the_actual_state_of_a_call_that_outlives_shutdown_is_recorded(
         reading = [asyncio.ensure_future(stream.read()) for stream in streams]
 
         await until(lambda: registry.executor.running_count == 2 and world.begun.is_set())
-    ended = await asyncio.gather(*reading, return_exceptions=True)
-    assert len(ended) == 2
+    assert len(await asyncio.gather(*reading, return_exceptions=True)) == 2
     world.finding = happened("order 7")
     world.release.set()
     async with running(database_url, tmp_path, world.tools()) as registry:

@@ -31,7 +31,7 @@ from pawl.tool_registry.documents.rules import STORE_OWNER
 from pawl.tool_registry.documents.store import PostgresDocumentRepository
 from tests.fakes.manual_clock import ManualClock
 from tests.mail_server import Postbox, mail_server, text_of
-from tests.rpc.tool_registry.registry import Ledger, Registry, content, context, outcome, refusal, running
+from tests.rpc.tool_registry.registry import Ledger, Registry, content, context, error_of, refusal, running
 
 LETTER = {"to": ["ann@example.com"], "subject": "Report", "body": "The report is attached."}
 LUNCH = {"to": ["ann@example.com"], "subject": "Lunch på fredag?", "body": "At noon.\nBring cake."}
@@ -89,9 +89,9 @@ async def office(database_url: str, tmp_path: Path, clock: ManualClock) -> Async
 
 
 async def test_html_and_attached_documents_arrive_unchanged(office: Office) -> None:
-    await office.put("reports/Årsrapport.csv", "name;sum\r\nGrüße;1\n")
-    await office.put("notes", "no line break at the end")
-    await office.put("data.json", "{}")
+    texts = ("name;sum\r\nGrüße;1\n", "no line break at the end", "{}")
+    for name, text in zip(("reports/Årsrapport.csv", "notes", "data.json"), texts, strict=True):
+        await office.put(name, text)
     page = '<p>The <b>report</b> is attached: "Grüße"</p>'
     message = await office.sent(html=page, attachments=["reports/Årsrapport.csv", "notes", "data.json", "notes"])
     assert text_of(message).splitlines() == ["The report is attached."]
@@ -103,8 +103,7 @@ async def test_html_and_attached_documents_arrive_unchanged(office: Office) -> N
         ("notes", "text/plain"),
         ("data.json", "application/json"),
     ]
-    payloads = [part.get_payload(decode=True) for part in message.iter_attachments()]
-    assert payloads == ["name;sum\r\nGrüße;1\n".encode(), b"no line break at the end", b"{}"]
+    assert [part.get_payload(decode=True) for part in message.iter_attachments()] == [text.encode() for text in texts]
 
 
 async def test_approvers_see_the_html_and_the_attachments(office: Office) -> None:
@@ -147,12 +146,14 @@ async def test_invalid_mail_is_refused_without_sending_anything(office: Office) 
         ({"attachments": [hostile]}, "its name must not contain =?"),
         ({"subject": "a\u2028Bcc: eve@example.com"}, "the subject must be one line"),
         ({"subject": "a\x85Bcc: eve@example.com"}, "the subject must be one line"),
-        ({"to": ["a@example.com%0aeve@example.com"]}, "is not an e-mail address"),
+        ({"to": ["=?utf-8?q?a?=@example.com"]}, "must not contain =?"),
     ]
     for changes, error in refused:
         assert error in (await office.send(**changes))["error"]
     unfit: list[dict[str, Any]] = [{"to": many}, {"attachments": ["report.csv"] * 11}, {"html": "x" * 200_001}]
-    for each in unfit:
+    bad = ["bob", "ann@localhost", "a@b..example", "Ann <ann@b.example>", "a@b@c.example", "a@b.example, c@d.example"]
+    bad += ["a@b.example\r\nBcc: eve@b.example", "a@b.example\n", "eve@exa mple.com", "a@b.example%0aeve@b.example", ""]
+    for each in [*unfit, *({"cc": [address]} for address in bad)]:
         assert (await office.registry.check("send_email", LETTER | each)).error_reason == "INVALID_ARGUMENTS"
     assert office.postbox.envelopes == []
     await office.sent(attachments=large[:-1])
@@ -161,8 +162,7 @@ async def test_invalid_mail_is_refused_without_sending_anything(office: Office) 
 async def test_attachment_names_cannot_add_headers_or_hide_their_file_type(office: Office) -> None:
     for name, shown in [('a"; x="b.txt', 'a"; x="b.txt'), ("evil\u202etxt.exe", "evil_txt.exe"), ("dir/", "document")]:
         await office.put(name, "x")
-        message = await office.sent(attachments=[name])
-        (part,) = message.iter_attachments()
+        (part,) = (await office.sent(attachments=[name])).iter_attachments()
         assert part.get_filename() == shown
         assert sorted(part.keys()) == [
             *("Content-Disposition", "Content-Transfer-Encoding", "Content-Type", "MIME-Version")
@@ -186,8 +186,7 @@ async def test_an_answer_joins_the_thread_of_the_mail_that_started_the_run(offic
     assert (other["In-Reply-To"], other["References"]) == ("<4@x.example.com>",) * 2
     verdict = await office.registry.check("send_email", LETTER | {"reply": True})
     assert "\nAnswers the e-mail that started the run\n" in verdict.preview
-    encoded = "<=?utf-8?q?=0D=0ABcc:_eve@example.com?=@x>"
-    office.ledger.of_runs = {MAIL_ID: encoded, MAIL_THREAD: "<1@x.example.com>"}
+    office.ledger.of_runs = {MAIL_ID: "<=?utf-8?q?=0D=0ABcc:_eve@example.com?=@x>", MAIL_THREAD: "<1@x.example.com>"}
     assert (await office.sent(reply=True))["References"] == "<1@x.example.com>"
     first, last = (f"<{n}{'x' * 80}@mail.example.com>" for n in "ab")
     office.ledger.of_runs = {MAIL_ID: last, MAIL_THREAD: first}
@@ -218,8 +217,7 @@ async def test_people_of_the_store_are_found_by_any_column(office: Office) -> No
     ann = {"name": "Ann Lee", "email": "ann@example.com", "role": "Stakeholder, sales"}
     everyone = [ann, {"name": "Bo; Jr", "email": "bo@example.com"}]
     assert await office.people() == {"people": everyone, "note": "1 lines have no name or email"}
-    assert (await office.people("sales ann"))["people"] == [ann]
-    assert (await office.people("zoe"))["people"] == []
+    assert ((await office.people("sales ann"))["people"], (await office.people("zoe"))["people"]) == ([ann], [])
     assert "error" in await office.people(store="other")
     assert (await office.people(user="bob"))["people"] == everyone
 
@@ -265,29 +263,18 @@ async def test_edited_email_is_sent_once_after_approval(office: Office) -> None:
     assert message.get_content().splitlines() == ["At noon.", "Bring cake."]
     sent_bytes = box.envelopes[0].content
     assert isinstance(sent_bytes, bytes)
-    for header in (
-        f"In-Reply-To: {answered}",
-        f"References: {answered}",
-        "Auto-Submitted: auto-replied",
-    ):
-        assert f"\r\n{header}\r\n".encode() in sent_bytes
+    headers = (f"In-Reply-To: {answered}", f"References: {answered}", "Auto-Submitted: auto-replied")
+    assert [header for header in headers if f"\r\n{header}\r\n".encode() not in sent_bytes] == []
     refused = await registry.run_approved("send_email", LUNCH | {"to": [many[3]]}, call="refused")
     assert "nobody@example.com (550)" in content(refused)["error"]
     changes: list[dict[str, Any]] = [
-        {"to": ["ann@example.com\r\nBcc: eve@example.com"]},
-        {"to": ["ann@example.com, eve@example.com"]},
-        {"to": ["Ann <ann@example.com>"]},
-        {"to": ["ann@localhost"]},
-        {"to": ["a@b@example.com>"]},
         {"subject": "Hi\r\nBcc: eve@example.com"},
         {"subject": "Hi\x0bthere"},
         {"subject": "=?utf-8?q?=0D=0ABcc:_eve@example.com?="},
         {"to": ["=?utf-8?q?a?=@example.com"]},
-        {"cc": ["eve@exa mple.com"]},
     ]
     for number, change in enumerate(changes):
-        hostile = await registry.run_approved("send_email", LUNCH | change, call=f"c{number}")
-        assert outcome(hostile) == "FAILED TOOL_ERROR", change
+        assert error_of(await registry.run_approved("send_email", LUNCH | change, call=f"c{number}")), change
     assert len(box.envelopes) == 1
 
 
@@ -307,8 +294,8 @@ async def test_email_fails_clearly_without_a_mail_server(database_url: str, tmp_
 
 def test_mail_server_is_parsed_from_its_url() -> None:
     server = read_smtp_url("smtps://us%40er:p%2Fw@mail.example.com")
-    assert (server.host, server.port, server.username, server.password) == ("mail.example.com", 465, "us@er", "p/w")
-    assert (server.use_tls, server.start_tls) == (True, False)
+    found = (server.host, server.port, server.username, server.password, server.use_tls, server.start_tls)
+    assert found == ("mail.example.com", 465, "us@er", "p/w", True, False)
     assert read_smtp_url("smtp+starttls://h").start_tls is True
     assert read_smtp_url("smtp://h:2525").port == 2525
     for url in ("http://x", "smtp://", "smtp:x", "smtp://host/path", "host:25"):

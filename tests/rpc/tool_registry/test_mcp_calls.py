@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import structlog
 
 from pawl.chassis.ids import StoreId
+from pawl.errors import PawlError
 from pawl.tool.v1 import execution_pb2
 from tests.poll import put, until
+from tests.rpc.refusals import raises
 from tests.rpc.tool_registry.mcp_world import (
     READ_ONLY,
     SAFE,
@@ -51,6 +52,12 @@ async def test_server_gets_only_its_own_environment(
     assert seen["HOME"] == seen["TMPDIR"] == seen["cwd"] != str(Path.home())
 
 
+@pytest.fixture
+async def added(mcp: McpRegistry, server: FakeServer) -> FakeServer:
+    await mcp.add(server.config())
+    return server
+
+
 @pytest.mark.parametrize(("stateless", "starts"), [(False, 3), (True, 2)])
 async def test_users_share_a_process_only_if_the_server_is_stateless(
     mcp: McpRegistry, server: FakeServer, *, stateless: bool, starts: int
@@ -61,8 +68,7 @@ async def test_users_share_a_process_only_if_the_server_is_stateless(
     assert server.starts == starts, "discovery had its own process"
 
 
-async def test_all_kinds_of_answers_are_passed_on(mcp: McpRegistry, server: FakeServer) -> None:
-    await mcp.add(server.config())
+async def test_all_kinds_of_answers_are_passed_on(mcp: McpRegistry, added: FakeServer) -> None:
     failed = await mcp.run("fake.fail")
     assert (outcome(failed), failure(failed)) == ("FAILED TOOL_ERROR", "no such city")
     left_out = {"note": "The bytes are left out, because models read text only."}
@@ -81,36 +87,33 @@ async def test_all_kinds_of_answers_are_passed_on(mcp: McpRegistry, server: Fake
     responses = [response async for response in mcp.registry.stream("fake.progress", call="five")]
     seen = [(one.progress.fraction, one.progress.message) for one in responses if one.HasField("progress")]
     assert (0.5, "step 2") in seen
-    os.kill(server.process_id, 9)
+    os.kill(added.process_id, 9)
     await until(lambda: mcp.open_count == 0)
     assert content(await mcp.run("fake.note", call="six")) == "noted", "it is restarted after a crash"
 
 
-async def test_cancelled_or_timed_out_call_is_cancelled_at_the_server(mcp: McpRegistry, server: FakeServer) -> None:
-    await mcp.add(server.config())
+async def test_cancelled_or_timed_out_call_is_cancelled_at_the_server(mcp: McpRegistry, added: FakeServer) -> None:
     call = asyncio.create_task(mcp.run("fake.hang"))
-    await server.logged("call hang")
+    await added.logged("call hang")
     assert content(await mcp.run("fake.note", call="beside")) == "noted"
     assert (await mcp.registry.cancel()).stopped
     assert outcome(await call) == "CANCELLED CANCELLED"
-    await server.logged("cancelled")
+    await added.logged("cancelled")
     _, result = await mcp.registry.run_out_of_time("fake.hang", call="late")
     assert "was asked to stop; it may keep running and may still take effect" in failure(result)
-    await server.logged("cancelled", times=2)
+    await added.logged("cancelled", times=2)
     assert content(await mcp.run("fake.note", call="after")) == "noted"
-    assert server.starts == 2, "the calls had one connection"
+    assert added.starts == 2, "the calls had one connection"
 
 
 async def test_a_crashed_server_restarts_while_its_call_has_an_unknown_outcome(
-    mcp: McpRegistry, server: FakeServer
+    mcp: McpRegistry, added: FakeServer
 ) -> None:
-    await mcp.add(server.config())
-    assert outcome(await mcp.run("fake.die_once")) == UNKNOWN
-    assert server.log().count("call die_once") == 1
+    assert (outcome(await mcp.run("fake.die_once")), added.log().count("call die_once")) == (UNKNOWN, 1)
     assert content(await mcp.run("fake.note", call="two")) == "noted"
     # Over HTTP, the status shows that nothing ran. The text alone could also come after the effect.
     assert "Session terminated" in failure(await mcp.run("fake.terminate", call="four"))
-    assert server.log().count("call terminate") == 1
+    assert added.log().count("call terminate") == 1
 
 
 async def test_a_programs_stderr_does_not_reach_logs_or_results(mcp: McpRegistry, server: FakeServer) -> None:
@@ -122,8 +125,7 @@ async def test_a_programs_stderr_does_not_reach_logs_or_results(mcp: McpRegistry
     assert {event["log_level"] for event in server_events} <= {"debug"}
 
 
-async def test_an_unreadable_answer_becomes_a_bounded_and_typed_error(mcp: McpRegistry, server: FakeServer) -> None:
-    await mcp.add(server.config())
+async def test_an_unreadable_answer_becomes_a_bounded_and_typed_error(mcp: McpRegistry, added: FakeServer) -> None:
     for tool, expected in {
         "garbage": UNKNOWN,
         "huge": "FAILED RESULT_TOO_LARGE",
@@ -151,14 +153,12 @@ async def test_flooding_server_does_not_affect_others(mcp: McpRegistry, server: 
 
 async def test_endless_tool_list_is_cut_off(mcp: McpRegistry, server: FakeServer) -> None:
     put(server.folder / "mode", "endless")
-    with pytest.raises(grpc.aio.AioRpcError, match="its tool descriptions are larger than 16777216 bytes"):
-        await mcp.add(server.config())
+    await raises(PawlError, mcp.add(server.config()), match="its tool descriptions are larger than 16777216 bytes")
 
 
 async def test_a_tool_change_that_the_server_announces_stops_the_tool_immediately(
-    mcp: McpRegistry, server: FakeServer
+    mcp: McpRegistry, added: FakeServer
 ) -> None:
-    await mcp.add(server.config())
     await mcp.run("fake.change", {"tool": "echo"})
 
     async def is_refused() -> bool:
@@ -167,7 +167,7 @@ async def test_a_tool_change_that_the_server_announces_stops_the_tool_immediatel
 
     await until(is_refused)
     assert content(await mcp.run("fake.note", call="two", traceparent=TRACEPARENT)) == "noted"
-    assert f"traceparent {TRACEPARENT}" in (server.folder / "log").read_text()
+    assert f"traceparent {TRACEPARENT}" in (added.folder / "log").read_text()
 
 
 async def test_replaced_configuration_applies_to_all_replicas_immediately(database_url: str, tmp_path: Path) -> None:
@@ -191,6 +191,12 @@ def asker(tmp_path: Path) -> FakeServer:
     return FakeServer(tmp_path / "fake", ["ask", "hang", "log_in", "note"])
 
 
+@pytest.fixture
+async def added_asker(mcp: McpRegistry, asker: FakeServer) -> FakeServer:
+    await mcp.add(asker.config())
+    return asker
+
+
 def who(user: str) -> execution_pb2.CallContext:
     return context(user=user, run=f"of_{user}")
 
@@ -212,8 +218,7 @@ async def test_the_users_answer_is_returned_to_the_call_that_asked(
     assert asker.log().count("call ask") == times, "a repeatable call is run again from the start"
 
 
-async def test_answer_is_checked_before_it_is_sent(mcp: McpRegistry, asker: FakeServer) -> None:
-    await mcp.add(asker.config())
+async def test_answer_is_checked_before_it_is_sent(mcp: McpRegistry, added_asker: FakeServer) -> None:
     schema = {"type": "object", "properties": {"count": {"type": "integer", "maximum": 5}}, "required": ["count"]}
     asked = await mcp.run("fake.ask", {"asks": {"message": "How many?", "requestedSchema": schema}})
     answer_schema_json = asked.question.answer_schema_json
@@ -225,15 +230,15 @@ async def test_answer_is_checked_before_it_is_sent(mcp: McpRegistry, asker: Fake
     await check(execution_pb2.CheckAnswerRequest(answer_schema_json=answer_schema_json, answer="5"))
 
 
-async def test_call_is_repeated_after_the_user_opens_the_required_page(mcp: McpRegistry, asker: FakeServer) -> None:
-    await mcp.add(asker.config())
+async def test_call_is_repeated_after_the_user_opens_the_required_page(
+    mcp: McpRegistry, added_asker: FakeServer
+) -> None:
     refused = await mcp.run("fake.log_in", call="refused")
     assert "https://login.example.com/" in refused.question.question
     await mcp.run("fake.log_in", call="refused", answers=[answer(refused, None)])
-    assert asker.log().count("call log_in") == 1
-    (asker.folder / "log").write_text("")
-    asked = await mcp.run("fake.log_in")
-    assert content(await mcp.run("fake.log_in", answers=[answer(asked, "done")])) == "welcome"
+    assert added_asker.log().count("call log_in") == 1
+    (added_asker.folder / "log").write_text("")
+    assert content(await mcp.run("fake.log_in", answers=[answer(await mcp.run("fake.log_in"), "done")])) == "welcome"
 
 
 async def test_questions_do_not_contain_server_secrets(mcp: McpRegistry, asker: FakeServer) -> None:
@@ -244,16 +249,14 @@ async def test_questions_do_not_contain_server_secrets(mcp: McpRegistry, asker: 
     assert "s3cret-token" not in str(asked)
 
 
-async def test_cancelling_a_call_withdraws_its_question(mcp: McpRegistry, asker: FakeServer) -> None:
-    await mcp.add(asker.config())
+async def test_cancelling_a_call_withdraws_its_question(mcp: McpRegistry, added_asker: FakeServer) -> None:
     await mcp.run("fake.ask")
     assert (await mcp.registry.cancel()).stopped
-    await asker.logged("answer cancel")
+    await added_asker.logged("answer cancel")
     assert content(await mcp.run("fake.note", call="two")) == "noted"
 
 
-async def test_questions_to_different_users_do_not_affect_each_other(mcp: McpRegistry, asker: FakeServer) -> None:
-    await mcp.add(asker.config())
+async def test_questions_to_different_users_do_not_affect_each_other(mcp: McpRegistry, added_asker: FakeServer) -> None:
     users = ["ann", "bob", "eve"]
     asked = {}
     for user in users:
@@ -272,13 +275,11 @@ async def test_question_on_a_shared_connection_is_not_shown_to_any_user(mcp: Mcp
 
 
 async def test_question_that_may_belong_to_another_conversation_is_declined(
-    mcp: McpRegistry, asker: FakeServer
+    mcp: McpRegistry, added_asker: FakeServer
 ) -> None:
-    await mcp.add(asker.config())
-    elsewhere = context(run="elsewhere")
-    elsewhere.conversation_id = "elsewhere"
+    elsewhere = context(run="elsewhere", conversation_id="elsewhere")
     other = asyncio.create_task(mcp.run("fake.hang", call="other", who=elsewhere, timeout_seconds=60))
-    await asker.logged("call hang")
+    await added_asker.logged("call hang")
     assert json.loads(content(await mcp.run("fake.ask", secret_question("ann")))) == {"action": "decline"}
     other.cancel()
     await asyncio.gather(other, return_exceptions=True)

@@ -24,6 +24,7 @@ from pawl.tool_registry.sources.mcp.sandbox import Order
 from pawl.tool_registry.sources.mcp.syscall_filter import syscall_filter
 from tests.fakes.mcp_program import READABLE
 from tests.poll import until
+from tests.rpc.refusals import raises
 from tests.rpc.tool_registry.mcp_world import FakeServer, McpRegistry, failure, mcp_registry
 from tests.rpc.tool_registry.registry import content, refusal
 
@@ -218,8 +219,7 @@ async def shell_output(folders: Path, *words: str, **order: Any) -> str:
 async def test_a_program_can_only_change_its_own_limits_and_priorities(folders: Path) -> None:
     """With a CPU limit of one second or the lowest priority, the registry would stop or stall for all stores."""
     own = ["limit", "priority", "scheduler", "parameter", "processors", "input and output"]
-    output = await shell_output(folders, sys.executable, "-I", "-c", OTHERS, "0", reads_all=True)
-    assert output.splitlines() == own
+    assert (await shell_output(folders, sys.executable, "-I", "-c", OTHERS, "0", reads_all=True)).splitlines() == own
     other = await asyncio.create_subprocess_exec("sleep", "1000", start_new_session=True)
     try:
         attempt = (sys.executable, "-I", "-c", OTHERS, str(other.pid))
@@ -267,13 +267,12 @@ async def test_invalid_grants_and_limits_are_explained(folders: Path, monkeypatc
         ({"readable": ("absent",)}, "cannot be opened|cannot restrict"),
     ):
         absolute = {kind: tuple(str(folders / path) for path in paths) for kind, paths in order.items()}
-        with pytest.raises(ProgramProblem, match=says):
-            await shell_output(folders, "true", **absolute)
-    with pytest.raises(ProgramProblem, match=r"cannot start '/no/such'.*No such file"):
-        await exit_reason("/no/such")
+        await raises(ProgramProblem, shell_output(folders, "true", **absolute), match=says)
+    await raises(ProgramProblem, exit_reason("/no/such"), match=r"cannot start '/no/such'.*No such file")
     monkeypatch.setattr("pawl.tool_registry.sources.mcp.program.syscall_filter", lambda: syscall_filter("sparc"))
-    with pytest.raises(ProgramProblem, match="cannot restrict its sockets"):
-        await shell_output(folders, "echo", "started", reads_all=True)
+    await raises(
+        ProgramProblem, shell_output(folders, "echo", "started", reads_all=True), match="cannot restrict its sockets"
+    )
     assert await shell_output(folders, "echo", "started", is_confined=False) == "started\n"
 
 
@@ -313,18 +312,16 @@ async def test_program_cannot_read_other_processes_memory_environment_or_keyring
         memory.unlink()
     for number in KEYRING_CALLS[os.uname().machine]:
         attempt = f"import ctypes; print(ctypes.CDLL(None, use_errno=True).syscall({number}, 0, -4, 1)"
-        output = await shell_output(
-            folders, sys.executable, "-I", "-c", f"{attempt}, ctypes.get_errno())", reads_all=True
-        )
-        assert output == f"-1 {errno.EACCES}\n"
+        assert (
+            await shell_output(folders, sys.executable, "-I", "-c", f"{attempt}, ctypes.get_errno())", reads_all=True)
+        ) == f"-1 {errno.EACCES}\n"
 
 
 async def test_only_listed_programs_start_if_the_deployment_has_a_list(database_url: str, tmp_path: Path) -> None:
     """OPS-1: an operator of one store does not control the deployment."""
     server = FakeServer(tmp_path / "fake", ["echo", "read"])
     plain = server.config()
-    paths = [*READABLE, str(server.folder)]
-    rule = ProgramRule(command=plain.mcp_stdio.command, variables=["CITY"], paths=paths)
+    rule = ProgramRule(command=plain.mcp_stdio.command, variables=["CITY"], paths=[*READABLE, str(server.folder)])
     longer = server.config()
     longer.mcp_stdio.command.append("--more")
     async with mcp_registry(database_url, tmp_path, programs=Programs(rules={"acme": [rule]})) as mcp:
@@ -338,8 +335,7 @@ async def test_only_listed_programs_start_if_the_deployment_has_a_list(database_
             assert await refusal(mcp.add(refused)) == "PERMISSION_DENIED"
         await mcp.add(server.config(environment={"CITY": "Oslo"}))
         assert content(await mcp.run("fake.echo", {"a": 1})) is not None
-        kept = await mcp.run("fake.read", {"path": f"/proc/{os.getpid()}/environ"}, call="read")
-        assert "ermission" in failure(kept)
+        assert "ermission" in failure(await mcp.run("fake.read", {"path": f"/proc/{os.getpid()}/environ"}, call="read"))
     async with mcp_registry(database_url, tmp_path, programs=Programs(rules={})) as mcp:
         assert "does not allow this command" in failure(await mcp.run("fake.echo", {"a": 1}, call="later"))
         assert "does not allow this command" in (await mcp.check()).source.problem

@@ -64,8 +64,7 @@ async def test_reference_server_returns_content_questions_and_progress(mcp: McpR
         assert said in str(content(answered))
     steps = {"duration": 1, "steps": 4}
     stream = mcp.registry.stream("every.trigger-long-running-operation", steps, call="7")
-    fractions = [response.progress.fraction async for response in stream if response.HasField("progress")]
-    assert max(fractions) == 1.0
+    assert max([response.progress.fraction async for response in stream if response.HasField("progress")]) == 1.0
     steps = {"duration": 100, "steps": 100}
     running = asyncio.create_task(mcp.run("every.trigger-long-running-operation", steps, call="8"))
     await until(lambda: mcp.registry.executor.running_count == 1)

@@ -1,4 +1,4 @@
-"""Registered tools of the deployment and of stores, and their versions (TOOL-1, TOOL-2)."""
+"""Registered tools, their versions, and tools that come with a run or a workflow (TOOL-1, TOOL-2)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
+from pawl.errors import InvalidSchema, PawlError, ToolExists, ToolNotFound
+from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool_registry.rules import registering
 from pawl.tools import Category, EffectClass, Tool, tool
+from tests.rpc.refusals import raises
 from tests.rpc.tool_registry.registry import (
+    APPROVE,
     FOR_ANN,
+    OFFER,
+    REFUSE,
     Registry,
     all_pages,
     content,
     context,
     front_end_tool,
-    reason,
+    proposed,
     refusal,
     running,
 )
@@ -69,13 +74,8 @@ async def resolve(registry: Registry, *names: str, pinned: dict[str, int] | None
 
 
 async def test_unknown_name_is_rejected_with_a_suggestion(registry: Registry) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await resolve(registry, "add", "ad")
-    assert reason(error.value) == (grpc.StatusCode.NOT_FOUND, "TOOL_NOT_FOUND", {"tool_name": "ad"})
-    assert "'add'" in (error.value.details() or "")
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await resolve(registry, pinned={"add": 7})
-    assert reason(error.value)[1:] == ("TOOL_NOT_FOUND", {"tool_name": "add"})
+    assert (await raises(ToolNotFound, resolve(registry, "add", "ad"), match="'add'")).metadata == {"tool_name": "ad"}
+    assert (await raises(ToolNotFound, resolve(registry, pinned={"add": 7}))).metadata == {"tool_name": "add"}
 
 
 async def test_versions_of_loaded_tools_are_stable_across_restarts_and_replicas(
@@ -84,8 +84,7 @@ async def test_versions_of_loaded_tools_are_stable_across_restarts_and_replicas(
     async with running(database_url, tmp_path, [add]) as first:
         assert await resolve(first) == {"add": 1}
         async with running(database_url, tmp_path, [add_changed], name="b") as newer:
-            assert await resolve(newer) == {"add": 2}
-            assert await resolve(newer, pinned={"add": 1}) == {"add": 1}
+            assert (await resolve(newer), await resolve(newer, pinned={"add": 1})) == ({"add": 2}, {"add": 1})
             assert await resolve(first) == {"add": 1}
     async with running(database_url, tmp_path, [add, add_changed]) as restarted:
         # Both tools have this name, so the second is skipped and logged.
@@ -146,8 +145,7 @@ async def test_pages_list_every_tool_once_in_name_order(registry: Registry) -> N
     for number in range(5):
         await register(registry, name=f"tool_{number}")
     found = await all_pages(registry.ann.ListTools, tool_pb2.ListToolsRequest(page_size=2), "tools")
-    names = [entry.definition.name for entry in found]
-    assert names == ["add", "private", *(f"tool_{number}" for number in range(5))]
+    assert [entry.definition.name for entry in found] == ["add", "private", *(f"tool_{number}" for number in range(5))]
 
 
 async def test_invalid_definition_is_rejected(registry: Registry) -> None:
@@ -177,13 +175,10 @@ async def test_invalid_definition_is_rejected(registry: Registry) -> None:
         *(({"arguments_schema_json": schema}, "INVALID_SCHEMA", None) for schema in schemas),
     ]
     for changes, why, field in rows:
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await put(registry, "ann", **changes)
-        _, found, metadata = reason(error.value)
-        assert (found, metadata.get("field")) == (why, field), changes
+        error = await raises(PawlError, put(registry, "ann", **changes))
+        assert (error.reason, error.metadata.get("field")) == (why, field), changes
     for field in ("store_id", "user_id"):
-        who = context()
-        setattr(who, field, "a/b")
+        who = context(**{field: "a/b"})
         assert await refusal(registry.execution.ResolveTools(execution_pb2.ResolveToolsRequest(context=who))) == (
             "INVALID_ID"
         )
@@ -293,3 +288,144 @@ async def test_tools_that_are_loaded_again_replace_those_of_their_source(databas
         assert registry.catalog.loaded_names == ["stock"]
         may_end.set()
         assert content(await slow) == "old"
+
+
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
+def look(n: int = 0) -> int:
+    """Look."""
+    return n
+
+
+@tool(name="private", category=Category.SAFE, effect=EffectClass.READ_ONLY, allowed_users=["bob"])
+def private_of_bob() -> str:
+    """Only for bob."""
+    return ""
+
+
+@pytest.fixture
+async def own_registry(database_url: str, tmp_path: Path) -> Any:
+    async with running(database_url, tmp_path, [look, private_of_bob]) as own_registry:
+        yield own_registry
+
+
+async def checked(own_registry: Registry, *definitions: tool_pb2.ToolDefinition) -> list[tool_pb2.OwnTool]:
+    request = execution_pb2.CheckOwnToolsRequest(context=context(), definitions=definitions)
+    return list((await own_registry.execution.CheckOwnTools(request)).tools)
+
+
+async def refused(own_registry: Registry, *definitions: tool_pb2.ToolDefinition) -> tuple[str, str]:
+    error = await raises(PawlError, checked(own_registry, *definitions))
+    return error.reason, error.message
+
+
+async def judge(
+    own_registry: Registry, own: tool_pb2.OwnTool, arguments: bytes = b"{}", *, call: str = "call", name: str = ""
+) -> execution_pb2.Verdict:
+    (verdict,) = await own_registry.verdicts(proposed(call, name or own.definition.name, arguments, own_tool=own))
+    return verdict
+
+
+async def test_run_tools_are_not_stored_but_have_stable_digests(own_registry: Registry) -> None:
+    first, second = await checked(own_registry, front_end_tool("a"), front_end_tool("b", context=0))
+    assert first.definition.context == second.definition.context == call_pb2.EXECUTION_CONTEXT_FRONTEND
+    assert len({first.definition_sha256, second.definition_sha256}) == 2
+    assert (await checked(own_registry, first.definition))[0].definition_sha256 == first.definition_sha256
+    listed = (await own_registry.ann.ListTools(tool_pb2.ListToolsRequest())).tools
+    assert {entry.definition.name for entry in listed} == {"look"}
+
+
+async def test_run_tools_are_checked_like_registered_ones(own_registry: Registry) -> None:
+    rows: list[tuple[dict[str, Any], str, str]] = [
+        ({"name": "look"}, "TOOL_EXISTS", "cannot be replaced"),
+        ({"name": "private"}, "TOOL_EXISTS", "cannot be replaced"),
+        ({"name": "a.b"}, "INVALID_FIELD", "a dot"),
+        ({"context": 1}, "INVALID_FIELD", "FRONTEND"),
+        ({"arguments_schema_json": b'{"type":"object","properties":3}'}, "INVALID_SCHEMA", ""),
+        ({"timeout_seconds": -1}, "INVALID_FIELD", "timeout_seconds"),
+        ({"offer_fallback": 2, "fallback_tool_name": "absent"}, "INVALID_FIELD", "backend tool"),
+        ({"allowed_roles": ["admin"]}, "INVALID_FIELD", "remove allowed_user_ids"),
+    ]
+    for changes, why, said in rows:
+        found, sentence = await refused(
+            own_registry, front_end_tool("fine"), front_end_tool(**({"name": "x"} | changes))
+        )
+        assert (found, said in sentence) == (why, True), changes
+
+
+async def test_a_registered_tool_keeps_its_name_unless_the_definitions_are_identical(own_registry: Registry) -> None:
+    root = own_registry.users["acme", "root"]
+    await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool()))
+    why, said = await refused(own_registry, front_end_tool(description="Another."))
+    assert (why, "rename the one sent with this run" in said) == ("TOOL_EXISTS", True)
+    for_bob = front_end_tool("chart_of_bob", allowed_user_ids=["bob"])
+    await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=for_bob))
+    await checked(own_registry, front_end_tool(), front_end_tool("chart_of_bob"))
+
+
+async def test_call_is_checked_against_its_runs_definition(own_registry: Registry) -> None:
+    closed = b'{"type":"object","properties":{"points":{"type":"array"}},"additionalProperties":false}'
+    (own,) = await checked(own_registry, front_end_tool("show_map", timeout_seconds=5, arguments_schema_json=closed))
+    verdict = await judge(own_registry, own, b'{"points":"1"}')
+    assert (verdict.disposition, verdict.context) == (OFFER, call_pb2.EXECUTION_CONTEXT_FRONTEND)
+    assert (verdict.arguments_json, verdict.tool_version, verdict.timeout_seconds) == (b'{"points":["1"]}', 1, 5.0)
+    wrong = await judge(own_registry, own, b'{"pionts":[1]}')
+    assert (wrong.disposition, wrong.error_reason) == (REFUSE, "INVALID_ARGUMENTS")
+    (other,) = await checked(own_registry, front_end_tool("show_list", category=3, effect_class=4))
+    asked = await judge(own_registry, other)
+    assert (asked.disposition, asked.approval_cause, len(asked.digest)) == (APPROVE, "category DESTRUCTIVE", 64)
+    await raises(PawlError, judge(own_registry, own, name="look"), match="must have the name of the call")
+
+
+SCHEMA = b'{"type":"object","properties":{"ticket":{"type":"integer"}},"required":["ticket"]}'
+
+
+async def put_workflow(own_registry: Registry, name: str = "triage", **fields: Any) -> None:
+    fields = {"description": "Sort a ticket.", "input_schema_json": SCHEMA, **fields}
+    await own_registry.execution.PutWorkflowTool(
+        execution_pb2.PutWorkflowToolRequest(store_id="acme", name=name, **fields)
+    )
+
+
+async def remove(own_registry: Registry, name: str) -> None:
+    await put_workflow(own_registry, name, description="", input_schema_json=b"")
+
+
+async def names(own_registry: Registry, **who: Any) -> list[str]:
+    request = execution_pb2.ResolveToolsRequest(context=context(**who))
+    return [each.definition.name for each in (await own_registry.execution.ResolveTools(request)).tools]
+
+
+async def test_a_call_of_a_workflow_is_checked_and_delegated(own_registry: Registry) -> None:
+    for _ in range(2):
+        await put_workflow(own_registry)
+    (verdict,) = await own_registry.verdicts(proposed("a", "triage", b'{"ticket": 7}', tool_version=1))
+    assert verdict.disposition == execution_pb2.DISPOSITION_DELEGATE
+    assert verdict.context == call_pb2.EXECUTION_CONTEXT_AGENT
+    (verdict,) = await own_registry.verdicts(proposed("b", "triage", b'{"ticket": "x"}', tool_version=1))
+    assert (verdict.disposition, verdict.error_reason) == (REFUSE, "INVALID_ARGUMENTS")
+    assert "triage" not in await names(own_registry, store="other")
+
+
+async def test_a_workflow_that_is_no_longer_a_tool_cannot_be_called(own_registry: Registry) -> None:
+    await put_workflow(own_registry)
+    await remove(own_registry, "triage")
+    await remove(own_registry, "triage")
+    assert "triage" not in await names(own_registry)
+    (verdict,) = await own_registry.verdicts(proposed("a", "triage", b'{"ticket": 7}', tool_version=1))
+    assert (verdict.disposition, verdict.error_reason) == (REFUSE, "TOOL_NOT_FOUND")
+
+
+async def test_a_workflow_never_takes_or_removes_another_tool(own_registry: Registry) -> None:
+    await own_registry.users["acme", "ann"].RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool()))
+    await raises(ToolExists, *(put_workflow(own_registry, "look", validate_only=each) for each in (True, False)))
+    for name in ("look", "show_chart"):
+        await remove(own_registry, name)
+    assert await names(own_registry) == ["look", "show_chart"]
+
+
+async def test_validation_registers_nothing(own_registry: Registry) -> None:
+    await put_workflow(own_registry, validate_only=True)
+    assert "triage" not in await names(own_registry)
+    await raises(
+        InvalidSchema, put_workflow(own_registry, input_schema_json=b'{"type": "nonsense"}', validate_only=True)
+    )

@@ -20,6 +20,7 @@ from pawl.tool_registry.execution.execution import LeaseWatch
 from pawl.tool_registry.execution.store.locks import PostgresResourceLocks
 from pawl.tools import Category, EffectClass, Tool, ToolContext, tool
 from tests.poll import until
+from tests.rpc.refusals import raises
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
 from tests.rpc.tool_registry.world import execute
 
@@ -78,11 +79,7 @@ class Files:
 async def none_held(database_url: str) -> None:
     """Wait until all keys are released. A call may release its key after it returned its result."""
     async with Database(database_url, application_name="test") as database:
-
-        async def none() -> bool:
-            return not await database.fetchval("SELECT count(*) FROM tool_registry.resource_locks")
-
-        await until(none)
+        await until(lambda: database.fetchval("SELECT count(*) = 0 FROM tool_registry.resource_locks"))
 
 
 @pytest.fixture
@@ -106,19 +103,13 @@ async def test_timed_out_thread_keeps_its_key_until_it_ends(replicas: list[Regis
     assert outcome(waited) == "FAILED TOOL_TIMEOUT"
     asked = asyncio.ensure_future(replicas[1].run("edit", {"path": "x"}, call="next"))
     files.thread_release.set()
-    assert outcome(await asked) == "SUCCEEDED"
-    assert files.edits == ["held", "written late", "acme/x"]
+    assert (outcome(await asked), files.edits) == ("SUCCEEDED", ["held", "written late", "acme/x"])
 
 
 async def test_lock_acquisition_is_retried_after_a_deadlock(replicas: list[Registry], database_url: str) -> None:
     admin, other = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
     row = "INSERT INTO tool_registry.resource_locks VALUES ('acme', $1, 'other', 'dead')"
-
-    async def waits() -> bool:
-        return bool(
-            await admin.fetchval("SELECT true FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))", pid)
-        )
-
+    waits = "SELECT true FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))"
     async with Database(database_url, application_name="test") as database:
         locks = PostgresResourceLocks(database, instance_id=replicas[0].instance_id, watch=LeaseWatch(30))
         pid = other.get_server_pid()
@@ -129,7 +120,7 @@ async def test_lock_acquisition_is_retried_after_a_deadlock(replicas: list[Regis
             holding = asyncio.ensure_future(
                 stack.enter_async_context(locks.hold(StoreId("acme"), ["path:a", "path:b"], "call"))
             )
-            await until(waits)
+            await until(lambda: admin.fetchval(waits, pid))
             # Each waits for the other until the database aborts one of them.
             with suppress(asyncpg.DeadlockDetectedError):
                 await other.execute(row, "path:a")
@@ -143,8 +134,6 @@ async def test_lock_acquisition_is_retried_after_a_deadlock(replicas: list[Regis
 async def test_lock_is_released_if_its_commit_outlives_the_connection(
     replicas: list[Registry], database_url: str
 ) -> None:
-    async def commits() -> bool:
-        return bool(await admin.fetchval("SELECT true FROM pg_locks WHERE objid = 7 AND NOT granted"))
 
     async def hold(locks: PostgresResourceLocks) -> None:
         async with locks.hold(StoreId("acme"), ["path:x"], "slow"):
@@ -161,12 +150,11 @@ async def test_lock_is_released_if_its_commit_outlives_the_connection(
         locks = PostgresResourceLocks(database, instance_id=replicas[0].instance_id, watch=LeaseWatch(30))
         await admin.execute("SELECT pg_advisory_lock(7)")
         holding = asyncio.ensure_future(hold(locks))
-        await until(commits)
+        await until(lambda: admin.fetchval("SELECT true FROM pg_locks WHERE objid = 7 AND NOT granted"))
         database._cut()
         await asyncio.wait({holding}, timeout=0.3)  # It waits for the COMMIT; an error would appear in this time
         await admin.execute("SELECT pg_advisory_unlock(7)")
-        with pytest.raises(DependencyUnavailable):
-            await holding
+        await raises(DependencyUnavailable, holding)
     await none_held(database_url)
     await admin.close()
 
@@ -183,8 +171,7 @@ async def test_calls_with_common_keys_never_overlap_or_deadlock(
     pairs = [["a", "b"], ["b", "a"], ["b", "c"], ["c", "a"]] * 2
     calls += [replicas[number % 2].run("move", {"paths": pair}, call=f"m{number}") for number, pair in enumerate(pairs)]
     assert {outcome(result) for result in await asyncio.gather(*calls)} == {"SUCCEEDED"}
-    assert files.most == dict.fromkeys((f"acme/{name}" for name in "xabc"), 1)
-    assert files.edits.count("acme/x") == 12
+    assert (files.most, files.edits.count("acme/x")) == (dict.fromkeys((f"acme/{name}" for name in "xabc"), 1), 12)
     await none_held(database_url)
 
 

@@ -17,12 +17,12 @@ from pawl.tool_registry.sources.worker.workers import WorkerOptions
 from tests.poll import until
 from tests.rpc.tool_registry.attached import (
     OPTIONS,
-    AttachedWorker,
     EffectClass,
     Purpose,
     Status,
     attached,
     definition,
+    start_call,
 )
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 from tests.rpc.tool_registry.world import digest_of
@@ -49,13 +49,6 @@ async def replicas(database_url: str, tmp_path: Path) -> Any:
         yield here, there
 
 
-async def start_call(
-    registry: Registry, worker: AttachedWorker, call: str = "call"
-) -> tuple[asyncio.Future[Any], worker_pb2.Invocation]:
-    asked = asyncio.ensure_future(registry.run("charge", call=call))
-    return asked, await worker.invocation()
-
-
 async def test_lost_at_most_once_call_has_an_unknown_outcome(registry: Registry, database_url: str) -> None:
     async with attached(registry, AT_MOST_ONCE) as first, attached(registry, AT_MOST_ONCE, worker="w2") as second:
         asked, _ = await start_call(registry, first)
@@ -71,8 +64,7 @@ async def test_reconnected_worker_keeps_its_call(registry: Registry) -> None:
         asked, call = await start_call(registry, first)
         first.vanish()
     async with attached(registry, AT_MOST_ONCE, held={call.call_id: call.lease_epoch}) as back:
-        assert await back.answer(call) == Status.RESULT_STATUS_ACCEPTED
-        assert outcome(await asked) == "SUCCEEDED"
+        assert (await back.answer(call), outcome(await asked)) == (Status.RESULT_STATUS_ACCEPTED, "SUCCEEDED")
         assert await back.answer(call) == Status.RESULT_STATUS_ACCEPTED
 
 
@@ -86,8 +78,7 @@ async def test_result_after_the_call_was_reassigned_is_late(registry: Registry, 
                 cancel = worker_pb2.InvocationCancel(call_id=call.call_id, lease_epoch=call.lease_epoch)
                 assert await back.next() == cancel
                 assert await back.answer(call, content_json=b'"late"') == Status.RESULT_STATUS_LATE
-                assert await second.answer(again) == Status.RESULT_STATUS_ACCEPTED
-                assert content(await asked) == "done"
+                assert (await second.answer(again), content(await asked)) == (Status.RESULT_STATUS_ACCEPTED, "done")
 
 
 def break_statement(monkeypatch: pytest.MonkeyPatch, name: str, *, is_done: bool, times: int = 2) -> list[Exception]:
@@ -114,8 +105,7 @@ async def test_worker_returns_its_result_to_another_replica(replicas: tuple[Regi
         asked, call = await start_call(here, first)
         async with attached(there, held={call.call_id: call.lease_epoch}) as second:
             assert await first.ended() is grpc.StatusCode.CANCELLED
-            assert await second.answer(call) == Status.RESULT_STATUS_ACCEPTED
-            assert outcome(await asked) == "SUCCEEDED"
+            assert (await second.answer(call), outcome(await asked)) == (Status.RESULT_STATUS_ACCEPTED, "SUCCEEDED")
 
 
 async def test_each_waiting_call_goes_to_one_replica(replicas: tuple[Registry, Registry]) -> None:
@@ -264,12 +254,8 @@ async def test_a_finished_call_does_not_leave_any_records(database_url: str, reg
         await worker.answer(await worker.invocation())
         await asked
     async with Database(database_url, application_name="test") as database:
-
-        async def is_empty() -> bool:
-            row = await database.fetchrow("SELECT state, details, answer FROM tool_registry.worker_calls")
-            return tuple(row or ()) == ("DONE", b"", None)
-
-        await until(is_empty)
+        left = "SELECT state = 'DONE' AND details = '' AND answer IS NULL FROM tool_registry.worker_calls"
+        await until(lambda: database.fetchval(left))
 
 
 async def test_call_survives_a_lost_response_to_its_claim(
@@ -280,19 +266,14 @@ async def test_call_survives_a_lost_response_to_its_claim(
         Database(database_url, application_name="test") as database,
         attached(registry, AT_MOST_ONCE) as worker,
     ):
-
-        async def is_waiting() -> bool:
-            return bool(await database.fetchval("SELECT 1 FROM tool_registry.worker_calls WHERE state = 'WAITING'"))
-
         asked, call = await start_call(registry, worker)
         following = asyncio.ensure_future(registry.run("charge", call="call_2"))
-        await until(is_waiting)
+        waiting = "SELECT 1 FROM tool_registry.worker_calls WHERE state = 'WAITING'"
+        await until(lambda: database.fetchval(waiting))
         faults = break_statement(monkeypatch, "claim", is_done=True, times=1)
-        assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
-        assert outcome(await asked) == "SUCCEEDED"
+        assert (await worker.answer(call), outcome(await asked)) == (Status.RESULT_STATUS_ACCEPTED, "SUCCEEDED")
         later = await worker.invocation()
-        assert (later.call_id, faults) == ("call_2", [])
-        assert await worker.answer(later) == Status.RESULT_STATUS_ACCEPTED
+        assert (later.call_id, faults, await worker.answer(later)) == ("call_2", [], Status.RESULT_STATUS_ACCEPTED)
         assert outcome(await following) == "SUCCEEDED"
 
 
@@ -306,5 +287,4 @@ async def test_call_with_a_permanently_broken_record_has_an_unknown_outcome(
     ):
         asked, call = await start_call(registry, worker)
         break_statement(monkeypatch, "find", is_done=False, times=1000)
-        assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
-        assert outcome(await asked) == UNKNOWN
+        assert (await worker.answer(call), outcome(await asked)) == (Status.RESULT_STATUS_ACCEPTED, UNKNOWN)

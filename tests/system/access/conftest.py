@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pawl.launcher.services import STAGES
 from pawl.launcher.suite import Suite
 from tests import certificates
 from tests.poll import put
+from tests.servers import open_folder
 from tests.system.access.walk import Answer, Metadata, served, walk
 
 LISTENERS = ("agent-loop", "tool-registry", "job-store", "notifier")
@@ -76,12 +76,9 @@ def write_keys(path: Path, callers: Iterable[str]) -> None:
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def walked() -> AsyncIterator[Walked]:
-    """The suite. Its services call each other with certificates at separate listeners.
-
-    The suite's folder is not in pytest's, which PostgreSQL's account cannot read if the tests run as root.
-    """
-    with tempfile.TemporaryDirectory(prefix="pawl-suite-") as name:
-        folder, authority = Path(name), trustme.CA()
+    """The suite. Its services call each other with certificates at separate listeners."""
+    with open_folder() as folder:
+        authority = trustme.CA()
         write_keys(folder / "keys.json", ROLES_OF_CALLERS)
         put(folder / "passwords.json", "{}")
         files = {spec.name: certificates.write(folder, spec.name, authority) for stage in STAGES for spec in stage}

@@ -8,14 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests import commands
+from tests.poll import wait_until
+from tests.servers import open_folder
 from tests.tidy.tree import ROOT
 
 _START_SECONDS = 240.0
@@ -65,10 +67,7 @@ class CommandLine:
         return run_id
 
     def pending(self, run_id: str) -> str:
-        output = self.succeed("inbox")
-        found = re.search(rf"run {run_id}  call (call_\w+)", output)
-        assert found is not None, output
-        return found[1]
+        return find(rf"run {run_id}  call (call_\w+)", self.succeed("inbox"))
 
     def until(self, check: Callable[[str], object], *arguments: str) -> str:
         deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -79,36 +78,45 @@ class CommandLine:
 
 @pytest.fixture(scope="package")
 def pawl() -> Iterator[CommandLine]:
-    # Not pytest's folder, which PostgreSQL's account cannot read if the tests run as root.
-    with tempfile.TemporaryDirectory(prefix="pawl-cli-") as folder:
-        yield from _running(Path(folder))
+    with open_folder() as folder:
+        line, product = CommandLine(folder / "data"), folder / "product"
+        (product / "agents").mkdir(parents=True)
+        (product / "pawl.yaml").write_text("name: product\n")
+        (product / "agents" / "greeter.yaml").write_text("name: greeter\noptions: {instructions: Greet people.}\n")
+        # The tools of this example find its page in the folder in which the suite starts.
+        shutil.copytree(ROOT / "docs/examples/goals", folder, dirs_exist_ok=True)
+        environment = line.environment() | {"PAWL_APPLY": str(product), "PAWL_TOOLS": str(folder / "my_tools")}
+        with started(folder, environment, "up") as screen:
+            shows(screen, "Pawl is running")
+            yield line
 
 
-def _running(folder: Path) -> Iterator[CommandLine]:
-    line = CommandLine(folder / "data")
-    product = folder / "product"
-    (product / "agents").mkdir(parents=True)
-    (product / "pawl.yaml").write_text("name: product\n")
-    (product / "agents" / "greeter.yaml").write_text("name: greeter\noptions: {instructions: Greet people.}\n")
-    # The tools of this example find its page in the folder in which the suite starts.
-    shutil.copytree(ROOT / "docs/examples/goals", folder, dirs_exist_ok=True)
+@contextmanager
+def started(folder: Path, environment: Mapping[str, str], *arguments: str) -> Iterator[Path]:
+    """Run a command of `pawl` in a folder, yield the file with its output, and stop the command as Ctrl-C does."""
     screen = folder / "screen"
     with screen.open("wb") as output:
-        suite = subprocess.Popen(
-            [sys.executable, "-m", "pawl.cli", "up", "--port", "all=0"],
-            env=line.environment() | {"PAWL_APPLY": str(product), "PAWL_TOOLS": str(folder / "my_tools")},
+        command = subprocess.Popen(
+            [sys.executable, "-m", "pawl.cli", *arguments, "--port", "all=0"],
+            env=environment,
             cwd=folder,
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
         )
     try:
-        deadline = time.monotonic() + _START_SECONDS
-        while "Pawl is running" not in screen.read_text():
-            assert suite.poll() is None, screen.read_text()
-            assert time.monotonic() < deadline, screen.read_text()
-            time.sleep(0.1)
-        yield line
+        yield screen
     finally:
-        suite.send_signal(signal.SIGINT)
-        suite.wait(120)
+        command.send_signal(signal.SIGINT)
+        assert command.wait(120) == 0
+
+
+def find(pattern: str, text: str) -> str:
+    """Return the first group of the first match. Fail if there is none."""
+    found = re.search(pattern, text)
+    assert found is not None, text
+    return found[1]
+
+
+def shows(screen: Path, text: str) -> None:
+    wait_until(lambda: text in screen.read_text(), screen.read_text)

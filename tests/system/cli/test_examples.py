@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.cli.conftest import CommandLine
+from tests.system.cli.conftest import CommandLine, find
 from tests.tidy.tree import ROOT
 
 WORKFLOWS = ROOT / "docs/examples/workflows"
@@ -47,9 +47,8 @@ def test_research_by_parallel_agents_is_checked_by_a_person_and_becomes_a_report
     run_id = started(examples, "research", topic="tide mills")
     shown = examples.until(lambda shown: "pawl approve" in shown, "workflows", "show", run_id)
     assert len(re.findall(r"[├└] ✓ (?:history|costs|risks) +agent +succeeded", shown)) == 3, shown
-    found = re.search(rf"pawl approve {run_id} (node_\w+)", shown)
-    assert found is not None, shown
-    examples.succeed("approve", run_id, found[1], "--answer", "write it")
+    node_id = find(rf"pawl approve {run_id} (node_\w+)", shown)
+    examples.succeed("approve", run_id, node_id, "--answer", "write it")
     examples.succeed("watch", run_id)
     shown = examples.succeed("workflows", "show", run_id)
     assert shown.rstrip().endswith("reports/tide mills.md"), shown
@@ -96,9 +95,7 @@ def test_an_agent_calls_a_workflow_in_the_background_and_a_token_ends_its_wait(
 def test_a_nightly_digest_is_mailed_by_a_schedule(examples: CommandLine) -> None:
     examples.succeed("run", "add task Write the workflow page")
     fired = examples.succeed("schedules", "trigger", "nightly")
-    found = re.search(r"run_\w+", fired)
-    assert found is not None, fired
-    examples.succeed("watch", found[0])
+    examples.succeed("watch", find(r"(run_\w+)", fired))
     mails = [each.read_text() for each in (examples.data / "outbox").rglob("*") if each.is_file()]
     digests = [mail for mail in mails if "team@example.com" in mail and "Subject: Open tasks on 20" in mail]
     assert len(digests) == 1, mails
@@ -163,9 +160,8 @@ def test_a_goal_waits_between_attempts_until_all_links_answer(pawl: CommandLine,
         *("--expression", "1.0 - double(size(value.broken)) / double(size(value.links))"),
         *("--tools", "replace_link", "--wait", "1", "--attempts", "5"),
     )
-    found = re.search(r"run_\w+", pawl.succeed(*goal))
-    assert found is not None
-    pawl.succeed("goal", "watch", found[0])
-    shown = pawl.succeed("goal", "show", found[0])
+    run_id = find(r"(run_\w+)", pawl.succeed(*goal))
+    pawl.succeed("goal", "watch", run_id)
+    shown = pawl.succeed("goal", "show", run_id)
     assert re.search(r"1\. .* 50% The check returned", shown), shown
     assert "The goal was met after 1 attempt: The check passed." in shown, shown

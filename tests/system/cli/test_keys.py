@@ -16,7 +16,7 @@ from tests.system.cli.conftest import CommandLine
 def test_invalid_key_options_are_refused_with_a_clear_error(pawl: CommandLine) -> None:
     for arguments, says in (
         ("create ann --role delegate", "roles that you do not have"),
-        ("create ann --role member --in-store acme", "A store's keys can be managed only by its operators"),
+        ("create ann --role member --store acme --store globex", "Specify --store only once."),
         ("create ann --role member --for soon", "not a duration like"),
         ("revoke key_x", "`pawl keys list`"),
         ("bootstrap --database-url postgresql://127.0.0.1:1/nothing", "no database answered"),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.system.cli.conftest import CommandLine
+from tests.system.cli.conftest import CommandLine, find
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,12 +51,11 @@ def test_run_waits_for_tokens_and_continues_after_top_up(pawl: CommandLine) -> N
     """LOOP-12: the inbox shows the minimum number of tokens that the run needs."""
     run_id = pawl.succeed("run", "--detach", "--tokens-max", "5", "what is 17 * 23").strip()
     pawl.until(lambda runs: "waiting for more tokens" in line_of(run_id, runs), "runs")
-    needed = re.search(rf"add at least (\d+) tokens with: pawl top-up {run_id} \1", pawl.succeed("inbox"))
-    assert needed
-    assert f"at least {needed[1]} tokens" in pawl.succeed("status", run_id)
+    needed = find(rf"add at least (\d+) tokens with: pawl top-up {run_id} \1", pawl.succeed("inbox"))
+    assert f"at least {needed} tokens" in pawl.succeed("status", run_id)
     assert "of 50005 tokens" in pawl.succeed("top-up", run_id, "50000")
     output = pawl.succeed("watch", run_id)
-    for line in ("‖ waiting for more tokens", f"pawl top-up {run_id} {needed[1]}", "+ me added 50000 tokens"):
+    for line in ("‖ waiting for more tokens", f"pawl top-up {run_id} {needed}", "+ me added 50000 tokens"):
         assert line in output
     assert "completed" in output.splitlines()[-1]
     assert "ended" in pawl.refuse("top-up", run_id, "1")

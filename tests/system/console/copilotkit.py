@@ -84,7 +84,7 @@ class Chat:
 
 @asynccontextmanager
 async def chatting(browser: Browser, url: str, thread: str = "", **context_options: Any) -> AsyncIterator[Chat]:
-    """Open a window whose page may contact only its server. Fails if the page had an error."""
+    """Open a window whose page may contact only its server. Fail if the page had an error."""
     context, faults = await browser.new_context(**context_options), list[str]()
     context.set_default_timeout(ANSWER_MS)
 

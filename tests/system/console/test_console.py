@@ -11,7 +11,7 @@ from pawl.launcher.suite import PROBLEMS_FILE, Suite
 from pawl.server.identity import browser_seal
 from pawl.server.identity.browser_seal import CODE_SECONDS, SEAL_FILE, Code
 from tests.keys import LOCAL_KEY
-from tests.system.console.conftest import BEHIND, NewPage, at, barrier_free, done, say
+from tests.system.console.conftest import BEHIND, NewPage, ask, ask_approval, at, barrier_free, click, done, say
 
 # Each test starts from what users see, and waits for changes that users would see.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
@@ -42,7 +42,7 @@ async def test_inbox_approval_works_by_keyboard_alone(open_page: NewPage) -> Non
     await expect(page.get_by_label("Your message")).to_be_focused()
     await page.keyboard.type("email bob@example.com about golf")
     await page.keyboard.press("Enter")
-    await expect(page.locator(".card.wait")).to_be_visible(timeout=90_000)
+    await expect(page.locator(".card.wait")).to_be_visible()
     await expect(page).to_have_title("(1) Chat · Pawl")
     for key in ("Escape", "g", "i"):
         await page.keyboard.press(key)
@@ -54,7 +54,7 @@ async def test_inbox_approval_works_by_keyboard_alone(open_page: NewPage) -> Non
         if await mine.evaluate("item => item === document.activeElement"):
             break
     await page.keyboard.press("a")
-    await expect(mine).to_have_count(0, timeout=90_000)
+    await expect(mine).to_have_count(0)
     await expect(page.locator("main:focus, main :focus")).to_have_count(1)
 
 
@@ -129,11 +129,9 @@ async def test_login_link_works_once(open_page: NewPage, suite: Suite) -> None:
 
 async def test_every_page_is_accessible_in_light_and_dark(open_page: NewPage) -> None:
     page = await open_page(user="axe")
-    await say(page, "email dora@example.com about tea")
-    await expect(page.locator(".card.wait")).to_be_visible(timeout=90_000)
+    await ask_approval(page, "email dora@example.com about tea")
     conversation, run_id = page.url, await page.locator(".turn").get_attribute("data-run")
-    await page.locator(".card.wait").get_by_role("button", name="Edit").click()
-    await page.locator(".card.wait").get_by_role("button", name="Answer instead").click()
+    await click(page.locator(".card.wait"), "Edit", "Answer instead")
     await page.get_by_role("link", name="Details").click()
     await expect(
         page.get_by_role("complementary", name="Run").get_by_role("button", name="Save as JSON")
@@ -163,13 +161,11 @@ async def test_every_page_is_accessible_in_light_and_dark(open_page: NewPage) ->
 
 async def test_pages_fit_on_a_phone(open_page: NewPage) -> None:
     page = await open_page(user="phone", viewport={"width": 360, "height": 700})
-    await say(page, "what is 3 * 3")
-    run_id = await done(page)
-    await say(page, "count to 90")
-    await done(page, 2)
+    run_id = await ask(page, "what is 3 * 3")
+    await ask(page, "count to 90", 2)
     await say(page, "email ann@example.com about walks")
     card = page.locator(".card.wait")
-    await card.get_by_role("button", name="Edit").click(timeout=90_000)
+    await card.get_by_role("button", name="Edit").click()
     await expect(card.get_by_label("subject *")).to_be_visible()
     await page.get_by_role("button", name="Conversations").click()
     await page.get_by_label("Conversations").get_by_role("link", name="what is 3 * 3").click()
@@ -215,9 +211,9 @@ async def test_the_login_page_does_not_request_anything_that_requires_a_login(op
     await expect(page.get_by_label("Your key")).to_be_visible()
     await page.get_by_label("Your key").fill(LOCAL_KEY)
     await page.get_by_role("button", name="Log in").click()
-    await expect(page.get_by_label("Your message")).to_be_visible(timeout=90_000)
+    await expect(page.get_by_label("Your message")).to_be_visible()
     await page.reload()
-    await expect(page.get_by_label("Your message")).to_be_visible(timeout=90_000)
+    await expect(page.get_by_label("Your message")).to_be_visible()
     assert refused == []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import sys
 import tempfile
@@ -11,7 +10,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-import httpx2
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
@@ -20,7 +18,6 @@ from pawl.launcher.ports import free_port
 from pawl.launcher.suite import Suite
 from tests import npm
 from tests.keys import LOCAL_KEY
-from tests.poll import until
 from tests.system.console.conftest import PATIENCE_MS, address, background
 from tests.system.console.copilotkit import ANSWER_MS, Chat, answers, chatting
 from tests.tidy.tree import ROOT
@@ -166,31 +163,6 @@ async def test_copilotkit_calls_can_be_approved_and_rejected_even_after_a_reload
     await asked.filter(has_text="ann@example.com").get_by_role("button", name="Approve").click()
     await copilot.ends("Not now.")
     await expect(asked).to_have_count(0)
-
-
-async def test_copilotkit_shows_and_stops_background_work(copilot: Chat, suite: Suite, tmp_path: Path) -> None:
-    pages = tmp_path / "pages.txt"
-    await copilot.say(f"in the background: call scrape with {json.dumps({'path': str(pages), 'pages': 5000})}")
-    job = copilot.job
-    await expect(job).to_contain_text("scrape", timeout=ANSWER_MS)
-    await expect(job).to_contain_text("of 5000", timeout=ANSWER_MS)
-    shown = await job.inner_text()
-    await expect(job).not_to_have_text(shown, timeout=ANSWER_MS)
-    await job.get_by_role("button", name="Stop").click()
-    await expect(job.get_by_role("button", name="Stop")).to_have_count(0)
-    headers = {"Authorization": f"Bearer {LOCAL_KEY}"}
-    async with httpx2.AsyncClient(base_url=address(suite), headers=headers) as gateway:
-
-        async def is_stopped() -> bool:
-            answer = await gateway.post("/rpc/pawl.agent.v1.JobService/ListJobs", json={})
-            newest = answer.json()["jobs"][0]
-            return (newest["definition"]["toolName"], newest["state"]) == ("scrape", "RUN_STATE_CANCELLED")
-
-        await until(is_stopped)
-    scraped = pages.read_text()
-    await copilot.say("what is 6 * 7")
-    await copilot.ends("42")
-    assert pages.read_text() == scraped, "the tool still runs"
 
 
 async def test_a_copilotkit_page_tool_runs_in_the_page(copilot: Chat) -> None:

@@ -14,7 +14,7 @@ from playwright.async_api import expect
 from pawl.launcher.suite import Suite
 from tests import npm
 from tests.keys import LOCAL_KEY
-from tests.system.console.conftest import NewPage, address, at, done, say
+from tests.system.console.conftest import NewPage, address, ask, at, done, say
 from tests.system.scripting import scripted
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long, pytest.mark.ci]
@@ -38,7 +38,7 @@ async def test_hostile_stream_has_no_effect(open_page: NewPage, suite: Suite) ->
         page = await open_page(user="prey")
         await say(page, f"{prompt} {BAD}")
         cards = page.locator(".card.wait", has_text="Approve all")
-        await expect(cards).to_have_count(2, timeout=90_000)
+        await expect(cards).to_have_count(2)
         for path in ("", "/inbox", f"/runs/{await page.locator('.turn').get_attribute('data-run')}"):
             if path:
                 await page.goto(at(page, path))
@@ -51,7 +51,7 @@ async def test_hostile_stream_has_no_effect(open_page: NewPage, suite: Suite) ->
             assert "owned" not in await page.title()
         await cards.filter(has_text="asks").get_by_role("button").first.click()
         await cards.filter(has_text="wants to send").get_by_role("button", name="Reject").click()
-        await expect(page.get_by_role("heading", name="completed")).to_be_visible(timeout=90_000)
+        await expect(page.get_by_role("heading", name="completed")).to_be_visible()
 
 
 async def test_pathological_text_does_not_break_the_page_or_the_stream(open_page: NewPage, suite: Suite) -> None:
@@ -61,8 +61,7 @@ async def test_pathological_text_does_not_break_the_page_or_the_stream(open_page
             {"reply": {"text": f"{'>' * 5000} one \u2028event: end\u2029data: two", "chunk_delay": 0}}
         )
         page = await open_page(user="reader-of-oddities")
-        await say(page, prompt)
-        await done(page)
+        await ask(page, prompt)
         await expect(page.locator(".turn .markdown").last).to_contain_text("two")
         await page.reload()
         await done(page)
@@ -108,9 +107,9 @@ async def test_every_commonmark_example_renders_visibly(
         made = await program.post("/rpc/pawl.agent.v1.ConversationService/ImportConversation", json=wanted)
     assert made.status_code == 200, made.text
     page = await open_page(f"/c/{made.json()['conversation']['conversationId']}", user="author")
-    await page.get_by_role("button", name="Show earlier messages").click(timeout=90_000)
+    await page.get_by_role("button", name="Show earlier messages").click()
     shown = page.locator(".turn .markdown")
-    await expect(shown).to_have_count(len(texts), timeout=90_000)
+    await expect(shown).to_have_count(len(texts))
     assert [texts[place] for place in await shown.evaluate_all(BLANK)] == []
     await expect(page.get_by_text(FAILED)).to_have_count(0)
 
@@ -127,7 +126,7 @@ async def test_failed_view_falls_back_to_plain_text(open_page: NewPage, suite: S
         await page.evaluate(BREAK, "header")
         await say(page, prompt)
         main = page.get_by_role("main")
-        await expect(main).to_contain_text(f"{FAILED}: no header today", timeout=90_000)
+        await expect(main).to_contain_text(f"{FAILED}: no header today")
         await page.get_by_role("link", name="Inbox").click()
         await expect(main).to_contain_text("ask_user: asked")
         await expect(main).to_contain_text("above\n\n---\n\nbelow", use_inner_text=True)
@@ -137,4 +136,4 @@ async def test_failed_view_falls_back_to_plain_text(open_page: NewPage, suite: S
         card = page.locator("[data-item]", has_text="above")
         await expect(card).to_contain_text(f"{FAILED}. This is the plain text:")
         await card.get_by_role("button", name="Yes").click()
-        await expect(card).to_have_count(0, timeout=90_000)
+        await expect(card).to_have_count(0)

@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from tests.keys import LOCAL_KEY
-from tests.system.console.conftest import NewPage, at, say
+from tests.system.console.conftest import NewPage, ask, ask_approval, at, done, say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -18,8 +18,7 @@ async def three_wait(open_page: NewPage, user: str) -> Page:
     for name in ("ann", "bob", "carl"):
         await page.get_by_role("link", name="New conversation").click()
         await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
-        await say(page, f"email {name}@example.com about {user}")
-        await expect(page.locator(".card.wait")).to_be_visible(timeout=90_000)
+        await ask_approval(page, f"email {name}@example.com about {user}")
     await page.goto(at(page, "/inbox"))
     await expect(page.locator("[data-item]", has_text=user)).to_have_count(3)
     return page
@@ -40,21 +39,18 @@ async def test_several_approvals_can_be_decided_on_together(open_page: NewPage) 
     await several.get_by_label("Reason for all").fill("not today")
     await several.get_by_role("button", name="Reject 2").click()
     await expect(page.get_by_role("status").filter(has_text="rejected by several: not today").first).to_be_visible()
-    await expect(mine).to_have_count(1, timeout=90_000)
+    await expect(mine).to_have_count(1)
     await mine.get_by_role("link", name="run", exact=True).click()
     await expect(page.get_by_role("heading", name=re.compile("Run .*"))).to_be_visible()
 
 
 async def test_approval_can_be_remembered_as_a_rule(open_page: NewPage) -> None:
     page = await open_page(user="rememberer")
-    await say(page, "email ann@example.com about ships")
-    card = page.locator(".card.wait")
-    await expect(card).to_be_visible(timeout=90_000)
+    card = await ask_approval(page, "email ann@example.com about ships")
     await card.get_by_label("Remember as a rule").select_option("RULE_SCOPE_CONVERSATION")
     await card.get_by_role("button", name="Approve").click()
-    await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
-    await say(page, "email bob@example.com about boats")
-    await expect(page.locator(".turn[data-state=completed]")).to_have_count(2, timeout=90_000)
+    await done(page)
+    await ask(page, "email bob@example.com about boats", 2)
     await expect(page.locator(".card", has_text="by rule")).to_be_visible()
     await page.get_by_role("link", name="Approval rules").click()
     await expect(page.get_by_role("row", name=re.compile("allow send_email conversation"))).to_be_visible()
@@ -66,7 +62,7 @@ async def test_edit_can_be_approved_only_while_it_is_visible(open_page: NewPage)
     await page.goto(at(page, "/inbox"))
     card = page.get_by_role("group", name=re.compile("planes"))
     preview, approve = card.locator(".preview"), card.get_by_role("button", name="Approve")
-    await expect(preview).to_contain_text("Subject: planes", timeout=90_000)
+    await expect(preview).to_contain_text("Subject: planes")
     await card.get_by_role("button", name="Edit").click()
     await expect(preview).to_contain_text("Subject: planes")
     await card.get_by_label("subject *").fill("cars")
@@ -82,12 +78,12 @@ async def test_edit_can_be_approved_only_while_it_is_visible(open_page: NewPage)
     await card.get_by_label("the whole series").check()
     await card.get_by_label("Maximum calls").fill("2")
     await approve.click()
-    await expect(card).to_have_count(0, timeout=90_000)
+    await expect(card).to_have_count(0)
     await page.goto(at(page, "/background?all=1"))
     row = page.get_by_role("row", name=re.compile("completed 2 of 2"))
-    await row.get_by_role("link").click(timeout=90_000)
+    await row.get_by_role("link").click()
     await page.locator(".facts").last.get_by_role("link").first.click()
-    await expect(page.locator(".card.good")).to_have_count(2, timeout=90_000)
+    await expect(page.locator(".card.good")).to_have_count(2)
     said = await page.locator(".card.good summary").all_inner_texts()
     assert ["planes" in each and "cars" not in each for each in said] == [True, True]
 
@@ -95,12 +91,11 @@ async def test_edit_can_be_approved_only_while_it_is_visible(open_page: NewPage)
 async def test_notification_link_opens_its_call_after_login(open_page: NewPage) -> None:
     """NOTE-1: the call has the keyboard focus, so a key decides it."""
     page = await open_page(user="me")
-    await say(page, "email ann@example.com about links")
-    await expect(page.locator(".card.wait")).to_be_visible(timeout=90_000)
+    await ask_approval(page, "email ann@example.com about links")
     call_id = await page.locator(".card.wait").get_attribute("data-call")
     other_user = await open_page(f"/inbox?call={call_id}", user="")
     await other_user.get_by_label("Your key").fill(LOCAL_KEY)
     await other_user.get_by_role("button", name="Log in").click()
-    await expect(other_user.locator("[data-item]", has_text="about links")).to_be_focused(timeout=90_000)
+    await expect(other_user.locator("[data-item]", has_text="about links")).to_be_focused()
     await other_user.keyboard.press("r")
-    await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
+    await done(page)

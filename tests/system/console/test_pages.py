@@ -13,7 +13,7 @@ from pawl.agent.v1.declaration_pb2 import Declaration, PutDeclarationRequest
 from pawl.client import AsyncClient
 from pawl.event.v1.agent_pb2 import AgentDefinition
 from pawl.launcher.suite import Suite
-from tests.system.console.conftest import NewPage, at, barrier_free, say
+from tests.system.console.conftest import NewPage, ask, at, barrier_free, click, say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -46,8 +46,7 @@ async def test_agent_is_created_changed_and_deleted(open_page: NewPage) -> None:
     await write(page, "New agent", {"name": "clerk", "options": {"instructions": "Be short."}})
     await expect(page.get_by_text("Saved version 1.")).to_be_visible()
     await page.get_by_role("link", name="clerk").click()
-    await page.get_by_role("button", name="Edit agent").click()
-    await page.get_by_role("button", name="Edit as JSON").click()
+    await click(page, "Edit agent", "Edit as JSON")
     await page.get_by_label("Edit agent (JSON)").fill('{"name": "clerk", ')
     await page.reload()
     await expect(page.get_by_label("Edit agent (JSON)")).to_have_value('{"name": "clerk", ')
@@ -139,9 +138,7 @@ async def test_rule_is_created_and_revoked(open_page: NewPage) -> None:
 
 async def test_tools_and_audit_entries_are_shown(open_page: NewPage) -> None:
     page = await open_page(user="auditor")
-    await say(page, "what is 12 * 12")
-    await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
-    run_id = await page.locator(".turn").get_attribute("data-run")
+    run_id = await ask(page, "what is 12 * 12")
     await page.get_by_role("link", name="Audit").click()
     await page.get_by_label("Run", exact=True).fill(run_id or "")
     await page.keyboard.press("Tab")
@@ -153,7 +150,7 @@ async def test_tools_and_audit_entries_are_shown(open_page: NewPage) -> None:
     await page.get_by_label("Kind").select_option("RETURNED")
     await expect(page.get_by_role("link", name=re.compile("^calculate succeeded after"))).to_be_visible()
     await page.get_by_role("button", name="Verify the chain").click()
-    await expect(page.get_by_role("status")).to_contain_text("entries are intact", timeout=90_000)
+    await expect(page.get_by_role("status")).to_contain_text("entries are intact")
     await page.get_by_role("link", name="Tools").click()
     await page.get_by_role("link", name="calculate", exact=True).click()
     await expect(page.get_by_role("region", name="Statistics").get_by_role("row")).to_have_count(2)
@@ -164,22 +161,21 @@ async def test_tools_and_audit_entries_are_shown(open_page: NewPage) -> None:
 async def test_job_is_paused_resumed_and_stopped(open_page: NewPage) -> None:
     page = await open_page(user="watcher")
     await say(page, "in the background, every 300 seconds, 5 times: what is 6 * 7")
-    await expect(page.locator(".turn").first).to_contain_text("I started to", timeout=90_000)
+    await expect(page.locator(".turn").first).to_contain_text("I started to")
     await page.get_by_role("link", name="Background", exact=True).click()
-    row = page.get_by_role("row", name=re.compile("calculate"))
-    await row.get_by_role("button", name="Pause").click(timeout=90_000)
-    await expect(row.get_by_role("button", name="Resume")).to_be_visible(timeout=90_000)
+    row = page.get_by_role("row", name=re.compile("Calculate"))
+    await row.get_by_role("button", name="Pause").click()
+    await expect(row.get_by_role("button", name="Resume")).to_be_visible()
     await row.get_by_role("link").first.click()
     await page.get_by_role("button", name="Resume").click()
-    await expect(page.get_by_role("button", name="Pause")).to_be_visible(timeout=90_000)
+    await expect(page.get_by_role("button", name="Pause")).to_be_visible()
     await sure(page, "Stop")
-    await expect(page.locator(".facts").first).to_contain_text("stopped", timeout=90_000)
+    await expect(page.locator(".facts").first).to_contain_text("stopped")
 
 
 async def test_notification_settings_are_shown_and_changed(open_page: NewPage) -> None:
     page = await open_page(user="listener")
-    await say(page, "what is 5 * 5")
-    await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
+    await ask(page, "what is 5 * 5")
     await page.get_by_role("link", name="Notifications").click()
     reported = page.locator(".entries li").first.get_by_role("link").first
     for _ in range(120):

@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import expect
 
 from pawl.launcher.suite import Suite
-from tests.system.console.conftest import NewPage, at, say
+from tests.system.console.conftest import NewPage, ask_approval, at, done
 from tests.system.suite.client import key_for
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
@@ -14,8 +14,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 async def test_console_shows_only_what_the_users_role_allows(open_page: NewPage, suite: Suite) -> None:
     member = await open_page(key=await key_for(suite, "ann", "member", store="acme"))
-    await say(member, "email ann@example.com about roles")
-    await expect(member.locator(".card.wait")).to_be_visible(timeout=90_000)
+    await ask_approval(member, "email ann@example.com about roles")
     run_id = await member.locator(".turn").get_attribute("data-run")
 
     viewer = await open_page(key=await key_for(suite, "vic", "viewer", store="acme"))
@@ -39,9 +38,9 @@ async def test_console_shows_only_what_the_users_role_allows(open_page: NewPage,
 
     approver = await open_page("/inbox", key=await key_for(suite, "bob", "approver", store="acme"))
     card = approver.locator("[data-item]", has_text="roles")
-    await expect(card).to_be_visible(timeout=90_000)
+    await expect(card).to_be_visible()
     # A personal rule would not apply to another user's run.
     await expect(card.get_by_label("Remember as a rule")).to_have_count(0)
     await card.get_by_role("button", name="Approve").click()
-    await expect(member.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
+    await done(member)
     await expect(member.locator(".card", has_text="by bob")).to_be_visible()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
-from tests.system.console.conftest import NewPage, at, say
+from tests.system.console.conftest import NewPage, ask, ask_approval, at
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -22,10 +22,8 @@ async def test_chat_inbox_and_run_match_the_screenshots(open_page: NewPage, tmp_
     folder = Path(os.environ.get("TESTS_SCREENSHOTS") or tmp_path)
     folder.mkdir(exist_ok=True)
     page = await open_page(user="ann", viewport={"width": 960, "height": 900}, color_scheme="light")
-    await say(page, "what is 17 * 23")
-    await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
-    await say(page, "email bob@example.com about the picnic")
-    await expect(page.locator(".card.wait")).to_be_visible(timeout=90_000)
+    await ask(page, "what is 17 * 23")
+    await ask_approval(page, "email bob@example.com about the picnic")
     run_id = await page.locator(".turn").last.get_attribute("data-run")
     conversation = page.url.rpartition("/")[2]
     await page.wait_for_timeout(500)
@@ -34,9 +32,9 @@ async def test_chat_inbox_and_run_match_the_screenshots(open_page: NewPage, tmp_
     await expect(page.locator("[data-item]", has_text="picnic")).to_be_visible()
     await page.screenshot(path=folder / "console-inbox.png")
     await page.locator("[data-item]", has_text="picnic").get_by_role("button", name="Approve").click()
-    await expect(page.locator("[data-item]", has_text="picnic")).to_have_count(0, timeout=90_000)
+    await expect(page.locator("[data-item]", has_text="picnic")).to_have_count(0)
     await page.goto(at(page, f"/runs/{run_id}"))
-    await expect(page.get_by_role("heading", name=re.compile("completed"))).to_be_visible(timeout=90_000)
+    await expect(page.get_by_role("heading", name=re.compile("completed"))).to_be_visible()
     await page.get_by_role("region", name="Timeline", exact=True).scroll_into_view_if_needed()
     await page.screenshot(path=folder / "console-run.png")
     await page.get_by_role("button", name="Toggle dark mode").click()

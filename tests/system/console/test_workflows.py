@@ -10,7 +10,7 @@ from playwright.async_api import expect
 
 from pawl.client import AsyncClient
 from pawl.launcher.suite import Suite
-from tests.system.console.conftest import NewPage
+from tests.system.console.conftest import NewPage, sees
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -74,8 +74,7 @@ async def test_run_is_started_followed_answered_and_run_again(open_page: NewPage
 
     await node("first").click()
     opened = page.get_by_role("article", name="Node first")
-    await expect(opened).to_contain_text("17 * 23")
-    await expect(opened).to_contain_text("391")
+    await sees(opened, "17 * 23", "391")
     await page.reload()
     await expect(opened).to_contain_text("391")
     await node("each").click()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -16,6 +14,7 @@ from pawl.launcher import nats
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.postgres import ROLES, binaries
 from pawl.launcher.suite import Suite
+from tests.servers import open_folder
 from tests.system.deploy.containers import ROOT, Containers, fill_in
 
 KEY = "key-of-ann-0123456789"
@@ -24,9 +23,7 @@ KEY = "key-of-ann-0123456789"
 @pytest.fixture
 async def containers() -> AsyncIterator[Containers]:
     """The embedded PostgreSQL stands in for its image, and the scripted model for the model server."""
-    with tempfile.TemporaryDirectory(prefix="pawl-compose-") as name:
-        folder = Path(name)
-        folder.chmod(0o711)  # PostgreSQL's account needs access.
+    with open_folder() as folder:
         options = SuiteOptions(data=folder / "data", stages=(), scripted_model=True)
         async with Suite(options) as suite:
             variables = fill_in(

@@ -43,7 +43,7 @@ def fill_in(example: str, **values: str) -> dict[str, str]:
 
 
 class Containers:
-    """The containers as processes. Use as an asynchronous context manager, which stops those that it started."""
+    """The containers as processes. An async context manager, which stops those that it started."""
 
     def __init__(self, folder: Path, variables: dict[str, str], ports: dict[int, int]) -> None:
         """`ports` are local ports of servers that already run, by their ports in the containers."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.servers import open_folder
 from tests.system.docs.pages import Block, Reader, blocks
 
 # A page starts a suite or two, and dozens of programs.
@@ -57,8 +57,7 @@ def with_output(page: Path) -> Iterator[tuple[Block, Block | None]]:
 
 @pytest.mark.parametrize("names", PAGES, ids=" ".join)
 def test_code_blocks_of_a_page_work_in_order(names: tuple[str, ...]) -> None:
-    # Not pytest's folder, which PostgreSQL's account cannot read if the tests run as root.
-    with tempfile.TemporaryDirectory(prefix="pawl-page-") as folder, Reader(Path(folder)) as reader:
+    with open_folder() as folder, Reader(folder) as reader:
         for name in names:
             reader.turn_page()
             for block, output in with_output(DOCS / name):

@@ -31,7 +31,7 @@ class Disk:
         self.place = folder / "disk"
 
     def make(self) -> str:
-        """Create and mount the file system. Returns why that is not possible, or an empty string."""
+        """Create and mount the file system. Return why that is not possible, or an empty string."""
         missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
         if os.geteuid() != 0 or missing:
             return f"mounting a disk image needs root and {', '.join(missing or _TOOLS)}"
@@ -83,7 +83,7 @@ class Disk:
         return ["mount", "-o", "loop,commit=300", str(self._image), str(self.place)]
 
     def _why_not_cut(self) -> str:
-        """Cut the empty disk once. Returns why that does not work, or an empty string."""
+        """Cut the empty disk once. Return why that does not work, or an empty string."""
         (self.place / "never-synced").write_text("x")
         try:
             self.cut()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,12 +18,10 @@ from pawl.client import AsyncClient
 from pawl.event.v1 import event_pb2
 from pawl.job_store.erasure.erasing import STREAM as ERASED
 from pawl.job_store.lifecycle.stream import STREAM
-from pawl.launcher.options import SuiteOptions
 from pawl.launcher.ports import free_port
-from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
 from tests.poll import until
-from tests.servers import NatsServer
+from tests.servers import NatsServer, running_suite
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 _RUNS = 10  # before and after each change of the cluster
@@ -46,12 +43,10 @@ def cluster(folder: Path) -> Iterator[dict[str, NatsServer]]:
         yield servers
 
 
-async def test_losing_the_leader_of_the_stream_loses_no_event() -> None:
-    with tempfile.TemporaryDirectory(prefix="pawl-cluster-") as name, cluster(Path(name)) as servers:
-        Path(name).chmod(0o711)  # PostgreSQL's account needs access.
+async def test_losing_the_leader_of_the_stream_loses_no_event(tmp_path: Path) -> None:
+    with cluster(tmp_path) as servers:
         urls = ",".join(server.url for server in servers.values())
-        options = SuiteOptions(data=Path(name) / "data", nats_url=urls, local_key=LOCAL_KEY)
-        async with Suite(options) as suite:
+        async with running_suite(nats_url=urls, local_key=LOCAL_KEY) as suite:
             agent_loop = suite.endpoints.services["agent-loop"][0].grpc
             async with AsyncClient([agent_loop], api_key=LOCAL_KEY, retry_seconds=240.0) as pawl:
                 await _test(servers, pawl)

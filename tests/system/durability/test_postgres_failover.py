@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import tempfile
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from pawl.launcher.processes import shim
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
 from tests.poll import until
+from tests.servers import open_folder
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 _RUNS = 12  # before the server is killed, and after
@@ -105,9 +105,7 @@ def server(folder: Path, name: str) -> Server:
 
 
 async def test_promotion_under_load_loses_nothing_acknowledged() -> None:
-    with tempfile.TemporaryDirectory(prefix="pawl-failover-") as name:
-        folder = Path(name)
-        folder.chmod(0o711)  # PostgreSQL's account needs access.
+    with open_folder() as folder:
         first, second = server(folder, "first"), server(folder, "second")
         await first.postgres.prepare()
         async with AsyncExitStack() as stack:

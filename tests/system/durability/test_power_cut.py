@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import tempfile
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
@@ -21,6 +19,7 @@ from tests.chaos.history import Kind
 from tests.chaos.play import Game, play
 from tests.chaos.world import REPLICAS, SERVICES, World
 from tests.poll import until
+from tests.servers import open_folder
 from tests.system.durability.disk import Disk
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -73,8 +72,7 @@ def processes(suite: Suite, names: list[tuple[str, int]]) -> list[psutil.Process
 
 async def test_acknowledged_data_survives_a_power_cut() -> None:
     """I1, I2, I5, I8: starts, answers, shown events and effects are kept, and each end is notified once."""
-    with tempfile.TemporaryDirectory(prefix="pawl-power-") as name:
-        folder = Path(name)
+    with open_folder() as folder:
         disk = Disk(folder)
         try:
             if problem := disk.make():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,18 +23,16 @@ from pawl.launcher.folder import SecretFiles
 from pawl.launcher.nats import LIFECYCLE_STREAM
 from pawl.launcher.postgres import Postgres
 from tests.poll import until
+from tests.servers import open_folder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def suite() -> AsyncIterator[Suite]:
-    """PostgreSQL, NATS and the scripted model, restarted after a crash.
-
-    Their folder is not in pytest's tmp_path, which PostgreSQL's account cannot read if the tests run as root.
-    """
-    with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
-        options = SuiteOptions(data=Path(folder) / "data", stages=(), scripted_model=True)
+    """PostgreSQL, NATS and the scripted model, restarted after a crash."""
+    with open_folder() as folder:
+        options = SuiteOptions(data=folder / "data", stages=(), scripted_model=True)
         async with Suite(options) as suite:
             await query(suite, "CREATE TABLE before (password text)")
             await query(suite, "INSERT INTO before VALUES ($1)", password_of(suite))

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,8 @@ import pytest
 
 from pawl.chassis.rpc.replicas import read_endpoints
 from pawl.launcher import orphans
+from tests.poll import wait_until
+from tests.servers import open_folder
 
 PROGRAM = """
 import dataclasses, os, sys
@@ -29,9 +29,8 @@ SECONDS = 240.0
 
 @pytest.fixture
 def data() -> Iterator[Path]:
-    """A new data folder that PostgreSQL's account can reach even if the tests run as root."""
-    with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
-        yield Path(folder) / "data"
+    with open_folder() as folder:
+        yield folder / "data"
 
 
 @contextlib.contextmanager
@@ -70,10 +69,7 @@ def note_of_nats(data: Path) -> str:
 
 
 def wait_exit(pids: list[int]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while any(orphans.started(pid) is not None for pid in pids):
-        assert time.monotonic() < deadline, "a process lingers"
-        time.sleep(0.02)
+    wait_until(lambda: all(orphans.started(pid) is None for pid in pids), lambda: "a process lingers")
 
 
 def test_a_second_launcher_is_refused_and_ctrl_c_stops_everything_in_order(data: Path) -> None:
@@ -115,11 +111,8 @@ def test_a_killed_launcher_leaves_no_process_and_the_next_one_can_be_stopped_dur
         wait_exit(pids)
     left = note_of_nats(data)
     with launched(data) as process:
-        deadline = time.monotonic() + SECONDS
-        while note_of_nats(data) in {"", left}:
-            assert process.poll() is None, "the next launcher ended"
-            assert time.monotonic() < deadline, "the next launcher starts no NATS"
-            time.sleep(0.01)
+        wait_until(lambda: process.poll() is not None or note_of_nats(data) not in {"", left})
+        assert process.poll() is None, "the next launcher ended"
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=SECONDS)
         assert process.returncode == 0, errors

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 
 import asyncpg
 import pytest
@@ -16,6 +14,7 @@ from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from tests import mail_server
 from tests.poll import until
+from tests.servers import open_folder
 
 pytestmark = pytest.mark.long
 
@@ -31,9 +30,7 @@ def mail(sender: str, subject: str) -> str:
 async def test_email_in_dovecot_starts_a_run() -> None:
     async with mail_server.dovecot() as port:
         await mail_server.add(port, mail("ann@example.com", "before"))
-        # Not pytest's folder, which PostgreSQL's account cannot read if the tests run as root.
-        with tempfile.TemporaryDirectory(prefix="pawl-mailbox-") as name:
-            folder = Path(name)
+        with open_folder() as folder:
             egress, passwords = folder / "egress.json", folder / "passwords.json"
             egress.write_text(json.dumps({"*": {"private": [f"127.0.0.1:{port}"]}}))
             passwords.write_text(json.dumps({"local": {"mail": mail_server.PASSWORD}}))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 import grpc
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from pawl.agent.v1 import agent_pb2, agent_pb2_grpc, session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
@@ -200,3 +202,29 @@ class Session:
                 offer_epoch=offer.offer_epoch,
             )
         )
+
+
+@dataclass(frozen=True)
+class Refusal:
+    code: grpc.StatusCode
+    reason: str = ""
+
+
+TAKEN = Refusal(grpc.StatusCode.OK)
+
+
+async def outcome(call: Awaitable[object]) -> Refusal:
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        refused = error
+    else:
+        return TAKEN
+    info = error_details_pb2.ErrorInfo()
+    for key, value in refused.trailing_metadata() or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            for detail in status_pb2.Status.FromString(value).details:
+                detail.Unpack(info)
+    assert info.domain in {"pawl", ""}
+    assert "Traceback" not in (refused.details() or "")
+    return Refusal(refused.code(), info.reason)

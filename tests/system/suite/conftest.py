@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from pawl.client import AsyncClient
-from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from tests.fakes.otlp_receiver import Receiver, over_grpc
 from tests.keys import LOCAL_KEY
+from tests.servers import running_suite
 from tests.system.scripting import Model, scripted
 from tests.system.suite.client import Agent, addresses
 
@@ -25,29 +23,23 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
-async def suite(receiver: Receiver) -> AsyncIterator[Suite]:
-    """The suite. Its folder is not in pytest's, which PostgreSQL's account cannot read if the tests run as root."""
-    with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
-        # PostgreSQL's account needs access.
-        Path(folder).chmod(0o711)
-        limits = Path(folder) / "limits.json"
-        limits.write_text('{"defaults": {"tool_timeout_seconds": 100}}')
-        options = SuiteOptions(
-            data=Path(folder) / "data",
-            local_key=LOCAL_KEY,
-            replicas={"agent-loop": 2, "gateway": 2, "job-store": 2},
-            service_environment={
-                "agent-loop": {
-                    "PAWL_MODEL_INPUT": "text,image",
-                    "PAWL_LIMITS_FILE": str(limits),
-                    **receiver.environment,
-                },
-                "job-store": {"PAWL_ACTIVE_RUNS_PER_USER": "40", "PAWL_ACTIVE_RUNS_PER_STORE": "40"},
-                "tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools"},
+async def suite(receiver: Receiver, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Suite]:
+    limits = tmp_path_factory.mktemp("limits") / "limits.json"
+    limits.write_text('{"defaults": {"tool_timeout_seconds": 100}}')
+    async with running_suite(
+        local_key=LOCAL_KEY,
+        replicas={"agent-loop": 2, "gateway": 2, "job-store": 2},
+        service_environment={
+            "agent-loop": {
+                "PAWL_MODEL_INPUT": "text,image",
+                "PAWL_LIMITS_FILE": str(limits),
+                **receiver.environment,
             },
-        )
-        async with Suite(options) as suite:
-            yield suite
+            "job-store": {"PAWL_ACTIVE_RUNS_PER_USER": "40", "PAWL_ACTIVE_RUNS_PER_STORE": "40"},
+            "tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools"},
+        },
+    ) as suite:
+        yield suite
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -88,7 +88,7 @@ def put_line(path: str, line: str, holds: bool = False) -> Reversible:
 
 @tool(category=Category.SAFE, effect=EffectClass.AT_MOST_ONCE)
 async def take_line(path: str, line: str, holds: bool = False) -> str:
-    """Remove the last line of a file if it is this one."""
+    """Remove the last line of a file if it equals this one."""
     if holds:
         await held(path)
     lines = effect_file(path).read_text(encoding="utf-8").splitlines()

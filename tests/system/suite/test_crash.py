@@ -47,8 +47,9 @@ async def test_another_agent_loop_finishes_the_runs_of_a_killed_one(
         partial(kill, suite, "agent-loop"),
         trace_continues_without_the_lost_span(agent, receiver, tmp_path / "traced"),
         a_tool_is_not_repeated(agent, tmp_path / "once"),
-        stream_is_complete_without_repeats(agent, pawl),
         conversation_is_followed_without_repeats(pawl, tmp_path / "job"),
+        # Last, because its run ends soon.
+        stream_is_complete_without_repeats(agent, pawl),
     )
 
 

@@ -21,9 +21,7 @@ from pawl.launcher.suite import Suite
 from pawl.tool.v1 import document_pb2, rule_pb2, source_pb2, tool_pb2
 from tests.keys import METADATA
 from tests.system.access.walk import OPEN, is_forwarded, served
-from tests.system.suite import refusals
-from tests.system.suite.client import addresses
-from tests.system.suite.refusals import TAKEN
+from tests.system.suite.client import TAKEN, Refusal, addresses, outcome
 from tests.tables import documented
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -53,15 +51,15 @@ def channel_to(suite: Suite, service: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(addresses(suite, service)[0], options=[("grpc.max_send_message_length", -1)])
 
 
-async def ask(channel: grpc.aio.Channel, path: str, data: bytes, *, streams: bool) -> refusals.Refusal:
+async def ask(channel: grpc.aio.Channel, path: str, data: bytes, *, streams: bool) -> Refusal:
     if not streams:
         unary: Any = channel.unary_unary(path)
-        return await refusals.outcome(unary(data, metadata=_ODD_STORE, timeout=_SECONDS_MAX))
+        return await outcome(unary(data, metadata=_ODD_STORE, timeout=_SECONDS_MAX))
     behaviour: Any = channel.unary_stream(path)
     stream = behaviour(data, metadata=_ODD_STORE, timeout=_SECONDS_MAX)
     try:
         async with asyncio.timeout(_NEWS_SECONDS):
-            return await refusals.outcome(stream.read())
+            return await outcome(stream.read())
     except TimeoutError:
         return TAKEN
     finally:
@@ -81,7 +79,7 @@ async def test_unusual_values_in_requests_never_cause_an_internal_error(suite: S
             async with slots:
                 found = await ask(channel, path, data, streams=streams)
             if what in GARBAGE:
-                is_right = found == refusals.Refusal(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST")
+                is_right = found == Refusal(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST")
             else:
                 is_right = found == TAKEN or found.reason in documented()[path]
             return "" if is_right else f"{path} {what}: {found}"

@@ -12,8 +12,7 @@ from pawl.agent.v1 import conversation_pb2 as pb
 from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
 from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
 from pawl.launcher.suite import Suite
-from tests.system.suite import refusals
-from tests.system.suite.client import Agent, addresses, key_for
+from tests.system.suite.client import Agent, addresses, key_for, outcome
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -59,7 +58,7 @@ async def ask(agent: Agent, name: str, named: dict[str, str]) -> str:
     behaviour: Any = agent.channel.unary_stream(f"/{method.containing_service.full_name}/{name}")
     call = behaviour(request.SerializeToString(), metadata=agent.metadata, timeout=60)
     try:
-        return (await refusals.outcome(call.read())).reason
+        return (await outcome(call.read())).reason
     finally:
         call.cancel()
 

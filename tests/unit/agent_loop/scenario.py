@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from pawl.agent_loop.loop.rules.fact import OutputDelta, RoundRetrying, RoundStarted
-from pawl.agent_loop.loop.rules.run import RunOptions
+from pawl.agent_loop.loop.rules.run import Run, RunOptions
 from pawl.agent_loop.loop.rules.tool import Verdict
 from pawl.agent_loop.loop.worker import Worker
-from pawl.chassis.ids import RunKey
+from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.values import ENDED, CallState, Question, RunState
 from tests.fakes.loop_world import World
 from tests.fakes.manual_clock import run_in_virtual_time
@@ -21,6 +21,7 @@ from tests.fakes.registry import tool
 T = TypeVar("T")
 
 DIGEST = "d" * 64
+RUN = Run(store_id=StoreId("s"), user_id=UserId("u"), conversation_id=ConversationId("c"), run_id=RunId("r"))
 VERDICTS: dict[str, Verdict] = {
     "write": tool(),
     "look": tool(effect="READ_ONLY"),
@@ -57,8 +58,7 @@ def check_whole(world: World, key: RunKey, *, state: RunState = RunState.COMPLET
     if state is RunState.COMPLETED:
         assert [call.state for call in settled] == [CallState.SUCCEEDED] * 6
         assert run.output_text == "All is done."
-        rounds = [event.round for event in world.ledger.events(key) if isinstance(event, RoundStarted)]
-        assert rounds == [1, 2, 3]
+        assert [event.round for event in world.ledger.events(key) if isinstance(event, RoundStarted)] == [1, 2, 3]
 
 
 def shown_text(world: World, key: RunKey, round_number: int) -> str:
@@ -87,6 +87,13 @@ async def at_work(worker: Worker) -> AsyncIterator[Worker]:
 async def end_of(world: World, key: RunKey) -> None:
     while world.ledger.run(key).state not in ENDED:
         await asyncio.sleep(0.1)
+
+
+async def worked(world: World, key: RunKey) -> Run:
+    """Have a worker drive runs until this one has ended, and return it."""
+    async with at_work(world.worker()):
+        await end_of(world, key)
+    return world.ledger.run(key)
 
 
 async def finished(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -68,51 +69,28 @@ TOKENS_PER_ANSWER = 15
 
 PENDING = {CallState.AWAITING_APPROVAL, CallState.OFFERED, CallState.ASKED}
 
+
+def _verdict(disposition: Disposition, context: ExecutionContext = ExecutionContext.BACKEND, **fields: Any) -> Verdict:
+    return Verdict(call_id=CallId(""), disposition=disposition, context=context, **fields)
+
+
+_FRONTEND, _HUMAN = ExecutionContext.FRONTEND, ExecutionContext.HUMAN
 VERDICTS = {
-    "serial": Verdict(call_id=CallId(""), disposition=Disposition.RUN, context=ExecutionContext.BACKEND),
-    "parallel": Verdict(
-        call_id=CallId(""), disposition=Disposition.RUN, context=ExecutionContext.BACKEND, parallel=True
+    "serial": _verdict(Disposition.RUN),
+    "parallel": _verdict(Disposition.RUN, parallel=True),
+    "lookup": _verdict(Disposition.RUN, effect_class=EffectClass.READ_ONLY, resource_keys=("a",)),
+    "gated": _verdict(Disposition.APPROVE, digest="d"),
+    "gated_front": _verdict(Disposition.APPROVE, _FRONTEND, digest="d"),
+    "front": _verdict(Disposition.OFFER, _FRONTEND),
+    "front_asks": _verdict(Disposition.OFFER, _FRONTEND, offer_fallback=OfferFallback.ASK_USER),
+    "front_falls_back": _verdict(
+        Disposition.OFFER, _FRONTEND, offer_fallback=OfferFallback.BACKEND_TOOL, fallback_tool_name="gated"
     ),
-    "lookup": Verdict(
-        call_id=CallId(""),
-        disposition=Disposition.RUN,
-        context=ExecutionContext.BACKEND,
-        effect_class=EffectClass.READ_ONLY,
-        resource_keys=("a",),
+    "ask_by_default": _verdict(
+        Disposition.ASK, _HUMAN, question=Question(question="Which?", default_answer="blue", timeout_seconds=60.0)
     ),
-    "gated": Verdict(call_id=CallId(""), disposition=Disposition.APPROVE, context=ExecutionContext.BACKEND, digest="d"),
-    "gated_front": Verdict(
-        call_id=CallId(""), disposition=Disposition.APPROVE, context=ExecutionContext.FRONTEND, digest="d"
-    ),
-    "front": Verdict(call_id=CallId(""), disposition=Disposition.OFFER, context=ExecutionContext.FRONTEND),
-    "front_asks": Verdict(
-        call_id=CallId(""),
-        disposition=Disposition.OFFER,
-        context=ExecutionContext.FRONTEND,
-        offer_fallback=OfferFallback.ASK_USER,
-    ),
-    "front_falls_back": Verdict(
-        call_id=CallId(""),
-        disposition=Disposition.OFFER,
-        context=ExecutionContext.FRONTEND,
-        offer_fallback=OfferFallback.BACKEND_TOOL,
-        fallback_tool_name="gated",
-    ),
-    "ask_by_default": Verdict(
-        call_id=CallId(""),
-        disposition=Disposition.ASK,
-        context=ExecutionContext.HUMAN,
-        question=Question(question="Which?", default_answer="blue", timeout_seconds=60.0),
-    ),
-    "ask": Verdict(
-        call_id=CallId(""),
-        disposition=Disposition.ASK,
-        context=ExecutionContext.HUMAN,
-        question=Question(question="Which?"),
-    ),
-    "refused": Verdict(
-        call_id=CallId(""), disposition=Disposition.REFUSE, error_reason="TOOL_NOT_FOUND", error_message="no such tool"
-    ),
+    "ask": _verdict(Disposition.ASK, _HUMAN, question=Question(question="Which?")),
+    "refused": _verdict(Disposition.REFUSE, error_reason="TOOL_NOT_FOUND", error_message="no such tool"),
 }
 
 OK = ExecutionResult(outcome=Outcome.SUCCEEDED, result=CallResult(content_json=b'"done"'))
@@ -129,7 +107,7 @@ def verdict_on(call: Call) -> Verdict:
 
 
 def answer(*names: str, text: str = "", arguments: Sequence[str] = ()) -> ModelAnswer:
-    """Return an answer that calls these tools. Unless given, the arguments of each call are different."""
+    """Return an answer that calls these tools. By default, the arguments of each call are different."""
     written = arguments or [f'{{"n":{n}}}' for n in range(len(names))]
     return ModelAnswer(
         text=text,
@@ -146,7 +124,7 @@ def answer(*names: str, text: str = "", arguments: Sequence[str] = ()) -> ModelA
 
 @dataclass
 class Simulation:
-    """Plans, commits and remembers started work. The model gives `answers` in order, then plain text."""
+    """Plans, commits and remembers started work. The model returns `answers` in order, then plain text."""
 
     answers: list[ModelAnswer]
     options: RunOptions = field(default_factory=RunOptions)
@@ -174,8 +152,7 @@ class Simulation:
             run_id=RunId("r"),
             options=self.options,
         )
-        hello = Message(role=Role.USER, run_id=RunId("r"), text="hello", number=1)
-        self.base = State(run=run, messages=(hello,))
+        self.base = State(run=run, messages=(Message(role=Role.USER, run_id=RunId("r"), text="hello", number=1),))
 
     @property
     def run(self) -> Run:
@@ -236,8 +213,7 @@ class Simulation:
         for event in plan.events:
             if isinstance(event, RoundStarted):
                 assert plan.state.open_calls == () or plan.state.run.state in ENDED
-        started_models = [work for work in plan.work if isinstance(work, StartModel)]
-        if started_models:
+        if [work for work in plan.work if isinstance(work, StartModel)]:
             assert all(call.settled and call.result for call in plan.state.calls.values()), "the batch is open"
 
     # Events that can happen to the run.
@@ -262,11 +238,8 @@ class Simulation:
     def model_fails(self, *, is_counted: bool = True) -> None:
         self.breaks += 1
         self.under_way.remove(MODEL)
-        broken = answer(text="half")
-        if is_counted:
-            self.tokens_served += TOKENS_PER_ANSWER
-        else:
-            broken = replace(broken, usage=UsageReport())
+        broken = answer(text="half") if is_counted else replace(answer(text="half"), usage=UsageReport())
+        self.tokens_served += TOKENS_PER_ANSWER * is_counted
         error = Problem(
             reason="STREAM_TRUNCATED", failure_class=FailureClass.PROVIDER, retryable=True, message="It broke off."
         )
@@ -289,8 +262,7 @@ class Simulation:
             Command(command_id=CommandId(f"cmd_{next(self.ids)}"), user_id=UserId("u"), time=self.now, kind=kind)
             for kind in kinds
         ]
-        if any(isinstance(kind, Cancel) for kind in kinds):
-            self.cancelled = True
+        self.cancelled |= any(isinstance(kind, Cancel) for kind in kinds)
         self.base = replace(self.base, commands=tuple(commands))
         self.turn()
 

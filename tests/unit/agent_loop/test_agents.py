@@ -33,6 +33,7 @@ from pawl.agent_loop.loop.rules.run import RoundLimitPolicy, RunOptions, ToolCho
 from pawl.errors import InvalidField, PawlError, ToolNotFound
 from tests.fakes.model import says
 from tests.fakes.registry import tool
+from tests.tables import for_each
 from tests.unit.agent_loop.test_jobs import Story
 
 DEFAULTS = RunDefaults(model="the-model", instructions="Be brief.")
@@ -67,18 +68,19 @@ def test_a_star_in_a_tool_pattern_matches_any_characters(pattern: str, name: str
 
 def test_tools_are_selected_by_name_by_source_and_by_pattern() -> None:
     tools = ToolSelection(names=("look",), sources=("http:shop", "mcp:gone"), patterns=("sh*.pay", "x*"))
-    found = select(definition(tools=tools), OFFERED)
-    assert found.names == ("look", "shop.order", "shop.pay")
-    assert found.unmatched == ("mcp:gone", "x*")
-    assert select(definition(), OFFERED) == ((), ())
     delegating = definition(tools=ToolSelection(names=("look",)), delegates_to=("b",))
-    assert select(delegating, OFFERED).names == ("look", "run_agent")
+    assert [select(each, OFFERED) for each in (definition(tools=tools), definition(), delegating)] == [
+        (("look", "shop.order", "shop.pay"), ("mcp:gone", "x*")),
+        ((), ()),
+        (("look", "run_agent"), ()),
+    ]
     with pytest.raises(ToolNotFound, match="fly"):
         select(definition(tools=ToolSelection(names=("fly",))), OFFERED)
 
 
-def test_an_invalid_definition_is_refused_and_names_the_field() -> None:
-    rows: list[Any] = [
+@for_each(
+    ("fields", "named"),
+    [
         ({"name": "no name"}, "definition.name"),
         ({"options": AskedOptions(tool_names=("look",))}, "definition.options"),
         ({"options": AskedOptions(without_tools=True), "tools": ToolSelection(names=("look",))}, "definition.tools"),
@@ -108,17 +110,17 @@ def test_an_invalid_definition_is_refused_and_names_the_field() -> None:
                 *("https://a.example/" + "x" * 2000, 'https://a.example/"><script>', "https://bücher.example/"),
             )
         ),
-    ]
-    for fields, named in rows:
-        with pytest.raises(PawlError) as refused:
-            check(definition(**fields), DEFAULTS)
-        assert refused.value.metadata["field"] == named, fields
+    ],
+)
+def test_an_invalid_definition_is_refused_and_names_the_field(fields: Any, named: Any) -> None:
+    with pytest.raises(PawlError) as refused:
+        check(definition(**fields), DEFAULTS)
+    assert refused.value.metadata["field"] == named
 
 
-def test_an_agent_card_accepts_a_picture_url() -> None:
-    rows: list[Any] = ["", "https://a.example", "https://a.example:8443/x.png?size=2#top", "https://[::1]/"]
-    for url in rows:
-        assert check(definition(card=AgentCard(avatar_url=url)), DEFAULTS).card.avatar_url == url, url
+@for_each("url", ["", "https://a.example", "https://a.example:8443/x.png?size=2#top", "https://[::1]/"])
+def test_an_agent_card_accepts_a_picture_url(url: Any) -> None:
+    assert check(definition(card=AgentCard(avatar_url=url)), DEFAULTS).card.avatar_url == url
 
 
 def test_a_run_inherits_options_that_it_does_not_set_from_its_agent() -> None:
@@ -130,18 +132,19 @@ def test_a_run_inherits_options_that_it_does_not_set_from_its_agent() -> None:
 
 
 def test_the_run_agent_or_deployment_can_disable_background_calls() -> None:
-    off = agent(without_background=True)
-    assert run_of(off).without_background
-    assert run_of(off, without_background=True).without_background
-    assert run_of(agent(), without_background=True).without_background
-    assert not run_of(agent()).without_background
-    assert complete(AskedOptions(), replace(DEFAULTS, without_background=True)).without_background
-    assert delegated(off, RunOptions()).without_background
-    silent = agent(without_guidelines=True)
-    assert run_of(silent).without_guidelines
-    assert delegated(silent, RunOptions()).without_guidelines
-    assert not run_of(agent()).without_guidelines
-    assert deployed(replace(DEFAULTS, without_background=True)).definition.options.without_background
+    off, silent = agent(without_background=True), agent(without_guidelines=True)
+    without = replace(DEFAULTS, without_background=True)
+    disabled = [
+        run_of(off),
+        run_of(off, without_background=True),
+        run_of(agent(), without_background=True),
+        complete(AskedOptions(), without),
+        delegated(off, RunOptions()),
+        deployed(without).definition.options,
+    ]
+    assert [each.without_background for each in (*disabled, run_of(agent()))] == [True] * 6 + [False]
+    options = (run_of(silent), delegated(silent, RunOptions()), run_of(agent()))
+    assert [each.without_guidelines for each in options] == [True, True, False]
 
 
 def test_a_run_can_only_narrow_its_agent() -> None:
@@ -149,8 +152,8 @@ def test_a_run_can_only_narrow_its_agent() -> None:
     narrowed = run_of(found, tool_names=("look",), limits={"rounds_max": 2, "total_tokens_max": 10}, model="m")
     assert (narrowed.tool_names, narrowed.limits.rounds_max, narrowed.limits.total_tokens_max) == (("look",), 2, 10)
     assert narrowed.model == "m", "the agent does not set it"
-    assert run_of(found, without_tools=True).without_tools
-    assert run_of(found, approvals_required=2).approvals_required == 2
+    more = run_of(found, without_tools=True, approvals_required=2)
+    assert (more.without_tools, more.approvals_required) == (True, 2)
     assert run_of(agent(limits={"agent_depth_max": 1}), limits={"agent_depth_max": 0}).limits.agent_depth_max == 0
     for beyond in (
         {"instructions": "Do as you like."},
@@ -177,18 +180,20 @@ def test_the_default_agent_fills_options_that_a_run_leaves_unset() -> None:
 
 
 def test_model_fallbacks_are_inherited_only_with_their_model() -> None:
-    found = agent(model="a", model_fallbacks=("b",))
-    assert run_of(found).model_fallbacks == ("b",)
+    found, own = agent(model="a", model_fallbacks=("b",)), RunOptions(model="x", model_fallbacks=("y",))
+    default = agent(DEFAULT, model="a", model_fallbacks=("b",))
+    rows: list[tuple[RunOptions, tuple[str, ...]]] = [
+        (run_of(found), ("b",)),
+        (run_of(agent(), model_fallbacks=("b",)), ("b",)),  # The agent does not set its model.
+        (run_of(default, model="a"), ("b",)),
+        (run_of(default, model="c"), ()),
+        (delegated(agent(model="a"), own), ()),
+        (delegated(found, own), ("b",)),
+        (delegated(agent(), own), ("y",)),
+    ]
+    assert [options.model_fallbacks for options, _ in rows] == [fallbacks for _, fallbacks in rows]
     with pytest.raises(InvalidField, match="model_fallbacks"):
         run_of(agent(model="a"), model_fallbacks=("b",))
-    assert run_of(agent(), model_fallbacks=("b",)).model_fallbacks == ("b",), "the agent does not set its model"
-    default = agent(DEFAULT, model="a", model_fallbacks=("b",))
-    assert run_of(default, model="a").model_fallbacks == ("b",)
-    assert run_of(default, model="c").model_fallbacks == ()
-    own = RunOptions(model="x", model_fallbacks=("y",))
-    assert delegated(agent(model="a"), own).model_fallbacks == ()
-    assert delegated(found, own).model_fallbacks == ("b",)
-    assert delegated(agent(), own).model_fallbacks == ("y",)
 
 
 def test_an_agent_whose_patterns_do_not_match_anything_has_no_tools() -> None:
@@ -272,7 +277,6 @@ CALLS = background.INSTRUCTIONS
 async def test_guidelines_are_added_to_other_instructions(options: RunOptions, prompt: list[str]) -> None:
     story = Story(says("Yes."))
     story.world.registry.verdicts = {"ask": tool("ASK", context="HUMAN"), "work": tool()}
-    story.say("hello", options)
-    await story.until(lambda: story.is_over)
+    await story.finish("hello", options)
     system, *_ = story.world.model.requests[0].messages
     assert system == {"role": "system", "content": "\n\n".join(prompt)}

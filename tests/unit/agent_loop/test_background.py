@@ -24,6 +24,7 @@ from pawl.errors import InvalidField, InvalidJson, TooLarge
 from pawl.values import CallState, ExecutionContext, JobReports, RunState, Series
 from tests.fakes.model import calls, says
 from tests.fakes.registry import FakeRegistry, tool
+from tests.tables import for_each
 from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.test_jobs import Story
 from tests.unit.agent_loop.test_jobs import background as async_call
@@ -78,10 +79,7 @@ def test_background_parameters_are_removed_and_either_read_or_refused(
     except (InvalidJson, TooLarge, UnicodeError):
         # The call is refused, so its options do not matter.
         return
-    assert isinstance(rest, dict)
-    assert NAMES.isdisjoint(rest)
-    assert rest == {name: value for name, value in others.items() if name in rest}
-    assert rest.keys() == others.keys()
+    assert rest == others
     if parameters.get("_executeAsync") is True:
         assert (reading.terms is None) == (reading.fault != "")
     elif parameters.keys() - {"_executeAsync"} or not isinstance(parameters.get("_executeAsync", False), bool):
@@ -119,8 +117,7 @@ def test_unusual_parameters_are_refused_or_give_a_job_that_ends(
     check(reading.terms)
     job = jobs.new_job(reading.terms, "look", b"{}", 1_800_000_000.0)
     assert wire.JOB.read(wire.JOB.write(job)) == job
-    last = job_program.due_time(job, None)
-    assert job.begin_time <= last < job.begin_time + 24 * 3600 + 1
+    assert job.begin_time <= job_program.due_time(job, None) < job.begin_time + 24 * 3600 + 1
     watches = job.until is not None or job.when is not None
     assert not watches or job.end_time is not None
 
@@ -133,9 +130,9 @@ def check(options: RequestedTerms) -> None:
         assert (options.iterations_max, options.duration_seconds, options.delay_first) == (1, 0.0, False)
 
 
-def test_a_series_may_run_for_up_to_a_year() -> None:
-    """Larger values are refused instead of reduced."""
-    rows: list[Any] = [
+@for_each(
+    ("parameters", "iterations"),
+    [
         ({"_interval": 0.5, "_duration": 1440}, 172_801),
         ({"_interval": 0.5, "_stopAfter": 1_000_000}, 1_000_000),
         ({"_interval": 60, "_duration": 525_600}, 525_601),
@@ -143,12 +140,14 @@ def test_a_series_may_run_for_up_to_a_year() -> None:
         ({"_interval": 0.5, "_stopAfter": 1_000_001}, 0),
         ({"_interval": 0.5, "_duration": 525_600}, 0),
         ({"_interval": 60, "_duration": 525_601}, 0),
-    ]
-    for parameters, iterations in rows:
-        reading = background.read(json.dumps({"_executeAsync": True, **parameters}), _SCHEMA)
-        assert (reading.terms is None) == (not iterations), parameters
-        assert reading.terms is None or reading.terms.iterations_max == iterations, parameters
-        assert reading.terms is not None or "1,000,000" in reading.fault or "525600" in reading.fault, parameters
+    ],
+)
+def test_a_series_may_run_for_up_to_a_year(parameters: Any, iterations: int) -> None:
+    """Larger values are refused instead of reduced."""
+    reading = background.read(json.dumps({"_executeAsync": True, **parameters}), _SCHEMA)
+    assert (reading.terms is None) == (not iterations)
+    assert reading.terms is None or reading.terms.iterations_max == iterations
+    assert reading.terms is not None or "1,000,000" in reading.fault or "525600" in reading.fault
 
 
 @given(
@@ -214,52 +213,49 @@ def test_each_iteration_is_due_at_the_next_interval_after_the_previous_one(
         missed = len(beats) - number
 
 
-def test_invalid_arguments_are_passed_on_unchanged() -> None:
-    """Parsers could disagree about such arguments, so the later argument check refuses them."""
-    rows: list[Any] = ['{"to":1,"to":2,"_executeAsync":true}', f'{{"to":{2**70},"_executeAsync":true}}']
-    for written in rows:
-        assert background.read(written, b"{}") == background.Reading(arguments=written), written
-
-
-def test_a_tool_that_declares_a_background_parameter_keeps_it() -> None:
-    rows: list[Any] = [
-        b'{"properties":{"_interval":{}}}',
-        b'{"allOf":[{"properties":{"_interval":{}}}]}',
-        b'{"$ref":"#/$defs/a","$defs":{"a":{"properties":{"_interval":{}}}}}',
-    ]
-    for schema in rows:
-        assert background.read('{"_interval":5}', schema) == background.Reading(arguments='{"_interval":5}'), schema
+@pytest.mark.parametrize(
+    ("written", "schema"),
+    [
+        # Parsers could disagree about these arguments, so the later argument check refuses them.
+        ('{"to":1,"to":2,"_executeAsync":true}', b"{}"),
+        (f'{{"to":{2**70},"_executeAsync":true}}', b"{}"),
+        # The tool has a parameter of that name.
+        ('{"_interval":5}', b'{"properties":{"_interval":{}}}'),
+        ('{"_interval":5}', b'{"allOf":[{"properties":{"_interval":{}}}]}'),
+        ('{"_interval":5}', b'{"$ref":"#/$defs/a","$defs":{"a":{"properties":{"_interval":{}}}}}'),
+        # The name is part of a value.
+        ('{"n":"_interval"}', b"{}"),
+        ('["_interval"]', b"{}"),
+    ],
+)
+def test_arguments_without_background_parameters_are_passed_on_unchanged(written: str, schema: bytes) -> None:
+    assert background.read(written, schema) == background.Reading(arguments=written)
 
 
 # Background calls: switches, time limits, and what models see.
 
 
-async def test_a_background_call_runs_immediately_with_a_note_if_background_calls_are_disabled() -> None:
-    story = Story(calls(async_call("work", n=1)), says("Done."), seconds=1.0)
-    key = story.say("do it", RunOptions(without_background=True))
-    await story.until(lambda: story.is_over)
-    (call,) = story.calls(story.world.ledger.run(key))
-    assert (call.state, story.jobs) == (CallState.SUCCEEDED, [])
-    assert "not in the background" in present(call.result).note
-    assert [message for message in story.world.model.requests[0].messages if message["role"] == "system"] == []
-
-
-async def test_a_tool_without_background_support_runs_immediately_with_a_note() -> None:
+@pytest.mark.parametrize("is_disabled", [True, False])
+async def test_a_call_that_cannot_run_in_the_background_runs_immediately_with_a_note(*, is_disabled: bool) -> None:
+    """Background calls are disabled for the run, or the tool does not support them."""
     story = Story(calls(async_call("here"), async_call("work")), says("Begun."), seconds=1.0)
-    key = story.say("do it")
-    await story.until(lambda: story.is_over)
-    here, work = story.calls(story.world.ledger.run(key))
-    assert (here.state, work.state) == (CallState.SUCCEEDED, CallState.DETACHED)
-    assert "not in the background: here cannot run in the background" in present(here.result).note
-    assert [job.job and job.job.tool_name for job in story.jobs] == ["work"]
+    here, work = story.world.ledger.calls(
+        await story.finish("do it", RunOptions(without_background=is_disabled), seconds_max=100.0)
+    )
+    other = CallState.SUCCEEDED if is_disabled else CallState.DETACHED
+    assert (here.state, work.state, len(story.jobs)) == (CallState.SUCCEEDED, other, not is_disabled)
+    assert "not in the background" in present(here.result).note
+    if is_disabled:
+        assert [message for message in story.world.model.requests[0].messages if message["role"] == "system"] == []
+    else:
+        assert "here cannot run in the background" in present(here.result).note
 
 
 async def test_an_iteration_uses_the_background_timeout_of_its_tool() -> None:
     """Neither the tool's foreground timeout nor the limits of the run shorten the iteration."""
 
     story = Story(calls(async_call("slow"), async_call("work")), says("Begun."), seconds=3000.0)
-    story.say("do it")
-    await story.until(lambda: story.is_over, seconds_max=20_000.0, poll_seconds=5.0)
+    await story.finish(seconds_max=20_000.0, poll_seconds=5.0)
     assert {job.job and job.job.timeout_seconds for job in story.jobs} == {3600.0, 7200.0}
     assert [job.state for job in story.jobs] == [RunState.COMPLETED] * 2
     asked = {execution.tool_name: execution.timeout_seconds for execution in story.world.registry.asked}
@@ -281,9 +277,7 @@ async def test_a_background_tool_replaces_the_parameters_if_configured() -> None
         seconds=1.0,
         as_tool=True,
     )
-    key = story.say("watch it")
-    await story.until(lambda: story.is_over)
-    done = story.calls(story.world.ledger.run(key))
+    done = story.world.ledger.calls(await story.finish("watch it"))
     assert [(call.tool_name, call.name_for_model, call.state) for call in done] == [
         ("look", "in_background", CallState.DETACHED),
         ("work", "in_background", CallState.DETACHED),
@@ -298,9 +292,8 @@ async def test_a_background_tool_replaces_the_parameters_if_configured() -> None
     first, second = story.world.model.requests[:2]
     assert "in_background" in [function["function"]["name"] for function in first.tools]
     assert "_executeAsync" not in first.messages[0]["content"]
-    shown, *_ = second.messages[2]["tool_calls"]
-    assert shown["function"]["name"] == "in_background"
-    assert f"in_background {json.dumps(json.loads(shown['function']['arguments']))}" == asked
+    shown = second.messages[2]["tool_calls"][0]["function"]
+    assert f"{shown['name']} {json.dumps(json.loads(shown['arguments']))}" == asked
 
 
 @pytest.mark.parametrize(
@@ -315,8 +308,7 @@ async def test_a_background_tool_replaces_the_parameters_if_configured() -> None
 )
 def test_schema_of_the_background_tool_describes_its_reports(more: dict[str, Any], is_described: bool) -> None:
     arguments = {"tool": "look", "arguments": "{}"} | more
-    schema = background.FUNCTION["function"]["parameters"]
-    assert jsonschema_rs.is_valid(schema, arguments) is is_described
+    assert jsonschema_rs.is_valid(background.FUNCTION["function"]["parameters"], arguments) is is_described
     _, reading = background.read_tool(json.dumps(arguments), {"look": b"{}"})
     assert (reading.terms is not None) is is_described, reading.fault
 
@@ -356,11 +348,9 @@ def test_a_tool_with_the_exact_name_takes_precedence_over_a_similar_name(name: s
         proposed_arguments=json.dumps({"tool": name, "arguments": "{}"}),
         create_time=0.0,
     )
-    for known in (tools, tools[::-1]):
+    for known, found in ((tools, name), (tools[::-1], name), (tools[:1], "shop.buy")):
         (call,), _ = extract_terms([asked], known, 0.0, as_tool=True)
-        assert call.tool_name == name
-    (call,), _ = extract_terms([asked], tools[:1], 0.0, as_tool=True)
-    assert call.tool_name == "shop.buy"
+        assert call.tool_name == found
 
 
 @pytest.mark.parametrize(
@@ -389,13 +379,8 @@ async def test_a_tool_sets_its_jobs_default_reports(
     assert (present(job.job).reports, present(job.job).report_iterations) == (reports, iterations)
     (call,) = story.calls(story.runs[0])
     is_silent = reports is JobReports.NONE
-    assert ("you are not notified" in present(call.result).note) is is_silent
+    assert ("You are not notified" in present(call.result).note) is is_silent
     assert story.world.ledger.tables.runs[story.key(job)].silent is is_silent
-
-
-def test_a_parameter_name_within_a_value_is_ignored() -> None:
-    for written in ('{"n":"_interval"}', '["_interval"]'):
-        assert background.read(written, b"{}") == background.Reading(arguments=written)
 
 
 # Refused parameters of other systems get a hint that names Pawl's background parameters.
@@ -458,12 +443,10 @@ async def _result(monkeypatch: pytest.MonkeyPatch, *, as_tool: bool = False, **o
     monkeypatch.setattr(FakeRegistry, "_tool", lambda _, __: found)
     story = Story(calls('strict {"n": 1, "run_in_background": true}'), says("I see."), as_tool=as_tool)
     story.world.registry.verdicts = {"strict": REFUSED}
-    key = story.say("do it", RunOptions(**options))
-    await story.until(lambda: story.is_over)
-    (call,) = story.calls(story.world.ledger.run(key))
-    shown = story.world.model.requests[1].messages[-1]["content"]
-    assert json.loads(present(call.result).content_json)["error"] in json.loads(shown)["error"]
-    return str(json.loads(shown)["error"])
+    (call,) = story.world.ledger.calls(await story.finish("do it", RunOptions(**options)))
+    shown = json.loads(story.world.model.requests[1].messages[-1]["content"])["error"]
+    assert json.loads(present(call.result).content_json)["error"] in shown
+    return str(shown)
 
 
 async def test_the_model_reads_the_hint_in_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

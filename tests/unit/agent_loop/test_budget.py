@@ -29,6 +29,7 @@ from pawl.server.process.metrics import Metrics
 from pawl.values import RunState, Usage, WaitKind
 from tests.fakes.loop_world import STORE, World
 from tests.fakes.model import calls, fails, says
+from tests.tables import for_each
 from tests.unit.agent_loop import test_sub_agents as sub_agents
 from tests.unit.agent_loop.scenario import VERDICTS, present
 from tests.unit.agent_loop.simulation import TOKENS_PER_ANSWER, Simulation, answer, run_state
@@ -48,15 +49,9 @@ def with_budget(
     return run
 
 
-def used_up(policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT) -> Simulation:
-    run = with_budget(TOKENS_PER_ANSWER, "serial", policy=policy)
+def used_up() -> Simulation:
+    run = with_budget(TOKENS_PER_ANSWER, "serial")
     run.model_answers()
-    return run
-
-
-def waiting() -> Simulation:
-    run = used_up()
-    run.ends(run.calls[0].call_id)
     return run
 
 
@@ -73,13 +68,14 @@ class TestExhaustion:
         run.model_fails()
         assert run.run.state is (RunState.FAILED if fails else RunState.WAITING)
         if fails:
-            assert present(run.run.failure).reason == BUDGET_EXHAUSTED
-            assert f"to at most {ceiling}" in present(run.run.failure).message
+            failure = present(run.run.failure)
+            assert (failure.reason, f"to at most {ceiling}" in failure.message) == (BUDGET_EXHAUSTED, True)
 
 
 class TestTopUps:
     def test_a_parked_run_resumes_with_the_next_round(self) -> None:
-        run = waiting()
+        run = used_up()
+        run.ends(run.calls[0].call_id)
         assert (run.model_calls, run.parked, run.run.waits) == (1, True, (WaitKind.BUDGET,))
         run.tops_up(1)
         assert (run.run.state, run.run.waits, run.under_way) == (RunState.RUNNING, (), {MODEL})
@@ -102,15 +98,14 @@ class TestAccounting:
         run.model_answers()
         events = [event.usage for event in run.events if isinstance(event, RoundRetrying | RoundEnded)]
         each = Usage(input_tokens=10, output_tokens=5, model_calls=1)
-        assert events == [each, each, each]
-        assert run.run.usage == each + each + each
+        assert (events, run.run.usage) == ([each] * 3, each + each + each)
 
     def test_an_interrupted_model_call_counts_at_least_its_prompt(self) -> None:
         run = with_budget(TOKENS_PER_ANSWER)
         run.is_taken_over()
         used = run.run.usage
-        assert used.model_calls == 1
-        assert used.estimated_tokens == used.input_tokens > 0
+        assert (used.model_calls, used.estimated_tokens) == (1, used.input_tokens)
+        assert used.input_tokens
 
     @pytest.mark.parametrize(
         ("report", "counted"),
@@ -134,83 +129,75 @@ class TestAccounting:
         assert budget.counted(report, prompt_bytes=100, output_bytes=12) == counted
 
 
-class TestPromptEstimate:
-    def run(self, usage: UsageReport) -> Simulation:
-        """Return a run whose first answer reported this usage, and whose second prompt is due."""
-        run = Simulation([replace(answer("serial"), usage=usage)], RunOptions(limits=Limits(total_tokens_max=10_000)))
-        run.turn()
-        run.model_answers()
-        return run
-
-    def test_only_messages_since_the_last_report_are_estimated(self) -> None:
-        """Text with many tokens is estimated as such, and implausibly low counts from a server are ignored."""
-        rows: list[Any] = [
-            (250, 1000, 250),
-            (250, 1300, 350),
-            (250, 900, 250),
-            (700, 1300, 800),
-            (5, 1000, 125),
-            (5, 1300, 163),
-        ]
-        for reported, prompt_bytes, tokens in rows:
-            run = self.run(UsageReport(input_tokens=reported, output_tokens=1, prompt_bytes=1000))
-            assert budget.prompt_tokens(run.base, prompt_bytes) == tokens, reported
+@for_each(
+    ("reported", "prompt_bytes", "tokens"),
+    [(250, 1000, 250), (250, 1300, 350), (250, 900, 250), (700, 1300, 800), (5, 1000, 125), (5, 1300, 163)],
+)
+def test_only_messages_since_the_last_report_are_estimated(reported: int, prompt_bytes: int, tokens: int) -> None:
+    """Text with many tokens is estimated as such, and implausibly low counts from a server are ignored."""
+    usage = UsageReport(input_tokens=reported, output_tokens=1, prompt_bytes=1000)
+    run = Simulation([replace(answer("serial"), usage=usage)], RunOptions(limits=Limits(total_tokens_max=10_000)))
+    run.turn()
+    run.model_answers()
+    assert budget.prompt_tokens(run.base, prompt_bytes) == tokens
 
 
-class TestCallInFlight:
-    def test_output_is_limited_to_the_remaining_budget(self) -> None:
-        rows: list[Any] = [(0, None, None), (0, 50, 50), (100, None, 100), (100, 50, 50), (100, 200, 100)]
-        for tokens, asked, sent in rows:
-            run = Simulation([], RunOptions(limits=Limits(total_tokens_max=tokens), output_tokens_max=asked))
-            run.turn()
-            assert budget.output_tokens_max(run.base, 0) == sent, tokens
+@for_each(("tokens", "asked", "sent"), [(0, None, None), (0, 50, 50), (100, None, 100), (100, 50, 50), (100, 200, 100)])
+def test_output_is_limited_to_the_remaining_budget(tokens: int, asked: int | None, sent: int | None) -> None:
+    run = Simulation([], RunOptions(limits=Limits(total_tokens_max=tokens), output_tokens_max=asked))
+    run.turn()
+    assert budget.output_tokens_max(run.base, 0) == sent
 
-    def test_the_prompt_is_reserved_before_the_output(self) -> None:
-        rows: list[Any] = [(0, 100), (40, 60), (98, 2), (99, 1)]
-        for prompt, sent in rows:
-            run = with_budget(100)
-            assert budget.needed(run.base, prompt) == 0, prompt
-            assert budget.output_tokens_max(run.base, prompt) == sent, prompt
 
-    def test_a_model_call_over_the_remaining_budget_is_not_made(self) -> None:
-        """I18: tool descriptions are part of the cost of a request."""
-        run = with_budget(100)
-        assert budget.needed(run.base, 100) == 101
-        run.needs(101)
-        assert (run.run.state, run.run.waits, run.parked) == (RunState.WAITING, (WaitKind.BUDGET,), True)
-        assert (run.run.usage, run.run.tokens_needed) == (Usage(), 1)
-        (events,) = [event for event in run.events if isinstance(event, Warned)]
-        assert events.message.startswith("The next model call needs about 101 tokens")
-        run.is_taken_over()
-        assert run_state(run) is RunState.WAITING
-        run.tops_up(1)
-        assert (run.under_way, run.base.loop.model_call and run.base.loop.model_call.attempt) == ({MODEL}, 1)
-        assert run.run.tokens_needed == 0
+@for_each(("prompt", "sent"), [(0, 100), (40, 60), (98, 2), (99, 1)])
+def test_the_prompt_is_reserved_before_the_output(prompt: int, sent: int) -> None:
+    base = with_budget(100).base
+    assert (budget.needed(base, prompt), budget.output_tokens_max(base, prompt)) == (0, sent)
 
-    def test_the_number_of_missing_tokens_is_the_required_minus_the_remaining_number(self) -> None:
-        rows: list[Any] = [(90, 50, 40), (90, 0, 1), (100, 0, 1), (100, 50, 50)]
-        for used, needed, missing in rows:
-            base = with_budget(100).base
-            run = replace(base.run, usage=Usage(input_tokens=used))
-            loop = replace(base.loop, model_call=loop_state.OpenModelCall(attempt=1, tokens_needed=needed))
-            assert budget.missing(replace(base, run=run, loop=loop)) == missing, used
 
-    def test_a_run_that_fails_because_of_its_budget_reports_the_cost(self) -> None:
-        run = with_budget(100, policy=FAIL)
-        run.needs(5721)
-        assert run.run.state is RunState.FAILED
-        assert "needs about 5721 tokens" in present(run.run.failure).message
-        assert "100 of the budget's 100 are left" in present(run.run.failure).message
+def test_a_model_call_over_the_remaining_budget_is_not_made() -> None:
+    """I18: tool descriptions are part of the cost of a request."""
+    run = with_budget(100)
+    assert budget.needed(run.base, 100) == 101
+    run.needs(101)
+    assert (run.run.state, run.run.waits, run.parked) == (RunState.WAITING, (WaitKind.BUDGET,), True)
+    assert (run.run.usage, run.run.tokens_needed) == (Usage(), 1)
+    (events,) = [event for event in run.events if isinstance(event, Warned)]
+    assert events.message.startswith("The next model call needs about 101 tokens")
+    run.is_taken_over()
+    assert run_state(run) is RunState.WAITING
+    run.tops_up(1)
+    assert (run.under_way, run.base.loop.model_call and run.base.loop.model_call.attempt) == ({MODEL}, 1)
+    assert run.run.tokens_needed == 0
 
-    @pytest.mark.parametrize(("asked", "is_cut"), [(None, True), (100, False), (50, False)])
-    def test_an_answer_cut_short_by_the_budget_is_discarded(self, asked: int | None, is_cut: bool) -> None:
-        """If the user's own limit was tighter than the budget, the answer is valid."""
-        run = Simulation([], RunOptions(limits=Limits(total_tokens_max=100), output_tokens_max=asked))
-        run.turn()
-        sent = budget.output_tokens_max(run.base, 0)
-        problem = budget.cut_short(run.base, replace(answer(text="half"), finish_reason="length"), sent)
-        assert (problem is not None) is is_cut
-        assert budget.cut_short(run.base, answer(text="whole"), sent) is None
+
+@for_each(("used", "needed", "missing"), [(90, 50, 40), (90, 0, 1), (100, 0, 1), (100, 50, 50)])
+def test_the_number_of_missing_tokens_is_the_required_minus_the_remaining_number(
+    used: int, needed: int, missing: int
+) -> None:
+    base = with_budget(100).base
+    run = replace(base.run, usage=Usage(input_tokens=used))
+    loop = replace(base.loop, model_call=loop_state.OpenModelCall(attempt=1, tokens_needed=needed))
+    assert budget.missing(replace(base, run=run, loop=loop)) == missing
+
+
+def test_a_run_that_fails_because_of_its_budget_reports_the_cost() -> None:
+    run = with_budget(100, policy=FAIL)
+    run.needs(5721)
+    message = present(run.run.failure).message
+    assert run.run.state is RunState.FAILED
+    assert all(part in message for part in ("needs about 5721 tokens", "100 of the budget's 100 are left"))
+
+
+@pytest.mark.parametrize(("asked", "is_cut"), [(None, True), (100, False), (50, False)])
+def test_an_answer_cut_short_by_the_budget_is_discarded(asked: int | None, is_cut: bool) -> None:
+    """If the user's own limit was tighter than the budget, the answer is valid."""
+    run = Simulation([], RunOptions(limits=Limits(total_tokens_max=100), output_tokens_max=asked))
+    run.turn()
+    sent = budget.output_tokens_max(run.base, 0)
+    problem = budget.cut_short(run.base, replace(answer(text="half"), finish_reason="length"), sent)
+    assert (problem is not None) is is_cut
+    assert budget.cut_short(run.base, answer(text="whole"), sent) is None
 
 
 # Agent quotas: once an agent's runs have used their daily quota, no model call starts (I18).
@@ -219,29 +206,28 @@ class TestCallInFlight:
 CLERK = PinnedAgent(name="clerk", version=1)
 
 
-async def give(world: World, tokens: int) -> None:
+async def world_with_quota(
+    tokens: int, used: int, policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT
+) -> tuple[World, RunKey]:
+    """Return a world whose agent has used so many of its daily tokens, and a run of the agent."""
+    world = World(VERDICTS, [says("Done.")])
     definition = AgentDefinition(name="clerk", tools=ToolSelection(names=("look",)), daily_tokens_max=tokens)
     await world.agents.put(ANN, definition, ("look",), draft=False, validate_only=False)
+    use(world, used)
+    world.agents.usage.day_end_time = world.ledger.time() + timedelta(hours=1)
+    return world, world.ledger.submit("hello", RunOptions(token_budget_policy=policy), agent=CLERK)
 
 
 def use(world: World, tokens: int) -> None:
     world.agents.usage.tokens_today[StoreId(STORE), "clerk"] = tokens
 
 
-def submit(world: World, policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT) -> RunKey:
-    world.agents.usage.day_end_time = world.ledger.time() + timedelta(hours=1)
-    return world.ledger.submit("hello", RunOptions(token_budget_policy=policy), agent=CLERK)
-
-
 async def test_a_run_with_an_exhausted_agent_quota_waits_for_the_next_day() -> None:
-    world = World(VERDICTS, [says("Done.")])
-    await give(world, 100)
-    use(world, 100)
-    key = submit(world)
+    world, key = await world_with_quota(100, used=100)
 
     assert await world.drive() is DriveEnd.PARKED
 
-    run, row = world.ledger.run(key), world.ledger.row(key)
+    run = world.ledger.run(key)
     assert (run.state, run.waits, len(world.model.requests)) == (RunState.WAITING, (WaitKind.AGENT_QUOTA,), 0)
     waits = [300, 1200, 2100]
     day_end = world.agents.usage.day_end_time
@@ -258,19 +244,14 @@ async def test_a_run_with_an_exhausted_agent_quota_waits_for_the_next_day() -> N
     use(world, 0)
     assert await world.drive() is DriveEnd.ENDED
     assert world.ledger.time() >= world.agents.usage.day_end_time
-    assert world.ledger.run(key).output_text == "Done."
-    assert len(world.model.requests) == 1
+    assert (world.ledger.run(key).output_text, len(world.model.requests)) == ("Done.", 1)
 
 
 async def test_a_run_may_fail_instead_if_its_agents_quota_is_exhausted() -> None:
-    world = World(VERDICTS, [says("Done.")])
-    await give(world, 100)
-    use(world, 101)
-    key = submit(world, TokenBudgetPolicy.FAIL)
+    world, key = await world_with_quota(100, used=101, policy=TokenBudgetPolicy.FAIL)
     await world.finish(key)
     run = world.ledger.run(key)
-    assert run.state is RunState.FAILED
-    assert present(run.failure).reason == "AGENT_QUOTA_EXHAUSTED"
+    assert (run.state, present(run.failure).reason) == (RunState.FAILED, "AGENT_QUOTA_EXHAUSTED")
 
 
 @pytest.mark.parametrize(
@@ -309,36 +290,31 @@ async def test_a_run_without_an_agent_has_the_budgets_of_its_store_and_user(
 async def test_a_model_call_uses_the_stores_server_and_only_its_models() -> None:
     """A model that the store may no longer use is not called, and the run falls back to an allowed one."""
     world = World(VERDICTS, [says("Done."), says("Done.")])
-    limits = world.agents.limits
-    world.agents.limits = dataclasses.replace(limits, models=frozenset({"small"}), model_server="eu")
+    world.agents.limits = dataclasses.replace(world.agents.limits, models=frozenset({"small"}), model_server="eu")
     await world.finish(world.ledger.submit("hello", RunOptions(model="large", model_fallbacks=("small",))))
     assert [(each.model, each.server) for each in world.model.requests] == [("small", "eu")]
     key = world.ledger.submit("hello", RunOptions(model="large"))
     await world.finish(key)
-    assert present(world.ledger.run(key).failure).reason == "MODEL_NOT_ALLOWED"
-    assert len(world.model.requests) == 1
+    assert (present(world.ledger.run(key).failure).reason, len(world.model.requests)) == ("MODEL_NOT_ALLOWED", 1)
 
 
+@dataclasses.dataclass
 class Refusing:
     """Refuses the first calls for 10 s each, and records the tokens that are counted."""
 
-    def __init__(self, refused: int) -> None:
-        self.refused = refused
-        self.taken: list[int] = []
-        self.more = 0
+    refused: int
+    taken: int = 0
 
     def is_rated(self, _server: str) -> bool:
         return True
 
     async def take(self, _store_id: StoreId, _server: str, tokens: int) -> float:
         self.refused -= 1
-        if self.refused >= 0:
-            return 10.0
-        self.taken.append(tokens)
-        return 0.0
+        self.taken += tokens if self.refused < 0 else 0
+        return 10.0 if self.refused >= 0 else 0.0
 
     def used(self, _store_id: StoreId, _server: str, tokens: int) -> None:
-        self.more += tokens
+        self.taken += tokens
 
 
 @pytest.mark.parametrize("policy", TokenBudgetPolicy)
@@ -351,11 +327,10 @@ async def test_a_run_waits_for_the_limits_per_minute_and_counts_all_tokens(polic
     key = world.ledger.submit("hello", RunOptions(token_budget_policy=policy))
     assert await world.drive() is DriveEnd.PARKED
     assert (world.ledger.run(key).waits, world.model.requests) == ((WaitKind.RATE,), [])
-    assert await world.drive() is DriveEnd.PARKED
-    assert await world.drive() is DriveEnd.ENDED
+    assert (await world.drive(), await world.drive()) == (DriveEnd.PARKED, DriveEnd.ENDED)
     (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
     assert (warned.reason, len(world.model.requests)) == ("RATE_LIMITED", 1)
-    assert shared.taken[0] + shared.more == world.ledger.run(key).usage.total_tokens
+    assert shared.taken == world.ledger.run(key).usage.total_tokens
     samples = [each for family in metrics.registry.collect() for each in family.samples]
     counted = [(each.labels["outcome"], each.value) for each in samples if each.name.endswith("model_calls_total")]
     assert counted == [("answered", 1)], "only calls that were made count"

@@ -27,13 +27,12 @@ from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
 from tests.fakes.registry import FakeRegistry
 from tests.unit.agent_loop.scenario import DIGEST, VERDICTS, present
-from tests.unit.agent_loop.simulation import started
+from tests.unit.agent_loop.simulation import Simulation, started
 
 
 class Witness(FakeRegistry):
     async def execute(self, context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
-        recorded = {decision.call_id for decision in self.decisions}
-        assert not execution.approved_digest or execution.call_id in recorded
+        assert not execution.approved_digest or execution.call_id in {decision.call_id for decision in self.decisions}
         async for piece in super().execute(context, execution):
             yield piece
 
@@ -62,15 +61,7 @@ async def test_every_kind_of_decision_is_recorded(decision: Decide, state: CallS
     key = world.ledger.submit("hello")
     assert await world.drive() is DriveEnd.PARKED
     (mail,) = world.ledger.calls(key)
-    given = Decide(
-        call_id=mail.call_id,
-        kind=decision.kind,
-        arguments_json=decision.arguments_json,
-        edited_digest=decision.edited_digest,
-        reason=decision.reason,
-        answer=decision.answer,
-    )
-    await world.ledger.send(key, given)
+    await world.ledger.send(key, replace(decision, call_id=mail.call_id))
     world.registry.unreachable = 3
     await world.finish(key)
     assert world.ledger.calls(key)[0].state is state
@@ -115,10 +106,9 @@ def test_an_edited_call_still_requires_the_remaining_approvals() -> None:
     """D6: the editor's approval counts for the edited call, and the model sees that it was edited."""
     run = started(("gated",), options=RunOptions(approvals_required=2))
     run.decides(run.calls[0], DecisionKind.EDIT)
-    call = run.calls[0]
-    assert call.state is CallState.AWAITING_APPROVAL
-    assert (present(call.approval).digest, call.arguments_json) == ("e", b'{"edited":true}')
-    assert [decided.kind for decided in present(call.approval).approvals] == [DecisionKind.EDIT]
+    call, approval = run.calls[0], present(run.calls[0].approval)
+    assert (call.state, call.arguments_json) == (CallState.AWAITING_APPROVAL, b'{"edited":true}')
+    assert (approval.digest, [decided.kind for decided in approval.approvals]) == ("e", [DecisionKind.EDIT])
     assert run.started == []
     run.decides(run.calls[0], DecisionKind.APPROVE)
     assert run.started == [call.call_id]
@@ -126,32 +116,31 @@ def test_an_edited_call_still_requires_the_remaining_approvals() -> None:
     assert "A reviewer edited this call" in present(run.calls[0].result).note
 
 
+def states_after(run: Simulation, *seconds: float) -> list[CallState]:
+    """Return the state of the first call after each of these times."""
+    states = []
+    for each in seconds:
+        run.passes(each)
+        states.append(run.calls[0].state)
+    return states
+
+
 def test_an_approval_request_is_escalated_once() -> None:
     run = started(("gated",), options=RunOptions(approval_expiry_policy=ApprovalExpiryPolicy.ESCALATE))
     run.passes(86_400)
-    call = run.calls[0]
-    assert call.state is CallState.AWAITING_APPROVAL
-    assert present(call.approval).escalated
+    (call,) = run.calls
+    assert (call.state, present(call.approval).escalated) == (CallState.AWAITING_APPROVAL, True)
     assert (run.run.state, run.run.waits) == (RunState.WAITING, (WaitKind.APPROVAL,))
-    states = []
-    for seconds in (86_399, 1):
-        run.passes(seconds)
-        states.append(run.calls[0].state)
-    assert states == [CallState.AWAITING_APPROVAL, CallState.EXPIRED]
+    assert states_after(run, 86_399, 1) == [CallState.AWAITING_APPROVAL, CallState.EXPIRED]
     assert MODEL in run.under_way
 
 
 def test_a_question_times_out_to_its_default_answer() -> None:
     """HITL-1: the model learns that the question timed out."""
     run = started(("ask_by_default",))
-    states = []
-    for seconds in (59, 1):
-        run.passes(seconds)
-        states.append(run.calls[0].state)
-    assert states == [CallState.ASKED, CallState.SUCCEEDED]
-    call = run.calls[0]
-    assert present(call.result).content_json == b'{"answer":"blue"}'
-    assert "No answer arrived" in present(call.result).note
+    assert states_after(run, 59, 1) == [CallState.ASKED, CallState.SUCCEEDED]
+    result = present(run.calls[0].result)
+    assert (result.content_json, "No answer arrived" in result.note) == (b'{"answer":"blue"}', True)
     assert MODEL in run.under_way
 
 

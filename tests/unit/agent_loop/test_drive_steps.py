@@ -35,6 +35,7 @@ from pawl.values import CallState, Execution, RunState, StopCause
 from tests.fakes.loop_world import CountingMeter, World, logged_states, transient
 from tests.fakes.manual_clock import VirtualClock, run_in_virtual_time
 from tests.fakes.model import FakeModel, Script, calls, fails, says
+from tests.tables import for_each
 from tests.unit.agent_loop.scenario import VERDICTS, at_each, check_whole, everything, present, shown_text
 
 # The attempt count that the registry receives.
@@ -80,14 +81,6 @@ async def waiting(arguments_bytes: int = 10) -> tuple[World, RunKey]:
     return world, key
 
 
-async def bring_everything(world: World, key: RunKey) -> None:
-    content = b'"%s"' % (b"x" * (LARGEST - 2))
-    for call in world.ledger.calls(key):
-        await world.ledger.send(key, ToolResult(call_id=call.call_id, result=CallResult(content_json=content)))
-    for _ in range(3):
-        await world.ledger.send(key, Steer(text="y" * (LARGEST // 4)))
-
-
 def size(step: CommitRunRequest) -> int:
     results = sum(len(call.result.content_json) for call in step.calls)
     arguments = sum(len(call.arguments_json) for call in step.calls)
@@ -96,28 +89,32 @@ def size(step: CommitRunRequest) -> int:
 
 async def test_a_large_inbox_goes_into_several_steps() -> None:
     world, key = await waiting()
-    await bring_everything(world, key)
+    content = b'"%s"' % (b"x" * (LARGEST - 2))
+    for call in world.ledger.calls(key):
+        await world.ledger.send(key, ToolResult(call_id=call.call_id, result=CallResult(content_json=content)))
+    for _ in range(3):
+        await world.ledger.send(key, Steer(text="y" * (LARGEST // 4)))
 
     await world.drive()
 
+    states = {world.ledger.run(key).state, *(call.state for call in world.ledger.calls(key))}
     assert max(map(size, world.ledger.steps)) <= BYTES_MAX
-    assert world.ledger.run(key).state is RunState.COMPLETED
-    assert {call.state for call in world.ledger.calls(key)} == {CallState.SUCCEEDED}
+    assert states == {RunState.COMPLETED, CallState.SUCCEEDED}
     assert [len(message.text) for message in world.ledger.messages(key)][-4:-1] == [LARGEST // 4] * 3
 
 
-async def test_a_run_with_many_large_calls_is_ended_in_several_steps() -> None:
-    for failure in (None, RunFailure(failure_class=FailureClass.INTERNAL, reason="INTERNAL", message="broken")):
-        world, key = await waiting(arguments_bytes=250 * 1024)
-        if failure is None:
-            await world.ledger.send(key, Cancel(cause=StopCause.USER))
-        else:
-            some = world.ledger.calls(key)[0]
-            await world.ledger.send(key, ToolResult(call_id=some.call_id, result=CallResult(content_json=b"1")))
-        await Drive(await world.claim(), world.dependencies, failure=failure).run()
+@for_each("failure", [None, RunFailure(failure_class=FailureClass.INTERNAL, reason="INTERNAL", message="broken")])
+async def test_a_run_with_many_large_calls_is_ended_in_several_steps(failure: Any) -> None:
+    world, key = await waiting(arguments_bytes=250 * 1024)
+    if failure is None:
+        await world.ledger.send(key, Cancel(cause=StopCause.USER))
+    else:
+        some = world.ledger.calls(key)[0]
+        await world.ledger.send(key, ToolResult(call_id=some.call_id, result=CallResult(content_json=b"1")))
+    await Drive(await world.claim(), world.dependencies, failure=failure).run()
 
-        assert max(map(size, world.ledger.steps)) <= BYTES_MAX
-        assert world.ledger.run(key).state is (RunState.FAILED if failure else RunState.CANCELLED)
+    assert max(map(size, world.ledger.steps)) <= BYTES_MAX
+    assert world.ledger.run(key).state is (RunState.FAILED if failure else RunState.CANCELLED)
 
 
 # A model call may start while its step is being committed; its output is used only afterwards.
@@ -168,12 +165,10 @@ def test_a_cancel_before_the_commit_discards_the_model_call(at_step: int) -> Non
 
     async def check(world: World, key: RunKey) -> None:
         assert world.ledger.run(key).state is RunState.CANCELLED
-        rounds = [event for event in world.ledger.events(key) if isinstance(event, RoundStarted)]
-        assert len(rounds) == at_step - 1
+        assert len([event for event in world.ledger.events(key) if isinstance(event, RoundStarted)]) == at_step - 1
         assert "secret" not in shown(world, key)
         # The tokens were used all the same.
-        assert world.ledger.run(key).usage.model_calls == at_step
-        assert world.model.streaming == 0
+        assert (world.ledger.run(key).usage.model_calls, world.model.streaming) == (at_step, 0)
 
     scripts: list[Script] = [calls("look"), says("secret")]
     played(scripts[-1:] if at_step == 1 else scripts, check, at_step=at_step, hook=hook)
@@ -185,13 +180,11 @@ def test_a_refused_step_is_planned_again_with_a_new_model_call() -> None:
         raise InboxChanged
 
     async def check(world: World, key: RunKey) -> None:
-        assert world.ledger.run(key).state is RunState.COMPLETED
+        run = world.ledger.run(key)
         # The speculative request, then the one that replaced it.
-        assert len(world.model.requests) == 3
-        assert any("weather" in str(message) for message in world.model.requests[-1].messages)
-        assert "forgotten" not in shown(world, key)
-        usage = world.ledger.run(key).usage
-        assert (usage.model_calls, usage.total_tokens) == (3, 3 * TOKENS_PER_ANSWER)
+        assert (run.state, len(world.model.requests)) == (RunState.COMPLETED, 3)
+        assert ("weather" in str(world.model.requests[-1].messages), "forgotten" in shown(world, key)) == (True, False)
+        assert (run.usage.model_calls, run.usage.total_tokens) == (3, 3 * TOKENS_PER_ANSWER)
         assert logged_states(world.ledger.log(key))[-1] == "COMPLETED"
 
     played([calls("look"), says("forgotten"), says("It rains.")], check, at_step=2, hook=hook)
@@ -214,9 +207,9 @@ class Ledger:
         return SetTitleResponse()
 
 
-def task(conversation_id: str = "conv_0", model: str = "") -> TitleTask:
+def task(conversation_id: str = "conv_0", model: str = "", store_id: str = "acme") -> TitleTask:
     return TitleTask(
-        store_id="acme",
+        store_id=store_id,
         conversation_id=conversation_id,
         attempt=1,
         model=model,
@@ -225,8 +218,7 @@ def task(conversation_id: str = "conv_0", model: str = "") -> TitleTask:
     )
 
 
-def tasks(count: int) -> list[TitleTask]:
-    return [task(conversation_id=f"conv_{number}") for number in range(count)]
+TASKS = [task(conversation_id=f"conv_{number}") for number in range(6)]
 
 
 class CountedTitles:
@@ -243,50 +235,47 @@ class CountedTitles:
         self.tokens[store_id] += tokens
 
 
-async def made(ledger: Ledger, model: FakeModel, shared: Any = None) -> TitleMaker:
+async def made(ledger: Ledger, *scripts: Script, shared: Any = None) -> FakeModel:
+    """Make titles for the tasks of the ledger, and return the model that wrote them."""
     stub: Any = ledger
     counted: Any = shared or CountedTitles()
+    model = FakeModel(list(scripts))
     maker = TitleMaker(stub, model, counted, clock=VirtualClock(), meter=CountingMeter(), default_model="default")
     loop = asyncio.create_task(maker.run())
     await asyncio.sleep(5 * SECONDS_MAX)
     assert not loop.done()
     loop.cancel()
-    return maker
+    return model
 
 
 async def test_the_model_that_answered_writes_the_title_from_what_it_saw() -> None:
-    ledger, model = Ledger([task(model="steady"), task()]), FakeModel([says("Warmth"), says("Warmth")])
-    await made(ledger, model)
-    asked, other = model.requests
+    ledger = Ledger([task(model="steady"), task()])
+    asked, other = (await made(ledger, says("Warmth"), says("Warmth"))).requests
     assert (asked.model, other.model, asked.tools) == ("steady", "default", ())
-    assert asked.output_tokens_max == 512
-    assert [message["role"] for message in asked.messages] == ["system", "user"]
+    assert (asked.output_tokens_max, [message["role"] for message in asked.messages]) == (512, ["system", "user"])
     assert asked.messages[1]["content"] == "User: How warm is it?\n\nAssistant: 12 degrees."
     used = run_pb2.Usage(input_tokens=10, output_tokens=5, model_calls=1)
     assert ledger.brought == [("conv_0", "Warmth", used)] * 2
 
 
 async def test_titles_count_toward_the_limits_per_minute() -> None:
-    shared, model = CountedTitles(), FakeModel([says("Warmth")])
-    full = task(conversation_id="full")
-    full.store_id = "full"
-    ledger = Ledger([full, task()])
-    await made(ledger, model, shared)
+    shared, ledger = CountedTitles(), Ledger([task("full", store_id="full"), task()])
+    model = await made(ledger, says("Warmth"), shared=shared)
     assert ([each for each, _, _ in ledger.brought], len(model.requests)) == (["conv_0"], 1)
     assert shared.tokens[task().store_id] == 15
 
 
 @pytest.mark.parametrize("script", [fails(), fails(after=says("Half a ti")[:1]), [2 * SECONDS_MAX]])
 async def test_a_failing_model_leaves_the_title_unset_and_does_not_block_others(script: Script) -> None:
-    ledger = Ledger(tasks(6))
-    await made(ledger, FakeModel([script, *[says("Warmth")] * 5]))
+    ledger = Ledger(TASKS)
+    await made(ledger, script, *[says("Warmth")] * 5)
     assert sorted(text for _, text, _ in ledger.brought) == ["", *["Warmth"] * 5]
 
 
 @pytest.mark.parametrize("error", [DependencyUnavailable, ValueError])
 async def test_a_title_that_cannot_be_stored_does_not_block_others(error: type[Exception]) -> None:
-    ledger = Ledger(tasks(6), refuses=error)
-    await made(ledger, FakeModel([]))
+    ledger = Ledger(TASKS, refuses=error)
+    await made(ledger)
     assert len(ledger.brought) == 6
 
 

@@ -42,11 +42,7 @@ USED_UP: Script = [ReasoningPiece(text="hm"), Finished(reason="length")]
 
 
 def played(*scripts: Script) -> tuple[World, RunKey]:
-    async def main() -> tuple[World, RunKey]:
-        world, key = await finished(VERDICTS, list(scripts))
-        return world, key
-
-    return run_in_virtual_time(main())
+    return run_in_virtual_time(finished(VERDICTS, list(scripts)))
 
 
 def end_of(world: World, key: RunKey) -> tuple[RunState, str]:
@@ -54,11 +50,15 @@ def end_of(world: World, key: RunKey) -> tuple[RunState, str]:
     return run.state, run.failure.message if run.failure else run.output_text
 
 
+def reasons(world: World, key: RunKey, kind: type[RoundRetrying | Warned]) -> list[str]:
+    return [event.reason for event in world.ledger.events(key) if isinstance(event, kind)]
+
+
 @pytest.mark.parametrize("nothing", [NOTHING, [Finished(reason="stop")], [TextPiece(text=" \n"), *NOTHING]])
 def test_an_empty_answer_is_retried_once(nothing: Script) -> None:
     world, key = played(nothing, says("Here I am."))
     assert end_of(world, key) == (RunState.COMPLETED, "Here I am.")
-    assert [event.reason for event in events(world, key, RoundRetrying)] == ["EMPTY_ANSWER"]
+    assert reasons(world, key, RoundRetrying) == ["EMPTY_ANSWER"]
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,14 @@ def test_an_empty_answer_is_retried_once(nothing: Script) -> None:
 )
 def test_the_run_fails_with_a_clear_message_after_a_second_empty_answer(nothing: Script, expected: str) -> None:
     world, key = played(nothing, nothing, says("too late"))
-    assert len(world.model.requests) == 2
-    assert end_of(world, key) == (RunState.FAILED, expected)
+    assert (len(world.model.requests), *end_of(world, key)) == (2, RunState.FAILED, expected)
 
 
 def test_a_truncated_answer_is_reported_to_the_user_and_to_the_model() -> None:
     cut: list[Piece] = [TextPiece(text="Once upon"), Finished(reason="length")]
     world, key = played(cut)
     assert end_of(world, key) == (RunState.COMPLETED, "Once upon")
-    assert [event.reason for event in events(world, key, Warned)] == ["ANSWER_CUT_OFF"]
+    assert reasons(world, key, Warned) == ["ANSWER_CUT_OFF"]
     assert [message.interrupted for message in world.ledger.messages(key) if message.role is Role.ASSISTANT] == [True]
 
 
@@ -139,8 +138,7 @@ def test_a_run_that_has_waited_for_the_model_server_survives_broken_answers() ->
     """LOOP-7: the failures before a wait do not use up the attempts after it."""
 
     async def main() -> None:
-        broken = Problem(reason="STREAM_TRUNCATED", message="It broke off.")
-        errors = [OUTAGE] * 5 + [broken] * 3
+        errors = [OUTAGE] * 5 + [Problem(reason="STREAM_TRUNCATED", message="It broke off.")] * 3
         world = World(VERDICTS, [*([ModelError(each)] for each in errors), says("Here I am.")])
         key = world.ledger.submit("hello", RunOptions(limits=Limits(provider_wait_seconds=900.0)))
         while await world.drive() is DriveEnd.PARKED:
@@ -197,8 +195,7 @@ async def test_processes_that_share_outages_stop_calling_together_and_one_of_the
     assert [await asked(second) for _ in range(4)] == [*["NETWORK"] * 3, "PROVIDER_UNAVAILABLE"]
     await clock.advance(10)
     assert await asked(second) == "PROVIDER_UNAVAILABLE", "another process makes the attempt"
-    assert await asked(first) == "Here."
-    assert outages == 0
+    assert (await asked(first), outages) == ("Here.", 0)
     await clock.advance(10)
     models[1].scripts.append(says("Here too."))
     assert await asked(second) == "Here too."
@@ -243,12 +240,8 @@ def test_a_decorated_tool_name_is_refused_with_a_suggestion(name: str) -> None:
     ]
     world, key = played(script, says("Done."))
     (call,) = world.ledger.calls(key)
-    assert present(call.result).error_reason == "TOOL_NOT_FOUND"
-    assert b"did you mean 'look'?" in present(call.result).content_json
-
-
-def events(world: World, key: RunKey, kind: type[RoundRetrying | Warned]) -> list[RoundRetrying | Warned]:
-    return [event for event in world.ledger.events(key) if isinstance(event, kind)]
+    result = present(call.result)
+    assert (result.error_reason, b"did you mean 'look'?" in result.content_json) == ("TOOL_NOT_FOUND", True)
 
 
 # Models that fail permanently, and their fallbacks.
@@ -307,10 +300,8 @@ async def test_a_run_stays_with_its_fallback_model_to_the_end() -> None:
     assert [request.model for request in world.model.requests] == ["first", "first", "second", "second"]
     assert [event.model for event in events if isinstance(event, RoundStarted)] == ["first", "second"]
     assert [event.model for event in events if isinstance(event, RoundRetrying)] == ["first", "second"]
-    assert [event.message for event in events if isinstance(event, Warned)] == [
-        "The model first failed. The run continues with second."
-    ]
-    assert run.usage.model_calls == 4
+    warnings = [event.message for event in events if isinstance(event, Warned)]
+    assert (warnings, run.usage.model_calls) == (["The model first failed. The run continues with second."], 4)
     assert [message.model for message in world.ledger.messages(key)] == ["", "second", "second"]
     await world.finish(world.ledger.submit("and?", options(*MODELS), run.conversation_id))
     assert world.model.requests[4].model == "first", "another run starts with the first model"
@@ -324,10 +315,8 @@ async def test_opaque_fields_of_a_failed_model_are_not_sent_to_another_model() -
     )
     assert world.ledger.run(key).output_text == "Done."
     own, others = (msgspec.json.encode(request.messages) for request in world.model.requests[1:])
-    assert own.count(b'"seal"') == 2
-    assert b'"reasoning_content":"hm"' in own
-    assert b"seal" not in others
-    assert b'"reasoning_content":""' in others, "servers may require the field"
+    assert (own.count(b'"seal"'), b'"reasoning_content":"hm"' in own) == (2, True)
+    assert (b"seal" in others, b'"reasoning_content":""' in others) == (False, True), "servers may require the field"
 
 
 def test_model_fallbacks_are_limited_in_number_and_named() -> None:

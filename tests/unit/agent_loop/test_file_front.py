@@ -126,8 +126,7 @@ async def test_the_registry_only_sees_the_resolved_call() -> None:
     story = Story(calls(asked, 'file_operations {"action":"shred"}'), says("Done."))
     registry = story.world.registry
     registry.verdicts = {TOOL: verdict(), "read_file": verdict()}
-    key = story.say("read it")
-    await story.until(lambda: story.is_over)
+    key = await story.finish("read it")
     read, refused = story.calls(story.world.ledger.run(key))
     assert (read.tool_name, json.loads(read.arguments_json)) == ("read_file", {"path": "notes/plan.md"})
     assert (refused.tool_name, refused.state) == (TOOL, CallState.FAILED)

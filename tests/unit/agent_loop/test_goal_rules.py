@@ -134,8 +134,7 @@ def test_the_cursor_stays_under_16_kib(reasons: list[str], count: int) -> None:
         )
         call = settled({"answer": reason * 4})
         cursor = rules._after_attempt(rules._checked(cursor, found, call), cursor, found, call)
-    message = judging.line(reasons[0], 600)
-    failure = RunFailure(failure_class=FailureClass.TOOL, reason="NOT_ALLOWED", message=message)
+    failure = RunFailure(failure_class=FailureClass.TOOL, reason="NOT_ALLOWED", message=judging.line(reasons[0], 600))
     cursor = replace(cursor, failure=failure)
     assert len(cursor.attempts) == count
     assert len(msgspec.json.encode(cursor)) < 16 * 1024

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from pawl.agent_loop.goals import judging
-from pawl.agent_loop.goals.cursor import GoalCursor
 from pawl.agent_loop.goals.rules import Step
-from pawl.agent_loop.loop.rules import loop_state
-from pawl.agent_loop.loop.rules.call import CallResult
+from pawl.agent_loop.loop.rules.call import Call, CallResult
 from pawl.agent_loop.loop.rules.fact import Cancel, Decide, RaiseGoal, Steer, ToolProgress
 from pawl.agent_loop.loop.rules.limits import Limits
-from pawl.agent_loop.loop.rules.run import Goal, GoalAgent, GoalCriterion, GoalJudge, RunOptions
+from pawl.agent_loop.loop.rules.run import Goal, GoalAgent, GoalCriterion, GoalJudge, Run, RunOptions
 from pawl.agent_loop.model.request import ModelRequest
 from pawl.chassis.ids import RunId, RunKey
 from pawl.model_server.request import ChatRequest, User
@@ -61,8 +59,7 @@ class GoalWorld(World):
                 error = isinstance(found, Exception)
                 content = json.dumps({"error": str(found)} if error else found).encode()
                 reason = "TOOL_ERROR" if error else ""
-                result = CallResult(content_json=content, is_error=error, error_reason=reason)
-                self.registry.results["check"] = result
+                self.registry.results["check"] = CallResult(content_json=content, is_error=error, error_reason=reason)
             return await perform(call_id, name)
 
         self.registry._perform = performed  # type: ignore[method-assign]
@@ -90,29 +87,34 @@ class GoalWorld(World):
                 await self.respond(run_key)
         raise AssertionError(f"the goal does not end: {self.ledger.run(key)}")
 
-    def cursor(self, key: RunKey) -> GoalCursor:
-        found = loop_state.read(self.ledger.tables.loop_states[key]).cursor
-        assert isinstance(found, GoalCursor)
-        return found
+    def calls_of(self, run: Run) -> list[Call]:
+        return self.ledger.calls(RunKey(run.store_id, run.run_id))
+
+    def below(self, call: Call) -> Run:
+        """Return the run to which a call was delegated."""
+        return self.ledger.run(RunKey(call.store_id, RunId(call.child_run_id)))
+
+
+async def pursued(world: GoalWorld, asked: Goal | None = None) -> Run:
+    """Return the run of a goal after its end."""
+    key = world.ledger.submit("aim", goal=asked or goal())
+    await world.settle(key)
+    return world.ledger.run(key)
 
 
 def judged(*, met: bool, progress: float = 0.5, reason: str = "It is green.") -> Callable[[list[str]], str]:
     return lambda cited: json.dumps({"met": met, "progress": progress, "reason": reason, "citations": cited[:1]})
 
 
-def made(world: GoalWorld, key: RunKey) -> list[tuple[int, str, str]]:
-    return [(call.round, call.tool_name, call.state.name) for call in world.ledger.calls(key)]
+def made(world: GoalWorld, run: Run) -> list[tuple[int, str, str]]:
+    return [(call.round, call.tool_name, call.state.name) for call in world.calls_of(run)]
 
 
 async def test_a_goal_is_met_once_its_tool_returns_true() -> None:
     world = GoalWorld(checks=[False, {"met": False, "progress": 0.5, "reason": "Half of it is."}, {"met": True}])
-    key = world.ledger.submit("aim", goal=goal())
-
-    await world.settle(key)
-
-    run = world.ledger.run(key)
+    run = await pursued(world)
     assert run.state is RunState.COMPLETED
-    assert made(world, key) == [
+    assert made(world, run) == [
         (1, "check", "SUCCEEDED"),
         (1, "run_agent", "SUCCEEDED"),
         (1, "check", "SUCCEEDED"),
@@ -126,8 +128,9 @@ async def test_a_goal_is_met_once_its_tool_returns_true() -> None:
         "- Attempt 1 (50%): Half of it is.",
         "- Attempt 2 (100%): The check passed.",
         "Evidence:",
-        f"- {world.ledger.calls(key)[-1].call_id} check: The check passed.",
+        f"- {world.calls_of(run)[-1].call_id} check: The check passed.",
     ]
+    key = RunKey(run.store_id, run.run_id)
     assert world.ledger.messages(key)[-1].text == run.output_text
     reports = [event for event in world.ledger.events(key) if isinstance(event, ToolProgress)]
     assert [(each.fraction, each.message) for each in reports] == [
@@ -140,29 +143,21 @@ async def test_a_goal_is_met_once_its_tool_returns_true() -> None:
 
 async def test_an_aim_that_is_already_met_needs_no_attempt() -> None:
     world = GoalWorld(checks=[True])
-    key = world.ledger.submit("aim", goal=goal())
-
-    await world.settle(key)
-
-    assert world.ledger.run(key).state is RunState.COMPLETED
-    assert made(world, key) == [(1, "check", "SUCCEEDED")]
-    assert world.ledger.run(key).output_text.startswith("The goal was met after 0 attempts")
+    run = await pursued(world)
+    assert (run.state, made(world, run)) == (RunState.COMPLETED, [(1, "check", "SUCCEEDED")])
+    assert run.output_text.startswith("The goal was met after 0 attempts")
 
 
 async def test_an_attempt_knows_what_was_tried_and_why_it_failed() -> None:
     world = GoalWorld(checks=[{"met": False, "reason": f"Spot {n} is white.", "progress": n / 10} for n in range(5)])
-    key = world.ledger.submit("aim", goal=goal(attempts_max=3))
 
-    await world.settle(key)
-
+    await pursued(world, goal(attempts_max=3))
     first, second, third = world.tasks
-    assert "attempt 1 of 3" in first
-    assert "Spot 0 is white." in first
+    assert ("attempt 1 of 3" in first, "Spot 0 is white." in first) == (True, True)
     assert "> - Attempt 1: Spot 1 is white.\n>   It answered: I painted it." in second
     prompt = ChatRequest(model="m", messages=(User(content=second),)).prompt
     assert ("Paint it blue." in prompt, "painted" in prompt, "white" in prompt) == (True, False, False)
-    assert "Attempt 1: Spot 1 is white." in third
-    assert "Attempt 2: Spot 2 is white." in third
+    assert all(f"Attempt {number}: Spot {number} is white." in third for number in (1, 2))
 
 
 async def test_messages_of_the_user_reach_the_next_attempt() -> None:
@@ -192,34 +187,37 @@ async def test_a_goal_that_reaches_a_limit_fails_with_that_limits_reason(
     world = GoalWorld(checks=checks)
     if failure == "GOAL_DEADLINE":
         more = {**more, "deadline_time": world.ledger.time().timestamp() + 150}
-    key = world.ledger.submit("aim", goal=goal(**more))
-
-    await world.settle(key)
-
-    run = world.ledger.run(key)
-    assert run.state is RunState.FAILED
-    assert present(run.failure).reason == failure
+    run = await pursued(world, goal(**more))
+    assert (run.state, present(run.failure).reason) == (RunState.FAILED, failure)
     assert run.output_text.startswith(f"The goal was not met: {present(run.failure).message}")
     assert len(world.tasks) == attempts
 
 
-async def test_the_deadline_stops_an_open_attempt() -> None:
-    world = GoalWorld(checks=[False], attempt=[calls("mail"), says("Sent.")])
-    key = world.ledger.submit("aim", goal=goal(deadline_time=world.ledger.time().timestamp() + 3600))
-    while WaitKind.APPROVAL not in {wait for row in world.ledger.tables.runs.values() for wait in row.waits}:
-        await world.drive()
-
+async def until_ended(world: GoalWorld, key: RunKey) -> Run:
+    """Return a run after its end. Its requests are not answered."""
     while world.ledger.run(key).state not in ENDED:
         await world.drive()
+    return world.ledger.run(key)
 
-    run = world.ledger.run(key)
-    assert present(run.failure).reason == "GOAL_DEADLINE"
+
+@pytest.mark.parametrize("is_late", [True, False], ids=["deadline", "cancellation"])
+async def test_a_goal_that_is_stopped_stops_its_open_attempt_and_reports(*, is_late: bool) -> None:
+    world = GoalWorld(checks=[False], attempt=[calls("mail"), says("Sent.")])
+    deadline = world.ledger.time().timestamp() + 3600 if is_late else None
+    key = world.ledger.submit("aim", goal=goal(deadline_time=deadline))
+    while WaitKind.APPROVAL not in {wait for row in world.ledger.tables.runs.values() for wait in row.waits}:
+        await world.drive()
+    if not is_late:
+        await world.ledger.send(key, Cancel(cause=StopCause.USER))
+    run = await until_ended(world, key)
     attempt = world.ledger.calls(key)[-1]
     assert attempt.state is CallState.CANCELLED
-    child = RunKey(key.store_id, attempt.child_run_id)
-    while world.ledger.run(child).state not in ENDED:
-        await world.drive()
-    assert world.ledger.run(child).state is RunState.CANCELLED
+    assert (await until_ended(world, RunKey(key.store_id, attempt.child_run_id))).state is RunState.CANCELLED
+    if is_late:
+        assert present(run.failure).reason == "GOAL_DEADLINE"
+    else:
+        assert run.state is RunState.CANCELLED
+        assert run.output_text.startswith("The goal was cancelled after 0 attempts.")
 
 
 async def test_a_goal_ends_when_its_token_budget_is_used_up() -> None:
@@ -229,8 +227,7 @@ async def test_a_goal_ends_when_its_token_budget_is_used_up() -> None:
     await world.settle(key)
 
     run = world.ledger.run(key)
-    assert present(run.failure).reason == "GOAL_BUDGET"
-    assert run.usage.total_tokens <= 75
+    assert (present(run.failure).reason, run.usage.total_tokens <= 75) == ("GOAL_BUDGET", True)
 
 
 async def test_after_a_wait_the_goal_is_checked_again_before_the_next_attempt() -> None:
@@ -243,24 +240,20 @@ async def test_after_a_wait_the_goal_is_checked_again_before_the_next_attempt() 
 
     assert world.ledger.run(key).state is RunState.COMPLETED
     assert (world.ledger.time() - waited_from).total_seconds() >= 290
-    assert len(world.tasks) == 1
-    assert made(world, key)[-1] == (1, "check", "SUCCEEDED")
-    assert world.ledger.calls(key)[-1].index == Step.CHECK_LATER
+    last = world.ledger.calls(key)[-1]
+    assert (len(world.tasks), last.round, last.state) == (1, 1, CallState.SUCCEEDED)
+    assert last.index == Step.CHECK_LATER
 
 
 async def test_a_judge_decides_from_the_calls_that_it_cites() -> None:
     world = GoalWorld(judgements=[judged(met=False), judged(met=True, reason="look shows that it is blue.")])
-    key = world.ledger.submit("aim", goal=goal(BY_JUDGE))
-
-    await world.settle(key)
-
-    run = world.ledger.run(key)
+    run = await pursued(world, goal(BY_JUDGE))
     assert run.state is RunState.COMPLETED
     assert "- Attempt 1 (50%): It is green." in run.output_text
-    last_attempt = [call for call in world.ledger.calls(key) if call.index == Step.ATTEMPT][-1]
-    (looked,) = world.ledger.calls(RunKey(key.store_id, last_attempt.child_run_id))
+    *_, attempt, judgement = world.calls_of(run)
+    (looked,) = world.calls_of(world.below(attempt))
     assert f'- {looked.call_id} look: "look done"' in run.output_text
-    judge = world.ledger.run(RunKey(key.store_id, RunId(world.ledger.calls(key)[-1].child_run_id)))
+    judge = world.below(judgement)
     assert judge.options.without_tools
     assert present(judge.options.response_format).schema_json == judging.SCHEMA_JSON
 
@@ -272,31 +265,22 @@ UNFOUNDED = {"met": True, "progress": 1, "reason": "It is blue.", "citations": [
 @pytest.mark.parametrize("bad", [INVENTED, UNFOUNDED])
 async def test_a_judgement_without_existing_citations_is_requested_once_more(bad: dict[str, Any]) -> None:
     world = GoalWorld(judgements=[bad, judged(met=True), bad])
-    key = world.ledger.submit("aim", goal=goal(BY_JUDGE))
-    await world.settle(key)
-
-    assert world.ledger.run(key).state is RunState.COMPLETED
-    assert [call.index for call in world.ledger.calls(key)] == [1, 2, 3]
+    run = await pursued(world, goal(BY_JUDGE))
+    assert (run.state, [call.index for call in world.calls_of(run)]) == (RunState.COMPLETED, [1, 2, 3])
 
     world = GoalWorld(judgements=[bad])
-    key = world.ledger.submit("aim", goal=goal(BY_JUDGE, attempts_max=2))
-    await world.settle(key)
-
-    run = world.ledger.run(key)
+    run = await pursued(world, goal(BY_JUDGE, attempts_max=2))
     assert present(run.failure).reason == "GOAL_ATTEMPTS"
     assert "Attempt 1: The judgement failed: the judge cited" in run.output_text
-    assert [call.index for call in world.ledger.calls(key)] == [1, 2, 3, 1, 2, 3]
+    assert [call.index for call in world.calls_of(run)] == [1, 2, 3, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("tool_name", "reason"), [("check", "NOT_ALLOWED"), ("missing", "TOOL_NOT_FOUND")])
 async def test_a_check_that_cannot_run_ends_the_goal_and_gives_the_reason(tool_name: str, reason: str) -> None:
     world = GoalWorld(checks=[False])
     world.registry.verdicts["check"] = tool("REFUSE", error_reason="NOT_ALLOWED", error_message="A rule denies it.")
-    key = world.ledger.submit("aim", goal=goal(GoalCriterion(tool_name=tool_name)))
-    await world.settle(key)
-
-    assert present(world.ledger.run(key).failure).reason == reason
-    assert world.tasks == []
+    run = await pursued(world, goal(GoalCriterion(tool_name=tool_name)))
+    assert (present(run.failure).reason, world.tasks) == (reason, [])
 
 
 async def test_a_rejected_check_ends_the_goal() -> None:
@@ -317,10 +301,8 @@ async def test_attempts_have_the_tools_of_the_agent_but_not_those_of_the_goal() 
     key = world.ledger.submit("aim", options, goal=goal(attempts_by=GoalAgent(tool_names=("look",))))
     await world.settle(key)
 
-    attempt = next(call for call in world.ledger.calls(key) if call.index == Step.ATTEMPT)
-    child = world.ledger.run(RunKey(key.store_id, attempt.child_run_id))
-    assert [each.name for each in child.tools] == ["look"]
-    assert child.waits_for_jobs
+    child = world.below(next(call for call in world.ledger.calls(key) if call.index == Step.ATTEMPT))
+    assert ([each.name for each in child.tools], child.waits_for_jobs) == (["look"], True)
     assert [each.name for each in world.ledger.run(key).tools] == ["run_agent", "check", "look", "mail"]
 
 
@@ -331,8 +313,7 @@ async def test_an_attempt_ends_when_its_background_jobs_have_ended() -> None:
     await everything_ends(world)
 
     attempted = next(call for call in world.ledger.calls(key) if call.index == Step.ATTEMPT)
-    child = RunKey(key.store_id, attempted.child_run_id)
-    (started,) = world.ledger.calls(child)
+    (started,) = world.ledger.calls(RunKey(key.store_id, attempted.child_run_id))
     job = world.ledger.row(RunKey(key.store_id, started.child_run_id))
     assert json.loads(present(attempted.result).content_json)["answer"] == "I have looked."
     assert present(job.end_time).timestamp() <= present(attempted.end_time)
@@ -345,36 +326,18 @@ async def test_raised_limits_apply_immediately_and_are_checked() -> None:
     key = world.ledger.submit("aim", goal=goal(attempts_max=2, deadline_time=deadline))
     await world.settle(key, until=lambda: len(world.tasks) == 2)
 
-    accepted = await world.ledger.send(key, RaiseGoal(attempts=3, deadline_time=deadline + 5), "cmd_raise")
-    assert accepted is CommandOutcome.ACCEPTED
+    right = RaiseGoal(attempts=3, deadline_time=deadline + 5)
+    assert await world.ledger.send(key, right, "cmd_raise") is CommandOutcome.ACCEPTED
     # The first raise also counts while no worker has read it.
     for wrong in (RaiseGoal(attempts=96), RaiseGoal(deadline_time=deadline + 2), RaiseGoal(tokens=5)):
         assert await world.ledger.send(key, wrong) is CommandOutcome.REFUSED
-    again = await world.ledger.send(key, RaiseGoal(attempts=3, deadline_time=deadline + 5), "cmd_raise")
-    assert again is CommandOutcome.DUPLICATE
+    assert await world.ledger.send(key, right, "cmd_raise") is CommandOutcome.DUPLICATE
     await world.settle(key)
 
     run = world.ledger.run(key)
-    assert present(run.failure).reason == "GOAL_ATTEMPTS"
-    assert len(world.tasks) == 5
-    assert (present(run.goal).attempts_max, present(run.goal).deadline_time) == (5, deadline + 5)
-    assert present(run.goal).aim == "Paint it blue."
-    other = world.ledger.submit("other")
-    assert await world.ledger.send(other, RaiseGoal(attempts=1)) is CommandOutcome.REFUSED
-
-
-async def test_a_cancelled_goal_stops_its_attempt_and_reports() -> None:
-    world = GoalWorld(checks=[False], attempt=[calls("mail"), says("Sent.")])
-    key = world.ledger.submit("aim", goal=goal())
-    while world.ledger.run(key).waits != (WaitKind.AGENT,):
-        await world.drive()
-    await world.ledger.send(key, Cancel(cause=StopCause.USER))
-    while world.ledger.run(key).state not in ENDED:
-        await world.drive()
-
-    run = world.ledger.run(key)
-    assert run.state is RunState.CANCELLED
-    assert run.output_text.startswith("The goal was cancelled after 0 attempts.")
+    assert (present(run.failure).reason, len(world.tasks)) == ("GOAL_ATTEMPTS", 5)
+    assert run.goal == goal(attempts_max=5, deadline_time=deadline + 5)
+    assert await world.ledger.send(world.ledger.submit("other"), RaiseGoal(attempts=1)) is CommandOutcome.REFUSED
 
 
 def asks(**arguments: Any) -> Script:
@@ -400,44 +363,35 @@ async def test_an_agent_starts_a_goal_in_the_background_and_is_notified_of_its_e
 
     (call,) = world.ledger.calls(key)
     assert call.state is CallState.DETACHED
-    job = world.ledger.run(RunKey(key.store_id, call.child_run_id))
-    (started,) = world.ledger.calls(RunKey(key.store_id, job.run_id))
-    run = world.ledger.run(RunKey(key.store_id, started.child_run_id))
+    job = world.below(call)
+    (started,) = world.calls_of(job)
+    run = world.below(started)
     assert (run.state, job.state) == (RunState.COMPLETED, RunState.COMPLETED)
     assert json.loads(job.output_text) == {"answer": run.output_text}
     assert present(run.goal).attempts_max == 5
     assert world.ledger.row(RunKey(key.store_id, run.run_id)).labels == {"pawl.goal": "true"}
-    assert [message.text for message in world.ledger.messages(key)][-1] == "It is blue."
-    assert len(world.tasks) == 2
+    assert ([message.text for message in world.ledger.messages(key)][-1], len(world.tasks)) == ("It is blue.", 2)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason", "why"),
+    ("arguments", "depth_max", "reason", "why"),
     [
-        ({}, "INVALID_ARGUMENTS", "either `check_tool` or `rubric`"),
-        ({"check_tool": "check", "rubric": "blue"}, "INVALID_ARGUMENTS", "either `check_tool` or `rubric`"),
-        ({"check_tool": "missing"}, "INVALID_ARGUMENTS", "not available: missing"),
-        ({"check_tool": "check", "tool_names": ["gone"]}, "INVALID_ARGUMENTS", "not available: gone"),
-        ({"check_tool": "check", "check_expression": "value."}, "INVALID_ARGUMENTS", "column"),
-        ({"rubric": "blue", "attempts_max": 1000}, "INVALID_ARGUMENTS", "attempts_max"),
+        ({}, 2, "INVALID_ARGUMENTS", "either a `check_tool` or a `rubric`"),
+        ({"check_tool": "check", "rubric": "blue"}, 2, "INVALID_ARGUMENTS", "either a `check_tool` or a `rubric`"),
+        ({"check_tool": "missing"}, 2, "INVALID_ARGUMENTS", "not available to you: missing"),
+        ({"check_tool": "check", "tool_names": ["gone"]}, 2, "INVALID_ARGUMENTS", "not available to you: gone"),
+        ({"check_tool": "check", "check_expression": "value."}, 2, "INVALID_ARGUMENTS", "column"),
+        ({"rubric": "blue", "attempts_max": 1000}, 2, "INVALID_ARGUMENTS", "attempts_max"),
+        ({"check_tool": "check"}, 1, "NOT_ALLOWED", ""),
     ],
 )
-async def test_agents_get_the_reason_why_a_goal_cannot_start(arguments: dict[str, Any], reason: str, why: str) -> None:
+async def test_agents_get_the_reason_why_a_goal_cannot_start(
+    arguments: dict[str, Any], depth_max: int, reason: str, why: str
+) -> None:
     world = GoalWorld(checks=[True])
     world.top = [asks(**arguments), says("Started."), says("It did not start.")]
-    key = world.ledger.submit("top")
+    key = world.ledger.submit("top", RunOptions(limits=Limits(agent_depth_max=depth_max)))
     await everything_ends(world)
 
-    job = world.ledger.run(RunKey(key.store_id, world.ledger.calls(key)[0].child_run_id))
-    assert present(job.failure).reason == reason
-    assert why in present(job.failure).message
-
-
-async def test_goals_that_would_be_too_deep_do_not_start() -> None:
-    world = GoalWorld(checks=[True])
-    world.top = [asks(check_tool="check"), says("Started.")]
-    key = world.ledger.submit("top", RunOptions(limits=Limits(agent_depth_max=1)))
-    await everything_ends(world)
-
-    job = world.ledger.run(RunKey(key.store_id, world.ledger.calls(key)[0].child_run_id))
-    assert present(job.failure).reason == "NOT_ALLOWED"
+    failure = present(world.below(world.ledger.calls(key)[0]).failure)
+    assert (failure.reason, why in failure.message) == (reason, True)

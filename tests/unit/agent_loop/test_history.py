@@ -42,10 +42,7 @@ from pawl.values import CallState, Disposition, ExecutionContext, OfferFallback,
 from tests.fakes.loop_world import World
 from tests.fakes.manual_clock import run_in_virtual_time
 from tests.fakes.model import Script, calls, check_history, says
-from tests.unit.agent_loop.scenario import VERDICTS, present
-
-RUN = Run(store_id=StoreId("s"), user_id=UserId("u"), conversation_id=ConversationId("c"), run_id=RunId("r"))
-
+from tests.unit.agent_loop.scenario import RUN, VERDICTS, present
 
 NOTICE = Message(role=Role.NOTICE, run_id=RunId("r"), notices_json=b'["wombat"]')
 
@@ -88,8 +85,8 @@ def state(*messages: Message, calls: tuple[Call, ...] = (), limits: Limits | Non
 
 def test_each_call_has_one_result_right_after_its_message() -> None:
     history_sent = history.of_run(state(user("hi"), assistant("", "b", "a"), calls=(call("a", b"1"), call("b", b"2"))))
-    assert [message["role"] for message in history_sent] == ["user", "assistant", "tool", "tool"]
-    assert [(message["tool_call_id"], message["content"]) for message in history_sent[2:]] == [("b", "2"), ("a", "1")]
+    sent = [(message["role"], message.get("tool_call_id"), message["content"]) for message in history_sent]
+    assert sent == [("user", None, "hi"), ("assistant", None, sent[1][2]), ("tool", "b", "2"), ("tool", "a", "1")]
     check_history(history_sent)
 
 
@@ -217,9 +214,7 @@ def test_results_over_the_limit_are_truncated_with_a_hint_on_how_to_read_the_res
     history_sent = contents([call("a", b'"' + large + b'"'), call("b", b"1"), call("c", b'"' + large + b'"')], 50_000)
     assert history_sent[1] == "1"
     for content, call_id in ((history_sent[0], "a"), (history_sent[2], "c")):
-        assert "read_result" in content
-        assert f'"{call_id}"' in content
-        assert "of 60002 bytes" in content
+        assert all(part in content for part in ("read_result", f'"{call_id}"', "of 60002 bytes"))
         assert len(content.encode()) < 25_400
 
 
@@ -232,8 +227,7 @@ def test_invalid_json_arguments_do_not_break_the_history() -> None:
 
 def test_reasoning_is_echoed_only_to_servers_that_sent_it() -> None:
     """LOOP-11: the name of the field can be set, and the echo can be disabled."""
-    silent = state(user("hi"), assistant("", "a"), calls=(call("a"),))
-    assert "reasoning_content" not in history.of_run(silent)[1]
+    assert "reasoning_content" not in history.of_run(state(user("hi"), assistant("", "a"), calls=(call("a"),)))[1]
 
     thinking = state(
         user("hi"), replace(assistant("", "a"), reasoning="hm"), assistant("", "b"), calls=(call("a"), call("b"))
@@ -242,8 +236,7 @@ def test_reasoning_is_echoed_only_to_servers_that_sent_it() -> None:
     assert [message["reasoning_content"] for message in history_sent] == ["hm", ""]
 
     assert history.of_run(thinking, ReasoningEcho.REASONING)[1]["reasoning"] == "hm"
-    never = history.of_run(thinking, ReasoningEcho.NONE)
-    assert not {"reasoning", "reasoning_content"} & set(never[1])
+    assert not {"reasoning", "reasoning_content"} & set(history.of_run(thinking, ReasoningEcho.NONE)[1])
 
 
 def test_unknown_fields_are_echoed_byte_for_byte() -> None:
@@ -278,10 +271,8 @@ def test_a_summary_never_separates_a_call_from_its_result(sizes: list[int]) -> N
     if not to_number:
         return
     summary = Message(role=Role.SUMMARY, run_id=RunId("r"), text="In short.", summarised_to_number=to_number)
-    rest = replace(full, messages=(*messages, replace(summary, number=len(messages) + 1)))
-    history_sent = history.of_run(rest)
-    assert history_sent[0]["role"] == "user"
-    assert "In short." in history_sent[0]["content"]
+    history_sent = history.of_run(replace(full, messages=(*messages, replace(summary, number=len(messages) + 1))))
+    assert (history_sent[0]["role"], "In short." in history_sent[0]["content"]) == ("user", True)
     if history_sent[-1]["role"] != "assistant":
         check_history(history_sent)
     asked = [asked["id"] for message in history_sent for asked in message.get("tool_calls", ())]
@@ -352,10 +343,9 @@ def test_the_newest_summary_is_followed_by_the_messages_it_does_not_cover() -> N
     messages = (user("one", 1), user("two", 2), summary("old", 3, 1), assistant("2!", number=4), user("three", 5))
     full = state(*messages, summary("new", 6, 2), user("four", 7))
     texts = [message["content"] for message in history.of_run(full)]
-    assert [text.split()[-1] for text in texts] == ["new", "2!", "four"]
-    assert texts[-1] == "three\n\nfour"
-    assert "old" not in history.to_summarise(full, 4)
-    assert "new" in history.to_summarise(full, 4)
+    assert ([text.split()[-1] for text in texts], texts[-1]) == (["new", "2!", "four"], "three\n\nfour")
+    summarised = history.to_summarise(full, 4)
+    assert ("old" in summarised, "new" in summarised) == (False, True)
 
 
 # Structured answers: a run completes only with a valid one, and the model sees the errors.
@@ -365,43 +355,43 @@ FORM = ResponseFormat(schema_json=b'{"type":"object","minProperties":2}')
 GOOD, BAD, WORSE = '{"a":1,"b":2}', '{"a":1}', "It is a."
 
 
-def played(*scripts: Script, unavailable_checks: int = 0, **options: Any) -> tuple[World, RunKey]:
-    async def main() -> tuple[World, RunKey]:
+def played(*scripts: Script, unavailable_checks: int = 0, **options: Any) -> tuple[World, Run]:
+    async def main() -> tuple[World, Run]:
         world = World(VERDICTS, list(scripts))
         world.registry.unchecked_outputs = unavailable_checks
         key = world.ledger.submit("hello", RunOptions(**{"response_format": FORM, **options}))
         await world.finish(key)
-        return world, key
+        return world, world.ledger.run(key)
 
     return run_in_virtual_time(main())
 
 
+def misfits(world: World, run: Run) -> list[bool]:
+    return [bool(message.misfit) for message in world.ledger.messages(RunKey(run.store_id, run.run_id))]
+
+
 def test_a_valid_structured_answer_ends_the_run_with_json() -> None:
-    world, key = played(calls('look {"n":1}'), says(f"```json\n{GOOD}\n```"))
-    run = world.ledger.run(key)
+    world, run = played(calls('look {"n":1}'), says(f"```json\n{GOOD}\n```"))
     assert (run.state, json.loads(run.output_json)) == (RunState.COMPLETED, {"a": 1, "b": 2})
     assert world.registry.outputs == [GOOD], "a message with calls is not an answer"
     assert [request.response_format for request in world.model.requests] == [output.asked(FORM)] * 2
 
 
 def test_an_invalid_answer_is_retried_with_the_error_and_schema() -> None:
-    world, key = played(says(WORSE), says(BAD), says(GOOD))
-    run = world.ledger.run(key)
+    world, run = played(says(WORSE), says(BAD), says(GOOD))
     assert (run.state, run.output_text, run.round) == (RunState.COMPLETED, GOOD, 3)
     last = world.model.requests[-1].messages
     assert [message["role"] for message in last] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert "the answer is not JSON" in last[3]["content"]
-    assert "fewer than 2 members" in last[5]["content"]
-    assert FORM.schema_json.decode() in last[5]["content"]
-    assert [bool(message.misfit) for message in world.ledger.messages(key)] == [False, True, True, False]
+    assert all(part in last[5]["content"] for part in ("fewer than 2 members", FORM.schema_json.decode()))
+    assert misfits(world, run) == [False, True, True, False]
 
 
 def test_the_run_fails_after_the_third_invalid_answer() -> None:
-    world, key = played(says(WORSE), says(BAD), says(BAD), says(GOOD))
-    run = world.ledger.run(key)
-    assert (run.state, present(run.failure).reason) == (RunState.FAILED, output.OUTPUT_INVALID)
-    assert present(run.failure).failure_class is FailureClass.LIMIT
-    assert "fewer than 2 members" in present(run.failure).message
+    world, run = played(says(WORSE), says(BAD), says(BAD), says(GOOD))
+    failure = present(run.failure)
+    assert (failure.reason, failure.failure_class) == (output.OUTPUT_INVALID, FailureClass.LIMIT)
+    assert (run.state, "fewer than 2 members" in failure.message) == (RunState.FAILED, True)
     assert (run.output_text, run.output_json, len(world.model.requests)) == (BAD, b"", 3)
 
 
@@ -410,20 +400,18 @@ def test_the_run_fails_after_the_third_invalid_answer() -> None:
 def test_the_final_answer_at_the_round_limit_is_validated_too(policy: RoundLimitPolicy, last: Script) -> None:
     options: dict[str, Any] = {"limits": Limits(rounds_max=1), "round_limit_policy": policy}
     first = calls('look {"n":1}') if policy is RoundLimitPolicy.FINAL_ANSWER else says(BAD)
-    world, key = played(first, last, says(GOOD), **options)
-    run = world.ledger.run(key)
+    _, run = played(first, last, says(GOOD), **options)
     assert (run.state, present(run.failure).reason) == (RunState.FAILED, output.OUTPUT_INVALID)
 
 
 def test_a_truncated_structured_answer_is_invalid() -> None:
-    world, key = played([TextPiece(text='{"a":1,"b"'), Finished(reason="length")], says(GOOD))
-    assert world.ledger.run(key).output_text == GOOD
+    _, run = played([TextPiece(text='{"a":1,"b"'), Finished(reason="length")], says(GOOD))
+    assert run.output_text == GOOD
 
 
 def test_answers_are_not_accepted_while_the_registry_is_unavailable() -> None:
-    world, key = played(says(GOOD), unavailable_checks=3)
-    assert world.ledger.run(key).state is RunState.COMPLETED
-    assert world.registry.outputs == [GOOD] * 4
+    world, run = played(says(GOOD), unavailable_checks=3)
+    assert (run.state, world.registry.outputs) == (RunState.COMPLETED, [GOOD] * 4)
 
 
 @given(answers=st.lists(st.sampled_from([GOOD, BAD, WORSE, f"```\n{GOOD}\n```", "call"]), max_size=8), data=st.data())
@@ -431,14 +419,13 @@ def test_a_run_completes_only_with_a_valid_answer(answers: list[str], data: st.D
     """The rule holds for all answers, round limits and policies."""
     scripts = [calls('look {"n":1}') if answer == "call" else says(answer) for answer in answers]
     limits = Limits(rounds_max=data.draw(st.integers(1, 6)), identical_calls_max=100)
-    world, key = played(*scripts, limits=limits, round_limit_policy=data.draw(st.sampled_from(RoundLimitPolicy)))
-    run = world.ledger.run(key)
+    world, run = played(*scripts, limits=limits, round_limit_policy=data.draw(st.sampled_from(RoundLimitPolicy)))
     assert (run.state is RunState.COMPLETED) == bool(run.output_json)
     if run.state is RunState.COMPLETED:
         assert json.loads(run.output_json) == json.loads(GOOD)
     else:
         assert present(run.failure).reason in {output.OUTPUT_INVALID, "ROUND_LIMIT", "STUCK_LOOP"}
-    assert sum(bool(message.misfit) for message in world.ledger.messages(key)) <= output.TRIES_MAX
+    assert sum(misfits(world, run)) <= output.TRIES_MAX
 
 
 @given(st.text(), st.sampled_from(["", "json", "JSON"]), st.sampled_from(["", " ", "\n\n"]))
@@ -450,22 +437,15 @@ def test_only_a_single_markdown_fence_is_stripped(inside: str, language: str, ar
     assert output.document(f"x```\n{inside}\n```") == f"x```\n{inside}\n```"
 
 
-def state_of(*messages: Message, form: ResponseFormat | None = FORM) -> State:
-    run = Run(
-        store_id=StoreId("s"),
-        user_id=UserId("u"),
-        conversation_id=ConversationId("c"),
-        run_id=RunId("r"),
-        options=RunOptions(response_format=form),
-    )
-    return State(run=run, messages=messages)
+def state_of(*messages: Message) -> State:
+    return State(run=replace(RUN, options=RunOptions(response_format=FORM)), messages=messages)
 
 
 def test_errors_of_an_earlier_run_are_shown_without_its_schema() -> None:
     earlier = Message(role=Role.ASSISTANT, run_id=RunId("before"), text=BAD, misfit="a: is missing")
     history_sent = history.of_run(state_of(Message(role=Role.USER, run_id=RunId("before"), text="hi"), earlier))
-    assert "a: is missing" in history_sent[-1]["content"]
-    assert "minProperties" not in history_sent[-1]["content"]
+    content = history_sent[-1]["content"]
+    assert ("a: is missing" in content, "minProperties" in content) == (True, False)
 
 
 def test_a_response_format_applies_only_to_its_own_run() -> None:
@@ -476,5 +456,5 @@ def test_a_response_format_applies_only_to_its_own_run() -> None:
     formal = AgentVersion(definition=AgentDefinition(name="clerk", options=formal_options), version=1)
     given_plain, given_formal = agents.delegated(plain, own), agents.delegated(formal, own)
     assert (given_plain.response_format, given_plain.reasoning_effort) == (None, ReasoningEffort.LOW)
-    assert given_formal.response_format == replace(FORM, name="sum")
-    assert given_formal.reasoning_effort is ReasoningEffort.HIGH
+    formal_format = replace(FORM, name="sum")
+    assert (given_formal.response_format, given_formal.reasoning_effort) == (formal_format, ReasoningEffort.HIGH)

@@ -23,6 +23,7 @@ from pawl.errors import InvalidHistory
 from pawl.event.v1 import call_pb2, message_pb2
 from pawl.job_store.conversations.exporting import history as exported
 from pawl.values import CallState
+from tests.tables import for_each
 from tests.unit.agent_loop.scenario import present
 
 
@@ -50,8 +51,9 @@ def test_a_history_valid_for_a_strict_server_is_accepted() -> None:
     imports.check([user(), user("again"), answer("one"), answer("two", call("a")), result("a", "")])
 
 
-def test_each_fault_is_reported_with_its_position() -> None:
-    rows: list[Any] = [
+@for_each(
+    ("history", "position", "reason"),
+    [
         ([], 0, "has no messages"),
         ([answer("hi")], 1, "must be from the user"),
         ([user()], 1, "send it after the import"),
@@ -66,8 +68,12 @@ def test_each_fault_is_reported_with_its_position() -> None:
         ([user(), answer("", call("a")), result("a"), result("a")], 4, "already has a result"),
         ([user(), answer("x"), result("a")], 3, "not in the assistant message before"),
         ([user(), answer("", call("a")), result("")], 3, "must name its call"),
-        ([user(), answer("", call("a"), call("a")), result("a")], 2, "was used before"),
-        ([user(), answer("", call("a")), result("a"), answer("", call("a")), result("a")], 4, "was used before"),
+        ([user(), answer("", call("a"), call("a")), result("a")], 2, "another call has the same id"),
+        (
+            [user(), answer("", call("a")), result("a"), answer("", call("a")), result("a")],
+            4,
+            "another call has the same id",
+        ),
         ([user(), answer("", call("")), result("")], 2, "1 to 256"),
         ([user(), answer("", call("a\x07")), result("a\x07")], 2, "control character"),
         ([user(), answer("", call("a", "a b")), result("a")], 2, "tool name"),
@@ -79,23 +85,21 @@ def test_each_fault_is_reported_with_its_position() -> None:
         ([user(), answer("", *(call(f"c{n}") for n in range(129)))], 2, "at most 128"),
         ([user(), answer("", call("a")), result("a", error_reason="LATE")], 3, "needs is_error"),
         ([user()] * 1001, 0, "at most 1000 messages"),
-    ]
-    for history, position, reason in rows:
-        with pytest.raises(InvalidHistory) as refused:
-            imports.check(history)
-        prefix = f"message {position}: " if position else ""
-        assert any(part.startswith(prefix) and reason in part for part in refused.value.message.split("; ")), (
-            refused.value
-        )
-        assert not position or str(position) in refused.value.metadata["positions"].split(","), history
+    ],
+)
+def test_each_fault_is_reported_with_its_position(history: Any, position: int, reason: str) -> None:
+    with pytest.raises(InvalidHistory) as refused:
+        imports.check(history)
+    prefix = f"message {position}: " if position else ""
+    assert any(part.startswith(prefix) and reason in part for part in refused.value.message.split("; ")), refused.value
+    assert not position or str(position) in refused.value.metadata["positions"].split(",")
 
 
 def test_all_faults_are_reported_at_once_and_in_order() -> None:
     bad = [answer("", call("a", "!")), HistoryMessage(role=HistoryRole.SYSTEM, text="x"), user("\x00")]
     with pytest.raises(InvalidHistory) as refused:
         imports.check(bad)
-    assert refused.value.metadata["positions"] == "1,2,3"
-    assert int(refused.value.metadata["fault_count"]) == 6
+    assert (refused.value.metadata["positions"], int(refused.value.metadata["fault_count"])) == ("1,2,3", 6)
 
 
 def test_an_imported_history_has_new_ids_and_settled_calls() -> None:
@@ -118,18 +122,14 @@ def test_an_imported_history_has_new_ids_and_settled_calls() -> None:
         (Role.ASSISTANT, "", ("ours_3",)),
         (Role.ASSISTANT, "done", ()),
     ]
-    assert all(message.imported for message in messages)
-    assert all(each.imported for each in calls)
+    assert all([message.imported for message in messages] + [each.imported for each in calls])
     assert [(each.call_id, each.provider_call_id, each.round, each.index, each.state) for each in calls] == [
         ("ours_1", "a", 1, 0, CallState.SUCCEEDED),
         ("ours_2", "b", 1, 1, CallState.FAILED),
         ("ours_3", "c", 2, 0, CallState.SUCCEEDED),
     ]
-    assert [each.result and each.result.content_json for each in calls] == [
-        b'{"x": 1}',
-        b'"no such thing"',
-        b'"plain text"',
-    ]
+    results = [b'{"x": 1}', b'"no such thing"', b'"plain text"']
+    assert [present(each.result).content_json for each in calls] == results
     assert (calls[0].arguments_json, calls[0].proposed_arguments) == (b'{"a":2,"b":1}', '{"b":1, "a":2}')
 
 
@@ -159,8 +159,7 @@ def test_every_accepted_history_can_be_imported(history: list[HistoryMessage]) -
 
 def test_chat_completions_are_read_with_their_positions() -> None:
     text = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
-    (read,) = from_json([text])
-    assert read.text == "a\n\nb"
+    assert [each.text for each in from_json([text])] == ["a\n\nb"]
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
     bad: list[Any] = [text, image, 7, {"role": "assistant", "tool_calls": [{"id": "a"}]}, {"content": 3}]
     with pytest.raises(InvalidHistory) as refused:

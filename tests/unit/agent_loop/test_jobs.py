@@ -137,6 +137,12 @@ class Story:
             await asyncio.gather(*tasks, return_exceptions=True)
             await worker.hand_over()
 
+    async def finish(self, text: str = "do it", options: RunOptions | None = None, **how: Any) -> RunKey:
+        """Send a message, wait until everything has ended, and return the run that the message started."""
+        key = self.say(text, options)
+        await self.until(lambda: self.is_over, **how)
+        return key
+
     @property
     def runs(self) -> list[Run]:
         return [self.world.ledger.run(key) for key in self.world.ledger.tables.runs]
@@ -165,14 +171,20 @@ class Story:
         return self.world.ledger.calls(self.key(run))
 
     def notices(self, number: int) -> list[Any]:
-        messages = self.world.model.requests[number].messages
+        """Return the notices in the request to the model with this number."""
         return [
             json.loads(line)
-            for message in messages
+            for message in self.world.model.requests[number].messages
             if message["role"] == "user"
             for line in str(message["content"]).splitlines()
             if line.startswith("[{")
         ]
+
+    @property
+    def stored_notices(self) -> list[dict[str, Any]]:
+        """The notices in the conversation of the first run."""
+        messages = self.world.ledger.messages(self.key(self.runs[0]))
+        return [each for message in messages if message.notices_json for each in json.loads(message.notices_json)]
 
 
 async def test_a_background_call_returns_immediately_and_reports_its_end() -> None:
@@ -220,11 +232,9 @@ async def test_a_job_that_ends_in_a_turn_is_reported_at_the_next_batch() -> None
     await story.until(lambda: story.world.ledger.run(first).state in ENDED)
     second = story.say("and meanwhile?")
     await story.until(lambda: story.is_over)
-    assert story.world.ledger.run(second).output_text == "Both."
-    assert story.turns == []
+    assert (story.world.ledger.run(second).output_text, story.turns) == ("Both.", [])
     notices = [story.notices(number) for number in range(len(story.world.model.requests))]
-    assert notices[:3] == [[], [], []]
-    assert sum(bool(each) for each in notices) >= 1
+    assert (notices[:3], any(notices)) == ([[], [], []], True)
     assert [message.role for message in story.world.ledger.messages(second)].count(Role.NOTICE) == 1
 
 
@@ -246,29 +256,19 @@ async def test_failed_and_stopped_jobs_are_never_reported_as_successful(result: 
     stopped = story.jobs[0]
     await story.world.ledger.send(story.key(stopped), Cancel(cause=StopCause.USER))
     await story.until(lambda: story.is_over)
-    messages = story.world.ledger.messages(story.key(story.runs[0]))
-    notices = {
-        notice["job_id"]: notice
-        for message in messages
-        if message.notices_json
-        for notice in json.loads(message.notices_json)
-    }
-    assert notices[stopped.run_id]["state"] == "CANCELLED"
-    failed = notices[story.jobs[1].run_id]
-    assert (failed["state"], failed["error"]) == ("FAILED", error)
+    notices = {notice["job_id"]: (notice["state"], notice.get("error")) for notice in story.stored_notices}
+    assert notices[stopped.run_id][0] == "CANCELLED"
+    assert notices[story.jobs[1].run_id] == ("FAILED", error)
 
 
 async def test_a_series_keeps_its_interval_reports_each_result_and_ends() -> None:
     """ASYNC-3: iterations are due at whole intervals after the start, and a slow iteration skips some of them."""
 
     story = Story(calls(background("look", _interval=60, _stopAfter=4)), seconds=70.0)
-    story.say("watch it")
-    await story.until(lambda: story.is_over)
+    await story.finish()
     (job,) = story.jobs
     assert (job.state, job.round, job.missed_iterations) == (RunState.COMPLETED, 4, 3)
-    messages = story.world.ledger.messages(story.key(story.runs[0]))
-    notices = [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
-    assert [notice.get("missed") for notice in notices] == [1, 2, 3, 3]
+    assert [notice.get("missed") for notice in story.stored_notices] == [1, 2, 3, 3]
     starts = [(call.create_time or 0) - present(job.job).begin_time for call in story.calls(job)]
     assert [round(start / 60) for start in starts] == [0, 2, 4, 6]
     assert all(start - 60 * round(start / 60) < 2 for start in starts), starts
@@ -291,13 +291,10 @@ async def test_a_gated_background_call_is_gated_in_its_job() -> None:
 
 async def test_nonsensical_parameters_are_refused_with_a_hint() -> None:
     story = Story(calls(f"work {json.dumps(NONSENSE[0][0])}"), says("I see."))
-    key = story.say("do it")
-    await story.until(lambda: story.is_over)
-    (call,) = story.calls(story.world.ledger.run(key))
+    (call,) = story.world.ledger.calls(await story.finish())
     result = present(call.result)
     assert (call.state, result.error_reason) == (CallState.FAILED, "INVALID_ARGUMENTS")
-    assert NONSENSE[0][1] in result.content_json.decode()
-    assert story.world.registry.effects == {}
+    assert (NONSENSE[0][1] in result.content_json.decode(), story.world.registry.effects) == (True, {})
     for asked, hint in NONSENSE:
         reading = read(json.dumps(asked), b"{}")
         assert (reading.terms, hint in reading.fault) == (None, True), f"{asked}: {reading.fault}"
@@ -327,12 +324,10 @@ async def test_calls_that_cannot_run_in_the_background_report_why() -> None:
 )
 async def test_a_silent_turn_does_not_add_an_answer(answers: list[Script]) -> None:
     story = Story(calls(background("work")), says("Begun."), *answers)
-    key = story.say("do it")
-    await story.until(lambda: story.is_over)
+    messages = story.world.ledger.messages(await story.finish())
     (turn,) = story.turns
     assert (turn.state, turn.output_text) == (RunState.COMPLETED, "")
     assert len(story.world.model.requests) == 2 + len(answers)
-    messages = story.world.ledger.messages(key)
     assert [message for message in messages if not (message.text or message.call_ids)] == []
     assert "".join(event.output_delta.text for event in story.world.ledger.log(story.key(turn))) == ""
 
@@ -345,8 +340,7 @@ async def test_failures_and_met_conditions_reach_the_user_whatever_the_model_doe
     story = Story(calls(background("work", **more)), says("Begun."), says(answer))
     failed = CallResult(content_json=b'{"error":"no such page"}', is_error=True, error_reason="TOOL_ERROR")
     story.world.registry.results["work"] = CallResult(content_json=b"true") if is_met else failed
-    story.say("do it")
-    await story.until(lambda: story.is_over)
+    await story.finish()
     (turn,), (job,) = story.turns, story.jobs
     line = f"work: {'condition met' if is_met else 'failed'} ({job.run_id})"
     assert turn.output_text == (line if answer == "[silent]" else f"{line}\n\n{answer}")
@@ -380,12 +374,10 @@ async def test_a_turn_interrupted_before_its_answer_is_repeated(before: list[Scr
     """ASYNC-5: partial output after the notice does not count as an answer to it."""
 
     story = Story(calls(background("work")), says("Begun."), *before, says("It came to 7."))
-    key = story.say("do it")
-    await story.until(lambda: story.is_over)
+    messages = story.world.ledger.messages(await story.finish())
     assert [turn.state for turn in story.turns] == [RunState.FAILED, RunState.COMPLETED]
     assert story.turns[1].output_text == "It came to 7."
-    roles = [message.role for message in story.world.ledger.messages(key)]
-    assert roles[-3:] == [Role.NOTICE, Role.ASSISTANT, Role.ASSISTANT]
+    assert [message.role for message in messages[-3:]] == [Role.NOTICE, Role.ASSISTANT, Role.ASSISTANT]
 
 
 # Background calls of delegated runs, over the real rules of the loop and the ledger.
@@ -427,8 +419,7 @@ def told(story: Story) -> list[tuple[str, str, str]]:
 async def test_a_delegated_run_names_its_job_in_its_answer_but_does_not_wait_for_it() -> None:
     """ASYNC-1: the root conversation reports the job, because the delegated run has ended."""
     story = story_of(start=[calls(HIRE), says("Asked.")], help=[calls(background("work")), says("Begun.")])
-    key = story.say("start")
-    await story.until(lambda: story.is_over)
+    key = await story.finish("start")
     (job,), (call,) = story.jobs, story.world.ledger.calls(key)
     result, agent = present(call.result), agent_of(story)
     assert json.loads(result.content_json) == {"answer": "Begun.", "open_jobs": [job.run_id]}
@@ -448,8 +439,7 @@ async def test_a_delegated_run_that_is_still_working_is_notified_of_its_job() ->
         start=[calls(HIRE), says("Asked.")],
         help=[calls(background("work")), *(calls(f'work {{"n":{n}}}') for n in range(3)), says("It is done.")],
     )
-    key = story.say("start")
-    await story.until(lambda: story.is_over)
+    key = await story.finish("start")
     agent, (job,) = agent_of(story), story.jobs
     assert told(story) == [(agent.run_id, job.run_id, "COMPLETED")]
     assert (agent.state, story.turns) == (RunState.COMPLETED, [])
@@ -461,8 +451,7 @@ async def test_an_agent_at_the_depth_limit_cannot_start_another_in_the_backgroun
     story = story_of(
         start=[calls(HIRE), says("Asked.")], help=[calls(background("run_agent", task="more")), says("No.")]
     )
-    story.say("start", RunOptions(limits=Limits(agent_depth_max=1)))
-    await story.until(lambda: story.is_over)
+    await story.finish("start", RunOptions(limits=Limits(agent_depth_max=1)))
     (call,) = story.calls(agent_of(story))
     assert (call.state, story.jobs) == (CallState.FAILED, [])
     assert "cannot start other agents" in present(call.result).content_json.decode()

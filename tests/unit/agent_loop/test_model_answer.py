@@ -28,6 +28,7 @@ from pawl.agent_loop.model.request import (
     TextPiece,
     UsageReport,
 )
+from tests.tables import for_each
 
 
 def event(chunk: Any) -> bytes:
@@ -68,8 +69,9 @@ def failed(*chunks: Any) -> Problem:
     return caught.value.problem
 
 
-def test_a_chunk_is_read_into_pieces() -> None:
-    rows: list[Any] = [
+@for_each(
+    ("chunk", "pieces"),
+    [
         (delta(content="Hi"), [TextPiece(text="Hi")]),
         (delta(content=None), []),
         (delta(content=""), []),
@@ -97,9 +99,10 @@ def test_a_chunk_is_read_into_pieces() -> None:
         ({"error": None, "choices": [{"delta": {"content": "Hi"}}]}, [TextPiece(text="Hi")]),
         (b"", []),
         ({"object": "chat.completion.chunk", "unknown": {"deep": [1]}}, []),
-    ]
-    for chunk, pieces in rows:
-        assert read(chunk, STOP, DONE) == [*pieces, Finished(reason="stop")], chunk
+    ],
+)
+def test_a_chunk_is_read_into_pieces(chunk: Any, pieces: Any) -> None:
+    assert read(chunk, STOP, DONE) == [*pieces, Finished(reason="stop")]
 
 
 @pytest.mark.parametrize(
@@ -117,10 +120,9 @@ def test_usage_may_arrive_in_any_chunk(usage_chunk: Any, position: int) -> None:
     assert assemble(*chunks, DONE).usage == UsageReport(input_tokens=9, output_tokens=4)
 
 
-def test_unreadable_usage_is_ignored() -> None:
-    rows: list[Any] = [None, 5, [], {"prompt_tokens": "many", "completion_tokens": -1}]
-    for usage in rows:
-        assert assemble(STOP, {"usage": usage}, DONE).usage == UsageReport(), usage
+@for_each("usage", [None, 5, [], {"prompt_tokens": "many", "completion_tokens": -1}])
+def test_unreadable_usage_is_ignored(usage: Any) -> None:
+    assert assemble(STOP, {"usage": usage}, DONE).usage == UsageReport()
 
 
 def test_reasoning_state_is_kept_byte_for_byte() -> None:
@@ -156,18 +158,18 @@ def test_a_complete_response_instead_of_a_stream_is_accepted() -> None:
     ]
 
 
-def test_an_answer_may_end_with_any_finish_reason() -> None:
-    rows: list[Any] = ["stop", "tool_calls", "length", "function_call", "end_turn", "made_up"]
-    for reason in rows:
-        assert read(delta(content="Hi"), delta(reason), DONE)[-1] == Finished(reason=reason), reason
+@for_each("reason", ["stop", "tool_calls", "length", "function_call", "end_turn", "made_up"])
+def test_an_answer_may_end_with_any_finish_reason(reason: Any) -> None:
+    assert read(delta(content="Hi"), delta(reason), DONE)[-1] == Finished(reason=reason)
 
 
 def test_data_after_the_end_is_ignored() -> None:
     assert read(STOP, DONE, delta(content="late"), b"{garbage") == [Finished(reason="stop")]
 
 
-def test_each_stream_fault_has_a_reason_and_error_class() -> None:
-    rows: list[Any] = [
+@for_each(
+    ("chunks", "reason", "failure_class", "retryable"),
+    [
         ([], "EMPTY_STREAM", FailureClass.PROVIDER, True),
         ([DONE], "EMPTY_STREAM", FailureClass.PROVIDER, True),
         ([delta(role="assistant")], "EMPTY_STREAM", FailureClass.PROVIDER, True),
@@ -198,29 +200,34 @@ def test_each_stream_fault_has_a_reason_and_error_class() -> None:
         ([{"choices": [{"delta": "no"}], "error": {"code": 401}}], "HTTP_401", FailureClass.AUTH, False),
         ([delta(content="Hi"), delta("error")], "STREAM_ERROR", FailureClass.PROVIDER, True),
         ([delta(content="Hi"), delta("content_filter"), DONE], "CONTENT_FILTER", FailureClass.CONTENT_FILTER, False),
-    ]
-    for chunks, reason, failure_class, retryable in rows:
-        error = failed(*chunks)
-        assert (error.reason, error.failure_class, error.retryable) == (reason, failure_class, retryable), chunks
+    ],
+)
+def test_each_stream_fault_has_a_reason_and_error_class(
+    chunks: Any, reason: str, failure_class: Any, retryable: bool
+) -> None:
+    error = failed(*chunks)
+    assert (error.reason, error.failure_class, error.retryable) == (reason, failure_class, retryable)
 
 
-def test_error_text_of_the_server_is_kept() -> None:
-    rows: list[Any] = [
+@for_each(
+    ("data", "ending"),
+    [
         (event({"error": "out of memory"}), "reported an error: out of memory."),
         (event({"error": {"message": "out of memory."}}), "reported an error: out of memory."),
         (event({"detail": "out of memory"}), "reported an error: out of memory."),
         (event({"detail": [{"loc": ["body"], "msg": "out of memory"}]}), "reported an error: out of memory."),
         (event({"object": "error", "message": "out of memory"}), "reported an error: out of memory."),
-        (event(b"out of memory"), "cannot be read: out of memory."),
-        (b"out of memory", "cannot be read: out of memory."),
+        (event(b"out of memory"), "is not valid: out of memory."),
+        (b"out of memory", "is not valid: out of memory."),
         (b'{"detail": "out of memory"}', "reported an error: out of memory."),
         (b"<html><head><style>a</style></head><body><h1>out of</h1>\n<p>memory</p></body>", ": out of memory."),
         (b": keep-alive\n\nevent: x\n\n", "was empty."),
-    ]
-    for data, ending in rows:
-        with pytest.raises(ModelError) as caught:
-            feed(data)
-        assert caught.value.problem.message.endswith(ending), data
+    ],
+)
+def test_error_text_of_the_server_is_kept(data: Any, ending: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        feed(data)
+    assert caught.value.problem.message.endswith(ending)
 
 
 def test_numbers_that_json_does_not_allow_are_handled() -> None:
@@ -300,8 +307,7 @@ def test_unknown_fields_are_limited_in_size() -> None:
 
 def test_calls_are_ordered_by_index() -> None:
     second = delta(tool_calls=[{**call(1, "b", "second", "{}"), "seal": "2"}])
-    first = delta(tool_calls=[{**call(0, "a", "first", "{}"), "seal": "1"}])
-    answer = assemble(second, first, STOP, DONE)
+    answer = assemble(second, delta(tool_calls=[{**call(0, "a", "first", "{}"), "seal": "1"}]), STOP, DONE)
     assert [one.name for one in answer.calls] == ["first", "second"]
     assert answer.provider_state_json == b'{"tool_calls":[{"seal":"1"},{"seal":"2"}]}'
 

@@ -27,6 +27,7 @@ from pawl.agent_loop.model.request import (
     TextPiece,
 )
 from pawl.agent_loop.model.sse import EVENT_BYTES_MAX, EventTooLargeError, SseDecoder
+from tests.tables import for_each
 
 LINES = st.sampled_from(
     [b"data: one", b"data:two", b"data:  three", b"data", b": a comment", b":", b"event: x", b"id: 7", b"", b"", b"x"]
@@ -43,8 +44,9 @@ def decode(*chunks: bytes) -> list[bytes]:
     return events + ([rest] if rest is not None else [])
 
 
-def test_events_are_parsed_according_to_the_standard() -> None:
-    rows: list[Any] = [
+@for_each(
+    ("stream", "events"),
+    [
         (b"data: a\n\ndata: b\n\n", [b"a", b"b"]),
         (b"data: a\r\n\r\ndata: b\r\n\r\n", [b"a", b"b"]),
         (b"data: a\r\rdata: b\r\r", [b"a", b"b"]),
@@ -55,9 +57,10 @@ def test_events_are_parsed_according_to_the_standard() -> None:
         (b"data: a\n\ndata: unfinished", [b"a", b"unfinished"]),
         (b"\n\n\n", []),
         (b"", []),
-    ]
-    for stream, events in rows:
-        assert decode(stream) == events, stream
+    ],
+)
+def test_events_are_parsed_according_to_the_standard(stream: bytes, events: Any) -> None:
+    assert decode(stream) == events
 
 
 @given(STREAMS, st.lists(st.integers(min_value=0, max_value=200), max_size=20))
@@ -70,8 +73,7 @@ def test_chunk_boundaries_do_not_change_the_events(stream: bytes, cuts: list[int
 
 def test_an_event_is_returned_before_the_next_one_starts() -> None:
     decoder = SseDecoder()
-    assert decoder.feed(b"data: a\r\n\r") == [b"a"]
-    assert decoder.feed(b"\ndata: b") == []
+    assert (decoder.feed(b"data: a\r\n\r"), decoder.feed(b"\ndata: b")) == ([b"a"], [])
     assert decoder.feed(b"\n\n") == [b"b"]
 
 
@@ -149,8 +151,7 @@ def test_pieces_are_not_delayed_when_the_model_pauses(seconds: float) -> None:
 def test_the_first_piece_is_due_immediately_and_the_next_after_a_pause() -> None:
     coalescer = Coalescer(HEAD)
     coalescer.add(TextPiece(text="H"), 6.0)
-    assert coalescer.due_at() == 6.0
-    assert coalescer.take(7.0) == (replace(HEAD, text="H"),)
+    assert (coalescer.due_at(), coalescer.take(7.0)) == (6.0, (replace(HEAD, text="H"),))
     coalescer.add(TextPiece(text="i"), 7.02)
     coalescer.shown(7.05)
     assert coalescer.due_at() == pytest.approx(8.02), "1 s after its arrival, before the end of the pause"
@@ -160,25 +161,24 @@ def test_the_first_piece_is_due_immediately_and_the_next_after_a_pause() -> None
     assert coalescer.due_at() == pytest.approx(8.24), "ten times the delay after the output before it"
 
 
-def test_the_rest_of_a_complete_answer_is_due_100_ms_after_its_end() -> None:
+@for_each("is_shown", [False, True])
+def test_the_rest_of_a_complete_answer_is_due_100_ms_after_its_end(is_shown: bool) -> None:
     """The step that commits the answer normally shows the rest earlier."""
-    for is_shown in (False, True):
-        coalescer = Coalescer(HEAD)
-        coalescer.add(TextPiece(text="H"), 6.0)
-        if is_shown:
-            coalescer.take(6.0)
-            coalescer.shown(6.001)
-            coalescer.add(TextPiece(text="i"), 6.09)
-        coalescer.end(6.09)
-        assert coalescer.due_at() == pytest.approx(6.19)
+    coalescer = Coalescer(HEAD)
+    coalescer.add(TextPiece(text="H"), 6.0)
+    if is_shown:
+        coalescer.take(6.0)
+        coalescer.shown(6.001)
+        coalescer.add(TextPiece(text="i"), 6.09)
+    coalescer.end(6.09)
+    assert coalescer.due_at() == pytest.approx(6.19)
 
 
 @given(st.floats(0.01, 0.09), st.floats(0, 0.04))
 def test_output_commits_take_at_most_a_tenth_of_the_time(commit: float, pace: float) -> None:
     """Otherwise output would slow down its own commits."""
     pieces = paced(200, pace)
-    outputs = play(pieces, itertools.repeat((0.0, commit)))
-    assert (len(outputs) - 2) * commit <= (pieces[-1][0] - pieces[0][0]) / 10
+    assert (len(play(pieces, itertools.repeat((0.0, commit)))) - 2) * commit <= (pieces[-1][0] - pieces[0][0]) / 10
 
 
 def test_pieces_of_one_kind_are_joined_and_calls_keep_their_order() -> None:
@@ -221,8 +221,7 @@ def test_an_output_never_exceeds_the_size_limit() -> None:
     coalescer.add(CallPiece(index=0, name="f", arguments="y" * OUTPUT_CHARACTERS_MAX), 0.0)
     outputs = coalescer.take(0.0)
     sizes = [len(each.text) + sum(len(call.arguments_text) for call in each.calls) for each in outputs]
-    assert max(sizes) <= OUTPUT_CHARACTERS_MAX
-    assert sum(sizes) == 3 * OUTPUT_CHARACTERS_MAX + 5
+    assert (max(sizes) <= OUTPUT_CHARACTERS_MAX, sum(sizes)) == (True, 3 * OUTPUT_CHARACTERS_MAX + 5)
 
 
 STORABLE = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5)
@@ -241,11 +240,8 @@ WAITS = st.one_of(st.just(0.0), st.floats(0, 0.3), st.floats(0, 3))
     st.lists(st.tuples(WAITS, WAITS), max_size=20),
 )
 def test_delays_never_lose_reorder_or_multiply_output(steps: list[tuple[float, Piece]], delays: list[Delay]) -> None:
-    now = 0.0
-    pieces: list[tuple[float, Piece]] = []
-    for wait, piece in steps:
-        now += wait
-        pieces.append((now, piece))
+    times = itertools.accumulate(wait for wait, _ in steps)
+    pieces = list(zip(times, (piece for _, piece in steps), strict=True))
     outputs = play(pieces, delays)
     assert len(outputs) <= len(play(pieces)), "delays only ever cause fewer outputs"
     assert "".join(output.text for output in outputs) == "".join(
@@ -369,19 +365,17 @@ def test_fragments_are_assigned_to_their_call(pieces: list[CallPiece], expected:
         (["[" * 100_000], "[" * 100_000),
     ],
 )
-def test_argument_fragments_are_joined_into_one_object(fragments: list[str], expected: str) -> None:
+@for_each("again", [piece(0), piece(0, "a", "f")])
+def test_argument_fragments_are_joined_into_one_object(fragments: list[str], expected: str, again: Any) -> None:
     """Servers resend whole arguments, start with `{}`, or add text after them."""
-    for again in (piece(0), piece(0, "a", "f")):
-        pieces = [piece(0, "a", "f"), *(replace(again, arguments=fragment) for fragment in fragments)]
-        assert calls(*pieces) == [("a", "f", expected)]
+    pieces = [piece(0, "a", "f"), *(replace(again, arguments=fragment) for fragment in fragments)]
+    assert calls(*pieces) == [("a", "f", expected)]
 
 
 def test_each_fragment_has_the_position_and_name_of_its_call() -> None:
     assembly = Assembly()
-    assembly.add(piece(3, "a", "f"))
-    assembly.add(piece(5, "b", "g"))
-    assert assembly.add(piece(3, arguments="{}")) == piece(0, "a", "f", "{}")
-    assert assembly.add(piece(5, arguments="[]")) == piece(1, "b", "g", "[]")
+    pieces = [piece(3, "a", "f"), piece(5, "b", "g"), piece(3, arguments="{}"), piece(5, arguments="[]")]
+    assert list(map(assembly.add, pieces))[2:] == [piece(0, "a", "f", "{}"), piece(1, "b", "g", "[]")]
 
 
 # Names of tools, `<source>.<tool>`, as sent to a model server and received back.
@@ -406,8 +400,7 @@ def back(names: Names, form: str) -> str:
 def test_a_colliding_tool_name_gets_a_digest() -> None:
     names = Names(["a.b", "a__b"])
     other = names.outward("a.b")
-    assert names.outward("a__b") == "a__b" != other
-    assert (back(names, "a__b"), back(names, other)) == ("a__b", "a.b")
+    assert (names.outward("a__b"), back(names, "a__b"), back(names, other)) == ("a__b", "a__b", "a.b")
 
 
 SOME = st.text("ab_-", min_size=1, max_size=31)
@@ -418,9 +411,7 @@ def test_wire_names_are_allowed_distinct_and_reversible(offered: set[str]) -> No
     names = Names(offered)
     outward = {name: names.outward(name) for name in offered}
     assert all(map(ALLOWED.fullmatch, outward.values()))
-    assert len(set(outward.values())) == len(offered)
-    for name, form in outward.items():
-        assert back(names, form) == name
+    assert {back(names, form): form for form in set(outward.values())} == outward
 
 
 @given(PART)
@@ -442,13 +433,11 @@ def test_tools_history_and_choice_are_renamed_together() -> None:
         "a.b", messages=({"role": "assistant", "content": None, "tool_calls": [call]},), tool_choice=a_tool("a.b")
     )
     out = renamed(request, names_of(request))
-    assert isinstance(out.tool_choice, dict)
-    assert [out.tools[0]["function"]["name"], out.messages[0]["tool_calls"][0]["function"]["name"]] == ["a__b", "a__b"]
-    assert out.tool_choice["function"]["name"] == "a__b"
+    renamed_functions: list[Any] = [out.tools[0], out.messages[0]["tool_calls"][0], out.tool_choice]
+    assert [each["function"]["name"] for each in renamed_functions] == ["a__b"] * 3
     assert request.tools[0]["function"]["name"] == "a.b", "shared values are unchanged"
 
 
 def test_a_name_with_one_dot_is_kept_while_other_names_are_sanitised() -> None:
-    assert text.tool_name(" time.now ") == "time.now"
-    assert text.tool_name("a.b.c") == "a_b_c"
-    assert text.tool_name("x" * 62 + ".y") == "x" * 62 + "_y"
+    names = {" time.now ": "time.now", "a.b.c": "a_b_c", "x" * 62 + ".y": "x" * 62 + "_y"}
+    assert {name: text.tool_name(name) for name in names} == names

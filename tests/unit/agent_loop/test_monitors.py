@@ -24,6 +24,7 @@ from pawl.errors import Unreadable
 from pawl.values import CallState, JobReports, RunState, WaitKind
 from tests.fakes.model import calls, says
 from tests.fakes.registry import NOT_COMPLETED, tool
+from tests.tables import for_each
 from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.test_background import iteration
 from tests.unit.agent_loop.test_jobs import Story, background
@@ -62,7 +63,7 @@ def polled(number: int, value: Any, now: float | None = None, *, state: CallStat
 def after(what: Job, values: list[Any]) -> JobCursor:
     cursor = JobCursor()
     for number, value in enumerate(values, 1):
-        cursor = monitor.evaluated(what, cursor, polled(number, value), "")
+        cursor = monitor.evaluated(what, cursor, polled(number, value), msgspec.json.encode(value).decode())
     return cursor
 
 
@@ -89,11 +90,8 @@ def test_a_monitor_fires_when_its_condition_becomes_true_subject_to_its_pause_an
 
 @given(st.lists(st.booleans(), max_size=30))
 def test_without_a_pause_a_monitor_fires_each_time_its_condition_becomes_true(seen: list[bool]) -> None:
-    watch, cursor = watched("value"), JobCursor()
-    for number, value in enumerate(seen):
-        cursor = monitor.fired(watch, cursor, value, float(number))
-    edges = sum(value and not (number and seen[number - 1]) for number, value in enumerate(seen))
-    assert cursor.fired == edges
+    cursor = after(job(when=watched("value")), seen)
+    assert cursor.fired == sum(value and not (number and seen[number - 1]) for number, value in enumerate(seen))
 
 
 @given(st.lists(st.tuples(st.booleans(), _SECONDS), max_size=30), _SECONDS)
@@ -106,24 +104,28 @@ def test_a_monitor_fires_only_after_its_hold_time(seen: list[tuple[bool, float]]
         assert cursor.fired == before.fired or (since is not None and now - since >= hold)
 
 
-def test_equal_numbers_match_in_any_notation() -> None:
-    rows: list[Any] = [
+@for_each(
+    ("wanted", "value", "holds"),
+    [
         *((20, 20.0, True), (20.0, 20, True), (20, 20, True), (20, 21.0, False), (1, True, False), (True, 1.0, False)),
         *(("20", 20, False), (20, "20", False), (20, None, False), (2**53 + 1, float(2**53), False)),
-    ]
-    for wanted, value, holds in rows:
-        assert present(condition.read({"equals": wanted})).is_met(value) is holds, wanted
+    ],
+)
+def test_equal_numbers_match_in_any_notation(wanted: Any, value: Any, holds: Any) -> None:
+    assert present(condition.read({"equals": wanted})).is_met(value) is holds
 
 
-def test_another_notation_of_a_number_is_not_a_change() -> None:
-    rows: list[Any] = [
+@for_each(
+    ("before", "after", "differ"),
+    [
         *((20, 20.0, False), (0, -0.0, False), ({"a": [1, 2.0]}, {"a": [1.0, 2]}, False), (1e300, 1e300, False)),
         *((20, 20.5, True), (1, True, True), (20, "20.0", True), (2**53 + 1, float(2**53), True), (None, 0.0, True)),
-    ]
-    for before, after, differ in rows:
-        found = condition.read({"changed": True})
-        assert present(found).is_met(after, present(found).seen(before)) is differ, before
-        assert present(found).is_met(before, present(found).seen(after)) is differ, before
+    ],
+)
+def test_another_notation_of_a_number_is_not_a_change(before: Any, after: Any, differ: Any) -> None:
+    found = condition.read({"changed": True})
+    assert present(found).is_met(after, present(found).seen(before)) is differ
+    assert present(found).is_met(before, present(found).seen(after)) is differ
 
 
 def test_a_change_during_the_pause_is_reported_afterwards_unless_it_was_reverted() -> None:
@@ -134,18 +136,25 @@ def test_a_change_during_the_pause_is_reported_afterwards_unless_it_was_reverted
     assert fired == [0, 1, 1, 2, 2, 2, 2, 3]
 
 
+def reported(what: Job, polls: list[Call]) -> tuple[JobCursor, list[tuple[float, Any]], Any]:
+    """Return the last cursor, the reports of a job with the times of their polls, and the last output."""
+    cursor, text, reports = JobCursor(), "", list[tuple[float, Any]]()
+    for call in polls:
+        content = present(call.result).content_json.decode()
+        before, cursor = cursor, monitor.evaluated(what, cursor, call, content)
+        text = monitor.job_output(what, before, cursor, content, text)
+        cursor, notifies = monitor.report_due(what, before, cursor, call, content)
+        if notifies:
+            reports.append((call.end_time or 0.0, msgspec.json.decode(text)))
+    return cursor, reports, msgspec.json.decode(text)
+
+
 def test_a_stable_change_is_reported_with_the_previous_value() -> None:
     """ASYNC-4: a change counts only after the value stays the same for `hold` seconds."""
     what = job(when=watched({"changed": True}, hold=10), reports=JobReports.END)
-    cursor, text, fired = JobCursor(), "", []
-    for now, value in [(0, "a"), (1, "b"), (9, "c"), (12, "c"), (19, "c"), (20, "d"), (25, "c"), (40, "e"), (50, "e")]:
-        call, content = polled(now, value), msgspec.json.encode(value).decode()
-        after_it = monitor.evaluated(what, cursor, call, content)
-        text = monitor.job_output(what, cursor, after_it, content, text)
-        cursor, notifies = monitor.report_due(what, cursor, after_it, call, content)
-        if notifies:
-            fired.append((now, msgspec.json.decode(text)))
-    assert fired == [
+    seen = [(0, "a"), (1, "b"), (9, "c"), (12, "c"), (19, "c"), (20, "d"), (25, "c"), (40, "e"), (50, "e")]
+    _, reports, _ = reported(what, [polled(now, value) for now, value in seen])
+    assert reports == [
         (19, {"fired": 1, "changed_from": "a", "result": "c"}),
         (50, {"fired": 2, "changed_from": "c", "result": "e"}),
     ]
@@ -162,28 +171,19 @@ def test_an_evaluation_error_counts_as_a_failure() -> None:
     assert third.failed_in_a_row == 3
     assert monitor.report_due(what, blind, third, call, "{}")[1], "the third failure in a row is reported"
     call = polled(4, {})
-    fourth = monitor.evaluated(what, third, call, "{}")
-    assert not monitor.report_due(what, third, fourth, call, "{}")[1], "once"
+    assert not monitor.report_due(what, third, monitor.evaluated(what, third, call, "{}"), call, "{}")[1], "once"
 
 
 def test_failures_are_reported_after_the_requested_number_of_consecutive_failures() -> None:
-    what, cursor, reported = (
-        job(when=watched("value.price < 5"), reports=JobReports.END, failures_told=2),
-        JobCursor(),
-        [],
-    )
-    for number, value in enumerate([{}, {}, {}, {"price": 9}, {}, {}], 1):
-        call = polled(number, value)
-        after_it = monitor.evaluated(what, cursor, call, "{}")
-        cursor, notifies = monitor.report_due(what, cursor, after_it, call, "{}")
-        reported += [number] * notifies
-    assert reported == [2, 6]
+    what = job(when=watched("value.price < 5"), reports=JobReports.END, failures_told=2)
+    values = [{}, {}, {}, {"price": 9}, {}, {}]
+    _, reports, _ = reported(what, [polled(number, value) for number, value in enumerate(values, 1)])
+    assert [number for number, _ in reports] == [2, 6]
 
 
 def test_changes_of_values_too_large_to_keep_are_detected() -> None:
     large = ["x" * 4000, "y" * 4000]
-    seen = after(job(when=watched("previous != null && value != previous")), large)
-    assert "was not kept" in seen.problem
+    assert "was not stored" in after(job(when=watched("previous != null && value != previous")), large).problem
     assert after(job(when=watched({"changed": True})), large).fired == 1
     kept = after(job(when=watched("previous != null && value != previous")), [large[0], "small", "other"])
     assert (kept.fired, kept.problem) == (1, ""), "it continues once values are small"
@@ -192,14 +192,10 @@ def test_changes_of_values_too_large_to_keep_are_detected() -> None:
 @given(st.lists(st.text(min_size=1, max_size=4000), min_size=1, max_size=12))
 def test_the_state_of_a_monitor_is_bounded(values: list[str]) -> None:
     """The cursor stays under 16 KiB, for results of any size."""
-    expression = condition.read("value != previous")
-    assert expression is not None
+    expression = present(condition.read("value != previous"))
     watch = Monitor(condition=expression, firings_max=1000)
     what = job(until=condition.read("previous == value && false"), when=watch, reports=JobReports.DIGEST)
-    cursor = JobCursor()
-    for number, value in enumerate(values, 1):
-        content = msgspec.json.encode(value).decode()
-        cursor = monitor.evaluated(what, cursor, polled(number, value), content)
+    cursor = after(what, values)
     written = loop_state.write(LoopState(cursor=cursor))
     assert len(msgspec.json.encode(cursor)) < 16 * 1024
     assert loop_state.read(written).cursor == cursor
@@ -207,29 +203,16 @@ def test_the_state_of_a_monitor_is_bounded(values: list[str]) -> None:
 
 def test_a_digest_covers_the_iterations_since_the_last_one() -> None:
     what = job(reports=JobReports.DIGEST, report_seconds=5.0)
-    cursor, reported, text = JobCursor(), [], ""
-    for number, value in enumerate([1, 1, 2, 3, 3, 3, 3, 4, 4, 5, 5], 1):
-        call, content = polled(number, value), str(value)
-        after_it = monitor.evaluated(what, cursor, call, content)
-        text = monitor.job_output(what, cursor, after_it, content, text)
-        cursor, notifies = monitor.report_due(what, cursor, after_it, call, content)
-        if notifies:
-            reported.append(
-                (
-                    number,
-                    [(each["from"], each["to"], each["result"]) for each in msgspec.json.decode(text)["iterations"]],
-                )
-            )
-    assert reported == [
+    polls = [polled(number, value) for number, value in enumerate([1, 1, 2, 3, 3, 3, 3, 4, 4, 5, 5], 1)]
+    _, reports, last = reported(what, polls)
+    iterations = [(number, [tuple(each.values())[:3] for each in digest["iterations"]]) for number, digest in reports]
+    assert iterations == [
         (5, [(1, 2, "1"), (3, 3, "2"), (4, 5, "3")]),
         (10, [(6, 7, "3"), (8, 9, "4"), (10, 10, "5")]),
     ]
-    waiting = [each["result"] for each in msgspec.json.decode(text)["digest_before"]]
-    assert waiting == ["3", "4", "5"], "reported failures may be unread"
-    many = JobCursor()
-    for number in range(1, 21):
-        many = monitor.evaluated(what, many, polled(number, number), str(number))
-    assert (len(many.digest), many.digest_left_out, many.digest[-1].result) == (monitor.DIGESTED_MAX, 12, "20")
+    assert [each["result"] for each in last["digest_before"]] == ["3", "4", "5"], "reported failures may be unread"
+    many = after(what, list(range(1, 21)))
+    assert (len(many.digest), many.digest_left_out) == (monitor.DIGESTED_MAX, 12)
 
 
 # CEL expressions over results: evaluated to true or false or refused, at bounded cost.
@@ -240,8 +223,9 @@ def evaluated(source: str, value: Any = None, previous: Any = None, fired: int =
     return expression.evaluate(source, value=value, previous=previous, fired=fired)
 
 
-def test_an_expression_evaluates_to_true_or_false() -> None:
-    rows: list[Any] = [
+@for_each(
+    ("source", "value", "previous", "outcome"),
+    [
         ("value.price < 20", {"price": 19.5}, None, True),
         ("value.price < 20", {"price": 20}, None, False),
         ("previous == null || value - previous > 1.5", 10, None, True),
@@ -252,13 +236,15 @@ def test_an_expression_evaluates_to_true_or_false() -> None:
         ("timestamp(value) > timestamp('2025-01-01T00:00:00Z')", "2026-01-01T00:00:00Z", None, True),
         ("value[0] == 9007199254740993", [9007199254740993], None, True),
         ("fired < 3", None, None, True),
-    ]
-    for source, value, previous, outcome in rows:
-        assert evaluated(source, value, previous) is outcome, source
+    ],
+)
+def test_an_expression_evaluates_to_true_or_false(source: str, value: Any, previous: Any, outcome: bool) -> None:
+    assert evaluated(source, value, previous) is outcome
 
 
-def test_invalid_expressions_are_refused_with_their_position() -> None:
-    rows: list[Any] = [
+@for_each(
+    ("source", "hint"),
+    [
         ("value.price <", "column 14: the expression ends too early"),
         ("value.price < limit", "column 15: undeclared reference to 'limit'"),
         ("fired + 'a' == 3", "column 7: found no matching overload"),
@@ -268,31 +254,34 @@ def test_invalid_expressions_are_refused_with_their_position() -> None:
         ("value <\n20", "one line"),
         ("\ud800 == value", "one line"),
         ("(" * 100 + "true" + ")" * 100, "recursion limit"),
-        ("value.all(x, value.all(y, true))", "only one of all, exists"),
-        ("value.map(x, [x, x]).all(y, true)", "only one of all, exists"),
+        ("value.all(x, value.all(y, true))", "may use all, exists, exists_one, map or filter only once"),
+        ("value.map(x, [x, x]).all(y, true)", "may use all, exists, exists_one, map or filter only once"),
         ("value.map(x, x)", "has type list"),
         ("value.matches('(a+)+$')", "undeclared reference to 'matches'"),
         ("timestamp(value).getHours('/etc/passwd') > 1", "undeclared reference to 'getHours'"),
         ("cel.bind(x, value, x == 1)", "undeclared reference"),
-    ]
-    for source, hint in rows:
-        with pytest.raises(ExpressionError) as refused:
-            expression.check(source)
-        assert hint in str(refused.value), source
+    ],
+)
+def test_invalid_expressions_are_refused_with_their_position(source: str, hint: str) -> None:
+    with pytest.raises(ExpressionError) as refused:
+        expression.check(source)
+    assert hint in str(refused.value)
 
 
-def test_an_expression_without_a_boolean_result_is_an_error() -> None:
-    rows: list[Any] = [
+@for_each(
+    ("source", "value", "hint"),
+    [
         ("value.price < 20", {}, "Key not found"),
         ("value.price < 20", {"price": "a"}, "No matching overloads"),
         ("value", 3, "must be true or false"),
         ("1 / 0 == 1", None, "divide by zero"),
         ("size(value) > 1", "x" * 70_000, "set a path"),
-    ]
-    for source, value, hint in rows:
-        with pytest.raises(ExpressionError) as error:
-            evaluated(source, value)
-        assert hint in str(error.value), source
+    ],
+)
+def test_an_expression_without_a_boolean_result_is_an_error(source: str, value: Any, hint: str) -> None:
+    with pytest.raises(ExpressionError) as error:
+        evaluated(source, value)
+    assert hint in str(error.value)
 
 
 _NUMBERS = list(range(9000))
@@ -340,11 +329,6 @@ def test_only_numbers_can_cross_a_threshold() -> None:
 # Jobs that poll a condition without the model, and wake the model once the condition is met (ASYNC-4).
 
 
-def notices(story: Story) -> list[Any]:
-    messages = story.world.ledger.messages(story.key(story.runs[0]))
-    return [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
-
-
 async def test_a_monitor_reports_each_time_its_condition_becomes_true() -> None:
     """ASYNC-4: the job ends after the requested number of firings."""
 
@@ -356,14 +340,13 @@ async def test_a_monitor_reports_each_time_its_condition_becomes_true() -> None:
         if not story.jobs:
             story.say("tell me whenever it is under 20")
         await story.until(lambda: len(story.jobs) == 1 and story.jobs[0].round >= seen + 2)  # noqa: B023
-    (first,) = notices(story)
+    (first,) = story.stored_notices
     assert (first["iteration"] in {2, 3}, first["result"]["fired"]) == (True, 1)
     assert json.loads(story.jobs[0].output_text)["fired_with"] == {"price": 19}
     story.world.registry.results["look"] = CallResult(content_json=b'{"price":17}')
     await story.until(lambda: story.is_over)
-    (job,) = story.jobs
-    assert job.state is RunState.COMPLETED
-    assert notices(story)[-1]["result"] == {"fired": 2, "result": {"price": 17}}
+    assert [job.state for job in story.jobs] == [RunState.COMPLETED]
+    assert story.stored_notices[-1]["result"] == {"fired": 2, "result": {"price": 17}}
 
 
 # Paused and resumed jobs.
@@ -380,7 +363,7 @@ async def test_a_denied_iteration_or_a_missing_key_pauses_the_series(*, key_is_g
     key, ledger, registry = story.key(job), story.world.ledger, story.world.registry
     allowed, gone = registry.verdicts["look"], set[str]()
     if key_is_gone:
-        why = "The API key that started the run was revoked or has lost a role. Start it with another key."
+        why = "The API key that started the run was revoked or has lost a role. Start a new run with another key."
         story.world.dependencies = replace_fields(
             story.world.dependencies, credential_is_gone=lambda principal: principal.user_id in gone
         )
@@ -395,7 +378,7 @@ async def test_a_denied_iteration_or_a_missing_key_pauses_the_series(*, key_is_g
         await story.until(lambda: ledger.run(key).round > denied, seconds_max=300.0)
     assert [call.state for call in story.calls(job)][-1] is CallState.FAILED
     assert ledger.run(key).round == denied, "it stops polling"
-    (notice,) = notices(story)
+    (notice,) = story.stored_notices
     assert (notice["iteration"], notice["state"], notice["result"]["paused"]) == (denied, "PAUSED", why)
     registry.verdicts["look"] = allowed
     gone.clear()

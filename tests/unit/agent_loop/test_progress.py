@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -37,8 +35,7 @@ def at(time: float, fraction: float | None, start_time: float = 1000.0) -> JobPr
     return JobProgress(fraction=fraction, time=time, start_time=start_time)
 
 
-@dataclass
-class Told:
+class Told(NamedTuple):
     time: float
     percent: int
 
@@ -75,8 +72,7 @@ def test_each_percentage_is_reported_once_and_a_minute_apart(
     passed = [each.percent for each in found]
     assert passed == sorted(set(passed)), "each report covers a larger percentage than the one before"
     assert set(passed) <= set(percents)
-    times = [each.time for each in found]
-    assert all(later - earlier >= 60 for earlier, later in itertools.pairwise(times))
+    assert all(later - earlier >= 60 for earlier, later in itertools.pairwise([each.time for each in found]))
 
 
 @given(PERCENTS, REPORTS)
@@ -86,8 +82,7 @@ def test_each_percentage_that_stays_passed_is_reported_within_a_minute(
     """A percentage that is lost before its report, because a restart goes back, is reported when passed again."""
     found, _ = told(job(report_percents=percents), reports, 61)
     last = reports[-1][1] if reports else 0.0
-    highest = max((each for each in percents if last * 100 >= each), default=0)
-    assert (found[-1].percent if found else 0) >= highest
+    assert (found[-1].percent if found else 0) >= max((each for each in percents if last * 100 >= each), default=0)
 
 
 @given(st.integers(1, 30), REPORTS, st.floats(0, 7200))
@@ -99,14 +94,18 @@ def test_minutes_are_reported_at_their_time_even_without_a_fraction(
     assert [each.time for each in found] == list(itertools.takewhile(lambda time: time <= end, due))
 
 
-def test_percentages_that_are_passed_together_are_reported_together() -> None:
-    found, _ = told(job(report_percents=(25, 50, 75)), [(5, 0.8)], 3600)
-    assert found == [Told(1005, 75)]
-
-
-def test_percentages_are_not_reported_again_after_a_restart_that_goes_back() -> None:
-    found, _ = told(job(report_percents=(25, 50)), [(5, 0.3), (80, 0.1), (80, 0.3), (80, 0.5)])
-    assert found == [Told(1005, 25), Told(1245, 50)]
+@pytest.mark.parametrize(
+    ("percents", "reports", "seconds", "expected"),
+    [
+        ((25, 50, 75), [(5, 0.8)], 3600, [Told(1005, 75)]),
+        ((25, 50), [(5, 0.3), (80, 0.1), (80, 0.3), (80, 0.5)], 0, [Told(1005, 25), Told(1245, 50)]),
+    ],
+    ids=["passed together", "a restart goes back"],
+)
+def test_a_percentage_is_reported_alone_and_once(
+    percents: tuple[int, ...], reports: list[tuple[float, float]], seconds: float, expected: list[Told]
+) -> None:
+    assert told(job(report_percents=percents), reports, seconds)[0] == expected
 
 
 @pytest.mark.parametrize("reports", [each for each in JobReports if each is not JobReports.PROGRESS])
@@ -129,18 +128,25 @@ def test_only_progress_beyond_the_furthest_point_counts_as_progress(
         cursor, furthest = after, max(furthest, fraction or 0.0)
 
 
-def test_the_expected_end_comes_from_the_progress_or_else_from_the_estimate() -> None:
-    assert progress.expected_end(job(), None) is None
-    assert progress.expected_end(job(estimated_minutes=10), at(1010, None)) == 1600
-    assert progress.expected_end(job(estimated_minutes=10), at(1100, 0.25)) == 1400
-    assert progress.expected_end(job(), at(1100, 0.001)) is None, "too early for an estimate"
+SERIES: dict[str, Any] = {"interval_seconds": 10.0, "iterations_max": 5}
 
 
-def test_a_series_is_expected_to_end_with_its_last_iteration_or_at_its_end_time() -> None:
-    series = {"interval_seconds": 10.0, "iterations_max": 5}
-    assert progress.expected_end(job(**series), None) == 1040
-    assert progress.expected_end(job(**series, delay_first=True), None) == 1050
-    assert progress.expected_end(job(**series, end_time=1020.0), None) == 1020
+@pytest.mark.parametrize(
+    ("what", "latest", "end"),
+    [
+        (job(), None, None),
+        (job(estimated_minutes=10), at(1010, None), 1600),
+        (job(estimated_minutes=10), at(1100, 0.25), 1400),
+        (job(), at(1100, 0.001), None),  # Too early for an estimate.
+        (job(**SERIES), None, 1040),
+        (job(**SERIES, delay_first=True), None, 1050),
+        (job(**SERIES, end_time=1020.0), None, 1020),
+    ],
+)
+def test_the_expected_end_comes_from_the_series_the_progress_or_the_estimate(
+    what: Job, latest: JobProgress | None, end: float | None
+) -> None:
+    assert progress.expected_end(what, latest) == end
 
 
 @pytest.mark.parametrize(
@@ -169,17 +175,6 @@ def test_invalid_progress_thresholds_are_refused(given_form: dict[str, Any]) -> 
     assert refused.value.metadata["field"] == "reports"
 
 
-def reports(story: Story) -> list[dict[str, Any]]:
-    """Return the notices of the conversation, in order."""
-    messages = story.world.ledger.messages(story.key(story.runs[0]))
-    return [
-        notice
-        for message in messages
-        if message.role is Role.NOTICE
-        for notice in json.loads(present(message.notices_json))
-    ]
-
-
 def scraping(**more: object) -> Story:
     """Return a story in which `look` works for an hour and reports 5 % of progress every 180 s."""
     story = Story(calls(background("look", **more)), seconds=0.0)
@@ -191,12 +186,10 @@ def scraping(**more: object) -> Story:
 
 async def test_a_conversation_is_notified_at_each_progress_threshold_and_then_of_the_end() -> None:
     story = scraping(_reports={"progress": [25, 50, 75]})
-    story.say("scrape it")
-    await story.until(lambda: story.is_over, seconds_max=5000, poll_seconds=5)
+    await story.finish("scrape it", seconds_max=5000, poll_seconds=5)
     (job,) = story.jobs
-    told = [(each["state"], each.get("percent"), each.get("progress")) for each in reports(story)]
-    running = [("RUNNING", percent, f"page {percent}") for percent in (25, 50, 75)]
-    assert told == [*running, ("COMPLETED", None, None)]
+    told = [(each["state"], each.get("percent"), each.get("progress")) for each in story.stored_notices]
+    assert told == [*[("RUNNING", percent, f"page {percent}") for percent in (25, 50, 75)], ("COMPLETED", None, None)]
     assert (len(story.turns), job.state, job.job_progress) == (4, RunState.COMPLETED, None)
     texts = [each.text for each in story.world.ledger.messages(story.key(story.runs[0])) if each.role is Role.NOTICE]
     assert texts[1] == f"look: 50% done ({job.run_id})"
@@ -210,15 +203,14 @@ async def test_progress_is_part_of_the_job_and_is_not_reported_by_default() -> N
     assert (latest.fraction, latest.message) == (0.05, "page 5")
     assert latest.time - latest.start_time == pytest.approx(180, abs=1)
     await story.until(lambda: story.is_over, seconds_max=5000, poll_seconds=5)
-    assert [each["state"] for each in reports(story)] == ["COMPLETED"]
+    assert [each["state"] for each in story.stored_notices] == ["COMPLETED"]
 
 
 async def test_minutes_are_reported_while_a_call_waits_for_its_completion() -> None:
     story = Story(calls(background("work", _reports={"minutes": 10})), seconds=1.0)
     story.world.registry.awaited["work"] = 1500.0
-    story.say("do it")
-    await story.until(lambda: story.is_over, seconds_max=5000, poll_seconds=5)
-    assert [each.get("minutes") for each in reports(story)] == [10.0, 20.0, None]
+    await story.finish("do it", seconds_max=5000, poll_seconds=5)
+    assert [each.get("minutes") for each in story.stored_notices] == [10.0, 20.0, None]
 
 
 @pytest.mark.parametrize(
@@ -234,15 +226,13 @@ async def test_a_tool_sets_the_thresholds_and_the_model_cannot_override_none(
 ) -> None:
     story = Story(calls(background(tool_name, **asked)), seconds=0.0)
     story.world.registry.progress = [(90.0, Progress(fraction=fraction, message="")) for fraction in (0.2, 0.5, 0.9)]
-    story.say("do it")
-    await story.until(lambda: story.is_over, seconds_max=5000, poll_seconds=5)
-    assert [each.get("percent") for each in reports(story)] == told
+    await story.finish("do it", seconds_max=5000, poll_seconds=5)
+    assert [each.get("percent") for each in story.stored_notices] == told
 
 
 async def test_a_job_commits_its_latest_progress_once_a_second() -> None:
     story = Story(calls(background("look")), seconds=3.0)
     story.world.registry.progress = [(0.1, Progress(fraction=n / 100, message=str(n))) for n in range(1, 101)]
-    story.say("do it")
-    await story.until(lambda: story.is_over)
+    await story.finish("do it")
     told = [each for each in story.world.ledger.log(story.key(story.jobs[0])) if each.HasField("tool_progress")]
     assert 9 <= len(told) <= 12

@@ -15,6 +15,8 @@ from pawl.values import CallResolution, CallState, DecisionKind, RunState, WaitK
 from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.simulation import OK, UNKNOWN, Simulation, answer, run_state, started
 
+LIMIT = FailureClass.LIMIT
+
 
 def state_of(run: Simulation, index: int) -> CallState:
     return run.calls[index].state
@@ -38,8 +40,7 @@ class TestOrder:
         assert running(run) == [2]
         run.decides(run.calls[0], DecisionKind.REJECT)
         assert running(run) == [1, 2]
-        overtakes = RunOptions(batch_order=BatchOrder.OVERTAKE_DECISIONS)
-        assert running(started(("ask", "serial"), options=overtakes)) == [1]
+        assert running(started(("ask", "serial"), options=RunOptions(batch_order=BatchOrder.OVERTAKE_DECISIONS))) == [1]
         assert running(started(("front", "serial"))) == [1], "it does not wait for the front end"
 
     def test_parallel_calls_on_the_same_resource_keep_their_order(self) -> None:
@@ -64,20 +65,17 @@ class TestRounds:
         run.model_answers()
         assert (run.run.state, run.run.output_text) == (RunState.COMPLETED, "done")
 
-    def test_calls_in_the_final_answer_are_not_executed(self) -> None:
-        run = started(("serial",), ("serial",), options=RunOptions(limits=Limits(rounds_max=1)))
+    @pytest.mark.parametrize("policy", [RoundLimitPolicy.FINAL_ANSWER, RoundLimitPolicy.FAIL])
+    def test_a_run_that_calls_tools_at_the_round_limit_fails(self, policy: RoundLimitPolicy) -> None:
+        """Calls in the final answer are not executed, and a run may choose to fail without that answer."""
+        options = RunOptions(limits=Limits(rounds_max=1), round_limit_policy=policy)
+        run = started(("serial",), ("serial",), options=options)
         run.ends(run.calls[0].call_id)
-        run.model_answers()
-        assert run.calls[1].state is CallState.FAILED
-        assert run.run.state is RunState.FAILED
-        assert present(run.run.failure).reason == "ROUND_LIMIT"
-
-    def test_a_run_may_choose_to_fail_at_the_round_limit(self) -> None:
-        options = RunOptions(limits=Limits(rounds_max=1), round_limit_policy=RoundLimitPolicy.FAIL)
-        run = started(("serial",), options=options)
-        run.ends(run.calls[0].call_id)
-        assert (run.run.state, present(run.run.failure).reason) == (RunState.FAILED, "ROUND_LIMIT")
-        assert present(run.run.failure).failure_class is FailureClass.LIMIT
+        if policy is RoundLimitPolicy.FINAL_ANSWER:
+            run.model_answers()
+            assert run.calls[1].state is CallState.FAILED
+        failure = present(run.run.failure)
+        assert (run.run.state, failure.reason, failure.failure_class) == (RunState.FAILED, "ROUND_LIMIT", LIMIT)
 
     def test_an_answer_in_the_last_round_completes_the_run(self) -> None:
         options = RunOptions(limits=Limits(rounds_max=1), round_limit_policy=RoundLimitPolicy.FAIL)
@@ -100,17 +98,17 @@ class TestSurplus:
     def test_only_calls_over_the_limit_get_an_error(self) -> None:
         run = started(("parallel",) * 5, options=RunOptions(limits=Limits(calls_per_round_max=3)))
         assert running(run) == [0, 1, 2]
-        assert [call.state for call in run.calls[3:]] == [CallState.FAILED] * 2
-        assert all(call.result and call.result.error_reason == "TOO_MANY_CALLS" for call in run.calls[3:])
+        refused = [(call.state, present(call.result).error_reason) for call in run.calls[3:]]
+        assert refused == [(CallState.FAILED, "TOO_MANY_CALLS")] * 2
         assert "TOO_MANY_CALLS" in [event.reason for event in run.events if isinstance(event, Warned)]
 
     def test_arguments_over_256_kib_are_refused(self) -> None:
         run = Simulation([answer("serial", arguments=['{"a":"' + "x" * 263_000 + '"}'])])
         run.turn()
         run.model_answers()
-        assert run.calls[0].state is CallState.FAILED
-        assert present(run.calls[0].result).error_reason == "INVALID_ARGUMENTS"
-        assert len(run.calls[0].proposed_arguments) < 5000
+        (call,) = run.calls
+        assert (call.state, present(call.result).error_reason) == (CallState.FAILED, "INVALID_ARGUMENTS")
+        assert len(call.proposed_arguments) < 5000
 
 
 class TestProposals:
@@ -123,8 +121,8 @@ class TestProposals:
         assert running(run) == [0]
         run.ends(run.calls[0].call_id)
         run.model_answers()
-        assert [call.state for call in run.calls[1:]] == [CallState.FAILED] * 2
-        assert {call.result.error_reason for call in run.calls[1:] if call.result} == {"TOOL_NOT_FOUND"}
+        refused = [(call.state, present(call.result).error_reason) for call in run.calls[1:]]
+        assert refused == [(CallState.FAILED, "TOOL_NOT_FOUND")] * 2
 
 
 @pytest.mark.parametrize(
@@ -159,8 +157,7 @@ def test_retry_delays_double_to_ten_seconds_and_honour_the_server() -> None:
     def waits(problem: Problem, *failures: int, attempts_max: int = 9, jitter: float = 0) -> list[float | None]:
         return [delay(problem, failures=n, attempts_max=attempts_max, left=100, jitter=jitter) for n in failures]
 
-    assert waits(problem, 1, 2, 3, 4, 5, 6) == [1, 2, 4, 8, 10, 10]
-    assert waits(problem, 1, jitter=1) == [0.5]
+    assert (waits(problem, 1, 2, 3, 4, 5, 6), waits(problem, 1, jitter=1)) == ([1, 2, 4, 8, 10, 10], [0.5])
     assert waits(replace(problem, retry_after_seconds=30), 1, jitter=1) == [30]
     assert waits(replace(problem, retry_after_seconds=3600), 1) == [None]
     assert waits(problem, 4, attempts_max=4) == waits(replace(problem, retryable=False), 1) == [None]
@@ -182,15 +179,13 @@ class TestPeople:
         """The model sees the reason or the answer."""
         run = started(("gated",))
         run.decides(run.calls[0], kind)
-        assert run.calls[0].state is state
+        assert (run.calls[0].state, run.started) == (state, [])
         assert shown in present(run.calls[0].result).content_json
-        assert run.started == []
 
     def test_an_approved_front_end_call_is_offered(self) -> None:
         run = started(("gated_front",))
         run.decides(run.calls[0], DecisionKind.APPROVE)
-        assert run.calls[0].state is CallState.OFFERED
-        assert run.run.waits == (WaitKind.TOOL_RESULT,)
+        assert (run.calls[0].state, run.run.waits) == (CallState.OFFERED, (WaitKind.TOOL_RESULT,))
 
     @pytest.mark.parametrize(("name", "seconds"), [("gated", 86400), ("front", 600), ("ask", 86400)])
     def test_a_wait_ends_at_its_deadline_and_not_before(self, name: str, seconds: float) -> None:
@@ -198,14 +193,12 @@ class TestPeople:
         run.passes(seconds - 1)
         assert run.run.state is RunState.WAITING
         run.passes(1)
-        assert run.calls[0].state is CallState.EXPIRED
-        assert MODEL in run.under_way
+        assert (run.calls[0].state, MODEL in run.under_way) == (CallState.EXPIRED, True)
 
     def test_an_unclaimed_front_end_call_may_become_a_question(self) -> None:
         run = started(("front_asks",))
         run.passes(600)
-        assert state_of(run, 0) is CallState.ASKED
-        assert run.run.waits == (WaitKind.ANSWER,)
+        assert (state_of(run, 0), run.run.waits) == (CallState.ASKED, (WaitKind.ANSWER,))
         run.decides(run.calls[0], DecisionKind.ANSWER)
         assert state_of(run, 0) is CallState.SUCCEEDED
 
@@ -249,8 +242,7 @@ class TestSteering:
         run = started(("serial",))
         run.steers("and then?")
         run.cancels()
-        assert run.run.state is RunState.CANCELLED
-        assert run.base.messages[-1].text == "and then?"
+        assert (run.run.state, run.base.messages[-1].text) == (RunState.CANCELLED, "and then?")
 
 
 class TestDoubt:
@@ -259,8 +251,7 @@ class TestDoubt:
     def test_by_default_the_model_sees_an_unknown_outcome(self) -> None:
         run = started(("serial",))
         run.ends(run.calls[0].call_id, UNKNOWN)
-        assert run.calls[0].state is CallState.OUTCOME_UNKNOWN
-        assert MODEL in run.under_way
+        assert (run.calls[0].state, MODEL in run.under_way) == (CallState.OUTCOME_UNKNOWN, True)
 
     @pytest.mark.parametrize(
         ("resolution", "state"),
@@ -274,20 +265,16 @@ class TestDoubt:
         run.ends(run.calls[1].call_id)
         assert run_state(run) is RunState.NEEDS_ATTENTION
         run.is_taken_over()
-        assert run_state(run) is RunState.NEEDS_ATTENTION
-        assert len(run.started) == 2
+        assert (run_state(run), len(run.started)) == (RunState.NEEDS_ATTENTION, 2)
         run.resolves(run.calls[0], resolution)
-        assert run.calls[0].state is state
-        assert MODEL in run.under_way
+        assert (run.calls[0].state, MODEL in run.under_way) == (state, True)
 
     def test_an_operator_may_run_the_call_again(self) -> None:
-        options = RunOptions(unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION)
-        run = started(("serial",), options=options)
+        run = started(("serial",), options=RunOptions(unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION))
         call_id = run.calls[0].call_id
         run.ends(call_id, UNKNOWN)
         run.resolves(run.calls[0], CallResolution.RUN_AGAIN)
-        assert run.started == [call_id, call_id]
-        assert run.base.loop.unknowns_resolved == {call_id: 1}
+        assert (run.started, run.base.loop.unknowns_resolved) == ([call_id, call_id], {call_id: 1})
         assert run.calls[0].attempt == 2
         run.ends(call_id)
         assert run.calls[0].state is CallState.SUCCEEDED
@@ -299,8 +286,7 @@ class TestTakeover:
     def test_a_dead_workers_call_is_executed_again_with_the_same_id(self) -> None:
         run = started(("serial",))
         run.is_taken_over()
-        assert run.started == [run.calls[0].call_id] * 2
-        assert run.calls[0].attempt == 2
+        assert (run.started, run.calls[0].attempt) == ([run.calls[0].call_id] * 2, 2)
 
     def test_a_settled_call_never_changes(self) -> None:
         """C5: a late result must not overwrite a cancelled execution."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import pytest
 from google.protobuf import json_format
 
 from pawl.agent.v1 import steps_pb2 as pb
@@ -71,8 +72,7 @@ def retrying(round_number: int) -> event_pb2.RunEvent:
 
 
 def ended() -> event_pb2.RunEvent:
-    run = run_pb2.Run(state=run_pb2.RUN_STATE_COMPLETED)
-    return event_pb2.RunEvent(run_changed=event_pb2.RunChanged(run=run))
+    return event_pb2.RunEvent(run_changed=event_pb2.RunChanged(run=run_pb2.Run(state=run_pb2.RUN_STATE_COMPLETED)))
 
 
 def whole_run() -> list[event_pb2.RunEvent]:
@@ -113,9 +113,7 @@ def applied(shown: dict[str, Step], changes: Sequence[StepChange]) -> None:
 
 
 def test_a_run_is_shown_as_steps() -> None:
-    summaries = [(step.step_id, step.type, step.status, step.content) for step in steps_of(whole_run()).all()]
-
-    assert summaries == [
+    assert [(step.step_id, step.type, step.status, step.content) for step in steps_of(whole_run()).all()] == [
         ("1-reasoning", pb.STEP_TYPE_REASONING, pb.STEP_STATUS_DONE, "First I look.\n\u00e9"),
         ("1-text", pb.STEP_TYPE_PLANNING, pb.STEP_STATUS_DONE, "Let me see."),
         ("call_b", pb.STEP_TYPE_TOOL_CALL, pb.STEP_STATUS_DONE, '{"n":1}'),
@@ -163,8 +161,7 @@ def test_the_undo_report_follows_its_calls_even_after_trimming() -> None:
 
 
 def logged() -> list[Any]:
-    events = json.loads(LOG.read_text())
-    return [json_format.ParseDict(each, event_pb2.RunEvent()) for each in events]
+    return [json_format.ParseDict(each, event_pb2.RunEvent()) for each in json.loads(LOG.read_text())]
 
 
 def shown(steps: Steps) -> list[dict[str, str]]:
@@ -192,17 +189,13 @@ def expected() -> list[dict[str, str]]:
     return summaries
 
 
-def test_steps_match_the_golden_log() -> None:
+@pytest.mark.parametrize("has_gap", [False, True])
+def test_steps_match_the_golden_log_even_after_a_gap(*, has_gap: bool) -> None:
     steps = Steps()
-    for each in logged():
+    if has_gap:
+        steps.take_gap(json_format.ParseDict(json.loads(GAP.read_text()), gap_pb2.Gap()))
+    for each in logged()[-1:] if has_gap else logged():
         steps.take([each])
-    assert shown(steps) == expected()
-
-
-def test_steps_match_the_golden_log_after_a_gap() -> None:
-    steps = Steps()
-    steps.take_gap(json_format.ParseDict(json.loads(GAP.read_text()), gap_pb2.Gap()))
-    steps.take(logged()[-1:])
     assert shown(steps) == expected()
 
 

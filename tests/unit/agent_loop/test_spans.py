@@ -105,8 +105,7 @@ async def test_contents_and_failures_are_recorded(trace: Trace, monkeypatch: pyt
     # The registry ran it together with the check, and got the context of its span.
     assert look.context in {each.traceparent[3:52] for each in world.registry.checked}
     assert [chat.attributes.get("error.type") for chat in chats] == [None, None, "HTTP_500", None]
-    assert chats[0].attributes["server.address"] == "models.example"
-    assert chats[0].attributes["server.port"] == 8443
+    assert (chats[0].attributes["server.address"], chats[0].attributes["server.port"]) == ("models.example", 8443)
     roles = [message["role"] for message in json.loads(chats[-1].attributes["gen_ai.input.messages"])]
     assert roles == ["system", "user", "assistant", "tool", "assistant", "tool"]
     (answer,) = json.loads(chats[-1].attributes["gen_ai.output.messages"])
@@ -157,8 +156,7 @@ async def test_the_sampling_decision_reaches_the_tools(
             receiver.named("invoke_agent default")
 
         assert bool(receiver.spans) is recorded
-    flags = {each.traceparent[-2:] for each in world.registry.asked}
-    assert flags == {"01" if recorded else "00"}
+    assert {each.traceparent[-2:] for each in world.registry.asked} == {"01" if recorded else "00"}
     assert len({each.traceparent[3:35] for each in world.registry.asked}) == 1
 
 

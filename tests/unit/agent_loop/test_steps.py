@@ -27,6 +27,7 @@ from pawl.chassis.process.start import StartError
 from pawl.errors import InvalidField
 from pawl.event.v1 import run_pb2
 from pawl.values import CallResolution, CallState, DecisionKind, RunState, StopCause
+from tests.tables import for_each
 from tests.unit.agent_loop.simulation import ASKS, UNKNOWN, Simulation, answer, started
 
 
@@ -68,21 +69,17 @@ def test_a_step_that_refers_to_its_own_events_requires_a_log_position(
         role=Role.ASSISTANT, run_id=RunId("r"), text="hi", first_output_seq=7, last_output_seq=last_output_seq
     )
 
-    planned = step.between(base, replace(base, messages=(*base.messages, message)), ())
-
-    assert planned.after_seq == after_seq
+    assert step.between(base, replace(base, messages=(*base.messages, message)), ()).after_seq == after_seq
 
 
 def test_a_call_approved_just_before_the_stop_is_withdrawn() -> None:
     """I3, I12: the ledger would refuse every step that starts the call, so the run would never end."""
     run = started(("parallel", "gated"))
-    gated = run.calls[1]
+    running, gated = run.calls
     approve = Decide(call_id=gated.call_id, kind=DecisionKind.APPROVE)
-
     planned = planning.plan(with_commands(run, approve, Cancel(cause=StopCause.USER)), (), run.now)
-
     assert planned.state.calls[gated.call_id].state is CallState.CANCELLED
-    assert planned.work == (StopCalls(call_ids=(run.calls[0].call_id,)),)
+    assert planned.work == (StopCalls(call_ids=(running.call_id,)),)
 
 
 def test_a_call_that_should_run_again_is_withdrawn_if_the_run_is_stopped() -> None:
@@ -109,42 +106,36 @@ def asking() -> tuple[Simulation, Call]:
 
 def test_a_tool_that_asks_parks_the_run_until_each_answer() -> None:
     run, call = asking()
-    assert (call.state, call.question) == (CallState.ASKED, ASKS.question)
-    assert run.parked
+    assert (call.state, call.question, run.parked) == (CallState.ASKED, ASKS.question, True)
     run.decides(call, DecisionKind.ANSWER)
     run.ends(call.call_id, ASKS)
     run.decides(call, DecisionKind.REJECT)
     answers = run.base.loop.answers[call.call_id]
     assert [(given.answer, given.declined) for given in answers] == [("yes", False), ("", True)]
     run.ends(call.call_id)
-    assert run.calls[0].state is CallState.SUCCEEDED
-    assert run.started == [call.call_id] * 3
+    assert (run.calls[0].state, run.started) == (CallState.SUCCEEDED, [call.call_id] * 3)
 
 
-def test_an_expired_tool_question_is_returned_as_declined() -> None:
+@pytest.mark.parametrize("is_steered", [False, True])
+def test_an_expired_or_steered_tool_question_is_returned_as_declined(*, is_steered: bool) -> None:
     run, call = asking()
-    run.passes(run.options.limits.answer_timeout_seconds)
-    assert run.base.loop.answers[call.call_id][-1].declined
-    assert call.call_id in run.under_way
-
-
-def test_a_steering_message_declines_a_tool_question() -> None:
-    run, call = asking()
-    run.steers()
-    assert run.base.loop.answers[call.call_id][-1].declined
+    if is_steered:
+        run.steers()
+    else:
+        run.passes(run.options.limits.answer_timeout_seconds)
+    assert (run.base.loop.answers[call.call_id][-1].declined, call.call_id in run.under_way) == (True, True)
     run.ends(call.call_id)
     assert run.calls[0].state is CallState.SUCCEEDED
 
 
-def test_a_cancelled_run_stops_a_tool_that_asks_or_was_just_answered() -> None:
-    for is_answered in (False, True):
-        run, call = asking()
-        cancel = Cancel(cause=StopCause.USER)
-        given = Decide(call_id=call.call_id, kind=DecisionKind.ANSWER, answer="yes")
-        run.sends(given, cancel) if is_answered else run.sends(cancel)
-        assert run.started == [call.call_id]
-        assert run.run.state is RunState.CANCELLED
-        assert run.calls[0].state is CallState.CANCELLED
+@for_each("is_answered", [False, True])
+def test_a_cancelled_run_stops_a_tool_that_asks_or_was_just_answered(is_answered: bool) -> None:
+    run, call = asking()
+    cancel = Cancel(cause=StopCause.USER)
+    given = Decide(call_id=call.call_id, kind=DecisionKind.ANSWER, answer="yes")
+    run.sends(given, cancel) if is_answered else run.sends(cancel)
+    assert (run.started, run.run.state) == ([call.call_id], RunState.CANCELLED)
+    assert run.calls[0].state is CallState.CANCELLED
 
 
 def test_an_unknown_enum_value_is_an_error() -> None:
@@ -157,10 +148,9 @@ def test_an_unknown_enum_value_is_an_error() -> None:
 # Defaults apply to unset limits; ceilings bound requested ones.
 
 
-def test_a_tool_timeout_applies_up_to_the_ceiling() -> None:
-    rows: list[Any] = [(0, 10), (5, 5), (99, 99), (600, 100)]
-    for own, held in rows:
-        assert Limits().seconds_of_tool(own) == held, own
+@for_each(("own", "held"), [(0, 10), (5, 5), (99, 99), (600, 100)])
+def test_a_tool_timeout_applies_up_to_the_ceiling(own: int, held: int) -> None:
+    assert Limits().seconds_of_tool(own) == held
 
 
 def test_timeouts_that_tools_set_are_limited_only_by_the_ceiling_of_the_run() -> None:
@@ -170,14 +160,13 @@ def test_timeouts_that_tools_set_are_limited_only_by_the_ceiling_of_the_run() ->
     assert (narrow.seconds_of_tool(0), narrow.seconds_of_tool(99)) == (5, 5)
 
 
-def test_a_run_may_set_each_limit_up_to_its_ceiling() -> None:
-    rows: list[Any] = [*sorted(set(Limits.__struct_fields__) - {"total_tokens_max", "topped_up_tokens_max"})]
-    for name in rows:
-        ceiling = getattr(CEILINGS, name)
-        assert ceiling >= getattr(Limits(), name), name
-        assert getattr(Limits().with_asked({name: ceiling}, CEILINGS), name) == ceiling, name
-        with pytest.raises(InvalidField, match=f"{name} must be at most"):
-            Limits().with_asked({name: ceiling + 1}, CEILINGS)
+@for_each("name", [*sorted(set(Limits.__struct_fields__) - {"total_tokens_max", "topped_up_tokens_max"})])
+def test_a_run_may_set_each_limit_up_to_its_ceiling(name: Any) -> None:
+    ceiling = getattr(CEILINGS, name)
+    assert ceiling >= getattr(Limits(), name)
+    assert getattr(Limits().with_asked({name: ceiling}, CEILINGS), name) == ceiling
+    with pytest.raises(InvalidField, match=f"{name} must be at most"):
+        Limits().with_asked({name: ceiling + 1}, CEILINGS)
 
 
 def test_a_deployment_sets_limits_and_ceilings() -> None:
@@ -187,12 +176,12 @@ def test_a_deployment_sets_limits_and_ceilings() -> None:
             "ceilings": {"rounds_max": 50, "tool_timeout_seconds": 600, "total_tokens_max": 0},
         }
     )
-    assert (found.approvals_required, found.background) == (2, "off")
-    assert (found.defaults.rounds_max, found.ceilings.rounds_max, found.ceilings.total_tokens_max) == (20, 50, 0)
-    assert found.defaults.tool_timeout_seconds_max == found.ceilings.tool_timeout_seconds_max == 600
-    assert isinstance(found.ceilings.tool_timeout_seconds, float)
-    assert found.ceilings.run_timeout_seconds == CEILINGS.run_timeout_seconds
-    assert read_limits({}) == DeploymentLimits()
+    defaults, ceilings = found.defaults, found.ceilings
+    assert (found.approvals_required, found.background, read_limits({})) == (2, "off", DeploymentLimits())
+    assert (defaults.rounds_max, ceilings.rounds_max, ceilings.total_tokens_max) == (20, 50, 0)
+    assert defaults.tool_timeout_seconds_max == ceilings.tool_timeout_seconds_max == 600
+    assert isinstance(ceilings.tool_timeout_seconds, float)
+    assert ceilings.run_timeout_seconds == CEILINGS.run_timeout_seconds
     servers = {"eu": {"base_url": "https://eu.example/v1", "api_key_file": "/run/eu"}}
     assert read_limits({"model_servers": servers}).model_servers["eu"].api_key_file == "/run/eu"
     for wrong in ({"a b": servers["eu"]}, {"eu": {"base_url": "https://eu.example", "api_key": "sk"}}):
@@ -232,12 +221,12 @@ def test_invalid_limits_are_all_reported_at_start(tmp_path: Path) -> None:
     (problem,) = caught.value.errors()
     assert problem["msg"].removeprefix("Value error, ").split("; ") == [
         "defaults.rounds_max must be a whole number between 1 and 1000, got 0",
-        "defaults.rounds is not a limit",
+        "defaults.rounds is not the name of a limit",
         "defaults.background must be on, tool or off, got 'yes'",
         "defaults.identical_calls_max must be a whole number between 2 and 1000, got 2.5",
         "ceilings.calls_per_round_max must not be below the default, 20, got 9",
-        "ceilings.tool_timeout_seconds_max is not a limit",
-        "ceilings.approvals_required is not a limit",
+        "ceilings.tool_timeout_seconds_max is not the name of a limit",
+        "ceilings.approvals_required is not the name of a limit",
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -64,14 +65,19 @@ async def finish(world: World, key: RunKey, *, until: Callable[[], bool] = lambd
     for _ in range(100):
         if world.ledger.run(key).state in ENDED or until():
             return
-        try:
+        with suppress(LeaseLost, RunEnded, TimeoutError, DependencyUnavailable):
             async with asyncio.timeout(LEASE_SECONDS * 3):
                 await world.drive()
-        except (LeaseLost, RunEnded, TimeoutError, DependencyUnavailable):
-            pass
         for run_key in list(world.ledger.tables.runs):
             await world.respond(run_key)
     raise AssertionError(f"the run does not end: {world.ledger.run(key)}")
+
+
+async def played(world: World, text: str, options: RunOptions | None = None, **more: Any) -> RunKey:
+    """Start a run with a message, wait until it has ended, and return it."""
+    key = world.ledger.submit(text, options, **more)
+    await finish(world, key)
+    return key
 
 
 def the_call(world: World, key: RunKey) -> Call:
@@ -81,14 +87,12 @@ def the_call(world: World, key: RunKey) -> Call:
 
 async def test_the_answer_of_the_agent_is_the_result_of_the_call() -> None:
     world = world_of(top=[calls(agent("part")), says("Done.")], part=[calls("look"), says("It is blue.")])
-    key = world.ledger.submit("top")
-
-    await finish(world, key)
+    key = await played(world, "top")
 
     run, call, child = world.ledger.run(key), the_call(world, key), child_of(world, key)
     assert (run.state, run.output_text) == (RunState.COMPLETED, "Done.")
-    assert call.state is CallState.SUCCEEDED
-    assert json.loads(present(call.result).content_json) == {"answer": "It is blue."}
+    answer = json.loads(present(call.result).content_json)
+    assert (call.state, answer) == (CallState.SUCCEEDED, {"answer": "It is blue."})
     assert (child.parent_run_id, child.parent_call_id, child.depth) == (run.run_id, call.call_id, 1)
     assert child.conversation_id != run.conversation_id
     assert [message.text for message in world.ledger.messages(key_of(child))][:1] == ["part"]
@@ -102,14 +106,13 @@ async def test_agents_can_start_agents_only_up_to_the_depth_limit(depth_max: int
     world = world_of(
         **{name: [calls(agent(below)), says(name)] for name, below in (("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"))}
     )
-    key = world.ledger.submit("a", RunOptions(limits=Limits(agent_depth_max=depth_max)))
 
-    await finish(world, key)
+    await played(world, "a", RunOptions(limits=Limits(agent_depth_max=depth_max)))
 
     runs = [world.ledger.run(run_key) for run_key in world.ledger.tables.runs]
-    assert [run.depth for run in runs] == list(range(depth_max + 1))
-    assert all(run.state is RunState.COMPLETED for run in runs)
-    assert ["run_agent" in [tool.name for tool in run.tools] for run in runs] == [True] * depth_max + [False]
+    assert [(run.depth, run.state, "run_agent" in [tool.name for tool in run.tools]) for run in runs] == [
+        (depth, RunState.COMPLETED, depth < depth_max) for depth in range(depth_max + 1)
+    ]
     (refused,) = world.ledger.calls(key_of(runs[-1]))
     assert present(refused.result).error_reason == "NOT_ALLOWED"
 
@@ -129,9 +132,7 @@ def test_the_reporting_conversations_rules_apply_to_child_runs() -> None:
 async def test_a_sub_agent_never_has_more_tools_than_its_parent() -> None:
     given = calls(agent("part", tool_names=["look"], instructions="Be brief.", rounds_max=3))
     world = world_of(top=[given, calls(agent("more", tool_names=["shell"]))], part=[says("Yes.")])
-    key = world.ledger.submit("top", RunOptions(model="m", instructions="Be kind.", tool_names=("look", "run_agent")))
-
-    await finish(world, key)
+    key = await played(world, "top", RunOptions(model="m", instructions="Be kind.", tool_names=("look", "run_agent")))
 
     child = child_of(world, key)
     assert [tool.name for tool in child.tools] == ["look"]
@@ -148,9 +149,7 @@ async def test_a_sub_agent_never_has_more_tools_than_its_parent() -> None:
 async def test_a_failed_sub_agent_gives_the_model_an_error_result() -> None:
     failing = fails("HTTP_400", retryable=False, after=says("Half an ")[:1])
     world = world_of(top=[calls(agent("part")), says("Never mind.")], part=[failing])
-    key = world.ledger.submit("top")
-
-    await finish(world, key)
+    key = await played(world, "top")
 
     call, run = the_call(world, key), world.ledger.run(key)
     assert (run.state, run.output_text) == (RunState.COMPLETED, "Never mind.")
@@ -175,8 +174,7 @@ async def test_a_sub_agent_stops_with_its_caller(busy_with: str) -> None:
     # Renewals find commands here, one level after the other.
     await asyncio.sleep(8.0)
     assert world.registry.running + world.model.streaming == 0
-    states = {run.state for run in world.ledger.tables.runs.values()}
-    assert {state.name for state in states} == {"CANCELLED"}
+    assert {run.state.name for run in world.ledger.tables.runs.values()} == {"CANCELLED"}
     for loop in loops:
         loop.cancel()
     await worker.hand_over()
@@ -215,15 +213,12 @@ async def test_a_call_may_name_a_delegate_of_its_agent() -> None:
     counter = clerk("b", "mail", instructions="Send it.", limits={"rounds_max": 7, "run_timeout_seconds": 9.0})
     await agents_of(world, b=counter, a=clerk("a", "look", "run_agent", to=("b",)))
     options = RunOptions(tool_names=("look", "run_agent"), instructions="Look.", limits=Limits(rounds_max=5))
-    key = world.ledger.submit("top", options, agent=PinnedAgent(name="a", version=1))
-
-    await finish(world, key)
+    key = await played(world, "top", options, agent=PinnedAgent(name="a", version=1))
 
     child = child_of(world, key)
     assert [[call.agent_name for call in world.ledger.calls(each)] for each in (key, key_of(child))] == [["a"], ["b"]]
     assert child.agent == PinnedAgent(name="b", version=1, gives_tools=True)
-    assert [tool.name for tool in child.tools] == ["mail"]
-    assert child.options.instructions == "Send it.\n\nBe quick."
+    assert ([tool.name for tool in child.tools], child.options.instructions) == (["mail"], "Send it.\n\nBe quick.")
     assert (child.options.limits.rounds_max, child.options.limits.run_timeout_seconds) == (5, 9.0)
     assert world.ledger.run(key).output_text == "Done."
 
@@ -236,13 +231,10 @@ async def test_an_unavailable_delegate_gives_the_model_an_error_result(named: st
     await agents_of(world, c=clerk("c"), gone=clerk("gone"), closed=closed, a=clerk("a", to=to), b=clerk("b"))
     await world.agents.repository.delete(ANN.store_id, "gone", ANN.user_id, ANN.credential_id)
     pinned = None if named == "b" else PinnedAgent(name="a", version=1)
-    key = world.ledger.submit("top", agent=pinned)
-
-    await finish(world, key)
+    key = await played(world, "top", agent=pinned)
 
     call = the_call(world, key)
-    assert (call.state, call.child_run_id) == (CallState.FAILED, "")
-    assert present(call.result).error_reason == "NOT_ALLOWED"
+    assert (call.state, call.child_run_id, present(call.result).error_reason) == (CallState.FAILED, "", "NOT_ALLOWED")
     assert ("You may delegate to: gone, closed" in present(call.result).content_json.decode()) is (pinned is not None)
     assert world.ledger.run(key).state is RunState.COMPLETED
 
@@ -250,8 +242,7 @@ async def test_an_unavailable_delegate_gives_the_model_an_error_result(named: st
 async def test_a_long_answer_is_truncated_and_a_call_without_a_task_is_refused() -> None:
     long = [says("\x01" * 3 * OUTPUT_BYTES_MAX)]
     world = world_of(top=[calls(agent("part")), calls(agent(" "))], part=long)
-    key = world.ledger.submit("top")
-    await finish(world, key)
+    key = await played(world, "top")
     result, refused = (present(call.result) for call in world.ledger.calls(key))
     assert len(json.loads(result.content_json)["answer"]) == OUTPUT_BYTES_MAX
     assert (len(result.content_json) < 1024 * 1024, "first part" in result.note) == (True, True)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.drive import DriveEnd
-from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Decided, Inverse
+from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Inverse, UserDecision
 from pawl.agent_loop.loop.rules.fact import Decide, Steer
 from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import Run, Undo
@@ -20,6 +20,7 @@ from pawl.values import CallState, DecisionKind, EffectClass, ExecutionContext, 
 from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
+from tests.unit.agent_loop.scenario import present
 
 DIGEST = "d" * 64
 VERDICTS = {
@@ -63,11 +64,18 @@ async def finished(world: World) -> RunKey:
     return key
 
 
-async def report(world: World, undone: RunKey, by: RunKey) -> list[tuple[str, UndoState]]:
+async def undone(world: World, key: RunKey) -> RunKey:
+    """Undo a run, and return the run that undid it."""
+    by = await undo_of(world, key)
+    await world.finish(by)
+    return by
+
+
+async def report(world: World, undone: RunKey, by: RunKey, *tools: str) -> list[tuple[str, UndoState]]:
+    """Return the state of each call of a run (or of these tools) in the report of an undo."""
     read = await planning.sources(world.ledger.channel, StoreId(STORE), UserId(USER), undone.run_id)
-    sources = undo.in_order(read)
-    found = [undo.outcome_of(source, by.run_id) for source in sources]
-    return [(each.tool_name, each.state) for each in found]
+    found = [undo.outcome_of(source, by.run_id) for source in undo.in_order(read)]
+    return [(each.tool_name, each.state) for each in found if not tools or each.tool_name in tools]
 
 
 async def test_an_undo_runs_inverses_in_reverse_order_without_model_calls() -> None:
@@ -76,14 +84,12 @@ async def test_an_undo_runs_inverses_in_reverse_order_without_model_calls() -> N
     asked_models = len(world.model.requests)
     first_index = len(world.registry.order)
 
-    by = await undo_of(world, key)
-    await world.finish(by)
+    by = await undone(world, key)
 
     done = world.ledger.calls(by)
     writes = [call.call_id for call in world.ledger.calls(key) if call.tool_name == "write"]
-    assert [call.undoes_call_id for call in done] == writes[::-1]
+    assert [(call.tool_name, call.undoes_call_id) for call in done] == [("unwrite", each) for each in writes[::-1]]
     assert world.registry.order[first_index:] == [call.call_id for call in done]
-    assert [call.tool_name for call in done] == ["unwrite", "unwrite"]
     assert world.registry.running_max == 2, "the run had two concurrent calls, its undo never"
     assert len(world.model.requests) == asked_models
     assert await report(world, key, by) == [
@@ -109,23 +115,17 @@ async def test_a_gated_inverse_waits_for_approval_and_a_rejected_inverse_is_retr
     key = await finished(world)
     by = await undo_of(world, key)
 
-    assert await world.drive() is DriveEnd.PARKED
-    assert world.ledger.run(by).state is RunState.WAITING
+    assert (await world.drive(), world.ledger.run(by).state) == (DriveEnd.PARKED, RunState.WAITING)
     assert (await report(world, key, by))[1] == ("write", UndoState.NEEDS_APPROVAL)
     waiting = world.ledger.calls(by)[0]
     await world.ledger.send(by, Decide(call_id=waiting.call_id, kind=DecisionKind.REJECT, reason="keep it"))
     await world.finish(by)
-    again = await undo_of(world, key)
-    await world.finish(again)
-
-    assert [state for name, state in await report(world, key, by) if name == "write"] == [
-        UndoState.FAILED,
-        UndoState.UNDONE,
-    ]
-    assert [state for name, state in await report(world, key, again) if name == "write"] == [
-        UndoState.UNDONE,
-        UndoState.ALREADY_UNDONE,
-    ]
+    again = await undone(world, key)
+    for run, states in (
+        (by, [UndoState.FAILED, UndoState.UNDONE]),
+        (again, [UndoState.UNDONE, UndoState.ALREADY_UNDONE]),
+    ):
+        assert [state for _, state in await report(world, key, run, "write")] == states
     assert "could not be undone: The user refused to approve this call. Reason: keep it" in (
         world.ledger.run(by).output_text
     )
@@ -134,8 +134,7 @@ async def test_a_gated_inverse_waits_for_approval_and_a_rejected_inverse_is_retr
 async def test_an_inverse_with_a_missing_tool_does_not_block_the_others() -> None:
     world = new_world([calls("write", "strange"), says("Done.")])
     key = await finished(world)
-    by = await undo_of(world, key)
-    await world.finish(by)
+    by = await undone(world, key)
 
     assert await report(world, key, by) == [
         ("strange", UndoState.CANNOT_BE_UNDONE),
@@ -148,13 +147,11 @@ async def test_an_inverse_with_an_unknown_outcome_is_never_run_again() -> None:
     world = new_world([calls("write"), says("Done.")])
     world.registry.forgets = {"unwrite"}
     key = await finished(world)
-    await world.finish(await undo_of(world, key))
-    again = await undo_of(world, key)
-    await world.finish(again)
+    await undone(world, key)
+    again = await undone(world, key)
 
-    assert await report(world, key, again) == [("write", UndoState.CANNOT_BE_UNDONE)]
-    assert world.ledger.calls(again) == []
-    assert "It is not known" in world.ledger.run(again).output_text
+    assert (await report(world, key, again), world.ledger.calls(again)) == ([("write", UndoState.CANNOT_BE_UNDONE)], [])
+    assert "It is unknown" in world.ledger.run(again).output_text
 
 
 async def test_a_message_during_an_undo_stops_it_and_is_answered() -> None:
@@ -179,14 +176,13 @@ async def test_an_undo_can_be_undone() -> None:
         content_json=b"null", inverse=Inverse(tool_name="note", arguments_json=b"{}", summary="Note it again")
     )
     key = await finished(world)
-    by = await undo_of(world, key)
-    await world.finish(by)
-    redo = await undo_of(world, by)
-    await world.finish(redo)
-
+    by = await undone(world, key)
+    redo = await undone(world, by)
     assert [call.tool_name for call in world.ledger.calls(redo)] == ["note"]
-    assert await report(world, by, redo) == [("unnote", UndoState.UNDONE)]
-    assert await report(world, key, by) == [("note", UndoState.UNDONE)]
+    assert await report(world, by, redo) + await report(world, key, by) == [
+        ("unnote", UndoState.UNDONE),
+        ("note", UndoState.UNDONE),
+    ]
 
 
 # The pure rules of undo: selection, order and reports.
@@ -215,7 +211,9 @@ def any_call(draw: st.DrawFn, call_id: str = "", run_id: str = "run_1") -> Call:
         effect_class=draw(st.sampled_from(list(EffectClass))),
         context=draw(st.sampled_from([ExecutionContext.BACKEND, ExecutionContext.FRONTEND])),
         attempt=draw(st.integers(0, 2)),
-        approval=ApprovalRequest(digest=DIGEST, decision=Decided(kind=kind, user_id=UserId("me"))) if kind else None,
+        approval=ApprovalRequest(digest=DIGEST, decision=UserDecision(kind=kind, user_id=UserId("me")))
+        if kind
+        else None,
         result=result,
         end_time=draw(st.sampled_from([1.0, 2.0, 3.0, 4.0])),
     )
@@ -240,10 +238,9 @@ def test_the_trimmed_calls_of_a_job_are_reported_as_not_undoable(call: Call, eff
     sources = undo.in_order([gone, UndoSource(call=call)])
     assert [source.call.call_id for source in sources] == ["last", ""]
     found = undo.outcome_of(sources[-1])
-    if effect is EffectClass.READ_ONLY:
-        assert found.state is UndoState.NOTHING_TO_UNDO
-    else:
-        assert (found.state, "4900" in found.reason) == (UndoState.CANNOT_BE_UNDONE, True)
+    is_read_only = effect is EffectClass.READ_ONLY
+    assert found.state is (UndoState.NOTHING_TO_UNDO if is_read_only else UndoState.CANNOT_BE_UNDONE)
+    assert is_read_only or "4900" in found.reason
     assert gone not in undo.in_order([gone], CallId("last"))
 
 
@@ -277,10 +274,8 @@ def test_every_call_has_one_undo_state_and_a_reason(source: UndoSource) -> None:
     for run_id in ("", "run_2", "run_9"):
         found: CallUndo = undo.outcome_of(source, RunId(run_id))
         clear = {UndoState.UNDONE, UndoState.ALREADY_UNDONE, UndoState.RUNNING, UndoState.NEEDS_APPROVAL}
-        if found.state not in {*clear, UndoState.TO_UNDO}:
-            assert found.reason
-        if found.state in clear:
-            assert found.undo_call_id
+        assert found.state in {*clear, UndoState.TO_UNDO} or found.reason
+        assert found.state not in clear or found.undo_call_id
 
 
 def _may_have_had_its_effect(call: Call) -> bool:
@@ -321,5 +316,4 @@ async def test_an_undo_of_a_missing_run_fails() -> None:
     world.ledger.fault = gone
     await world.finish(by)
     run = world.ledger.run(by)
-    assert run.failure is not None
-    assert (run.failure.reason, "nothing was undone" in run.output_text) == ("RUN_NOT_FOUND", True)
+    assert (present(run.failure).reason, "nothing was undone" in run.output_text) == ("RUN_NOT_FOUND", True)

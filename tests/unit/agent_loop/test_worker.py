@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
@@ -24,11 +25,52 @@ from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
 from tests.unit.agent_loop.scenario import at_work, end_of, present
 
+
+class Hints:
+    """A connected bus on which no hint arrives."""
+
+    connected = True
+
+    async def subscribe(self, subject: str, callback: object) -> None: ...
+
+
+class Undrivable(Drive):
+    async def run(self, loaded: Loaded | None = None) -> DriveEnd:
+        raise ZeroDivisionError
+
+
 VERDICTS = {"write": tool(), "ask": tool("ASK", context="HUMAN", question=Question(question="Which?"))}
 
 
 def long(*, seconds: float = 100.0) -> Script:
     return [seconds, *says("That took long.")]
+
+
+def while_unavailable(world: World, name: str, is_unavailable: Callable[[], bool] = lambda: True) -> None:
+    """Have the ledger refuse requests with this name as long as it is unavailable."""
+
+    async def fault(request: str, done: bool) -> None:
+        if request == name and is_unavailable():
+            raise DependencyUnavailable
+
+    world.ledger.fault = fault
+
+
+def count(world: World, *names: str) -> list[str]:
+    """Return a list of the requests with these names (or of all) that the ledger gets from now on."""
+    asked = list[str]()
+
+    async def note(name: str, done: bool) -> None:
+        asked.extend([] if done or name not in (names or {name}) else [name])
+
+    world.ledger.fault = note
+    return asked
+
+
+async def listening(world: World, hints: Hints | None = None) -> Worker:
+    worker = world.worker()
+    await worker.listen(cast("Bus", hints or Hints()))
+    return worker
 
 
 async def test_many_runs_are_driven_concurrently() -> None:
@@ -37,8 +79,7 @@ async def test_many_runs_are_driven_concurrently() -> None:
     async with at_work(world.worker()):
         for key in keys:
             await end_of(world, key)
-    assert world.meter.left == ["ended"] * 100
-    assert world.meter.held == 0
+    assert (world.meter.left, world.meter.held) == (["ended"] * 100, 0)
 
 
 async def test_a_run_is_stopped_before_its_lease_ends_if_the_lease_cannot_be_renewed() -> None:
@@ -46,12 +87,7 @@ async def test_a_run_is_stopped_before_its_lease_ends_if_the_lease_cannot_be_ren
 
     world = World(VERDICTS, [long()])
     key = world.ledger.submit("hello")
-
-    async def unreachable(name: str, done: bool) -> None:
-        if name == "RenewLeases":
-            raise DependencyUnavailable
-
-    world.ledger.fault = unreachable
+    while_unavailable(world, "RenewLeases")
     async with at_work(world.worker()):
         await asyncio.sleep(1)
         lease_end = world.ledger.row(key).claim_at
@@ -79,8 +115,7 @@ def test_runs_survive_an_outage_shorter_than_their_leases(error: type[Exception]
         world.ledger.fault = fail_during_outage
         async with at_work(world.worker()):
             await end_of(world, key)
-        assert len(world.model.requests) == 1
-        assert world.meter.left == ["ended"]
+        assert (len(world.model.requests), world.meter.left) == (1, ["ended"])
 
     for tenth in range(0, 20, 3):
         run_in_virtual_time(main(1004.0 + tenth / 10))
@@ -111,17 +146,12 @@ async def test_a_run_is_not_driven_twice_while_a_dropped_drive_ends() -> None:
         drive.run = end_slowly  # type: ignore[method-assign]
         return drive
 
-    async def unreachable(name: str, done: bool) -> None:
-        if name == "RenewLeases" and is_unavailable:
-            raise DependencyUnavailable
-
     worker._new_drive = reluctant
-    world.ledger.fault = unreachable
+    while_unavailable(world, "RenewLeases", lambda: is_unavailable)
     key = world.ledger.submit("hello")
     async with at_work(worker):
         await end_of(world, key)
-    assert driving[1] == 1
-    assert world.ledger.run(key).state is RunState.COMPLETED
+    assert (driving[1], world.ledger.run(key).state) == (1, RunState.COMPLETED)
 
 
 async def test_a_run_claimed_by_another_worker_is_dropped_at_renewal() -> None:
@@ -132,8 +162,7 @@ async def test_a_run_claimed_by_another_worker_is_dropped_at_renewal() -> None:
         row = world.ledger.row(key)
         world.ledger.tables.runs[row.key] = replace(row, worker_id="other", epoch=2)
         await asyncio.sleep(4)
-        assert world.model.streaming == 0
-        assert world.meter.left == ["lost"]
+        assert (world.model.streaming, world.meter.left) == (0, ["lost"])
 
 
 async def test_a_run_claimed_during_a_renewal_is_not_dropped() -> None:
@@ -157,10 +186,8 @@ async def test_a_run_claimed_during_a_renewal_is_not_dropped() -> None:
         while not world.model.streaming:
             await asyncio.sleep(0.1)
         overlaps = True
-        key = world.ledger.submit("hello again")
-        await end_of(world, key)
-    assert claimed.is_set()
-    assert "lost" not in world.meter.left
+        await end_of(world, world.ledger.submit("hello again"))
+    assert (claimed.is_set(), "lost" in world.meter.left) == (True, False)
 
 
 async def test_a_run_is_driven_even_if_the_response_to_its_claim_was_lost() -> None:
@@ -181,38 +208,20 @@ async def test_a_run_is_driven_even_if_the_response_to_its_claim_was_lost() -> N
     assert world.ledger.row(key).epoch == 1
 
 
-class Hints:
-    """A connected bus on which no hint arrives."""
-
-    connected = True
-
-    async def subscribe(self, subject: str, callback: object) -> None: ...
-
-
 async def asked_of(world: World, worker: Worker, seconds: float) -> list[str]:
     """Return the requests that a worker sends within `seconds`."""
-    asked = list[str]()
-
-    async def count(name: str, done: bool) -> None:
-        asked.extend([] if done else [name])
-
-    world.ledger.fault = count
+    asked = count(world)
     async with at_work(worker):
         await asyncio.sleep(seconds)
         return list(asked)
 
 
 async def test_one_claim_serves_both_the_end_of_a_run_and_the_next_message() -> None:
-    world, asked = World(VERDICTS, [long(seconds=0.1) for _ in range(5)]), list[str]()
-    worker = world.worker()
-    await worker.listen(cast("Bus", Hints()))
-
-    async def count(name: str, done: bool) -> None:
-        asked.extend([] if done or name != "ClaimRuns" else [name])
-
+    world = World(VERDICTS, [long(seconds=0.1) for _ in range(5)])
+    worker = await listening(world)
     async with at_work(worker):
         await asyncio.sleep(0.1)
-        world.ledger.fault = count
+        asked = count(world, "ClaimRuns")
         for number in range(5):
             world.ledger.submit(f"hello {number}")
             worker.wake()
@@ -226,20 +235,16 @@ async def test_one_claim_serves_both_the_end_of_a_run_and_the_next_message() -> 
 
 async def test_an_idle_worker_polls_rarely_as_long_as_it_would_be_notified_of_work() -> None:
     world = World(VERDICTS, [])
-    worker = world.worker()
-    assert len(await asked_of(world, worker, 60.0)) >= 50, "without NATS, it polls every second"
-    worker = world.worker()
-    await worker.listen(cast("Bus", Hints()))
-    asked = await asked_of(world, worker, 60.0)
+    assert len(await asked_of(world, world.worker(), 60.0)) >= 50, "without NATS, it polls every second"
+    asked = await asked_of(world, await listening(world), 60.0)
     assert set(asked) == {"ClaimRuns"}, "it has no leases to renew"
     assert len(asked) <= 16
 
 
 async def test_an_idle_worker_polls_every_second_as_soon_as_nats_is_lost() -> None:
     world = World(VERDICTS, [says("Done.")])
-    worker, hints = world.worker(), Hints()
-    await worker.listen(cast("Bus", hints))
-    async with at_work(worker):
+    hints = Hints()
+    async with at_work(await listening(world, hints)):
         await asyncio.sleep(6.5)
         hints.connected = False
         submitted_at = world.clock.now()
@@ -253,9 +258,7 @@ async def test_an_idle_worker_takes_over_a_run_as_soon_as_its_lease_ends(lease_s
     key = world.ledger.submit("hello")
     await world.ledger.claim(WorkerId("dead"), runs_max=1, lease_seconds=lease_seconds)
     lease_end = present(world.ledger.row(key).claim_at).timestamp()
-    worker = world.worker()
-    await worker.listen(cast("Bus", Hints()))
-    async with at_work(worker):
+    async with at_work(await listening(world)):
         await end_of(world, key)
     assert world.clock.now() < lease_end + 0.5
 
@@ -268,12 +271,10 @@ async def test_after_a_handover_another_worker_continues_immediately() -> None:
     async with at_work(world.worker("first")):
         await asyncio.sleep(1)
         started_at = world.clock.now()
-    assert world.clock.now() - started_at < 0.1
-    assert world.model.streaming == 0
+    assert (world.clock.now() - started_at < 0.1, world.model.streaming) == (True, 0)
     async with at_work(world.worker("second")):
         await end_of(world, key)
-    assert world.clock.now() - started_at < 2
-    assert world.ledger.run(key).output_text == "Done."
+    assert (world.clock.now() - started_at < 2, world.ledger.run(key).output_text) == (True, "Done.")
 
 
 async def test_a_crashed_drive_fails_only_its_own_run() -> None:
@@ -282,20 +283,15 @@ async def test_a_crashed_drive_fails_only_its_own_run() -> None:
     world = World(VERDICTS, [calls("write")])
     keys = [world.ledger.submit("hello"), world.ledger.submit("hello")]
 
-    class Crashing(Drive):
-        async def run(self, loaded: Loaded | None = None) -> DriveEnd:
-            raise ZeroDivisionError
-
     def new_drive(claim: Claim) -> Drive:
-        return (Crashing if claim.key == keys[0] else Drive)(claim, world.dependencies)
+        return (Undrivable if claim.key == keys[0] else Drive)(claim, world.dependencies)
 
     async with at_work(world.worker(new_drive=new_drive)):
         for key in keys:
             await end_of(world, key)
 
     failed = world.ledger.run(keys[0])
-    assert failed.state is RunState.FAILED
-    assert present(failed.failure).reason == "INTERNAL"
+    assert (failed.state, present(failed.failure).reason) == (RunState.FAILED, "INTERNAL")
     assert "ZeroDivisionError" not in present(failed.failure).message
     assert world.ledger.run(keys[1]).state is RunState.COMPLETED
 
@@ -315,13 +311,7 @@ async def test_a_run_that_can_be_neither_driven_nor_ended_is_quarantined() -> No
         await asyncio.sleep(60)
         assert world.meter.left == left
     assert left.count("given_up") == 3
-    assert world.ledger.row(keys[0]).crashes == 3
-    assert world.ledger.run(keys[1]).state is RunState.COMPLETED
-
-
-class Undrivable(Drive):
-    async def run(self, loaded: Loaded | None = None) -> DriveEnd:
-        raise ZeroDivisionError
+    assert (world.ledger.row(keys[0]).crashes, world.ledger.run(keys[1]).state) == (3, RunState.COMPLETED)
 
 
 @pytest.mark.parametrize("error", [DependencyUnavailable, ZeroDivisionError, LeaseLost])

@@ -45,8 +45,7 @@ async def test_a_schedule_starts_a_workflow_with_its_scheduled_time(clock: Manua
     for each in due:
         each.expected_time.FromDatetime(TIME)
     await played(Book([*due, nightly("gone", '{"x": 1}')]), clock, 0.5)
-    day = '{"day":"2026-07-06T07:00:00+00:00","of":"the nightly"}'
-    assert messages[0] == (day, "digest", "")
+    assert messages[0] == ('{"day":"2026-07-06T07:00:00+00:00","of":"the nightly"}', "digest", "")
     empty, wrong, gone = (refusal for *_, refusal in messages[1:])
     assert empty == "INVALID_ARGUMENTS: input: it is empty"
     assert wrong == "INVALID_ARGUMENTS: input: schedule.time.year does not exist"

@@ -81,9 +81,7 @@ async def test_a_fixed_rate_keeps_its_interval_regardless_of_call_duration() -> 
         return due
 
     dues = await load.at_rate(1000, 0.02, work)
-    assert len(dues) == 20
-    gaps = [then - now for now, then in pairwise(dues)]
-    assert gaps == pytest.approx([0.001] * 19)
+    assert [then - now for now, then in pairwise(dues)] == pytest.approx([0.001] * 19)
 
 
 def test_refusals_are_counted_by_reason_and_only_completed_runs_are_timed() -> None:
@@ -95,13 +93,11 @@ def test_refusals_are_counted_by_reason_and_only_completed_runs_are_timed() -> N
     }
     assert {refusal: outcome(refusal).is_typed for refusal in refusals} == refusals
     outcomes = [outcome("QUEUE_FULL"), outcome("QUEUE_FULL"), outcome("OVERLOADED"), outcome(), outcome(ended=3.0)]
-    assert load.refusals(outcomes) == {"QUEUE_FULL": 2, "OVERLOADED": 1}
-    assert load.durations(outcomes) == [2.0]
+    assert (load.refusals(outcomes), load.durations(outcomes)) == ({"QUEUE_FULL": 2, "OVERLOADED": 1}, [2.0])
 
 
 def slice_of(cpu: float, *, client: float = 0.0, rate: float = 1.0, p50: float = 1.0) -> Slice:
-    parts = {"one": cpu / 4, "other": cpu * 3 / 4}
-    return Slice(cpu=parts, client=client, runs_per_second=rate, p50_milliseconds=p50)
+    return Slice(cpu={"one": cpu / 4, "other": cpu * 3 / 4}, client=client, runs_per_second=rate, p50_milliseconds=p50)
 
 
 def test_a_temporarily_slow_machine_does_not_change_a_ratio() -> None:

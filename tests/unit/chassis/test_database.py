@@ -23,6 +23,7 @@ from pawl.server.db.idle import IdleConnections, PooledConnection, is_lost
 from tests import servers
 from tests.databases import forwarding, pump
 from tests.poll import PATIENCE_SECONDS, until
+from tests.tables import for_each
 
 
 async def use(database: Database) -> None:
@@ -300,8 +301,7 @@ async def world(database_url: str) -> AsyncIterator[World]:
 async def test_a_connection_is_kept_unless_it_failed_or_the_pool_closes(world: World) -> None:
     first = await world.take()
     await world.give(first)
-    assert world.in_pool == 0
-    assert await world.take() is first
+    assert (world.in_pool, await world.take()) == (0, first)
     await world.give(first, is_fit=False)
     assert world.in_pool == 1
     at_hand, busy = await world.take(), await world.take()
@@ -384,14 +384,16 @@ async def test_a_database_that_commits_to_disk_is_accepted(own_server: str, safe
     assert logs == []
 
 
-async def test_a_server_that_may_lose_commits_in_a_crash_is_refused(own_server: str, safe: asyncpg.Connection) -> None:
+@for_each("setting", ["fsync", "full_page_writes", "synchronous_commit"])
+async def test_a_server_that_may_lose_commits_in_a_crash_is_refused(
+    own_server: str, safe: asyncpg.Connection, setting: str
+) -> None:
     """The error names only the unsafe setting."""
-    for setting in ("fsync", "full_page_writes", "synchronous_commit"):
-        await safe.execute("ALTER SYSTEM RESET ALL")
-        await safe.execute(f"ALTER SYSTEM SET {setting} = off")
-        await reload(safe, off=1)
-        message = await refusal(own_server)
-        assert (f"{setting} is off" in message, message.count(" is off")) == (True, 1), message
+    await safe.execute("ALTER SYSTEM RESET ALL")
+    await safe.execute(f"ALTER SYSTEM SET {setting} = off")
+    await reload(safe, off=1)
+    message = await refusal(own_server)
+    assert (f"{setting} is off" in message, message.count(" is off")) == (True, 1), message
 
 
 async def test_unsafe_role_database_and_url_settings_are_detected(own_server: str, safe: asyncpg.Connection) -> None:
@@ -413,5 +415,4 @@ async def test_an_allowed_unsafe_database_is_used_with_a_warning(database_url: s
     assert (await refusal(database_url)).count(" is off") == 3
     with capture_logs() as logs:
         await check(database_url, unsafe_allowed=True)
-    (line,) = [line for line in logs if line["event"] == "database.unsafe"]
-    assert line["log_level"] == "warning"
+    assert [line["log_level"] for line in logs if line["event"] == "database.unsafe"] == ["warning"]

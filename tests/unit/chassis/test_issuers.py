@@ -74,11 +74,9 @@ class World:
 
 async def test_keys_are_fetched_for_the_first_token_and_cached() -> None:
     world = World(OLD)
-    assert {await world.user(OLD) for _ in range(3)} == {"ann"}
-    assert world.fetches == 1
+    assert ({await world.user(OLD) for _ in range(3)}, world.fetches) == ({"ann"}, 1)
     world.published = keys(OLD, NEW)
-    assert {await world.user(each) for each in (NEW, OLD)} == {"ann"}
-    assert world.fetches == 2
+    assert ({await world.user(each) for each in (NEW, OLD)}, world.fetches) == ({"ann"}, 2)
 
 
 async def test_concurrent_callers_share_one_fetch() -> None:
@@ -109,8 +107,8 @@ async def test_a_key_without_an_id_is_found_by_its_algorithm() -> None:
     world = World(old)
     assert await world.user(OLD, header={"kid": None}) == "ann"
     world.published = keys(old, new)
-    assert await world.user(NEW, header={"kid": None}) == await world.user(OLD, header={"kid": None}) == "ann"
-    assert world.fetches == 2
+    users = {await world.user(each, header={"kid": None}) for each in (NEW, OLD)}
+    assert (users, world.fetches) == ({"ann"}, 2)
 
 
 async def test_fetches_stop_at_shutdown() -> None:
@@ -132,8 +130,7 @@ async def test_a_failing_caller_does_not_block_others_at_its_address() -> None:
             with pytest.raises(TokenRefused):
                 await world.issuers.credential(made, may_look_up=lambda: False)
         await world.clock.advance(10)
-        assert (await world.issuers.credential(made, may_look_up=lambda: False)).user_id == "ann"
-        assert world.fetches == 2
+        assert ((await world.issuers.credential(made, may_look_up=lambda: False)).user_id, world.fetches) == ("ann", 2)
         await world.clock.advance(60)
         assert world.fetches == 2
 
@@ -156,16 +153,13 @@ async def test_invalid_tokens_do_not_cause_a_fetch() -> None:
 async def test_a_withdrawn_key_is_valid_until_the_next_fetch() -> None:
     world = World(OLD, NEW)
     async with world.running():
-        assert await world.user(OLD) == "ann"
-        world.published = keys(NEW)
-        await world.clock.advance(300)
-        with pytest.raises(TokenRefused, match="no such key"):
-            await world.user(OLD)
-        assert await world.user(NEW) == "ann"
-        world.published = ()
-        await world.clock.advance(300)
-        with pytest.raises(TokenRefused, match="no such key"):
-            await world.user(NEW)
+        for published_keys, withdrawn, valid in ((keys(NEW), OLD, NEW), ((), NEW, None)):
+            assert await world.user(withdrawn) == "ann"
+            world.published = published_keys
+            await world.clock.advance(300)
+            with pytest.raises(TokenRefused, match="no such key"):
+                await world.user(withdrawn)
+            assert valid is None or await world.user(valid) == "ann"
 
 
 async def test_keys_are_fetched_every_five_minutes_and_sooner_after_a_failure() -> None:
@@ -187,11 +181,10 @@ async def test_known_keys_stay_valid_during_an_outage_of_up_to_a_day() -> None:
         world.published = None
         await world.clock.advance(DAY)
         assert await world.user(OLD) == "ann"
-        with pytest.raises(DependencyUnavailable, match="try again"):
-            await world.user(NEW)
-        await world.clock.advance(1)
-        with pytest.raises(DependencyUnavailable, match="try again"):
-            await world.user(OLD)
+        for private in (NEW, OLD):
+            with pytest.raises(DependencyUnavailable, match="try again"):
+                await world.user(private)
+            await world.clock.advance(1)
         world.published = keys(OLD, NEW)
         await world.clock.advance(30)
         assert await world.user(OLD) == await world.user(NEW) == "ann"
@@ -206,8 +199,7 @@ async def test_every_refused_token_gets_the_same_error() -> None:
     async def caller(credential: str) -> str:
         return (await known.authenticate({"authorization": f"Bearer {credential}"}, source="")).user_id
 
-    assert await caller(token(private=OLD)) == "ann"
-    assert await caller(file_key) == "bob"
+    assert [await caller(each) for each in (token(private=OLD), file_key)] == ["ann", "bob"]
     for text in (
         "a.b.c",
         "a.b.c.d.e",
@@ -251,8 +243,7 @@ def fetch() -> KeyFetcher:
 
 
 async def test_keys_are_found_by_discovery_or_at_a_given_url(server: IssuerServer, fetch: KeyFetcher) -> None:
-    assert [each.key_id for each in await fetch(server.issuer, None)] == ["k1"]
-    assert server.asked == [DISCOVERY, "/keys"]
+    assert ([each.key_id for each in await fetch(server.issuer, None)], server.asked) == (["k1"], [DISCOVERY, "/keys"])
     assert len(await fetch("https://id.example.com", f"{server.url}/keys")) == 1
     assert server.asked == [DISCOVERY, "/keys", "/keys"]
 
@@ -299,7 +290,6 @@ async def test_a_silent_issuer_times_out(
 ) -> None:
     server.answers["/keys"] = None
     monkeypatch.setattr(issuers, "_FETCH_SECONDS_MAX", 0.3)
-    with pytest.raises(FetchFailed, match="in time"):
-        await fetch(server.issuer, None)
-    with pytest.raises(FetchFailed):
-        await fetch("http://127.0.0.1:1", None)
+    for issuer, says in ((server.issuer, "in time"), ("http://127.0.0.1:1", ".")):
+        with pytest.raises(FetchFailed, match=says):
+            await fetch(issuer, None)

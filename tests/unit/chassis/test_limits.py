@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 
 import pytest
@@ -29,6 +29,7 @@ from pawl.server.identity import login_failures
 from pawl.server.identity.login_failures import LoginFailures, kind_of, source_of
 from pawl.server.process.metrics import FirstValues, Metrics
 from tests.fakes.manual_clock import ManualClock
+from tests.tables import for_each
 
 WRONG = (("authorization", "Bearer a-wrong-key-0123456789"),)
 HERE = "10.0.0.1"
@@ -83,13 +84,12 @@ async def test_a_source_over_its_limit_does_not_cause_lookups_and_causes_few_log
             failed.note(HERE, (("authorization", f"Bearer guess-number-{number:06}"),), "/m")
         lines_before = len(lines)
         assert lines_before < 50
-        assert not failed.may_look_up(HERE, "Bearer another")
-        assert failed.may_look_up("10.0.0.2", "Bearer another")
+        assert [failed.may_look_up(source, "Bearer another") for source in (HERE, "10.0.0.2")] == [False, True]
         failed.report()
         assert len(lines) == lines_before
         await clock.advance(60)
-        failed.report()
-        failed.report()
+        for _ in range(2):
+            failed.report()
     assert [line["event"] for line in lines] == ["login.failed"] * lines_before + ["login.failures_throttled"]
     assert lines[-1]["count"] == 1000 - lines_before
     assert failed.may_look_up(HERE, "Bearer another")
@@ -120,10 +120,10 @@ def test_refusals_are_counted_by_reason_and_logged_with_the_key_id() -> None:
     assert "a-wrong-key" not in str(lines)
 
 
+@dataclass
 class Slow:
-    def __init__(self) -> None:
-        self.asked = 0
-        self.arrived = asyncio.Event()
+    asked: int = 0
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def read(self) -> bytes:
         self.asked += 1
@@ -191,8 +191,7 @@ def test_on_a_full_server_the_source_with_the_most_calls_loses_calls_first() -> 
     for call in many:
         crowd.enter(call, "b")
     crowd.enter(late, "c")
-    assert len(crowd) == 10
-    assert (alone.reason, late.reason) == (None, None)
+    assert (len(crowd), alone.reason, late.reason) == (10, None, None)
     assert [call for call in many if call.reason is None] == many[-8:]
     for call in (*many, alone, late):
         crowd.leave(call)
@@ -239,13 +238,11 @@ def _retry(clock: _Clock, **options: object) -> Retry:
     return Retry(clock, chance=lambda: 1.0, **options)  # type: ignore[arg-type]
 
 
-async def test_an_unavailable_dependency_is_retried_without_limit() -> None:
-    for error in (DependencyUnavailable(), DeadlineExceeded(), Overloaded()):
-        clock, failures_count = _Clock(), 500
-        dependency = _Dependency(iter([error] * failures_count))
-        assert await _retry(clock).until_answered(dependency.ask) == "answer"
-        assert dependency.asked == failures_count + 1
-        assert clock.time - 1000.0 > 3 * 180.0
+@for_each("error", [DependencyUnavailable(), DeadlineExceeded(), Overloaded()])
+async def test_an_unavailable_dependency_is_retried_without_limit(error: PawlError) -> None:
+    clock, dependency = _Clock(), _Dependency(iter([error] * 500))
+    assert await _retry(clock).until_answered(dependency.ask) == "answer"
+    assert (dependency.asked, clock.time - 1000.0 > 3 * 180.0) == (501, True)
 
 
 async def test_internal_errors_are_retried_until_a_time_limit() -> None:
@@ -277,6 +274,4 @@ async def test_the_time_limit_applies_to_all_attempts_in_total() -> None:
 
 @given(st.integers(1, 10_000), st.floats(0, 1), st.floats(0, 1))
 def test_retry_delays_grow_to_a_limit_and_are_never_zero(failures: int, chance: float, other: float) -> None:
-    pause = pause_seconds(failures, chance)
-    assert 0.025 <= pause <= 2.0
-    assert pause <= 2 * pause_seconds(failures + 1, other)
+    assert 0.025 <= pause_seconds(failures, chance) <= min(2.0, 2 * pause_seconds(failures + 1, other))

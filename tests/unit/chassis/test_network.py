@@ -26,10 +26,12 @@ from pawl.server.process.http_server import HttpServer, Response, application
 from pawl.tool.v1 import execution_pb2
 from tests import certificates
 from tests.fakes.manual_clock import ManualClock
+from tests.tables import for_each
 
 
-def test_a_certificate_names_services_by_dns_or_by_spiffe_id() -> None:
-    rows: list[tuple[list[bytes], list[bytes], set[str]]] = [
+@for_each(
+    ("names", "uris", "services"),
+    [
         ([b"agent-loop", b"10-0-0-1.pods"], [], {"agent-loop", "10-0-0-1.pods"}),
         ([], [b"spiffe://example.org/pawl/agent-loop"], {"agent-loop"}),
         ([], [b"spiffe://example.org/pawl/agent-loop/2"], set()),
@@ -37,10 +39,12 @@ def test_a_certificate_names_services_by_dns_or_by_spiffe_id() -> None:
         ([], [b"https://example.org/pawl/agent-loop"], set()),
         ([], [b"spiffe:///pawl/agent-loop", b"\xff", b"spiffe://[/pawl/"], set()),
         ([], [], set()),
-    ]
-    for names, uris, services in rows:
-        found = services_of({"peer_dns": names, "peer_uri": uris, "x509_common_name": [b"job-store"]})
-        assert found == services, (names, uris)
+    ],
+)
+def test_a_certificate_names_services_by_dns_or_by_spiffe_id(
+    names: list[bytes], uris: list[bytes], services: set[str]
+) -> None:
+    assert services_of({"peer_dns": names, "peer_uri": uris, "x509_common_name": [b"job-store"]}) == services
 
 
 async def test_a_new_certificate_is_used_once_its_key_matches(
@@ -229,8 +233,7 @@ def test_preference_does_not_depend_on_the_order_of_the_replicas(
     found, other = (
         [many[at].name for at in preference(key, tuple(one.name for one in many))] for many in (known, mixed)
     )
-    assert found == other
-    assert sorted(found) == sorted(one.name for one in known)
+    assert (found, sorted(found)) == (other, sorted(one.name for one in known))
 
 
 @given(st.text(), well, st.integers(min_value=0, max_value=5))
@@ -270,8 +273,7 @@ def test_small_load_differences_do_not_move_stores(key: str, known: list[Replica
 
 
 def test_a_call_is_routed_by_the_store_or_worker_in_its_request() -> None:
-    acme = schedules_pb2.ScheduleOwner(store_id="acme")
-    due = schedules_pb2.DueSchedule(owner=acme)
+    due = schedules_pb2.DueSchedule(owner=schedules_pb2.ScheduleOwner(store_id="acme"))
     message = ledger_pb2.SubmitMessageRequest(store_id="acme")
     requests: list[tuple[Any, str]] = [
         (ledger_pb2.CommitRunRequest(store_id="acme"), "acme"),

@@ -25,6 +25,7 @@ from pawl.server.process.settings import ServiceSettings
 from pawl.server.rpc.server import RpcServer
 from tests.fakes.manual_clock import run_in_virtual_time
 from tests.keys import ENVIRONMENT
+from tests.tables import for_each
 
 PROGRAM = """
 import asyncio
@@ -56,22 +57,25 @@ def run(body: str) -> tuple[int, str]:
     return process.returncode, log
 
 
-def test_a_signal_stops_the_process_and_a_second_one_kills_it() -> None:
-    """OPS-5: the log names the signal."""
-    for number, body, code in (
+@for_each(
+    ("number", "body", "code"),
+    [
         (signal.SIGINT, "await stop.wait()", 0),
         (signal.SIGTERM, "await stop.wait(); print('waiting', flush=True); await asyncio.Event().wait()", 128 + 15),
-    ):
-        process = start(body)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "running\n"
+    ],
+)
+def test_a_signal_stops_the_process_and_a_second_one_kills_it(number: Any, body: str, code: int) -> None:
+    """OPS-5: the log names the signal."""
+    process = start(body)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    process.send_signal(number)
+    if code:
+        assert process.stdout.readline() == "waiting\n"
         process.send_signal(number)
-        if code:
-            assert process.stdout.readline() == "waiting\n"
-            process.send_signal(number)
-        _, log = process.communicate(timeout=60)
-        assert process.returncode == code, log
-        assert number.name in log
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == code, log
+    assert number.name in log
 
 
 def test_a_process_that_cannot_start_gives_one_clear_error() -> None:

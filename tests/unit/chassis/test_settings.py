@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import Field, SecretStr
@@ -12,7 +13,7 @@ from pawl.notifier.settings import NotifierSettings
 from pawl.server.process.settings import PeerAddresses, ServiceSettings, SettingsError, load, read
 from pawl.tool_registry.settings import ToolRegistrySettings
 from tests.keys import LOCAL_KEY
-from tests.tables import not_refused
+from tests.tables import for_each, not_refused
 
 
 class Settings(ServiceSettings):
@@ -108,14 +109,14 @@ def test_the_local_key_is_long_and_excludes_a_key_file(environment: pytest.Monke
     assert problems() == ["PAWL_API_KEYS_FILE: set either this or PAWL_LOCAL_KEY (on a single machine only), not both"]
 
 
-def test_services_require_a_key_and_listen_on_loopback_by_default() -> None:
+@for_each("cls", [AgentLoopSettings, JobStoreSettings, NotifierSettings, ToolRegistrySettings])
+def test_services_require_a_key_and_listen_on_loopback_by_default(cls: Any) -> None:
     """OPS-1: /metrics and /healthz answer any caller that reaches them."""
-    for cls in (AgentLoopSettings, JobStoreSettings, NotifierSettings, ToolRegistrySettings):
-        with pytest.raises(SettingsError) as caught:
-            read(cls)
-        assert {"PAWL_SERVICE_KEY is required", "PAWL_SERVICE_KEYS_FILE is required"} & set(caught.value.problems)
-        listens = [cls.model_fields[f"{name}listen"].default for name in ("", "metrics_", "internal_")]
-        assert all(map(is_loopback, filter(None, listens))), cls
+    with pytest.raises(SettingsError) as caught:
+        read(cls)
+    assert {"PAWL_SERVICE_KEY is required", "PAWL_SERVICE_KEYS_FILE is required"} & set(caught.value.problems)
+    listens = [cls.model_fields[f"{name}listen"].default for name in ("", "metrics_", "internal_")]
+    assert all(map(is_loopback, filter(None, listens)))
 
 
 def test_a_registry_is_private_only_if_it_uses_the_local_key(environment: pytest.MonkeyPatch) -> None:
@@ -160,15 +161,18 @@ def test_a_process_with_invalid_settings_exits_with_code_2(
     assert capsys.readouterr().err == "PAWL_LISTEN must be host:port, for example 127.0.0.1:7601\n"
 
 
-def test_an_incomplete_tls_configuration_is_refused(environment: pytest.MonkeyPatch) -> None:
-    for name, problem in (
+@for_each(
+    ("name", "problem"),
+    [
         ("PAWL_TLS_CERTIFICATE_FILE", "set both PAWL_TLS_CERTIFICATE_FILE and "),
         ("PAWL_TLS_KEY_FILE", "set both PAWL_TLS_CERTIFICATE_FILE and "),
         ("PAWL_TLS_CA_FILE", "PAWL_TLS_CA_FILE requires "),
-    ):
-        with environment.context() as half:
-            half.setenv(name, "/file")
-            assert [found.startswith(problem) for found in problems()] == [True], name
+    ],
+)
+def test_an_incomplete_tls_configuration_is_refused(environment: pytest.MonkeyPatch, name: str, problem: str) -> None:
+    with environment.context() as half:
+        half.setenv(name, "/file")
+        assert [found.startswith(problem) for found in problems()] == [True]
 
 
 def test_the_public_url_must_be_https_or_loopback(environment: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hmac
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from pawl.server.identity.tokens import (
 )
 from tests.fakes.issuer import AUDIENCE, CLAIMS, ISSUER, NOW, key, key_set, keys, part, provider, published, token
 from tests.fakes.manual_clock import ManualClock
-from tests.tables import for_each, not_explained, not_refused, refusal
+from tests.tables import for_each, not_explained, not_refused
 
 ENTRY = {"issuer": ISSUER, "audience": "pawl", "store": {"value": "acme"}, "user": {"claim": "sub"}}
 
@@ -89,8 +88,7 @@ def test_the_user_comes_from_a_claim_and_the_credential_from_the_subject() -> No
     found = credential_of(provider(user={"claim": "name"}), CLAIMS | {"name": "ann-b"})
     assert (found.store_id, found.user_id, found.roles) == ("acme", "ann-b", frozenset())
     assert is_id(found.credential_id)
-    later = credential_of(provider(), CLAIMS | {"exp": NOW + 9000, "jti": "2"})
-    assert later.credential_id == found.credential_id
+    assert credential_of(provider(), CLAIMS | {"exp": NOW + 9000, "jti": "2"}).credential_id == found.credential_id
     for other in ({"sub": "bob"}, {"iss": f"{ISSUER}/a"}):
         assert credential_of(provider(), CLAIMS | other).credential_id != found.credential_id
 
@@ -114,10 +112,9 @@ def test_an_email_identifies_a_user_only_if_the_issuer_verified_it() -> None:
 @given(st.lists(st.text(min_size=1, max_size=80), min_size=2, max_size=20, unique=True))
 def test_distinct_claim_values_get_distinct_ids(values: list[str]) -> None:
     assert to_id("auth0|123") == "sha256-QENEXq3u6ypdiFrzwTP2DvV1I6H_h7og7cxbbeOS62w"
-    ids = [to_id(value) for value in values]
-    assert len(set(ids)) == len(values)
-    assert all(is_id(made) for made in ids)
-    assert all(made == value or to_id(made) != made for made, value in zip(ids, values, strict=True))
+    ids = {value: to_id(value) for value in values}
+    assert (len(set(ids.values())), all(map(is_id, ids.values()))) == (len(values), True)
+    assert all(made == value or to_id(made) != made for value, made in ids.items())
 
 
 def test_roles_come_from_the_map_and_a_user_without_roles_is_refused() -> None:
@@ -143,16 +140,14 @@ def test_roles_come_from_the_map_and_a_user_without_roles_is_refused() -> None:
 
 def test_a_token_caller_has_its_stores_rights_until_expiry() -> None:
     caller = principal_of(credential_of(provider(), CLAIMS), {})
-    assert (caller.store_id, caller.user_id) == ("acme", "ann")
+    assert (caller.store_id, caller.user_id, caller.expires_at) == ("acme", "ann", NOW + 660)
     assert caller.rights == {Role.MEMBER}
-    assert caller.expires_at == NOW + 660
     for metadata in ({"pawl-user": "bob"}, {"pawl-store": "other"}):
         with pytest.raises(PermissionDenied):
             principal_of(credential_of(provider(), CLAIMS), metadata)
     rule = {"claim": "sub", "map": {"ann": ["delegate", "member"]}}
     acting = principal_of(credential_of(provider(roles=rule), CLAIMS), {"pawl-user": "bob"})
-    assert (acting.user_id, acting.decides) == ("bob", False)
-    assert acting.expires_at == NOW + 660
+    assert (acting.user_id, acting.decides, acting.expires_at) == ("bob", False, NOW + 660)
 
 
 def test_an_invalid_providers_file_gives_one_clear_error(tmp_path: Path) -> None:
@@ -245,9 +240,7 @@ def accept(text: str, *, published_keys: tuple[PublicKey, ...] | None = None, **
 
 def refused(text: str, match: str = ".", **more: Any) -> None:
     __tracebackhide__ = True
-    reason = refusal(TokenRefused, lambda: accept(text, **more))
-    assert reason is not None, f"accepted {text}"
-    assert re.search(match, reason), f"{reason!r} for {text}"
+    assert not_explained(TokenRefused, lambda each: accept(each, **more), [(text, match)]) == []
 
 
 def test_a_valid_token_is_accepted() -> None:
@@ -258,20 +251,20 @@ def test_a_valid_token_is_accepted() -> None:
         assert accept(token(header={"typ": kind})).user_id == "ann", f"RFC 8725, 3.11: {kind}"
 
 
-def test_rfc8725_2_1_and_3_2_unsigned_tokens_are_refused() -> None:
-    for alg in ("none", "None", "nOnE", "NONE", ""):
-        for signature in ("", "AA"):
-            refused(f"{part({'alg': alg})}.{part(CLAIMS)}.{signature}", "algorithm")
+@for_each("alg", ["none", "None", "nOnE", "NONE", ""])
+def test_rfc8725_2_1_and_3_2_unsigned_tokens_are_refused(alg: str) -> None:
+    for signature in ("", "AA"):
+        refused(f"{part({'alg': alg})}.{part(CLAIMS)}.{signature}", "algorithm")
 
 
-def test_rfc8725_2_1_and_3_1_a_public_key_is_not_an_hmac_secret() -> None:
+@for_each(("kind", "form"), [("RSA", 2048), ("EC", "P-256")])
+def test_rfc8725_2_1_and_3_1_a_public_key_is_not_an_hmac_secret(kind: str, form: int | str) -> None:
     """In this attack, a token for RS256 is changed to HS256 and signed with the public key."""
-    for kind, form in (("RSA", 2048), ("EC", "P-256")):
-        private = key(kind, form)
-        for secret in (private.as_pem(), private.as_der(), json.dumps(published(private)).encode()):  # type: ignore[union-attr]
-            signed = f"{part({'alg': 'HS256', 'kid': 'k1'})}.{part(CLAIMS)}"
-            signature = part(hmac.digest(secret, signed.encode(), "sha256"))
-            refused(f"{signed}.{signature}", "algorithm", published_keys=keys(private))
+    private = key(kind, form)
+    for secret in (private.as_pem(), private.as_der(), json.dumps(published(private)).encode()):  # type: ignore[union-attr]
+        signed = f"{part({'alg': 'HS256', 'kid': 'k1'})}.{part(CLAIMS)}"
+        signature = part(hmac.digest(secret, signed.encode(), "sha256"))
+        refused(f"{signed}.{signature}", "algorithm", published_keys=keys(private))
 
 
 def test_rfc8725_3_1_providers_allow_only_asymmetric_algorithms() -> None:
@@ -279,8 +272,9 @@ def test_rfc8725_3_1_providers_allow_only_asymmetric_algorithms() -> None:
     assert not_refused(ValueError, lambda row: provider(algorithms=row), rows) == []
 
 
-def test_rfc8725_3_1_the_algorithm_must_be_allowed_by_the_provider() -> None:
-    for alg, kind, form in (
+@for_each(
+    ("alg", "kind", "form"),
+    [
         *((f"{family}{bits}", "RSA", 2048) for family in ("RS", "PS") for bits in (256, 384, 512)),
         ("ES256", "EC", "P-256"),
         ("ES384", "EC", "P-384"),
@@ -288,12 +282,13 @@ def test_rfc8725_3_1_the_algorithm_must_be_allowed_by_the_provider() -> None:
         ("EdDSA", "OKP", "Ed25519"),
         ("Ed25519", "OKP", "Ed25519"),
         ("Ed448", "OKP", "Ed448"),
-    ):
-        private = key(kind, form)
-        text = token(private=private, alg=alg)
-        assert accept(text, algorithms=[alg], published_keys=keys(private)).user_id == "ann"
-        others = [each for each in ANYTHING if each != alg]
-        refused(text, "algorithm", algorithms=others, published_keys=keys(private))
+    ],
+)
+def test_rfc8725_3_1_the_algorithm_must_be_allowed_by_the_provider(alg: Any, kind: Any, form: Any) -> None:
+    private = key(kind, form)
+    text = token(private=private, alg=alg)
+    assert accept(text, algorithms=[alg], published_keys=keys(private)).user_id == "ann"
+    refused(text, "algorithm", algorithms=[each for each in ANYTHING if each != alg], published_keys=keys(private))
 
 
 def test_rfc8725_3_1_a_key_is_used_only_for_its_algorithm() -> None:
@@ -313,13 +308,12 @@ def test_rfc8725_3_1_a_key_is_used_only_for_its_key_type() -> None:
         refused(f"{part({'alg': alg, 'kid': 'k1'})}.{claims}.{signature}", published_keys=both)
 
 
-def test_rfc8725_3_1_a_key_for_another_use_is_not_used_to_verify_signatures() -> None:
-    rows: list[dict[str, Any]] = [{"use": "enc"}, {"key_ops": ["encrypt"]}, {"key_ops": []}, {"alg": "RSA-OAEP-256"}]
-    for more in rows:
-        private = key("RSA", 2048)
-        refused(token(private=private, alg="RS256"), published_keys=keys(published(private, **more)))
-        good = keys(published(private, use="sig", key_ops=["verify"], alg="RS256"))
-        assert accept(token(private=private, alg="RS256"), published_keys=good).user_id == "ann"
+@for_each("more", [{"use": "enc"}, {"key_ops": ["encrypt"]}, {"key_ops": []}, {"alg": "RSA-OAEP-256"}])
+def test_rfc8725_3_1_a_key_for_another_use_is_not_used_to_verify_signatures(more: dict[str, Any]) -> None:
+    private = key("RSA", 2048)
+    refused(token(private=private, alg="RS256"), published_keys=keys(published(private, **more)))
+    good = keys(published(private, use="sig", key_ops=["verify"], alg="RS256"))
+    assert accept(token(private=private, alg="RS256"), published_keys=good).user_id == "ann"
 
 
 def test_rfc8725_3_2_weak_rsa_keys_are_ignored() -> None:
@@ -345,14 +339,14 @@ def test_rfc8725_2_2_3_4_and_3_5_untrustworthy_keys_are_ignored() -> None:
     assert len(keys(off_the_curve, key())) == 1, "other keys of the set are used"
 
 
-def test_rfc8725_2_6_and_3_7_header_and_claims_are_utf_8() -> None:
-    for encoding in ("utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1"):
-        text = json.dumps(CLAIMS | {"sub": "änn"}, ensure_ascii=False)
-        assert accept(token(text.encode())).user_id.startswith("sha256-")
-        refused(token(text.encode(encoding)), "strict JSON")
-        _, claims, signature = token().split(".")
-        header = '{"alg": "ES256", "kid": "kä"}'.encode(encoding)
-        refused(f"{part(header)}.{claims}.{signature}", "strict JSON")
+@for_each("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1"])
+def test_rfc8725_2_6_and_3_7_header_and_claims_are_utf_8(encoding: str) -> None:
+    text = json.dumps(CLAIMS | {"sub": "änn"}, ensure_ascii=False)
+    assert accept(token(text.encode())).user_id.startswith("sha256-")
+    refused(token(text.encode(encoding)), "strict JSON")
+    _, claims, signature = token().split(".")
+    header = '{"alg": "ES256", "kid": "kä"}'.encode(encoding)
+    refused(f"{part(header)}.{claims}.{signature}", "strict JSON")
 
 
 def test_rfc8725_2_6_a_token_has_one_encoding() -> None:

@@ -35,20 +35,17 @@ from tests.tables import not_explained, not_refused
 
 def test_ids_have_no_characters_special_in_subjects_paths_or_keys() -> None:
     assert [check_id(value, "run_id") for value in ("a", "A-Z_09", "x" * 64)] == ["a", "A-Z_09", "x" * 64]
-    for value in ("x" * 65, "a.b", "a b", "a\n", "é", "a/b", "*", ">", "a\0"):
-        for optional in (True, False):
-            with pytest.raises(InvalidId) as caught:
-                check_id(value, "run_id", optional=optional)
-            assert caught.value.metadata == {"field": "run_id"}
     assert check_id("", "run_id", optional=True) == ""
-    with pytest.raises(InvalidId):
-        check_id("", "run_id")
+    wrong = ("x" * 65, "a.b", "a b", "a\n", "é", "a/b", "*", ">", "a\0")
+    for value, optional in (("", False), *((value, optional) for value in wrong for optional in (True, False))):
+        with pytest.raises(InvalidId) as caught:
+            check_id(value, "run_id", optional=optional)
+        assert caught.value.metadata == {"field": "run_id"}
 
 
 def test_a_new_id_is_a_prefix_and_26_digits(ids: IdSource) -> None:
     new = ids.new("run")
-    assert re.fullmatch(r"run_[0-9a-hjkmnp-tv-z]{26}", new)
-    assert is_id(new)
+    assert (bool(re.fullmatch(r"run_[0-9a-hjkmnp-tv-z]{26}", new)), is_id(new)) == (True, True)
 
 
 async def test_ids_sort_in_creation_order(ids: IdSource, clock: ManualClock) -> None:
@@ -94,17 +91,21 @@ def test_valid_labels_are_stored_unchanged_and_invalid_ones_are_named(labels: di
 
 
 def test_an_invalid_label_is_refused_with_the_reason() -> None:
-    rows = [(({key: "x"}), "must be 1 to 63") for key in ("", "Env", "-env", "a" * 64)]
-    rows += [({"pawl.run": "x"}, "reserved prefix"), ({"env": "é" * 129}, "256 bytes")]
-    rows += [({"env": "a\nb"}, "control character"), ({"env": "a\0b"}, "control character")]
-    rows += [({"env": "a\u2028b"}, "line break")]
+    rows = [
+        *(({key: "x"}, "must be 1 to 63") for key in ("", "Env", "-env", "a" * 64)),
+        ({"pawl.run": "x"}, "reserved prefix"),
+        ({"env": "é" * 129}, "256 bytes"),
+        ({"env": "a\nb"}, "control character"),
+        ({"env": "a\0b"}, "control character"),
+        ({"env": "a\u2028b"}, "line break"),
+    ]
     assert not_explained(InvalidField, check_labels, rows) == []
 
 
 def test_there_are_at_most_sixteen_labels() -> None:
     most = {f"k{number}": "" for number in range(LABELS_MAX)}
-    assert check_labels(most) == most
-    assert check_labels(most | {"pawl.x": ""}, reserved={"pawl.x"}) == most | {"pawl.x": ""}
+    for labels in (most, most | {"pawl.x": ""}):
+        assert check_labels(labels, reserved={"pawl.x"}) == labels
     with pytest.raises(InvalidField, match="at most 16 labels, got 17"):
         check_labels(most | {"k": ""})
 
@@ -121,10 +122,8 @@ def test_parts_keep_the_order_and_only_a_single_item_can_exceed_the_limit(
 
 
 def test_errors_are_caught_by_kind() -> None:
-    assert issubclass(RunNotFound, NotFound)
-    assert set(by_kind) == set(Kind)
-    for error in by_reason.values():
-        assert issubclass(error, by_kind[error.kind])
+    assert (issubclass(RunNotFound, NotFound), set(by_kind)) == (True, set(Kind))
+    assert all(issubclass(error, by_kind[error.kind]) for error in by_reason.values())
 
 
 LIMIT = 100_000
@@ -144,15 +143,12 @@ values_of_strict_json = st.recursive(
 
 def same(left: JsonValue, right: JsonValue) -> bool:
     """Return whether two values are equal, treating 1, 1.0 and True, and 0.0 and -0.0, as different."""
-    return repr(left) == repr(right) if not isinstance(left, dict | list) else _same_container(left, right)
-
-
-def _same_container(left: JsonValue, right: JsonValue) -> bool:
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(same(one, other) for one, other in zip(left, right, strict=True))
-    return False
+    match left, right:
+        case dict(), dict():
+            return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+        case list(), list():
+            return len(left) == len(right) and all(same(one, other) for one, other in zip(left, right, strict=True))
+    return repr(left) == repr(right)
 
 
 @given(values_of_strict_json)
@@ -267,8 +263,7 @@ def test_each_item_is_returned_once_in_the_order_of_its_key(items: list[tuple[st
     shares = filled(items)
     assert len(shares) == len(items)
     taken = [shares.take() for _ in items]
-    for key in "abcd":
-        assert [item for item in taken if item[0] == key] == [item for item in items if item[0] == key]
+    assert sorted(taken, key=lambda item: item[0]) == sorted(items, key=lambda item: item[0])
     assert not shares
     with pytest.raises(LookupError):
         shares.take()
@@ -281,8 +276,7 @@ def test_waiting_keys_take_turns(items: list[tuple[str, int]]) -> None:
     for place, key in enumerate(taken):
         later = taken[place + 1 :]
         if key in later:
-            between = later[: later.index(key)]
-            assert sorted(between) == sorted(set(later) - {key})
+            assert sorted(later[: later.index(key)]) == sorted(set(later) - {key})
 
 
 async def test_a_key_gets_half_of_the_slots_that_other_keys_leave_free() -> None:

@@ -18,7 +18,7 @@ from pawl.cli import dev
 from pawl.cli.declared import applying, commands
 from pawl.cli.declared.applying import ApplyError, FileSet
 from pawl.cli.declared.rules import Key
-from pawl.errors import Conflict
+from pawl.errors import Conflict, PawlError
 from pawl.launcher.options import ApplyOptions, SuiteOptions, read_options
 
 
@@ -34,22 +34,28 @@ def options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SuiteOptions:
     return SuiteOptions(data=tmp_path, apply=ApplyOptions(folder=tmp_path))
 
 
-async def test_the_set_is_reapplied_until_what_it_names_exists(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
-) -> None:
-    tries = iter(["refused", "taken", "warned", "saved"])
+def with_apply(monkeypatch: pytest.MonkeyPatch, *tries: list[str] | PawlError | ApplyError) -> None:
+    """Have each attempt to apply the set print these lines or fail with this error."""
+    following = iter(tries)
 
     async def apply(_target: object, wanted: FileSet) -> AsyncIterator[str]:
         assert list(wanted.asked) == [Key("agent", "clerk")]
-        if (now := next(tries)) == "refused":
-            raise ApplyError("There is no tool 'late'.", may_pass=True)
-        if now == "taken":
-            raise Conflict("another process is applying the set 'shop'")
-        yield "clerk: version 1" if now == "warned" else "clerk: version 2"
-        if now == "warned":
-            yield "  warning: late_* matches no available tool"
+        found = next(following)
+        if isinstance(found, Exception):
+            raise found
+        for line in found:
+            yield line
 
     monkeypatch.setattr(applying, "apply", apply)
+
+
+async def test_the_set_is_reapplied_until_what_it_names_exists(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
+) -> None:
+    refused = ApplyError("There is no tool 'late'.", may_pass=True)
+    taken = Conflict("another process is applying the set 'shop'")
+    warned = ["clerk: version 1", "  warning: late_* matches no available tool"]
+    with_apply(monkeypatch, refused, taken, warned, ["clerk: version 2"])
     await commands.apply_at_start(options)
     lines = capsys.readouterr().out.splitlines()
     assert [line.removeprefix("PAWL_APPLY: ").split("'")[0] for line in lines] == [
@@ -64,21 +70,12 @@ async def test_the_set_is_reapplied_until_what_it_names_exists(
 async def test_a_warning_that_cannot_pass_is_not_retried(
     monkeypatch: pytest.MonkeyPatch, options: SuiteOptions
 ) -> None:
-    tries = iter(["once"])
-
-    async def apply(_target: object, _wanted: FileSet) -> AsyncIterator[str]:
-        yield f"clerk: applied {next(tries)}"
-        yield "  warning: no file declares agent old; --prune deletes them"
-
-    monkeypatch.setattr(applying, "apply", apply)
+    with_apply(monkeypatch, ["clerk: applied", "  warning: no file declares agent old; --prune deletes them"])
     await commands.apply_at_start(options)
 
 
 async def test_two_processes_cannot_apply_a_set_at_once(monkeypatch: pytest.MonkeyPatch, options: SuiteOptions) -> None:
-    async def apply(_target: object, _wanted: FileSet) -> AsyncIterator[str]:
-        yield "clerk: unchanged"
-
-    monkeypatch.setattr(applying, "apply", apply)
+    with_apply(monkeypatch, *[["clerk: unchanged"]] * 2)
     monkeypatch.setattr(commands, "ask", AsyncMock(side_effect=Conflict("another process is applying the set")))
     target: Any = None
     with pytest.raises(Conflict):
@@ -132,8 +129,7 @@ def test_dev_keeps_data_and_tools_in_the_folder_of_the_product(
     given: Any = SimpleNamespace(obj={"data": None})
     with pytest.raises(typer.Exit):
         dev.dev(given, folder)
-    assert started[0].data == folder / ".pawl"
-    assert started[0].environment["PAWL_TOOLS"] == str(folder / "tools")
+    assert (started[0].data, started[0].environment["PAWL_TOOLS"]) == (folder / ".pawl", str(folder / "tools"))
     assert (folder / "tools").is_dir(), "tools that are added later are loaded"
 
 
@@ -143,11 +139,10 @@ async def test_dev_reports_broken_tools_on_the_terminal_and_in_the_console(
     suite: Any = SimpleNamespace(reload_tools=AsyncMock(), broken_tools=[], folder=SimpleNamespace(run=options.data))
     suite.options = options
     shown = options.data / "problems.json"
-    await dev._reload_tools(suite)
-    assert capsys.readouterr().out == "Reloaded the tools.\n"
-    suite.broken_tools = ["tools.bad: error: x"]
-    await dev._reload_tools(suite)
-    assert capsys.readouterr().out == "Reloaded the tools, except:\n  tools.bad: error: x\n"
+    for broken, output in (([], "."), (["tools.bad: error: x"], ", except:\n  tools.bad: error: x")):
+        suite.broken_tools = broken
+        await dev._reload_tools(suite)
+        assert capsys.readouterr().out == f"Reloaded the tools{output}\n"
     tries = iter([["clerk.yaml:1: bad", "clerk.yaml:2: worse"], []])
 
     async def apply(_target: object, _wanted: FileSet) -> AsyncIterator[str]:

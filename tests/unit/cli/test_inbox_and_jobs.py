@@ -41,6 +41,7 @@ from pawl.event.v1.workflow_pb2 import (
     PinnedWorkflow,
 )
 from pawl.tool.v1 import rule_pb2
+from tests.tables import for_each
 
 AWAITING, OFFERED, ASKED = (
     call_pb2.CALL_STATE_AWAITING_APPROVAL,
@@ -58,14 +59,10 @@ class Agents:
         return agent_pb2.GetRunResponse()
 
     def _receipt(self, call_id: str) -> types_pb2.Receipt:
-        if call_id == self._late:
-            return types_pb2.Receipt(
-                call_id=call_id,
-                status=types_pb2.RECEIPT_STATUS_LATE,
-                reason="ALREADY_DECIDED",
-                message="it was decided",
-            )
-        return types_pb2.Receipt(call_id=call_id, status=types_pb2.RECEIPT_STATUS_ACCEPTED)
+        if call_id != self._late:
+            return types_pb2.Receipt(call_id=call_id, status=types_pb2.RECEIPT_STATUS_ACCEPTED)
+        late = types_pb2.RECEIPT_STATUS_LATE
+        return types_pb2.Receipt(call_id=call_id, status=late, reason="ALREADY_DECIDED", message="it was decided")
 
     async def Decide(self, request: agent_pb2.DecideRequest) -> agent_pb2.DecideResponse:
         self.asked.append(request.decision)
@@ -75,15 +72,13 @@ class Agents:
 
     async def DecideCalls(self, request: agent_pb2.DecideCallsRequest) -> agent_pb2.DecideCallsResponse:
         self.asked.append(list(request.decisions))
-        receipts = [self._receipt(decision.call_id) for decision in request.decisions]
-        return agent_pb2.DecideCallsResponse(receipts=receipts)
+        return agent_pb2.DecideCallsResponse(receipts=[self._receipt(each.call_id) for each in request.decisions])
 
     async def SubmitToolResults(
         self, request: agent_pb2.SubmitToolResultsRequest
     ) -> agent_pb2.SubmitToolResultsResponse:
         self.asked.append(request.results[0])
-        receipts = [self._receipt(result.call_id) for result in request.results]
-        return agent_pb2.SubmitToolResultsResponse(receipts=receipts)
+        return agent_pb2.SubmitToolResultsResponse(receipts=[self._receipt(each.call_id) for each in request.results])
 
 
 def call(call_id: str, state: call_pb2.CallState.ValueType = AWAITING, **fields: Any) -> call_pb2.Call:
@@ -120,8 +115,7 @@ async def typed(agents: Agents, text: str, *calls: call_pb2.Call | run_pb2.Run, 
     shown = io.StringIO()
     target = AsyncClient("127.0.0.1:1", environment={})
     vars(target).update(agents=agents, rules=rules or Rules())
-    console = Console(file=shown, width=200, highlight=False)
-    await Reviewer(target, console, LineReader(io.StringIO(text))).review(calls)
+    await Reviewer(target, Console(file=shown, width=200, highlight=False), LineReader(io.StringIO(text))).review(calls)
     return shown.getvalue()
 
 
@@ -133,23 +127,29 @@ async def test_all_calls_are_shown_before_they_are_approved_together() -> None:
         ("a", "digest of a"),
         ("c", "digest of c"),
     ]
-    assert "tool_of_c" in shown
-    assert "a: Approved." in shown
-    assert "c: Not approved: it was decided." in shown
+    assert [
+        part for part in ("tool_of_c", "a: Approved.", "c: Not approved: it was decided.") if part not in shown
+    ] == []
 
 
-async def test_nothing_is_approved_without_an_explicit_yes() -> None:
-    for answer in ("", "n", "no", "perhaps"):
-        agents = Agents()
-        await typed(agents, f"all\n{answer}\n\n\n", call("a"), call("b"))
-        assert not agents.asked
-
-
-async def test_an_unclear_answer_about_all_calls_is_asked_again() -> None:
+@for_each(
+    ("answers", "approved", "asks_again"),
+    [
+        ("all\n\n\n\n", [], False),
+        ("all\nn\n\n\n", [], False),
+        ("all\nno\n\n\n", [], False),
+        ("all\nperhaps\n\n\n", [], True),
+        ("ALL\nyes but not the first\ny\n", [["a", "b"]], True),
+    ],
+)
+async def test_nothing_is_approved_without_an_explicit_yes(
+    answers: str, approved: list[list[str]], asks_again: bool
+) -> None:
+    """An unclear answer is asked for again."""
     agents = Agents()
-    shown = await typed(agents, "ALL\nyes but not the first\ny\n", call("a"), call("b"))
-    assert [[decision.call_id for decision in decisions] for decisions in agents.asked] == [["a", "b"]]
-    assert "Type y or n." in shown
+    shown = await typed(agents, answers, call("a"), call("b"))
+    assert [[decision.call_id for decision in decisions] for decisions in agents.asked] == approved
+    assert ("Type y or n." in shown) is asks_again
 
 
 async def test_each_line_decides_on_the_call_shown() -> None:
@@ -166,7 +166,7 @@ async def test_each_line_decides_on_the_call_shown() -> None:
     assert [each.call_id for each in agents.asked] == ["b", "c", "d"]
     assert (refused.kind, refused.reason) == (call_pb2.DECISION_KIND_REJECT, "not now")
     assert approved.kind == also.kind == call_pb2.DECISION_KIND_APPROVE
-    assert ("approved by 1 of 2: cyd" in shown, "escalated: no decision in time" in shown) == (True, True)
+    assert ("approved by 1 of 2: cyd" in shown, "the deadline was extended" in shown) == (True, True)
     assert ("needs two approvers" in shown, rules.made) == (True, []), "two-person decisions create no rule"
 
 
@@ -174,9 +174,10 @@ async def test_a_front_end_call_accepts_a_json_result_or_an_error() -> None:
     """FE-3, FE-5: after invalid JSON, the command asks again."""
     agents = Agents()
     shown = await typed(agents, 'hello\n{"x": 1}\n! no such panel\n', call("a", OFFERED), call("b", OFFERED))
-    first, second = agents.asked
-    assert (first.call_id, first.content_json, first.is_error) == ("a", b'{"x": 1}', False)
-    assert (second.call_id, second.content_json, second.is_error) == ("b", b'"no such panel"', True)
+    assert [(each.call_id, each.content_json, each.is_error) for each in agents.asked] == [
+        ("a", b'{"x": 1}', False),
+        ("b", b'"no such panel"', True),
+    ]
     assert "is not JSON" in shown
 
 
@@ -184,13 +185,16 @@ async def test_always_approves_and_allows_the_tool_in_its_conversation() -> None
     """HITL-5: the output shows how to revoke the rule."""
     agents, rules = Agents(), Rules()
     shown = await typed(agents, "always\n", call("a", conversation_id="conv_1"), rules=rules)
-    (rule,) = rules.made
-    assert (rule.effect, rule.tool_name) == (rule_pb2.RULE_EFFECT_ALLOW, "tool_of_a")
-    assert (rule.scope, rule.scope_id) == (rule_pb2.RULE_SCOPE_CONVERSATION, "conv_1")
-    (decision,) = agents.asked
-    assert (decision.kind, decision.digest) == (call_pb2.DECISION_KIND_APPROVE, "digest of a")
-    assert "Approved. New rule: allow tool_of_a, in conv_1." in shown
-    assert "pawl rules revoke rule_1" in shown
+    assert [(each.effect, each.tool_name, each.scope, each.scope_id) for each in rules.made] == [
+        (rule_pb2.RULE_EFFECT_ALLOW, "tool_of_a", rule_pb2.RULE_SCOPE_CONVERSATION, "conv_1")
+    ]
+    decisions = [(each.kind, each.digest) for each in agents.asked]
+    assert decisions == [(call_pb2.DECISION_KIND_APPROVE, "digest of a")]
+    assert [
+        part
+        for part in ("Approved. New rule: allow tool_of_a, in conv_1.", "pawl rules revoke rule_1")
+        if part not in shown
+    ] == []
     assert not rules.revoked
 
 
@@ -204,8 +208,7 @@ async def test_an_always_answer_that_fails_partly_reports_what_succeeded() -> No
     assert (rules.revoked, "New rule" in shown) == (["rule_1"], False)
     rules.refuses_to.add("revoke")
     shown = await typed(agents, "always\n", call("a"), rules=rules)
-    assert "still active: Not now" in shown
-    assert "`pawl rules revoke rule_1`" in shown
+    assert [part for part in ("still active: Not now", "`pawl rules revoke rule_1`") if part not in shown] == []
 
 
 def test_job_lines_show_only_fields_that_are_set() -> None:
@@ -228,7 +231,7 @@ def test_job_lines_show_only_fields_that_are_set() -> None:
         ],
     )
     output = "\n".join(job_lines(job))
-    for part in (
+    shown = (
         "run_2: waiting",
         "progress: 3 of 5 (1 failed)",
         "interval seconds: 60",
@@ -236,10 +239,9 @@ def test_job_lines_show_only_fields_that_are_set() -> None:
         "parent run id: run_1",
         "conversation id: conv_1",
         "decide with: pawl approve run_2 call_4",
-    ):
-        assert part in output
-    for part in ("\x1b", "call_5", "next:", "end time: 2026", "failure:", "stopped by", "trimmed"):
-        assert part not in output
+    )
+    hidden = ("\x1b", "call_5", "next:", "end time: 2026", "failure:", "stopped by", "trimmed")
+    assert [part for part in (*shown, *hidden) if (part in output) is (part in hidden)] == []
     job.waiting.reason = waiting_pb2.WAIT_REASON_PAUSED
     assert "run_2: paused" in job_lines(job)
     assert paused_text(job) == "run_2 (probe) is paused. Resume it with: pawl jobs resume run_2"
@@ -261,12 +263,10 @@ def test_job_lines_show_only_fields_that_are_set() -> None:
 def test_stopped_job_with_one_call_shows_only_the_calls_progress() -> None:
     job = jobs_pb2.BackgroundJob(job_id="run_1", state=run_pb2.RUN_STATE_CANCELLED, iterations=1, failures=1)
     job.definition.iterations_max = 1
-    assert job_lines(job)[:1] == ["run_1: stopped"]
-    assert progress_text(job) == ""
-    job.progress.fraction, job.progress.message = 0.01, "shelf 53 of 3600"
-    assert progress_text(job) == "1% shelf 53 of 3600"
-    job.progress.fraction = 0.996
-    assert progress_text(job).startswith("99% "), "100% means that the call has ended"
+    assert (job_lines(job)[:1], progress_text(job)) == (["run_1: stopped"], "")
+    for fraction, text in ((0.01, "1% shelf 53 of 3600"), (0.996, "99% shelf 53 of 3600")):
+        job.progress.fraction, job.progress.message = fraction, "shelf 53 of 3600"
+        assert progress_text(job) == text, "100% means that the call has ended"
 
 
 def test_reports_are_given_as_a_word_or_as_json_and_others_are_refused() -> None:
@@ -286,8 +286,7 @@ def shown_of_undo_and_steps(step: steps_pb2.Step, *, full: bool = False) -> str:
 
 
 def test_a_step_is_shown_folded_or_in_full_without_control_codes() -> None:
-    reasoning = "First I look at the files.\n" * 20
-    step = steps_pb2.Step(type=steps_pb2.STEP_TYPE_REASONING, round=2, content=reasoning)
+    step = steps_pb2.Step(type=steps_pb2.STEP_TYPE_REASONING, round=2, content="First I look at the files.\n" * 20)
     assert (shown_of_undo_and_steps(step).count("\n"), "…" in shown_of_undo_and_steps(step)) == (1, True)
     assert shown_of_undo_and_steps(step, full=True).count("First I look at the files.") == 20
     step = steps_pb2.Step(type=steps_pb2.STEP_TYPE_ANSWER, content="a\x1b[2Jb", tool_name="\x1b]0;x")
@@ -322,10 +321,8 @@ async def test_watching_shows_only_the_newest_of_earlier_progress() -> None:
 
         return [event.seq async for event in without_old_progress(stream(), last_seq) if isinstance(event, RunEvent)]
 
-    assert await watched(0) == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert await watched(6) == [3, 6, 4, 5, 7, 8]
-    assert await watched(8) == [3, 6, 8, 5]
-    assert await watched(5, after=6) == [7, 8]
+    rows = {(0, 0): [1, 2, 3, 4, 5, 6, 7, 8], (6, 0): [3, 6, 4, 5, 7, 8], (8, 0): [3, 6, 8, 5], (5, 6): [7, 8]}
+    assert {(last_seq, after): await watched(last_seq, after=after) for last_seq, after in rows} == rows
 
 
 def test_runs_of_workflows_and_goals_are_listed_with_their_name_or_aim() -> None:

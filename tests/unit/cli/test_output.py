@@ -27,6 +27,7 @@ from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.identity.v1 import key_pb2
 from tests.poll import until
+from tests.tables import for_each
 
 
 def shown(*events: event_pb2.RunEvent | gap_pb2.Gap, terminal: bool = False, **options: bool) -> str:
@@ -56,9 +57,11 @@ def assistant(text: str) -> event_pb2.RunEvent:
 
 
 def call(
-    state: call_pb2.CallState.ValueType, *, name: str = "send_email", arguments: bytes = b'{"to": "ann"}'
+    state: call_pb2.CallState.ValueType, *, name: str = "send_email", arguments: bytes = b'{"to": "ann"}', **fields: Any
 ) -> call_pb2.Call:
-    return call_pb2.Call(run_id="run_1", call_id="call_1", tool_name=name, state=state, arguments_json=arguments)
+    return call_pb2.Call(
+        run_id="run_1", call_id="call_1", tool_name=name, state=state, arguments_json=arguments, **fields
+    )
 
 
 def changed(of: call_pb2.Call, *, seconds: float = 0) -> event_pb2.RunEvent:
@@ -98,17 +101,11 @@ def test_a_retried_model_call_marks_its_output_as_void() -> None:
 
 
 def test_a_run_is_shown_line_by_line() -> None:
-    done, rejected, delegated, asked = (
-        call(call_pb2.CALL_STATE_SUCCEEDED),
-        call(call_pb2.CALL_STATE_REJECTED),
-        call(call_pb2.CALL_STATE_DELEGATED, name="run_agent", arguments=b'{"task":"look"}'),
-        call(call_pb2.CALL_STATE_ASKED),
-    )
-    done.result.content_json = b'{"sent": true}'
-    rejected.result.content_json = b'"not today"'
-    delegated.child_run_id = "run_2"
-    asked.question.question = "When?"
-    asked.question.options.extend(["Today", "Tomorrow"])
+    done = call(call_pb2.CALL_STATE_SUCCEEDED, result={"content_json": b'{"sent": true}'})
+    rejected = call(call_pb2.CALL_STATE_REJECTED, result={"content_json": b'"not today"'})
+    task: dict[str, Any] = {"name": "run_agent", "arguments": b'{"task":"look"}'}
+    delegated = call(call_pb2.CALL_STATE_DELEGATED, **task, child_run_id="run_2")
+    asked = call(call_pb2.CALL_STATE_ASKED, question={"question": "When?", "options": ["Today", "Tomorrow"]})
     failed = run_pb2.Run(run_id="run_1", state=run_pb2.RUN_STATE_FAILED, round=2, active_seconds=3.2)
     failed.failure.message = "The model server is down."
     user = message_pb2.Message(role=message_pb2.ROLE_USER, text="hello\n[send_email]")
@@ -141,11 +138,11 @@ def test_a_waiting_call_shows_all_details_and_how_to_decide() -> None:
     waiting.approval.preview = "An e-mail to Ann"
     waiting.approval.cause = "category SENSITIVE"
     output = shown(changed(waiting), hints=True)
-    assert "[send_email]" in output
-    assert "An e-mail to Ann" in output
+    assert [part for part in ("[send_email]", "An e-mail to Ann") if part not in output] == []
     assert "x" * 500 in output.replace("\n", "")
-    assert "needs approval: category SENSITIVE" in output
-    assert "pawl approve run_1 call_1" in output
+    assert [
+        part for part in ("needs approval: category SENSITIVE", "pawl approve run_1 call_1") if part not in output
+    ] == []
 
 
 def run_event(**fields: Any) -> event_pb2.RunEvent:
@@ -156,8 +153,9 @@ UNKNOWN_OUTCOME = run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_UNKNOWN_OUTC
 QUARANTINED = run_pb2.Attention(reason=run_pb2.ATTENTION_REASON_QUARANTINED)
 
 
-def test_waits_operator_actions_and_unstoppable_calls_are_shown() -> None:
-    for event, lines in [
+@for_each(
+    ("event", "lines"),
+    [
         (
             run_event(state=run_pb2.RUN_STATE_WAITING, waits=[run_pb2.WAIT_KIND_BUDGET]),
             ["‖ waiting for more tokens", "  add tokens with: pawl top-up run_1 TOKENS"],
@@ -207,8 +205,10 @@ def test_waits_operator_actions_and_unstoppable_calls_are_shown() -> None:
                 "! could not be stopped and may still be running: call_1, call_2",
             ],
         ),
-    ]:
-        assert shown(event, hints=True).splitlines() == lines
+    ],
+)
+def test_waits_operator_actions_and_unstoppable_calls_are_shown(event: Any, lines: Any) -> None:
+    assert shown(event, hints=True).splitlines() == lines
 
 
 def test_output_of_models_and_tools_cannot_control_the_terminal() -> None:
@@ -248,18 +248,21 @@ def test_a_gap_shows_a_notice_and_the_snapshot() -> None:
     assert "completed" in lines[-1]
 
 
-def test_a_user_who_may_not_decide_sees_who_may() -> None:
-    for roles, approvals, approved, text in (
+@for_each(
+    ("roles", "approvals", "approved", "text"),
+    [
         ([], 1, [], "decide with: pawl approve"),
         (["approver"], 1, [], "decide with: pawl approve"),
         (["member"], 1, [], "waiting for a user with the approver or admin role"),
         ([], 2, [], "waiting for 2 other people"),
         ([], 2, ["ann"], "waiting for 1 other person with"),
-    ):
-        waiting = call(call_pb2.CALL_STATE_AWAITING_APPROVAL)
-        waiting.approval.approvals_required = approvals
-        waiting.approval.approvals.extend(call_pb2.Decision(user_id=user) for user in approved)
-        assert text in hint(waiting, decides=decides(run_pb2.Run(user_roles=roles)))
+    ],
+)
+def test_a_user_who_may_not_decide_sees_who_may(roles: Any, approvals: int, approved: Any, text: str) -> None:
+    waiting = call(call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    waiting.approval.approvals_required = approvals
+    waiting.approval.approvals.extend(call_pb2.Decision(user_id=user) for user in approved)
+    assert text in hint(waiting, decides=decides(run_pb2.Run(user_roles=roles)))
 
 
 async def test_waits_of_child_runs_are_shown_once_despite_a_failed_poll(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,15 +321,14 @@ def test_hidden_characters_in_a_call_are_escaped_without_changing_its_json() -> 
 def test_a_message_is_shown_by_field_and_cannot_forge_lines() -> None:
     key = key_pb2.Key(key_id="key_1", roles=["member", "viewer"], name="laptop\nuser id: root", decides_for_users=True)
     key.create_time.FromSeconds(1_795_525_200)
-    lines = wording.described(key)
-    assert lines[:-1] == [
+    assert wording.described(key) == [
         "key id: key_1",
         "name: laptop",
         "  | user id: root",
         "roles: member, viewer",
         "decides for users: yes",
+        f"create time: {wording.text_at(key, 'create_time')}",
     ]
-    assert lines[-1] == f"create time: {wording.text_at(key, 'create_time')}"
     assert wording.text_at(key, "expire_time") == ""
 
 
@@ -355,17 +357,14 @@ def shown_of_tables(width: int) -> list[str]:
     return [line.rstrip() for line in output.getvalue().splitlines()]
 
 
-def test_ids_and_times_are_never_truncated_on_a_narrow_terminal() -> None:
-    for width in (20, 40, 78):
-        lines = shown_of_tables(width)
-        assert lines.count(RUN) == 2
-        assert lines[-2:] == ["  state: completed", "  next: 2026-11-24 14:00:00Z"]
-        assert lines[1] == "  state: waiting"
+@for_each("width", [20, 40, 78])
+def test_ids_and_times_are_never_truncated_on_a_narrow_terminal(width: int) -> None:
+    lines = shown_of_tables(width)
+    assert (lines.count(RUN), lines[-2:]) == (2, ["  state: completed", "  next: 2026-11-24 14:00:00Z"])
+    assert lines[1] == "  state: waiting"
 
 
 def test_a_wide_terminal_shows_one_line_per_row() -> None:
     heading, first, second = shown_of_tables(120)
-    assert heading.split() == [*HEADINGS]
-    assert first.startswith(f"{RUN}  waiting")
-    assert "[bold] a long text" in first
-    assert second == f"{RUN}  completed  2026-11-24 14:00:00Z"
+    assert (heading.split(), second) == ([*HEADINGS], f"{RUN}  completed  2026-11-24 14:00:00Z")
+    assert (first.startswith(f"{RUN}  waiting"), "[bold] a long text" in first) == (True, True)

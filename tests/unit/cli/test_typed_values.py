@@ -34,7 +34,7 @@ from pawl.errors import (
 )
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1.source_pb2 import SourceToolPolicy
-from tests.tables import not_explained, not_refused
+from tests.tables import for_each, not_explained, not_refused
 
 UNREACHABLE = "127.0.0.1:1"
 
@@ -74,8 +74,8 @@ REFUSALS: list[tuple[Mapping[str, str], PawlError, str]] = [
     ),
     (
         EVERY,
-        InvalidId("definition.name must match ^[A-Za-z0-9_-]{1,64}$", field="definition.name"),
-        "Name must have 1 to 64 letters, digits, _ and -, and nothing else.",
+        InvalidId("definition.name must have 1 to 64 letters, got 'a b'", field="definition.name"),
+        "Name must have 1 to 64 letters, got 'a b'.",
     ),
     (
         {"quiet": "--quiet", "zone": "--zone"},
@@ -92,9 +92,9 @@ REFUSALS: list[tuple[Mapping[str, str], PawlError, str]] = [
 ]
 
 
-def test_an_error_names_the_typed_option_and_keeps_other_words() -> None:
-    for typed, error, sentence in REFUSALS:
-        assert explain(error, [UNREACHABLE], typed=typed) == sentence
+@for_each(("typed", "error", "sentence"), REFUSALS)
+def test_an_error_names_the_typed_option_and_keeps_other_words(typed: Any, error: Any, sentence: Any) -> None:
+    assert explain(error, [UNREACHABLE], typed=typed) == sentence
 
 
 def test_an_error_suggests_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -118,8 +118,9 @@ def test_an_error_suggests_what_to_do_next(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "The key came from PAWL_API_KEY" in explain(Unauthenticated("the key is not known"), [UNREACHABLE])
 
 
-def test_the_error_for_an_invalid_value_names_the_option() -> None:
-    for command, option in [
+@for_each(
+    ("command", "option"),
+    [
         (("runs", "--since", "5x"), "--since"),
         (("rules", "allow", "*", "--for", "5x"), "--for"),
         (("rules", "allow", "*", "--like", "5x"), "--like"),
@@ -136,15 +137,16 @@ def test_the_error_for_an_invalid_value_names_the_option() -> None:
         (("triggers", "create", "tea", "--mailbox", "5x"), "--mailbox"),
         (("audit", "list", "--before", "5x"), "--before"),
         (("audit", "verify", "--known-head", "5x"), "--known-head"),
-    ]:
-        refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": UNREACHABLE})
-        assert (refused.exit_code, refused.output.startswith(f"{option}: '5x' ")) == (2, True), command
+    ],
+)
+def test_the_error_for_an_invalid_value_names_the_option(command: Any, option: str) -> None:
+    refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": UNREACHABLE})
+    assert (refused.exit_code, refused.output.startswith(f"{option}: '5x' ")) == (2, True)
 
 
 def test_a_time_without_a_zone_uses_the_local_zone() -> None:
-    here = datetime(2026, 1, 31).astimezone(UTC).isoformat().replace("+00:00", "Z")
     moments = {
-        "2026-01-31": here,
+        "2026-01-31": datetime(2026, 1, 31).astimezone(UTC).isoformat().replace("+00:00", "Z"),
         "2026-01-31 09:00:00+01:00": "2026-01-31T08:00:00Z",
         "2026-01-31T09:00Z": "2026-01-31T09:00:00Z",
     }
@@ -153,8 +155,9 @@ def test_a_time_without_a_zone_uses_the_local_zone() -> None:
     assert not_refused(CommandError, lambda text: time_of(text, "since"), none) == []
 
 
-def test_an_empty_filter_never_means_everything() -> None:
-    for command in [
+@for_each(
+    "command",
+    [
         ("memory", "erase", "--yes", ""),
         ("memory", "erase", "--yes", "--agent", ""),
         ("memory", "list", "--agent", ""),
@@ -169,22 +172,27 @@ def test_an_empty_filter_never_means_everything() -> None:
         ("audit", "list", "--run", ""),
         ("keys", "events", "--key", ""),
         ("rules", "allow", "*", "--run", ""),
-    ]:
-        refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": UNREACHABLE})
-        assert (refused.exit_code, "must not be empty. Omit it to include all." in refused.output) == (2, True), command
+    ],
+)
+def test_an_empty_filter_never_means_everything(command: Any) -> None:
+    refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": UNREACHABLE})
+    assert (refused.exit_code, "must not be empty. Omit it to include all." in refused.output) == (2, True)
 
 
-def test_an_unreadable_file_gives_the_same_error_everywhere(tmp_path: Path) -> None:
-    none = tmp_path / "none.yaml"
-    for command in [
+@for_each(
+    "command",
+    [
         ("run", "look", "--image"),
         ("run", "look", "--schema"),
         ("documents", "add"),
         ("conversations", "import"),
         ("apply", "--file"),
-    ]:
-        refused = CliRunner().invoke(app, [*command, str(none)], env={"PAWL_ADDRESS": UNREACHABLE})
-        assert (refused.exit_code, refused.output) == (2, f"{none} cannot be read: No such file or directory.\n")
+    ],
+)
+def test_an_unreadable_file_gives_the_same_error_everywhere(tmp_path: Path, command: tuple[str, ...]) -> None:
+    none = tmp_path / "none.yaml"
+    refused = CliRunner().invoke(app, [*command, str(none)], env={"PAWL_ADDRESS": UNREACHABLE})
+    assert (refused.exit_code, refused.output) == (2, f"{none} cannot be read: No such file or directory.\n")
 
 
 POLICIES: list[tuple[str, dict[str, Any]]] = [
@@ -207,9 +215,9 @@ POLICIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_each_word_sets_a_policy_field() -> None:
-    for words, fields in POLICIES:
-        assert policy_of(f"look={words}") == SourceToolPolicy(tool_name="look", **fields)
+@for_each(("words", "fields"), POLICIES)
+def test_each_word_sets_a_policy_field(words: Any, fields: Any) -> None:
+    assert policy_of(f"look={words}") == SourceToolPolicy(tool_name="look", **fields)
 
 
 def test_every_policy_field_has_a_word() -> None:
@@ -325,7 +333,7 @@ def test_a_call_shows_what_happens_if_nobody_decides() -> None:
     call.deadline_time.FromDatetime(now + timedelta(seconds=Limits().approval_expiry_seconds))
     assert wording.call_lines(call, now)[-2:] == [
         "expires in 24 h",
-        "If nobody decides in time, it is escalated, or the call does not run.",
+        "If no one decides in time, the call does not run, or the deadline is extended once.",
     ]
 
 

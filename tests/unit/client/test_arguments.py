@@ -8,12 +8,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from datetime import UTC, datetime
 from types import FrameType
 from typing import Any
 
 import pytest
 
+from pawl.agent.v1 import usage_pb2
 from pawl.client import AsyncClient, AsyncSession, Client, SyncSession, answer, approve, edit, image, reject, result
 from pawl.client.blocking import LoopThread
 from pawl.client.forms import parts_of
@@ -24,6 +26,7 @@ from tests.tables import not_refused
 
 UNREACHABLE = "127.0.0.1:1"
 ANY: Any = "call_1"
+ANY_PERIOD: Any = "week"
 
 
 async def test_invalid_arguments_are_refused_and_name_the_field() -> None:
@@ -49,6 +52,25 @@ async def test_invalid_arguments_are_refused_and_name_the_field() -> None:
             assert refused.value.metadata == {"field": field}
     with Client(UNREACHABLE, environment={}) as plain:
         assert not_refused(InvalidField, lambda call: call(plain), [call for call, _ in rows]) == []
+
+
+def test_usage_is_read_by_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+
+    async def pages(_client: AsyncClient, _method: object, request: object) -> AsyncGenerator[Any, None]:
+        sent.append(request)
+        yield usage_pb2.GetUsageResponse(rows=[usage_pb2.UsageRow(model="m")])
+
+    monkeypatch.setattr(AsyncClient, "pages", pages)
+    with Client(UNREACHABLE, environment={}) as pawl:
+        assert [row.model for row in pawl.usage(by=["model"], per="day", start=datetime(2026, 1, 1, tzinfo=UTC))] == [
+            "m"
+        ]
+        with pytest.raises(InvalidField, match="per must be one of hour, day, got 'week'"):
+            list(pawl.usage(per=ANY_PERIOD))
+    (request,) = sent
+    assert (request.by, request.period) == ([usage_pb2.USAGE_DIMENSION_MODEL], usage_pb2.USAGE_PERIOD_DAY)
+    assert request.from_time.ToDatetime(UTC) == datetime(2026, 1, 1, tzinfo=UTC)
 
 
 async def test_invalid_calls_and_positions_are_refused() -> None:

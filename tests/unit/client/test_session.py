@@ -20,6 +20,7 @@ from pawl.event.v1 import call_pb2
 from pawl.tools import Category, ProcessLimits, Tool, ToolContext, ToolDefinitionError, ToolError, tool
 from tests.fakes.session_agent import RUN, Book, Replica, serve
 from tests.poll import until
+from tests.tables import for_each
 
 WRONG_HOLDER = types_pb2.Receipt(
     status=types_pb2.RECEIPT_STATUS_WRONG_HOLDER, reason="CALL_NOT_PENDING", message="the client does not hold the call"
@@ -59,8 +60,7 @@ async def test_a_start_with_a_lost_receipt_takes_effect_once(
     cluster.first.break_before_receipt = "start"
     await cluster.book.append(3, ended=True)
     async with cluster.client() as client, asyncio.timeout(60):
-        assert await client.start("go") == RUN
-        assert [frame.event.seq async for frame in until_end(client)] == [1, 2, 3]
+        assert (await client.start("go"), [frame.event.seq async for frame in until_end(client)]) == (RUN, [1, 2, 3])
     assert len(cluster.book.sent("start")) == 1
     assert [len(replica.hellos) for replica in (cluster.first, cluster.second)] == [1, 1]
 
@@ -100,8 +100,7 @@ async def test_a_client_keeps_its_id_across_reconnects(cluster: Cluster) -> None
     async with cluster.client(tools=[show]) as client:
         await client.cancel(RUN)
     hellos = cluster.first.hellos + cluster.second.hellos
-    assert [hello.client_id for hello in hellos] == ["cli_test", "cli_test"]
-    assert [[tool.name for tool in hello.tools] for hello in hellos] == [["show"], ["show"]]
+    assert [(hello.client_id, [tool.name for tool in hello.tools]) for hello in hellos] == [("cli_test", ["show"])] * 2
     (definition,) = hellos[0].front_end_tools
     assert (definition.name, definition.context) == ("show", call_pb2.EXECUTION_CONTEXT_FRONTEND)
     assert b'"required":["title"]' in definition.arguments_schema_json
@@ -179,8 +178,8 @@ async def test_every_offered_call_is_answered(cluster: Cluster) -> None:
     results = [frame.tool_result for frame in cluster.book.sent("tool_result")]
     for each in results:
         content, is_error = answers[each.call_id]
-        assert (each.content_json.decode().startswith(content), each.is_error) == (True, is_error), each
-    assert {each.offer_epoch for each in results} == {3}
+        starts = each.content_json.decode().startswith(content)
+        assert (starts, each.is_error, each.offer_epoch) == (True, is_error, 3), each
 
 
 def waiting_tool() -> tuple[Tool[..., Any], list[str], asyncio.Event]:
@@ -266,12 +265,10 @@ async def test_a_revoked_call_offered_again_during_cleanup_runs_again(cluster: C
 
 
 async def test_every_call_fails_once_the_server_is_unreachable_too_long() -> None:
-    client = AsyncClient("127.0.0.1:1", environment={}, retry_seconds=0.1).session()
-    async with client:
-        with pytest.raises(NoAnswer):
-            await asyncio.wait_for(client.start("go"), 60)
-        with pytest.raises(NoAnswer):
-            await client.next_frame()
+    async with AsyncClient("127.0.0.1:1", environment={}, retry_seconds=0.1).session() as client:
+        for call in (client.start("go"), client.next_frame()):
+            with pytest.raises(NoAnswer):
+                await asyncio.wait_for(call, 60)
 
 
 async def test_an_oversized_frame_is_refused_and_the_session_continues(cluster: Cluster) -> None:
@@ -329,19 +326,18 @@ async def test_a_refused_or_replaced_client_does_not_retry(cluster: Cluster) -> 
             await client.start("go")
 
 
-async def test_a_function_that_no_front_end_can_run_is_refused(cluster: Cluster) -> None:
-    for function, says in ((compute, "tool that the registry runs"), (len, "decorate the function")):
-        with pytest.raises(ToolDefinitionError, match=says):
-            cluster.client(tools=[function])
+@for_each(("function", "says"), [(compute, "tool that the registry runs"), (len, "decorate the function")])
+async def test_a_function_that_no_front_end_can_run_is_refused(cluster: Cluster, function: Any, says: str) -> None:
+    with pytest.raises(ToolDefinitionError, match=says):
+        cluster.client(tools=[function])
 
 
 async def test_a_session_outside_its_context_raises_immediately(cluster: Cluster) -> None:
     client = cluster.client()
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="use it within"):
-            await asyncio.wait_for(client.start("go"), 60)
-        with pytest.raises(RuntimeError, match="use it within"):
-            await asyncio.wait_for(client.next_frame(), 60)
+        for call in (client.start("go"), client.next_frame()):
+            with pytest.raises(RuntimeError, match="use it within"):
+                await asyncio.wait_for(call, 60)
         async with client:
             await client.start("go")
 
@@ -356,8 +352,8 @@ async def test_progress_of_a_function_is_reported(cluster: Cluster) -> None:
         await cluster.book.offer("call_1", "slow", epoch=2)
         await cluster.book.until(lambda book: bool(book.sent("tool_result")))
     report = cluster.book.sent("tool_progress")[0].tool_progress
-    assert (report.call_id, report.offer_epoch, report.fraction) == ("call_1", 2, 0.5)
-    assert report.message == "half of call_1".ljust(1024, ".")
+    message = "half of call_1".ljust(1024, ".")
+    assert (report.call_id, report.offer_epoch, report.fraction, report.message) == ("call_1", 2, 0.5, message)
 
 
 async def test_an_error_is_truncated_to_the_result_limit() -> None:
@@ -373,5 +369,4 @@ async def test_an_error_is_truncated_to_the_result_limit() -> None:
         context = context_of(call, threading.Event(), lambda _fraction, _message: None)
         with ThreadPoolExecutor(1) as threads:
             content, is_error = await perform(fail, call, context, threads)
-        assert is_error
-        assert 1 < len(content) <= 1024 * 1024
+        assert (is_error, 1 < len(content) <= 1024 * 1024) == (True, True)

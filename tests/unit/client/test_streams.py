@@ -95,8 +95,7 @@ async def test_an_unavailable_server_is_retried_for_the_configured_time(time: Ti
             await read(time, (1,), (NoAnswer("away"),), retry_seconds=retry_seconds)
         assert retry_seconds <= time.now - SILENCE_SECONDS_MAX < retry_seconds + 2
     time.now = 0.0
-    unavailable = [(NoAnswer("away"),)] * 1000
-    assert await read(time, (1,), *unavailable, (2, EOF), retry_seconds=math.inf) == [1, 2]
+    assert await read(time, (1,), *([(NoAnswer("away"),)] * 1000), (2, EOF), retry_seconds=math.inf) == [1, 2]
 
 
 async def test_a_silent_stream_is_reopened_before_the_timeout(time: Time) -> None:
@@ -198,5 +197,4 @@ async def test_a_job_is_read_and_controlled_with_its_own_methods(service: Servic
 def test_methods_of_a_job_block_if_it_comes_from_the_blocking_client(service: Service) -> None:
     with Client("127.0.0.1:1", environment={}) as pawl:
         jobs = [pawl.start_job("scrape"), pawl.get_job("run_1"), *pawl.list_jobs()]
-        assert [job.stop() for job in jobs] == [JOB] * 3
-        assert jobs[0].result().output_text == "done"
+        assert ([job.stop() for job in jobs], jobs[0].result().output_text) == ([JOB] * 3, "done")

@@ -31,8 +31,7 @@ class Service:
             self._reads += 1
             end_time = Timestamp(seconds=9) if self._reads == 3 else None
             run = run_pb2.Run(run_id=request.run_id, last_seq=self._reads, end_time=end_time)
-            response = agent_pb2.GetRunResponse if method == "GetRun" else workflow_pb2.GetExecutionResponse
-            return response(run=run)
+            return (agent_pb2.GetRunResponse if method == "GetRun" else workflow_pb2.GetExecutionResponse)(run=run)
 
         return answer
 

@@ -38,8 +38,12 @@ class Page:
             message = {"id": name, "role": "tool", "toolCallId": event["toolCallId"], "content": event["content"]}
             assert name not in {each["id"] for each in self.messages}
             self.messages.append(message)
-        elif kind.startswith("SUBAGENT"):
-            self._agent(kind, event["subagentRunId"])
+        elif kind == "SUBAGENT_STARTED":
+            assert event["subagentRunId"] not in self.agents, "an agent started twice"
+            self.agents.add(event["subagentRunId"])
+            self.open.add(("SUBAGENT", event["subagentRunId"]))
+        elif kind == "SUBAGENT_FINISHED":
+            self.open.remove(("SUBAGENT", event["subagentRunId"]))
         elif kind.endswith(("_START", "_STARTED")):
             self._start(kind, name, event)
         elif kind.endswith(("_END", "_FINISHED")):
@@ -60,14 +64,6 @@ class Page:
         kept = [each for each in self.messages if each["role"] in left]
         self.messages = [*kept, *(dict(each) for each in messages)]
 
-    def _agent(self, kind: str, name: str) -> None:
-        if kind == "SUBAGENT_STARTED":
-            assert name not in self.agents, "an agent started twice"
-            self.agents.add(name)
-            self.open.add(("SUBAGENT", name))
-        else:
-            self.open.remove(("SUBAGENT", name))
-
     def _start(self, kind: str, name: str, event: dict[str, Any]) -> None:
         assert (_base(kind), name) not in self.open, f"{name} is open"
         self.open.add((_base(kind), name))
@@ -78,8 +74,7 @@ class Page:
             parent = event["parentMessageId"]
             if parent not in {each["id"] for each in self.messages}:
                 self.messages.append({"id": parent, "role": "assistant", "content": ""})
-            function = {"name": event["toolCallName"], "arguments": ""}
-            call = {"id": name, "type": "function", "function": function}
+            call = {"id": name, "type": "function", "function": {"name": event["toolCallName"], "arguments": ""}}
             self._message(parent).setdefault("toolCalls", []).append(call)
 
     def _message(self, name: str) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, cast
-from unittest.mock import AsyncMock, MagicMock
+from unittest.mock import ANY, AsyncMock, MagicMock
 
 import msgspec
 import pytest
@@ -48,26 +48,23 @@ def encoded(value: Any) -> str:
     return base64.b64encode(json.dumps(value).encode()).decode()
 
 
-def test_an_interrupt_is_preceded_by_all_messages() -> None:
-    for legacy in [False, True]:
-        fold = Fold("run", legacy=legacy, before=[{"id": "mine", "role": "user", "content": "hello"}])
-        log: list[dict[str, Any]] = [
-            {"seq": "1", "roundStarted": {"round": 1}},
-            {"seq": "2", "outputDelta": {"text": "May I?"}},
-            {"seq": "3", "callChanged": {"call": call("call_1", "AWAITING_APPROVAL")}},
-        ]
-        for each in log:
-            fold.fold(each)
-        asked = agui_input.outcome(agui_input.read({"threadId": "t", "runId": "r", "messages": []}), WAITING)
-        assert asked is not None
-        *_, snapshot, end = fold.finish(asked)
-        assert end["outcome"]["type"] == "interrupt"
-        assert snapshot["type"] == "MESSAGES_SNAPSHOT"
-        assert [(each["role"], each["content"]) for each in snapshot["messages"]] == [
-            ("user", "hello"),
-            ("assistant", "May I?"),
-        ]
-        assert snapshot["messages"][1]["toolCalls"][0]["id"] == "call_1"
+def folded(fold: Fold, log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events for a log whose entries are numbered from 1."""
+    return [event for seq, each in enumerate(log, 1) for event in fold.fold({"seq": str(seq)} | each)]
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_an_interrupt_is_preceded_by_all_messages(*, legacy: bool) -> None:
+    fold = Fold("run", legacy=legacy, before=[{"id": "mine", "role": "user", "content": "hello"}])
+    called = {"callChanged": {"call": call("call_1", "AWAITING_APPROVAL")}}
+    folded(fold, [{"roundStarted": {"round": 1}}, {"outputDelta": {"text": "May I?"}}, called])
+    asked = agui_input.outcome(agui_input.read({"threadId": "t", "runId": "r", "messages": []}), WAITING)
+    assert asked is not None
+    *_, snapshot, end = fold.finish(asked)
+    assert (snapshot["type"], end["outcome"]["type"]) == ("MESSAGES_SNAPSHOT", "interrupt")
+    messages = snapshot["messages"]
+    shown = [(each["role"], each["content"], each.get("toolCalls", [{}])[0].get("id")) for each in messages]
+    assert shown == [("user", "hello", None), ("assistant", "May I?", "call_1")]
 
 
 WAITING: dict[str, Any] = {
@@ -91,15 +88,14 @@ def resume(**more: Any) -> list[agui_input.Resume]:
 
 
 def test_a_complete_resume_is_converted_to_decisions() -> None:
-    approval, question, _ = [each["message"] for each in agui_input.interrupts(WAITING)]
-    assert (
-        approval
-        == "Allow tool to run?\n\nIf nobody decides by 2026-05-02 00:00 UTC, it is escalated, or the call does not run."
-    )
-    assert question == "Which?<U+202E>", "hidden characters are marked"
+    expiry = "If no one decides by 2026-05-02 00:00 UTC, the call does not run, or the deadline is extended once."
+    assert [each["message"] for each in agui_input.interrupts(WAITING)][:2] == [
+        f"Allow tool to run?\n\n{expiry}",
+        "Which?<U+202E>",  # hidden characters are marked
+    ]
     answers_given = agui_input.answers(resume(), WAITING, [], {})
-    assert [each["kind"] for each in answers_given.decisions] == ["DECISION_KIND_APPROVE", "DECISION_KIND_ANSWER"]
-    assert answers_given.decisions[0]["digest"] == "d1"
+    decisions = [(each["kind"], each.get("digest")) for each in answers_given.decisions]
+    assert decisions == [("DECISION_KIND_APPROVE", "d1"), ("DECISION_KIND_ANSWER", ANY)]
     assert (answers_given.tokens, answers_given.stops, answers_given.late) == ({"run": 9}, [], [])
 
 
@@ -110,10 +106,13 @@ def test_late_answers_are_reported_and_unknown_answers_are_refused() -> None:
     known["call_8"]["approval"] = {"decision": decision}  # type: ignore[assignment]  # JSON
     assert agui_input.settled("call_9.d", known) == "pay was already settled: expired."
     assert agui_input.settled("call_8.d", known) == "pay was already decided by bob: reject."
-    with pytest.raises(CallNotFound):
-        agui_input.answers(resume(**{"call_9.d": None}), WAITING, [], {})
-    with pytest.raises(DigestMismatch):
-        agui_input.answers(resume(**{"call_1.old": {"approved": True}}), WAITING, [], {})
+    rows: list[tuple[dict[str, Any], type[Exception]]] = [
+        ({"call_9.d": None}, CallNotFound),
+        ({"call_1.old": {"approved": True}}, DigestMismatch),
+    ]
+    for answers, error in rows:
+        with pytest.raises(error):
+            agui_input.answers(resume(**answers), WAITING, [], {})
 
 
 def test_an_incomplete_duplicate_or_invalid_resume_is_refused() -> None:
@@ -171,8 +170,7 @@ def test_the_error_for_an_invalid_request_names_the_field() -> None:
         ({"tools": [{"name": "show", "description": "d", "parameters": 3}]}, "of show must be a JSON Schema"),
         ({"forwardedProps": {"pawl": {"nope": 1}}}, "forwardedProps.pawl: .*nope"),
     ]
-    accepted = [(wrong, says) for wrong, says in rows if not_explained(InvalidField, read, [(wrong, says)])]
-    assert accepted == []
+    assert [(wrong, says) for wrong, says in rows if not_explained(InvalidField, read, [(wrong, says)])] == []
     assert (
         not_explained(
             InvalidField, agui_input.read_stop, [({"threadId": "t"}, "threadId and runId are required: .*run_?[iI]d")]
@@ -181,8 +179,8 @@ def test_the_error_for_an_invalid_request_names_the_field() -> None:
     )
 
 
-@pytest.mark.parametrize("named", ["r1", "run_1", "r0", "run_0"])
-async def test_cancel_stops_only_the_run_it_names(named: str) -> None:
+@pytest.mark.parametrize(("named", "is_its"), [("r1", True), ("run_1", True), ("r0", False), ("run_0", False)])
+async def test_cancel_stops_only_the_run_it_names(named: str, *, is_its: bool) -> None:
     """A request to stop may arrive after its run has ended, while the next run is active."""
     services, body = MagicMock(), {"threadId": "t", "runId": "r1"}
     message = {"id": "m", "role": "user", "content": "go"}
@@ -193,11 +191,8 @@ async def test_cancel_stops_only_the_run_it_names(named: str) -> None:
     services.call = AsyncMock(side_effect=[*answers, last])
     stop = agui_input.read_stop(body | {"runId": named})
     thread = _Thread(services, (), agui_input.read(body | {"messages": []}))
-    if named in {"r1", "run_1"}:
+    with nullcontext() if is_its else pytest.raises(RunNotFound):
         assert (await thread.stop(stop.run_id))["run"]["runId"] == "run_1"
-    else:
-        with pytest.raises(RunNotFound):
-            await thread.stop(stop.run_id)
 
 
 @pytest.mark.parametrize("conversation_id", ["conv_1", "conv_2"])
@@ -214,10 +209,7 @@ async def test_cancel_stops_only_a_job_of_its_thread(conversation_id: str) -> No
         ]
     )
     thread = _Thread(services, (), agui_input.read({"threadId": "t", "runId": "run_7", "messages": []}))
-    if conversation_id == "conv_2":
-        with pytest.raises(RunNotFound):
-            await thread.stop("run_7")
-    else:
+    with nullcontext() if conversation_id == "conv_1" else pytest.raises(RunNotFound):
         assert (await thread.stop("run_7"))["job"]["state"] == "RUN_STATE_CANCELLING"
 
 
@@ -243,8 +235,8 @@ async def test_activities_include_open_jobs_and_jobs_that_the_page_still_shows()
         ("ACTIVITY_SNAPSHOT", "run_2"),
         ("ACTIVITY_SNAPSHOT", "run_1"),
     ]
-    assert events[1]["content"]["state"] == "RUN_STATE_CANCELLED"
-    assert "lastResult" not in events[1]["content"]
+    content = events[1]["content"]
+    assert (content["state"], "lastResult" in content) == ("RUN_STATE_CANCELLED", False)
 
 
 async def test_disconnecting_after_the_last_event_does_not_stop_the_run() -> None:
@@ -456,27 +448,27 @@ def test_child_runs_edits_and_void_attempts_are_shown() -> None:
         {"messageAdded": {"message": message}},
     ]
     fold = Fold("run", legacy=False)
-    numbered = [event | {"seq": str(number)} for number, event in enumerate(log, 1)]
-    events = [event for each in numbered for event in fold.fold(each)]
+    events = folded(fold, log)
     assert [event["type"] for event in events if event["type"].startswith("SUBAGENT")] == [
         "SUBAGENT_STARTED",
         "SUBAGENT_FINISHED",
     ]
-    assert fold.fold(numbered[-1]) == [], "a repeated event changes nothing"
+    assert fold.fold({"seq": str(len(log))} | log[-1]) == [], "a repeated event changes nothing"
     called = {"call": "call_1", "tool": "tool", "arguments": '{"a": 2}', "result": '{"state": "SUCCEEDED"}'}
     assert shown(page_of(events)) == [called, {"reasoning": "so"}, {"text": "Done."}]
 
 
 @pytest.mark.parametrize("legacy", [False, True])
 def test_ag_ui_matches_the_golden_log(legacy: bool) -> None:
+    """The log is also whole for a client that joins mid-run."""
     log = json.loads(LOG.read_text())
-    fold = Fold(log[0]["runId"], legacy=legacy)
-    assert shown(page_of([event for each in log for event in fold.fold(each)])) == json.loads(TOLD.read_text())
-    for index in range(2, len(log)):  # a client that joins mid-run
+    for index in range(len(log)):
         fold = Fold(log[0]["runId"], legacy=legacy)
-        for each in log[:index]:
-            fold.fold(each)
-        events = [*fold.attach(), *(event for each in log[index:] for event in fold.fold(each))]
+        before = [event for each in log[:index] for event in fold.fold(each)]
+        events = [
+            *(fold.attach() if index > 1 else before),
+            *(event for each in log[index:] for event in fold.fold(each)),
+        ]
         assert shown(page_of(events)) == json.loads(TOLD.read_text()), index
 
 
@@ -486,10 +478,9 @@ def test_answers_have_the_same_ids_in_the_stream_and_in_a_later_snapshot() -> No
     fold = Fold(log[0]["runId"], legacy=False)
     live = page_of([event for each in log for event in fold.fold(each)])
     messages = [each["messageAdded"]["message"] for each in log if "messageAdded" in each]
-    later = [each for message in messages for each in message_of(message, {})]
     answers = [
         [each["id"] for each in found if each["role"] == "assistant" and each["content"]]
-        for found in (live.messages, later)
+        for found in (live.messages, [each for message in messages for each in message_of(message, {})])
     ]
     assert answers[0] == answers[1] != []
 

@@ -23,7 +23,7 @@ from pawl.gateway.login import session
 from pawl.gateway.login.session import Seal, Session
 from pawl.gateway.services import PUBLIC, WATCH_RUN, find
 from pawl.gateway.web import hosts
-from tests.tables import not_refused, refusal
+from tests.tables import for_each, not_refused, refusal
 
 HOSTS = frozenset({"pawl.example.com", "other.example.com:8443"})
 OWN = {"host": "pawl.example.com:7600", "origin": "https://pawl.example.com:7600"}
@@ -109,10 +109,8 @@ def test_a_key_is_sent_as_a_bearer_token() -> None:
 
 
 def test_every_kind_of_error_has_a_status() -> None:
-    assert set(hosts.HTTP_STATUS) == set(Kind)
-    assert hosts.http_status(RunNotFound()) == 404
-    assert hosts.http_status(TooLarge()) == 413
-    assert hosts.http_status(ForeignHost()) == 421
+    assert (set(hosts.HTTP_STATUS), hosts.http_status(RunNotFound())) == (set(Kind), 404)
+    assert (hosts.http_status(TooLarge()), hosts.http_status(ForeignHost())) == (413, 421)
 
 
 KEY = "k" * 32
@@ -147,13 +145,13 @@ def test_a_key_too_long_for_a_cookie_is_refused() -> None:
     session.check_sealed(Seal(KEY).close(Session(key="k" * 2500, end_time=1.0)))
 
 
-def test_values_not_allowed_in_metadata_are_refused() -> None:
-    for field in ("key", "pawl-store", "pawl-user"):
-        for value in ("\u00e9", "a\nb", "a\tb", "a\x7f", "a\0"):
-            given_ = {"key": "k", "pawl-store": "", "pawl-user": ""} | {field: value}
-            with pytest.raises(InvalidField) as raised:
-                session.metadata(given_["key"], store=given_["pawl-store"], user=given_["pawl-user"])
-            assert raised.value.metadata["field"] == field
+@for_each("field", ["key", "pawl-store", "pawl-user"])
+def test_values_not_allowed_in_metadata_are_refused(field: str) -> None:
+    for value in ("\u00e9", "a\nb", "a\tb", "a\x7f", "a\0"):
+        given_ = {"key": "k", "pawl-store": "", "pawl-user": ""} | {field: value}
+        with pytest.raises(InvalidField) as raised:
+            session.metadata(given_["key"], store=given_["pawl-store"], user=given_["pawl-user"])
+        assert raised.value.metadata["field"] == field
 
 
 GIVES_RUN = "pawl.agent.v1.AgentService/GetRun"
@@ -165,7 +163,7 @@ def test_exactly_the_user_facing_methods_are_public() -> None:
     streams_in = {"pawl.agent.v1.AgentService/Session", "pawl.tool.v1.DocumentService/PutDocument"}
     # Files do not pass through JSON.
     streams_in |= {f"pawl.tool.v1.FileService/{method}" for method in ("PutFile", "GetFile", "ListFiles")}
-    packages = ("/pawl.agent.v1.", "/pawl.tool.v1.", "/pawl.notify.v1.")
+    packages = ("/pawl.agent.v1.", "/pawl.tool.v1.", "/pawl.notify.v1.", "/pawl.settings.v1.")
     meant = {
         name[1:]
         for name, callers in CALLERS.items()

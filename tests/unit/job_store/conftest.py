@@ -21,3 +21,21 @@ def run_id(world: World) -> str:
 @pytest.fixture
 def desk() -> Desk:
     return Desk()
+
+
+@pytest.fixture
+def root(desk: Desk) -> str:
+    """Return a run that a message started."""
+    return desk.start_run()
+
+
+@pytest.fixture
+def agent(desk: Desk, root: str) -> str:
+    """Return a run to which `root` has delegated a call."""
+    return desk.delegate(root)
+
+
+@pytest.fixture
+def job(desk: Desk, root: str) -> str:
+    """Return a job of `root`, which has ended."""
+    return desk.job_of_ended(root)

@@ -49,6 +49,12 @@ class Desk(World):
         self.commit(run_id, calls=(detached,), delegations=(delegation(f"call_{name}", f"job_{name}", is_job=True),))
         return f"job_{name}"
 
+    def job_of_ended(self, run_id: str) -> str:
+        """Start a job of a run, and end the run."""
+        job = self.start_job(run_id)
+        self.end(run_id)
+        return job
+
     def delegate(self, run_id: str) -> str:
         """Delegate a call of a run, and return the delegated run, which a worker has started."""
         name = f"{run_id}_{self.number()}"
@@ -99,18 +105,10 @@ class Desk(World):
         return entered
 
 
-def desk_with_a_job() -> tuple[Desk, str]:
-    desk = Desk()
-    run_id = desk.start_run()
-    job = desk.start_job(run_id)
-    desk.end(run_id)
-    return desk, job
-
-
 def desk_with_a_turn() -> tuple[Desk, str]:
     """Return the desk and a turn that a worker has started and that has received the notice of a job."""
-    desk, job = desk_with_a_job()
-    desk.end_job(job)
+    desk = Desk()
+    desk.end_job(desk.job_of_ended(desk.start_run()))
     turn = desk.take(desk.turns[0].run_id)
     desk.enter(turn)
     return desk, turn

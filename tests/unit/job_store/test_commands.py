@@ -5,6 +5,8 @@ Calls may be completed from outside, and one client at a time runs a front-end c
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +26,7 @@ from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, STORE, World, chan
 ACCEPTED, DUPLICATE, LATE = CommandOutcome.ACCEPTED, CommandOutcome.DUPLICATE, CommandOutcome.LATE
 OUTPUT = OwnerEvent(type="output.delta", body=b"text")
 PARKED: dict[str, Any] = {"state": RunState.WAITING, "waits": (1,), "lease": LeaseAction.PARK}
+FITS, FULL = nullcontext(), pytest.raises(QueueFull, match="queue this message")
 
 
 def waiting(world: World, state: CallState, **fields: object) -> str:
@@ -50,8 +53,7 @@ def test_a_repeated_last_step_returns_the_same_response(world: World, run_id: st
     first = world.commit(run_id, 1, **step)
     assert (first.first_seq, first.last_seq) == (4, 5)
     world.claim(run_id, "w2")
-    assert world.commit(run_id, 1, **step) == first
-    assert world.run(run_id).last_seq == 5
+    assert (world.commit(run_id, 1, **step), world.run(run_id).last_seq) == (first, 5)
 
 
 def test_a_run_with_an_unread_message_or_top_up_does_not_end(world: World) -> None:
@@ -90,8 +92,8 @@ def test_a_stopped_run_does_not_accept_decisions(world: World) -> None:
     run_id = waiting(world, CallState.AWAITING_APPROVAL)
     receipt = world.cancel(run_id)
     assert (receipt.outcome, receipt.pending) == (ACCEPTED, ())
-    assert world.decide(run_id, "call", DecisionKind.APPROVE).outcome is LATE
-    assert world.steer(run_id).outcome is LATE
+    late = [world.decide(run_id, "call", DecisionKind.APPROVE), world.steer(run_id)]
+    assert [receipt.outcome for receipt in late] == [LATE, LATE]
 
 
 def test_a_rewritten_call_keeps_the_time_since_which_it_has_been_waiting(world: World, run_id: str) -> None:
@@ -117,8 +119,7 @@ def test_progress_renews_the_lease_and_is_rate_limited(world: World) -> None:
         assert report("tab") is ACCEPTED
         world.advance(0.001)
     assert 1 < world.event_types(run_id).count("tool.progress") <= 11
-    assert world.run(run_id).command_count <= 11
-    assert world.unread(run_id) == ()
+    assert (world.run(run_id).command_count <= 11, world.unread(run_id)) == (True, ())
     assert world.call("call").offer.expire_time > world.now + timedelta(seconds=29)  # type: ignore[union-attr, operator]
     assert report("other") is CommandOutcome.WRONG_HOLDER
 
@@ -136,8 +137,7 @@ def test_a_call_is_decided_on_once_and_only_as_shown(world: World) -> None:
     run_id = waiting(world, CallState.AWAITING_APPROVAL)
     for digest, reason in ((EDITED_DIGEST, "DIGEST_MISMATCH"), ("", "DIGEST_REQUIRED")):
         assert world.decide(run_id, "call", DecisionKind.APPROVE, digest=digest).reason == reason
-    outcomes = [world.decide(run_id, "call", DecisionKind.REJECT, "no").outcome for _ in range(2)]
-    assert outcomes == [ACCEPTED, DUPLICATE]
+    assert [world.decide(run_id, "call", DecisionKind.REJECT, "no").outcome for _ in range(2)] == [ACCEPTED, DUPLICATE]
     late = world.decide(run_id, "call", DecisionKind.APPROVE)
     assert (late.reason, late.message.partition(" ")[2]) == ("ALREADY_DECIDED", "was already rejected by ann")
     world.claim(run_id)
@@ -176,9 +176,8 @@ def test_a_top_up_raises_the_budget_once_and_wakes_the_run(world: World) -> None
     run_id = world.start_run(token_budget=100)
     world.commit(run_id, **PARKED)
     receipt = top_up(world, run_id)
-    assert (receipt.outcome, receipt.run.token_budget) == (ACCEPTED, 150)
-    assert top_up(world, run_id).outcome is DUPLICATE
-    assert world.run(run_id).token_budget == 150
+    assert (receipt.outcome, top_up(world, run_id).outcome) == (ACCEPTED, DUPLICATE)
+    assert (receipt.run.token_budget, world.run(run_id).token_budget) == (150, 150)
     assert world.unit.events.rows[-1].body == ToppedUp(tokens=50, token_budget=150, user_id=UserId("ann"))
     assert world.claim(run_id) == 2
     assert top_up(world, run_id, TOKENS_MAX).reason == "TOKEN_CEILING", "larger budgets overflow"
@@ -189,8 +188,7 @@ def test_topping_up_a_run_with_a_shared_budget_is_refused(world: World) -> None:
     world.unit.put_run(replace(world.run(run_id), budget_run_id=RunId("run_top")))
     receipt = top_up(world, run_id)
     assert (receipt.outcome, receipt.reason) == (CommandOutcome.REFUSED, "NO_TOKEN_BUDGET")
-    assert "run_top" in receipt.message
-    assert world.run(run_id).token_budget == 100
+    assert ("run_top" in receipt.message, world.run(run_id).token_budget) == (True, 100)
 
 
 def test_the_token_ceiling_limits_top_ups_in_total(world: World) -> None:
@@ -204,14 +202,12 @@ def test_a_runs_unread_commands_are_limited(world: World) -> None:
     """I19: the limits cover top-ups, the number of people who send messages, and receipts of refused commands."""
     limits: dict[str, Any] = {"inbox_limits": inbox.Limits(commands_max=2, people_max=2, idle_receipts_max=3)}
     run_id = world.start_run(token_budget=100, people=("zed",))
-    for user_id in ("olga", "zed", "cyd"):
-        world.send(run_id, Steer(), people=(user_id,), inbox_limits=inbox.Limits(people_max=2))
-    with pytest.raises(QueueFull, match="queue this message"):
-        world.send(run_id, Steer(), people=("dan",), inbox_limits=inbox.Limits(people_max=2))
-    for _ in range(2):
-        world.send(run_id, TopUp(tokens=1), **limits)
-    with pytest.raises(QueueFull):
-        world.send(run_id, TopUp(tokens=1), **limits)
+    for user_id, end in (("olga", FITS), ("zed", FITS), ("cyd", FITS), ("dan", FULL)):
+        with end:
+            world.send(run_id, Steer(), people=(user_id,), inbox_limits=inbox.Limits(people_max=2))
+    for end in (FITS, FITS, pytest.raises(QueueFull)):
+        with end:
+            world.send(run_id, TopUp(tokens=1), **limits)
     kept = world.run(run_id).command_count
     refused = [world.send(run_id, Redrive(), as_operator=True, **limits).outcome for _ in range(5)]
     assert refused == [CommandOutcome.REFUSED] * 5
@@ -232,8 +228,7 @@ def test_a_completion_wakes_a_parked_run_and_is_stored_once(world: World, run_id
     assert world.run(run_id).claim_at is None
     for _ in range(3):
         note(world, run_id)
-    assert world.run(run_id).claim_at == world.now
-    assert unread(world, run_id) == [b"call_1"]
+    assert (world.run(run_id).claim_at, unread(world, run_id)) == (world.now, [b"call_1"])
     note(world, run_id, b"call_2")
     assert unread(world, run_id) == [b"call_1", b"call_2"]
 
@@ -274,15 +269,16 @@ def test_a_lease_is_renewed_only_for_its_holder(world: World) -> None:
 
 def test_only_an_offered_call_can_be_leased(world: World) -> None:
     run_id = offered(world, deadline_time=world.now + timedelta(seconds=10))
-    assert world.lease(run_id, "none", "tab").call is None
-    assert world.lease("none", "call", "tab").call is None
+    assert (world.lease(run_id, "none", "tab").call, world.lease("none", "call", "tab").call) == (None, None)
     world.advance(10)
     assert not world.lease(run_id, "call", "tab").granted
-    for settle in (lambda world, run_id: world.result(run_id, "call"), World.cancel):
-        world = World()
-        run_id = offered(world)
-        settle(world, run_id)
-        assert not world.lease(run_id, "call", "tab").granted
+
+
+@pytest.mark.parametrize("settle", [lambda world, run_id: world.result(run_id, "call"), World.cancel])
+def test_a_settled_call_cannot_be_leased(world: World, settle: Callable[[World, str], Any]) -> None:
+    run_id = offered(world)
+    settle(world, run_id)
+    assert not world.lease(run_id, "call", "tab").granted
 
 
 def test_a_call_offered_again_gets_a_higher_epoch(world: World) -> None:
@@ -293,8 +289,7 @@ def test_a_call_offered_again_gets_a_higher_epoch(world: World) -> None:
     world.decide(run_id, "call", DecisionKind.APPROVE, "yes")
     world.commit(run_id, calls=(change("call", CallState.OFFERED, digest=DIGEST),), consumed=("yes",))
     assert world.call("call").offer.client_id == ""  # type: ignore[union-attr]
-    world.lease(run_id, "call", "tab")
-    assert world.call("call").offer.epoch == 2  # type: ignore[union-attr]
+    assert world.lease(run_id, "call", "tab").call.offer.epoch == 2  # type: ignore[union-attr]
 
 
 def test_a_call_released_by_its_holder_is_offered_again(world: World) -> None:

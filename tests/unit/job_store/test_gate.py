@@ -15,15 +15,18 @@ from pawl.job_store.ledger.rules.command import Receipt, Steer
 from pawl.job_store.ledger.rules.decisions import Decide
 from pawl.job_store.ledger.rules.events import CallChanged
 from pawl.values import CallState, DecisionKind, DecisionRight, Series
+from tests.tables import for_each
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change, delegation
 
 STARTS = (CallState.RUNNABLE, CallState.RUNNING, CallState.OFFERED)
 EDITED: dict[str, Any] = {"digest": EDITED_DIGEST, "arguments": b'{"to":"bob"}'}
 
 
-def gated(world: World, **fields: Any) -> str:
-    run_id = world.start_run()
-    world.commit(run_id, calls=(change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, **fields),))
+def gated(world: World, required: int = 1, *, who: dict[str, Any] = {}, **fields: Any) -> str:  # noqa: B006
+    """Return a run whose call awaits `required` approvals."""
+    run_id = world.start_run(**who)
+    waits = change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, approvals_required=required, **fields)
+    world.commit(run_id, calls=(waits,))
     return run_id
 
 
@@ -31,23 +34,23 @@ def start_call(world: World, run_id: str, state: CallState = CallState.RUNNING, 
     world.commit(run_id, calls=(change("call", state, **({"digest": DIGEST} | fields)),), consumed=consumed)
 
 
-def test_a_gated_call_starts_only_in_the_step_that_consumes_its_approval() -> None:
+@for_each("state", STARTS)
+def test_a_gated_call_starts_only_in_the_step_that_consumes_its_approval(state: Any) -> None:
     """I9, I10: no earlier step can start the call."""
-    for state in STARTS:
-        world = World()
-        run_id = world.start_run()
+    world = World()
+    run_id = world.start_run()
+    with pytest.raises(IllegalTransition):
+        start_call(world, run_id, state)
+    world = World()
+    run_id = gated(world)
+    for digest in (DIGEST, ""):
         with pytest.raises(IllegalTransition):
-            start_call(world, run_id, state)
-        world = World()
-        run_id = gated(world)
-        for digest in (DIGEST, ""):
-            with pytest.raises(IllegalTransition):
-                start_call(world, run_id, state, digest=digest)
-        world.decide(run_id, "call", DecisionKind.APPROVE, "yes")
-        with pytest.raises(InboxChanged):
-            start_call(world, run_id, state)
-        start_call(world, run_id, state, "yes")
-        assert world.call("call").decision.user_id == "ann"  # type: ignore[union-attr]
+            start_call(world, run_id, state, digest=digest)
+    world.decide(run_id, "call", DecisionKind.APPROVE, "yes")
+    with pytest.raises(InboxChanged):
+        start_call(world, run_id, state)
+    start_call(world, run_id, state, "yes")
+    assert world.call("call").decision.user_id == "ann"  # type: ignore[union-attr]
 
 
 def test_only_a_read_only_call_may_be_created_as_settled(world: World, run_id: str) -> None:
@@ -90,14 +93,15 @@ def test_an_approved_or_edited_call_starts_only_as_decided() -> None:
             start_call(world, run_id, state, *world.unread(run_id), **right)
 
 
-def test_a_rejected_or_answered_call_does_not_start() -> None:
-    for kind, end in ((DecisionKind.REJECT, CallState.REJECTED), (DecisionKind.ANSWER, CallState.SUCCEEDED)):
-        world = World()
-        run_id = gated(world)
-        world.decide(run_id, "call", kind, "no")
-        with pytest.raises(IllegalTransition):
-            start_call(world, run_id, CallState.RUNNING, "no")
-        start_call(world, run_id, end, "no")
+@pytest.mark.parametrize(
+    ("kind", "end"), [(DecisionKind.REJECT, CallState.REJECTED), (DecisionKind.ANSWER, CallState.SUCCEEDED)]
+)
+def test_a_rejected_or_answered_call_does_not_start(world: World, kind: DecisionKind, end: CallState) -> None:
+    run_id = gated(world)
+    world.decide(run_id, "call", kind, "no")
+    with pytest.raises(IllegalTransition):
+        start_call(world, run_id, CallState.RUNNING, "no")
+    start_call(world, run_id, end, "no")
 
 
 def test_an_answer_to_a_tool_leaves_its_approval_unchanged(world: World) -> None:
@@ -180,9 +184,8 @@ def granted(world: World) -> str:
 def test_calls_in_a_granted_series_start_once_each_up_to_the_limit(world: World) -> None:
     run_id = granted(world)
     for number in (2, 3):
-        world.commit(run_id, calls=(iteration_call(f"call_{number}", CallState.RUNNABLE, number),))
-        world.commit(run_id, calls=(iteration_call(f"call_{number}", CallState.RUNNING, number, attempt=1),))
-        world.commit(run_id, calls=(iteration_call(f"call_{number}", CallState.RUNNING, number, attempt=2),))
+        for state, attempt in ((CallState.RUNNABLE, 1), (CallState.RUNNING, 1), (CallState.RUNNING, 2)):
+            world.commit(run_id, calls=(iteration_call(f"call_{number}", state, number, attempt=attempt),))
     grant = world.run(run_id).grant
     assert grant is not None
     assert (grant.call_id, grant.uses, [each.user_id for each in grant.approvals]) == ("call_1", 3, ["cyd"])
@@ -210,12 +213,12 @@ def test_other_calls_cannot_start_under_a_grant(world: World, other: dict[str, A
 
 
 @pytest.mark.parametrize(("given_by", "enough"), [(("cyd",), 1), (("cyd", "dan"), 2)])
-def test_a_grant_covers_calls_only_as_long_as_it_has_enough_approvals(given_by: tuple[str, ...], enough: int) -> None:
+def test_a_grant_covers_calls_only_as_long_as_it_has_enough_approvals(
+    world: World, given_by: tuple[str, ...], enough: int
+) -> None:
     """I9: the current number of required approvals counts, not the number at the first call."""
-    world = World()
     run_id = asked(world, approvals_required=len(given_by))
-    for user_id in given_by:
-        assert decide(world, run_id, user_id).reason == ""
+    assert [decide(world, run_id, user_id).reason for user_id in given_by] == [""] * len(given_by)
     started(world, run_id, approvals_required=len(given_by))
     world.commit(run_id, calls=(iteration_call("call_2", CallState.RUNNABLE, 2, approvals_required=enough),))
     with pytest.raises(IllegalTransition):
@@ -234,9 +237,9 @@ def test_a_grant_covers_the_edited_series(world: World) -> None:
             started(world, run_id, **({"digest": EDITED_DIGEST, "arguments": b'{"to":"bob"}'} | wrong))
     shown: dict[str, Any] = {"digest": EDITED_DIGEST, "arguments": b'{"to":"bob"}', "series": edited}
     started(world, run_id, **shown)
-    world.commit(run_id, calls=(iteration_call("call_2", CallState.RUNNABLE, 2, **shown),))
-    with pytest.raises(IllegalTransition):
-        world.commit(run_id, calls=(iteration_call("call_3", CallState.RUNNABLE, 3, **shown),))
+    for number, end in ((2, nullcontext()), (3, pytest.raises(IllegalTransition))):
+        with end:
+            world.commit(run_id, calls=(iteration_call(f"call_{number}", CallState.RUNNABLE, number, **shown),))
     grant = world.run(run_id).grant
     assert grant is not None
     assert (grant.arguments, grant.series.interval_seconds) == (b'{"to":"bob"}', 5.0)
@@ -251,13 +254,13 @@ def test_approving_one_call_does_not_grant_the_series(world: World) -> None:
         world.commit(run_id, calls=(iteration_call("call_2", CallState.RUNNABLE, 2),))
 
 
-def test_a_series_grant_needs_an_offer_and_matching_approvals(world: World) -> None:
-    assert decide(world, asked(world, series=None)).reason == "GRANT_NOT_OFFERED"
-    world = World()
+def test_a_series_grant_needs_an_offer_and_matching_approvals() -> None:
+    world, other = World(), World()
+    assert decide(other, asked(other, series=None)).reason == "GRANT_NOT_OFFERED"
     run_id = asked(world, approvals_required=2)
-    assert decide(world, run_id, "cyd").reason == ""
-    assert decide(world, run_id, "dan", for_series=False, digest=DIGEST).reason == "DIGEST_MISMATCH"
-    assert decide(world, run_id, "dan").reason == ""
+    once: dict[str, Any] = {"for_series": False, "digest": DIGEST}
+    for user_id, how, reason in (("cyd", {}, ""), ("dan", once, "DIGEST_MISMATCH"), ("dan", {}, "")):
+        assert decide(world, run_id, user_id, **how).reason == reason
 
 
 # Approvals: who may decide a gated call, how many are needed, and escalation (HITL-4, D6, D7).
@@ -265,13 +268,6 @@ def test_a_series_grant_needs_an_offer_and_matching_approvals(world: World) -> N
 
 CALL = CallId("call")
 EDIT: dict[str, Any] = {"arguments": b'{"to":"bob"}', "edited_digest": EDITED_DIGEST}
-
-
-def shared_gate(world: World, required: int = 1, **who: Any) -> str:
-    run_id = world.start_run(**who)
-    waits = change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, approvals_required=required)
-    world.commit(run_id, calls=(waits,))
-    return run_id
 
 
 def decided(
@@ -290,33 +286,26 @@ def decided(
     return receipt.outcome.name, receipt.reason
 
 
-def starts(world: World, run_id: str, *consumed: str) -> None:
-    world.commit(run_id, calls=(change("call", CallState.RUNNABLE, digest=DIGEST),), consumed=consumed)
-
-
 ACCEPTED = ("ACCEPTED", "")
 REFUSED = ("REFUSED", "PERMISSION_DENIED")
 AGAIN = ("LATE", "ALREADY_DECIDED")
 
 
 def test_two_users_other_than_the_starter_must_approve(world: World) -> None:
-    run_id = shared_gate(world, 2)
-    for kind in DecisionKind:
-        assert decided(world, run_id, "ann", kind) == REFUSED
+    run_id = gated(world, 2)
+    assert {decided(world, run_id, "ann", kind) for kind in DecisionKind} == {REFUSED}
     assert decided(world, run_id, "cyd") == ACCEPTED
     call = world.call("call")
-    assert (call.decision, call.reserved_by) == (None, "")
-    assert [approval.user_id for approval in call.approvals] == ["cyd"]
+    assert (call.decision, call.reserved_by, [approval.user_id for approval in call.approvals]) == (None, "", ["cyd"])
     assert world.event_types(run_id)[-1] == "tool.awaiting_approval"
     assert decided(world, run_id, "dan", command_id="second") == ACCEPTED
-    starts(world, run_id, "second")
+    start_call(world, run_id, CallState.RUNNABLE, "second")
     assert [approval.user_id for approval in world.call("call").approvals] == ["cyd", "dan"]
 
 
 def by(user_id: str, key: str = "", *people: str, shop: bool = False) -> dict[str, Any]:
     """Return a caller with a key that `people` created, or with a shop's delegate key."""
-    delegate = "shop" if shop else ""
-    return {"user_id": user_id, "credential_id": key, "people": people, "delegate_user_id": delegate}
+    return {"user_id": user_id, "credential_id": key, "people": people, "delegate_user_id": "shop" if shop else ""}
 
 
 # Required approvals, starter, and each further decision with its outcome.
@@ -350,14 +339,13 @@ APPROVERS: list[tuple[int, dict[str, Any], list[tuple[dict[str, Any], tuple[str,
 ]
 
 
-def test_approvals_by_the_same_person_count_once() -> None:
+@pytest.mark.parametrize(("required", "starter", "decisions"), APPROVERS)
+def test_approvals_by_the_same_person_count_once(
+    world: World, required: int, starter: dict[str, Any], decisions: list[tuple[dict[str, Any], tuple[str, str]]]
+) -> None:
     """HITL-4: another name, or another key made by the same person, does not count as a second person."""
-    for required, starter, decisions in APPROVERS:
-        world = World()
-        run_id = shared_gate(world, required, **starter)
-        assert [decided(world, run_id, **who) for who, _ in decisions] == [outcome for _, outcome in decisions], (
-            decisions
-        )
+    run_id = gated(world, required, who=starter)
+    assert [(who, decided(world, run_id, **who)) for who, _ in decisions] == decisions
 
 
 def test_users_who_steer_a_run_or_created_the_steering_key_cannot_approve(world: World) -> None:
@@ -366,14 +354,13 @@ def test_users_who_steer_a_run_or_created_the_steering_key_cannot_approve(world:
     world.commit(run_id, calls=(change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, approvals_required=2),))
     assert world.run(run_id).steered_by == ("olga", "shop")
     for who in (by("olga", "k3"), by("cyd", "k3", "olga"), by("shop", "k3"), by("zed", "k3")):
-        for kind in DecisionKind:
-            assert decided(world, run_id, kind=kind, **who) == REFUSED
+        assert {decided(world, run_id, kind=kind, **who) for kind in DecisionKind} == {REFUSED}
     assert decided(world, run_id, "cyd", credential_id="k4") == ACCEPTED
 
 
 def test_approvals_are_checked_again_before_the_call_starts(world: World) -> None:
     """The check does not rely on the checks that were made when the approvals were stored."""
-    run_id = shared_gate(world, 2)
+    run_id = gated(world, 2)
     decided(world, run_id, "cyd", credential_id="key_1", people=("cyd", "olga"))
     decided(world, run_id, "dan", credential_id="key_2", command_id="second")
     call = world.call("call")
@@ -381,22 +368,21 @@ def test_approvals_are_checked_again_before_the_call_starts(world: World) -> Non
         second = replace(call.approvals[1], people=tuple(map(UserId, people)))
         world.unit.put_call(replace(call, approvals=(call.approvals[0], second)))
         with pytest.raises(IllegalTransition):
-            starts(world, run_id, "second")
+            start_call(world, run_id, CallState.RUNNABLE, "second")
 
 
 def test_a_message_does_not_revoke_earlier_approvals(world: World) -> None:
     """The message did not shape the call, and the run's owner must be able to continue with the approval."""
-    run_id = shared_gate(world, 2)
-    assert decided(world, run_id, "olga") == ACCEPTED
-    assert decided(world, run_id, "dan", command_id="second") == ACCEPTED
+    run_id = gated(world, 2)
+    decided(world, run_id, "olga")
+    decided(world, run_id, "dan", command_id="second")
     world.send(run_id, Steer(), people=("olga",))
-    starts(world, run_id, "second")
+    start_call(world, run_id, CallState.RUNNABLE, "second")
 
 
 def test_a_child_run_keeps_the_credential_of_its_parent(world: World) -> None:
-    run_id = world.start_run(credential_id="key_1", delegate_user_id="shop")
     world.commit(
-        run_id,
+        world.start_run(credential_id="key_1", delegate_user_id="shop"),
         calls=(change("call", CallState.DELEGATED, child_run_id="run_below"),),
         delegations=(delegation("call", "run_below"),),
     )
@@ -405,7 +391,7 @@ def test_a_child_run_keeps_the_credential_of_its_parent(world: World) -> None:
 
 
 def test_an_edit_resets_the_count_and_is_the_first_approval(world: World) -> None:
-    run_id = shared_gate(world, 2)
+    run_id = gated(world, 2)
     decided(world, run_id, "cyd")
     assert decided(world, run_id, "dan", DecisionKind.EDIT, command_id="edit") == ACCEPTED
     edited = change(
@@ -416,8 +402,7 @@ def test_an_edit_resets_the_count_and_is_the_first_approval(world: World) -> Non
         world.commit(run_id, calls=(running,), consumed=("edit",))
     world.commit(run_id, calls=(edited,), consumed=("edit",))
     call = world.call("call")
-    assert [approval.user_id for approval in call.approvals] == ["dan"]
-    assert (call.decision, call.approvals_required) == (None, 2)
+    assert ([each.user_id for each in call.approvals], call.decision, call.approvals_required) == (["dan"], None, 2)
     # Earlier approvals were for another version of the call.
     assert decided(world, run_id, "eve") == ("REFUSED", "DIGEST_MISMATCH")
     assert decided(world, run_id, "dan", digest=EDITED_DIGEST) == AGAIN
@@ -427,26 +412,24 @@ def test_an_edit_resets_the_count_and_is_the_first_approval(world: World) -> Non
 
 def test_lifecycle_events_report_open_and_settled_approvals(world: World) -> None:
     """NOTE-2: each opened or settled approval is reported once."""
-    run_id = shared_gate(world)
+    run_id = gated(world)
     decided(world, run_id, "cyd", command_id="cmd")
-    starts(world, run_id, "cmd")
+    start_call(world, run_id, CallState.RUNNABLE, "cmd")
     lifecycle_types = [
         event.lifecycle_type for event in world.unit.events.rows if event.lifecycle_type.startswith("run.a")
     ]
     assert lifecycle_types == ["run.awaiting_approval", "run.approval_settled"]
 
 
-def test_a_user_without_the_approver_right_can_only_answer_questions(world: World) -> None:
-    run_id = shared_gate(world)
-    assert decided(world, run_id, "ann", right=DecisionRight.QUESTIONS) == REFUSED
-    world = World()
-    run_id = world.start_run()
+def test_a_user_without_the_approver_right_can_only_answer_questions(world: World, run_id: str) -> None:
+    other = World()
+    assert decided(other, gated(other), "ann", right=DecisionRight.QUESTIONS) == REFUSED
     world.commit(run_id, calls=(change("call", CallState.ASKED),))
     assert decided(world, run_id, "ann", DecisionKind.ANSWER, right=DecisionRight.QUESTIONS) == ACCEPTED
 
 
 def test_an_approval_can_be_escalated_once_and_otherwise_does_not_change(world: World) -> None:
-    run_id = shared_gate(world, 2)
+    run_id = gated(world, 2)
     decided(world, run_id, "cyd")
     for digest, refused in ((EDITED_DIGEST, True), (DIGEST, False), (DIGEST, True)):
         again = change("call", CallState.AWAITING_APPROVAL, digest=digest, escalated=True)

@@ -115,12 +115,21 @@ async def running(
         yield commit
 
 
-async def run_all(commit: GroupCommit, names: Sequence[str], *, size_bytes: int = 1) -> list[Any]:
-    operations = [Named(name) for name in names]
-    return await asyncio.gather(
-        *(commit.run(operation, size_bytes=size_bytes, store_id=STORE) for operation in operations),
-        return_exceptions=True,
-    )
+@pytest.fixture
+async def commit(journal: ScriptedJournal, recorder: Recorder) -> AsyncIterator[GroupCommit]:
+    async with running(journal, recorder) as commit:
+        yield commit
+
+
+async def run_all(commit: GroupCommit, *names: str, size_bytes: int = 1) -> list[Any]:
+    """Return the answer to each operation, or the type of its error."""
+    operations = (commit.run(Named(name), size_bytes=size_bytes, store_id=STORE) for name in names)
+    answers = await asyncio.gather(*operations, return_exceptions=True)
+    return [type(answer) if isinstance(answer, Exception) else answer for answer in answers]
+
+
+def starting(commit: GroupCommit, name: str) -> asyncio.Task[str]:
+    return asyncio.create_task(commit.run(Named(name), size_bytes=1, store_id=STORE))
 
 
 async def test_operations_that_arrive_during_a_write_share_the_next_group(
@@ -128,105 +137,91 @@ async def test_operations_that_arrive_during_a_write_share_the_next_group(
 ) -> None:
     async with running(journal, recorder) as commit:
         journal.open.clear()
-        first = asyncio.create_task(commit.run(Named("first"), size_bytes=1, store_id=STORE))
+        first = starting(commit, "first")
         await until(lambda: len(journal.groups) == 1)
-        rest = asyncio.create_task(run_all(commit, ["a", "b", "c"]))
+        rest = asyncio.create_task(run_all(commit, "a", "b", "c"))
         await asyncio.sleep(0)
         journal.open.set()
         assert [await first, await rest] == ["first", ["a", "b", "c"]]
     assert journal.groups == [["first"], ["a", "b", "c"]]
-    assert recorder.sizes == [1, 3]
-    assert recorder.events == [b"first", b"a", b"b", b"c"]
+    assert (recorder.sizes, recorder.events) == ([1, 3], [b"first", b"a", b"b", b"c"])
 
 
-async def test_groups_are_limited_in_number_and_bytes(journal: ScriptedJournal, recorder: Recorder) -> None:
-    async with running(journal, recorder) as commit:
-        await run_all(commit, [str(number) for number in range(group_commit.OPERATIONS_MAX + 1)])
-        assert max(map(len, journal.groups)) == group_commit.OPERATIONS_MAX
-        journal.groups.clear()
-        await run_all(commit, ["a", "b", "c"], size_bytes=group_commit.GROUP_BYTES_MAX)
-        assert journal.groups == [["a"], ["b"], ["c"]]
+async def test_groups_are_limited_in_number_and_bytes(journal: ScriptedJournal, commit: GroupCommit) -> None:
+    await run_all(commit, *map(str, range(group_commit.OPERATIONS_MAX + 1)))
+    assert max(map(len, journal.groups)) == group_commit.OPERATIONS_MAX
+    journal.groups.clear()
+    await run_all(commit, "a", "b", "c", size_bytes=group_commit.GROUP_BYTES_MAX)
+    assert journal.groups == [["a"], ["b"], ["c"]]
 
 
-async def test_a_refused_operation_does_not_affect_its_group(journal: ScriptedJournal, recorder: Recorder) -> None:
+@pytest.mark.parametrize(
+    ("faults", "names", "answers"),
+    [
+        ({"refuses": {"bad": LeaseLost()}}, ["good", "bad"], ["good", LeaseLost]),
+        ({"raises": [GroupConflict()] * 100}, ["a"], [DependencyUnavailable]),
+        ({"raises": [DependencyUnavailable()]}, ["a", "b"], [DependencyUnavailable] * 2),
+        ({"poison": "poison"}, ["a", "poison", "b"], ["a", ValueError, "b"]),
+        ({"alone": {"step"}, "steps_raise": DependencyUnavailable()}, ["step"], [DependencyUnavailable]),
+        ({"alone": {"step"}, "steps_raise": GroupConflict()}, ["step", "command"], ["step", "command"]),
+        ({"alone": {"step"}, "steps_raise": ValueError("it does not fit")}, ["step", "command"], ["step", "command"]),
+    ],
+    ids=["refusal", "conflicts", "outage", "poison", "outage at a step", "conflict at a step", "poisonous step"],
+)
+async def test_a_fault_fails_only_the_operations_that_it_affects(
+    journal: ScriptedJournal, commit: GroupCommit, faults: dict[str, Any], names: list[str], answers: list[Any]
+) -> None:
+    """I20: operations that can be written alone or in the next group do not fail."""
+    for name, value in faults.items():
+        setattr(journal, name, value)
+    assert await run_all(commit, *names) == answers
+    if "steps_raise" in faults:
+        assert journal.groups == [names] * (answers == names), "only after an outage the group is not written"
+    journal.raises, journal.steps_raise = [], None
+    assert await run_all(commit, "later") == ["later"]
+
+
+async def test_a_failed_announcement_does_not_stop_the_writer(recorder: Recorder, commit: GroupCommit) -> None:
+    recorder.fails = True
+    assert [await run_all(commit, name) for name in "ab"] == [["a"], ["b"]]
+
+
+async def test_refusals_are_counted_by_reason(
+    journal: ScriptedJournal, recorder: Recorder, commit: GroupCommit
+) -> None:
     journal.refuses = {"bad": LeaseLost()}
-    async with running(journal, recorder) as commit:
-        good, bad = await run_all(commit, ["good", "bad"])
-    assert good == "good"
-    assert isinstance(bad, LeaseLost)
+    await run_all(commit, "good", "bad")
     assert recorder.reasons == ["LEASE_LOST"]
 
 
-async def test_persistent_conflicts_are_reported_as_unavailable(journal: ScriptedJournal, recorder: Recorder) -> None:
-    journal.raises = [GroupConflict()] * 100
-    async with running(journal, recorder) as commit:
-        assert [type(answer) for answer in await run_all(commit, ["a"])] == [DependencyUnavailable]
-
-
-async def test_without_a_database_all_callers_of_the_group_get_an_error(
-    journal: ScriptedJournal, recorder: Recorder
-) -> None:
-    journal.raises = [DependencyUnavailable()]
-    async with running(journal, recorder) as commit:
-        answers = await run_all(commit, ["a", "b"])
-        assert [type(answer) for answer in answers] == [DependencyUnavailable] * 2
-        assert await run_all(commit, ["a", "b"]) == ["a", "b"]
-
-
-async def test_a_poison_operation_does_not_make_other_operations_fail(
-    journal: ScriptedJournal, recorder: Recorder
-) -> None:
-    """I20: only the failing operation gets an error."""
-    journal.poison = "poison"
-    async with running(journal, recorder) as commit:
-        answers = await run_all(commit, ["a", "poison", "b"])
-    assert [answers[0], type(answers[1]), answers[2]] == ["a", ValueError, "b"]
-
-
-async def test_a_failed_announcement_does_not_stop_the_writer(journal: ScriptedJournal, recorder: Recorder) -> None:
-    recorder.fails = True
-    async with running(journal, recorder) as commit:
-        assert await run_all(commit, ["a"]) == ["a"]
-        assert await run_all(commit, ["b"]) == ["b"]
-
-
 async def test_an_unexpected_error_never_leaves_callers_waiting(
-    journal: ScriptedJournal, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, commit: GroupCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with asyncio.timeout(60), running(journal, recorder) as commit:
+    async with asyncio.timeout(60):
         with monkeypatch.context() as broken:
             broken.setattr(recorder, "group_written", lambda **_: 1 // 0)
-            for _ in range(3):
-                (answer,) = await run_all(commit, ["a"])
-                assert isinstance(answer, ZeroDivisionError)
-        assert await run_all(commit, ["b"]) == ["b"]
+            assert [await run_all(commit, "a") for _ in range(3)] == [[ZeroDivisionError]] * 3
+        assert await run_all(commit, "b") == ["b"]
 
 
-async def test_a_cancelled_caller_does_not_affect_others(journal: ScriptedJournal, recorder: Recorder) -> None:
-    async with running(journal, recorder) as commit:
-        journal.open.clear()
-        gone = asyncio.create_task(commit.run(Named("gone"), size_bytes=1, store_id=STORE))
-        await until(lambda: len(journal.groups) == 1)
-        gone.cancel()
-        never_taken = asyncio.create_task(commit.run(Named("never taken"), size_bytes=1, store_id=STORE))
-        await asyncio.sleep(0)
-        never_taken.cancel()
-        stays = asyncio.create_task(commit.run(Named("stays"), size_bytes=1, store_id=STORE))
-        await asyncio.sleep(0)
-        journal.open.set()
-        assert await stays == "stays"
-    assert journal.groups == [["gone"], ["stays"]]
+async def test_a_cancelled_caller_does_not_affect_others(journal: ScriptedJournal, commit: GroupCommit) -> None:
+    journal.open.clear()
+    gone = starting(commit, "gone")
+    await until(lambda: len(journal.groups) == 1)
+    gone.cancel()
+    never_taken = starting(commit, "never taken")
+    await asyncio.sleep(0)
+    never_taken.cancel()
+    stays = starting(commit, "stays")
+    await asyncio.sleep(0)
+    journal.open.set()
+    assert (await stays, journal.groups) == ("stays", [["gone"], ["stays"]])
 
 
-async def test_the_queue_is_bounded(
-    journal: ScriptedJournal, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_queue_is_bounded(commit: GroupCommit, monkeypatch: pytest.MonkeyPatch) -> None:
     """I19: operations over the limit are refused."""
     monkeypatch.setattr(group_commit, "WAITING_MAX", 2)
-    async with running(journal, recorder) as commit:
-        answers = await run_all(commit, ["a", "b", "c"])
-    assert answers[:2] == ["a", "b"]
-    assert isinstance(answers[2], Overloaded)
+    assert await run_all(commit, "a", "b", "c") == ["a", "b", Overloaded]
 
 
 async def test_shutdown_writes_waiting_operations_and_refuses_new_ones(
@@ -234,7 +229,7 @@ async def test_shutdown_writes_waiting_operations_and_refuses_new_ones(
 ) -> None:
     async with running(journal, recorder) as commit:
         journal.open.clear()
-        waiting = [asyncio.create_task(commit.run(Named(name), size_bytes=1, store_id=STORE)) for name in ("a", "b")]
+        waiting = [starting(commit, name) for name in ("a", "b")]
         await until(lambda: len(journal.groups) == 1)
         asyncio.get_running_loop().call_soon(journal.open.set)
     assert [await task for task in waiting] == ["a", "b"]
@@ -327,26 +322,7 @@ async def test_steps_are_written_at_once_and_the_other_operations_share_a_transa
 ) -> None:
     journal.alone = {"step", "other"}
     async with running(journal, recorder) as commit:
-        assert await run_all(commit, ["step", "command", "other", "late"]) == ["step", "command", "other", "late"]
-        assert await run_all(commit, ["step"]) == ["step"]
-    assert journal.steps == ["step", "other", "step"]
-    assert journal.groups == [["command", "late"]]
+        for names in (["step", "command", "other", "late"], ["step"]):
+            assert await run_all(commit, *names) == names
+    assert (journal.steps, journal.groups) == (["step", "other", "step"], [["command", "late"]])
     assert recorder.sizes == [2, 2, 1]
-
-
-@pytest.mark.parametrize("error", [GroupConflict(), ValueError("the database cannot hold this")])
-async def test_steps_that_could_not_be_written_take_the_transaction(
-    journal: ScriptedJournal, recorder: Recorder, error: Exception
-) -> None:
-    journal.alone, journal.steps_raise = {"step"}, error
-    async with running(journal, recorder) as commit:
-        assert await run_all(commit, ["step", "command"]) == ["step", "command"]
-    assert journal.groups == [["step", "command"]]
-
-
-async def test_an_outage_during_a_step_is_reported(journal: ScriptedJournal, recorder: Recorder) -> None:
-    journal.alone, journal.steps_raise = {"step"}, DependencyUnavailable()
-    async with running(journal, recorder) as commit:
-        (answer,) = await run_all(commit, ["step"])
-    assert isinstance(answer, DependencyUnavailable)
-    assert journal.groups == []

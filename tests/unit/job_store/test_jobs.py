@@ -17,7 +17,8 @@ from pawl.job_store.ledger.rules.background import Background, Notice, OpenJob, 
 from pawl.job_store.ledger.rules.command import Cancel, TopUp
 from pawl.job_store.ledger.rules.jobs import GENERATIONS_MAX, OPEN_MAX, TRIES_MAX, TURN_DISTANCE, Entered
 from pawl.values import CallState, Feature, MessagePolicy, RunState, StopCause
-from tests.unit.job_store.desk import Desk, desk_with_a_job, desk_with_a_turn
+from tests.tables import for_each
+from tests.unit.job_store.desk import Desk, desk_with_a_turn
 from tests.unit.job_store.world import STORE, USER, change, delegation
 
 
@@ -36,10 +37,7 @@ def test_a_failed_run_passes_on_only_notices_that_are_not_outdated(
     assert [each.occasion for each in passed.notices] == expected + ([] if is_open else [0])
 
 
-def test_a_delegated_run_receives_the_end_of_its_job() -> None:
-    desk = Desk()
-    root = desk.start_run()
-    agent = desk.delegate(root)
+def test_a_delegated_run_receives_the_end_of_its_job(desk: Desk, root: str, agent: str) -> None:
     job = desk.start_job(agent)
     assert (desk.run(job).reports_to, desk.run(job).agents_above) == ("conv", (agent, root))
     desk.end_job(job)
@@ -53,9 +51,9 @@ def test_a_delegated_run_receives_the_end_of_its_job() -> None:
 
 
 @pytest.mark.parametrize("state", [RunState.COMPLETED, RunState.FAILED])
-def test_the_next_run_above_gets_the_notices_that_a_delegated_run_has_not_received(state: RunState) -> None:
-    desk = Desk()
-    root = desk.start_run()
+def test_the_next_run_above_gets_the_notices_that_a_delegated_run_has_not_received(
+    desk: Desk, root: str, state: RunState
+) -> None:
     middle = desk.delegate(root)
     low = desk.delegate(middle)
     early, late = desk.start_job(low), desk.start_job(low)
@@ -71,10 +69,10 @@ def test_the_next_run_above_gets_the_notices_that_a_delegated_run_has_not_receiv
 
 
 @pytest.mark.parametrize("is_job_first", [True, False])
-def test_a_job_and_its_delegated_run_that_end_together_start_only_one_turn(*, is_job_first: bool) -> None:
+def test_a_job_and_its_delegated_run_that_end_together_start_only_one_turn(
+    desk: Desk, root: str, *, is_job_first: bool
+) -> None:
     """The root run has ended, because the delegated run belongs to a job."""
-    desk = Desk()
-    root = desk.start_run()
     outer = desk.start_job(root)
     desk.commit(root, state=RunState.COMPLETED)
     agent = desk.delegate(desk.take(outer))
@@ -103,10 +101,8 @@ def test_a_turn_for_a_delegated_job_has_the_agent_and_the_budget_of_the_root_run
     assert (turn.agent_name, turn.options, turn.token_budget, turn.budget_run_id) == ("front", b"front", 100, root)
 
 
-def test_a_run_that_ended_before_the_run_below_it_does_not_receive_anything() -> None:
+def test_a_run_that_ended_before_the_run_below_it_does_not_receive_anything(desk: Desk, root: str) -> None:
     """A cancelled run does not wait for the runs below it."""
-    desk = Desk()
-    root = desk.start_run()
     middle = desk.delegate(root)
     low = desk.delegate(middle)
     job = desk.start_job(low)
@@ -117,10 +113,10 @@ def test_a_run_that_ended_before_the_run_below_it_does_not_receive_anything() ->
 
 
 @pytest.mark.parametrize("is_below_job", [True, False])
-def test_a_job_that_starts_below_a_cancelled_run_is_cancelled_without_a_report(*, is_below_job: bool) -> None:
+def test_a_job_that_starts_below_a_cancelled_run_is_cancelled_without_a_report(
+    desk: Desk, root: str, *, is_below_job: bool
+) -> None:
     """I12: the cancellation reaches the runs below only with the next step of each run above."""
-    desk = Desk()
-    root = desk.start_run()
     stopped = desk.take(desk.start_job(root)) if is_below_job else root
     low = desk.delegate(stopped) if is_below_job else desk.delegate(desk.delegate(stopped))
     early = desk.start_job(low)
@@ -134,10 +130,7 @@ def test_a_job_that_starts_below_a_cancelled_run_is_cancelled_without_a_report(*
     )
 
 
-def test_the_end_of_a_delegated_run_names_its_open_jobs() -> None:
-    desk = Desk()
-    root = desk.start_run()
-    agent = desk.delegate(root)
+def test_the_end_of_a_delegated_run_names_its_open_jobs(desk: Desk, root: str, agent: str) -> None:
     over, still_open = desk.start_job(agent), desk.start_job(agent)
     desk.end_job(over)
     desk.end(agent)
@@ -145,9 +138,7 @@ def test_the_end_of_a_delegated_run_names_its_open_jobs() -> None:
     assert stop.read_ending(command.payload).job_ids == (still_open,)
 
 
-def test_other_runs_of_the_conversation_do_not_take_the_notices_of_a_delegated_run() -> None:
-    desk = Desk()
-    root = desk.start_run()
+def test_other_runs_of_the_conversation_do_not_take_the_notices_of_a_delegated_run(desk: Desk, root: str) -> None:
     agent = desk.delegate(desk.take(desk.start_job(root)))
     desk.commit(root, state=RunState.COMPLETED)
     first, second = desk.start_job(agent), desk.start_job(agent)
@@ -162,11 +153,10 @@ def test_other_runs_of_the_conversation_do_not_take_the_notices_of_a_delegated_r
     assert desk.turns == []
 
 
-def test_a_delegated_run_can_start_only_as_many_jobs_as_its_conversation_has_left() -> None:
+def test_a_delegated_run_can_start_only_as_many_jobs_as_its_conversation_has_left(
+    desk: Desk, root: str, agent: str
+) -> None:
     """ASYNC-7"""
-    desk = Desk()
-    root = desk.start_run()
-    agent = desk.delegate(root)
     for _ in range(OPEN_MAX // 2):
         desk.start_job(root)
         desk.start_job(agent)
@@ -175,24 +165,20 @@ def test_a_delegated_run_can_start_only_as_many_jobs_as_its_conversation_has_lef
         desk.start_job(agent)
 
 
-def test_the_model_of_a_delegated_run_can_only_stop_jobs_that_the_run_started() -> None:
-    desk = Desk()
-    root = desk.start_run()
-    agent = desk.delegate(root)
+def test_the_model_of_a_delegated_run_can_only_stop_jobs_that_the_run_started(
+    desk: Desk, root: str, agent: str
+) -> None:
     own, other = desk.start_job(agent), desk.start_job(root)
     cancel, own_conversation = Cancel(cause=StopCause.MODEL), desk.run(agent).conversation_id
     for job, outcome in ((own, ""), (other, "RUN_NOT_FOUND")):
-        receipt = desk.send(job, cancel, reports_to=own_conversation, started_by=RunId(agent))
-        assert receipt.reason == outcome
+        assert desk.send(job, cancel, reports_to=own_conversation, started_by=RunId(agent)).reason == outcome
     assert desk.send(agent, cancel, reports_to=own_conversation, started_by=RunId(root)).reason == "RUN_NOT_FOUND"
     assert desk.unit.runs.get(RunKey(STORE, RunId(own))) is not None
 
 
 @pytest.mark.parametrize("is_below_job", [True, False])
-def test_stopping_a_job_also_stops_the_jobs_of_agents_below_it(*, is_below_job: bool) -> None:
+def test_stopping_a_job_also_stops_the_jobs_of_agents_below_it(desk: Desk, root: str, *, is_below_job: bool) -> None:
     """A cancelled run leaves its jobs running, but a stopped job does not."""
-    desk = Desk()
-    root = desk.start_run()
     stopped = desk.take(desk.start_job(root)) if is_below_job else root
     middle = desk.delegate(stopped)
     low = desk.delegate(middle)
@@ -208,11 +194,10 @@ def test_stopping_a_job_also_stops_the_jobs_of_agents_below_it(*, is_below_job: 
         assert desk.unit.wakeups.rows[-1].run.run_id == low
 
 
-def test_if_another_model_stops_a_job_the_delegated_run_that_started_it_is_notified() -> None:
+def test_if_another_model_stops_a_job_the_delegated_run_that_started_it_is_notified(
+    desk: Desk, root: str, agent: str
+) -> None:
     """ASYNC-5: the model that stopped a job is not notified of its end, but another model is."""
-    desk = Desk()
-    root = desk.start_run()
-    agent = desk.delegate(root)
     by_root, by_agent, after = (desk.take(desk.start_job(agent)) for _ in range(3))
     cancel, conversation = Cancel(cause=StopCause.MODEL), desk.conversation.conversation_id
     desk.send(by_root, cancel, reports_to=conversation, started_by=RunId(root))
@@ -229,8 +214,7 @@ def test_if_another_model_stops_a_job_the_delegated_run_that_started_it_is_notif
 # Jobs, notices and turns in the ledger (ASYNC-5 to ASYNC-7).
 
 
-def test_the_end_of_a_job_starts_one_turn_that_reports_it() -> None:
-    desk, job = desk_with_a_job()
+def test_the_end_of_a_job_starts_one_turn_that_reports_it(desk: Desk, job: str) -> None:
     assert desk.background.open_jobs_of(USER) == 1
     desk.end_job(job)
     (turn,) = desk.turns
@@ -242,8 +226,7 @@ def test_the_end_of_a_job_starts_one_turn_that_reports_it() -> None:
     assert desk.active is None
 
 
-def test_where_runs_are_off_a_report_waits_for_the_next_message() -> None:
-    desk, job = desk_with_a_job()
+def test_where_runs_are_off_a_report_waits_for_the_next_message(desk: Desk, job: str) -> None:
     desk.unit.off = lambda store_id: {Feature.RUNS} if store_id == STORE else ()
     desk.end_job(job)
     assert (desk.turns, desk.background.pending) == ([], 1)
@@ -281,32 +264,27 @@ def test_turns_start_two_seconds_apart_even_after_a_top_up(desk: Desk) -> None:
     assert turn.claim_at == desk.now + TURN_DISTANCE
 
 
-def test_a_turn_does_not_inherit_its_jobs_top_ups() -> None:
-    desk, job = desk_with_a_job()
+def test_a_turn_does_not_inherit_its_jobs_top_ups(desk: Desk, job: str) -> None:
     desk.unit.put_run(replace(desk.run(job), token_budget=100))
-    desk.send(job, TopUp(tokens=30), "one")
-    desk.send(job, TopUp(tokens=20), "two")
-    desk.commit(desk.take(job), consumed=("one", "two"))
+    for tokens in (30, 20):
+        desk.send(job, TopUp(tokens=tokens))
+    desk.commit(desk.take(job), consumed=desk.unread(job))
     desk.end_job(job)
     assert (desk.run(job).token_budget, desk.turns[0].token_budget) == (150, 100)
 
 
-def test_an_unstarted_turn_does_not_use_a_store_queue_slot() -> None:
-    desk, job = desk_with_a_job()
+def test_an_unstarted_turn_does_not_use_a_store_queue_slot(desk: Desk, job: str) -> None:
     desk.end_job(job)
     (turn,) = desk.turns
-    assert turn.is_queued
-    assert desk.queue == (0, 0)
-    desk.take(turn.run_id)
-    desk.end(turn.run_id)
+    assert (turn.is_queued, desk.queue) == (True, (0, 0))
+    desk.end(desk.take(turn.run_id))
     assert desk.queue == (0, 0)
 
 
-def test_a_notice_that_may_not_start_a_turn_does_not_block_others() -> None:
+def test_a_notice_that_may_not_start_a_turn_does_not_block_others(desk: Desk, job: str) -> None:
     """After five generations a notice waits for the user. A job of the user's run is a first generation again."""
-    desk, old = desk_with_a_job()
-    desk.unit.put_run(replace(desk.run(old), generation=GENERATIONS_MAX))
-    desk.end_job(old)
+    desk.unit.put_run(replace(desk.run(job), generation=GENERATIONS_MAX))
+    desk.end_job(job)
     assert desk.turns == []
     run_id = desk.start_run()
     desk.end_job(desk.start_job(run_id))
@@ -325,8 +303,7 @@ def test_a_failed_turn_is_repeated_until_it_has_failed_three_times() -> None:
     assert (len(desk.turns), desk.active) == (TRIES_MAX, None)
 
 
-def test_stopping_a_turn_dismisses_the_notices_that_it_has_not_read() -> None:
-    desk, job = desk_with_a_job()
+def test_stopping_a_turn_dismisses_the_notices_that_it_has_not_read(desk: Desk, job: str) -> None:
     desk.end_job(job)
     desk.cancel(desk.turns[0].run_id)
     assert (len(desk.turns), desk.background.notices) == (1, ())
@@ -339,31 +316,36 @@ def test_a_message_with_reject_is_refused_if_another_waits_behind_a_turn() -> No
         desk.submit(MessagePolicy.REJECT)
 
 
-def test_a_quarantined_turn_does_not_block_messages() -> None:
+@pytest.mark.parametrize(
+    ("policy", "is_first"),
+    [*((each, False) for each in MessagePolicy), (MessagePolicy.QUEUE, True), (MessagePolicy.STEER, True)],
+)
+def test_a_quarantined_turn_does_not_block_messages(policy: MessagePolicy, *, is_first: bool) -> None:
     """The turn is quarantined for an operator, but the user need not wait for the operator."""
-    first = [(MessagePolicy.QUEUE, True), (MessagePolicy.STEER, True)]
-    for policy, is_first in [*((each, False) for each in MessagePolicy), *first]:
-        desk, turn = desk_with_a_turn()
-        submitted = desk.submit(policy) if is_first else None
-        desk.apply(ReportCrash(run=desk.run(turn).key, epoch=desk.run(turn).epoch, crashes_max=1))
-        submitted = submitted or desk.submit(policy)
-        stopped = desk.run(turn)
-        assert (stopped.state, stopped.stop_cause) == (RunState.CANCELLING, StopCause.SUPERSEDED), policy
-        assert stopped.claim_at is not None, "a worker ends it"
-        assert submitted.run.run_id in desk.conversation.queue, policy
+    desk, turn = desk_with_a_turn()
+    submitted = desk.submit(policy) if is_first else None
+    desk.apply(ReportCrash(run=desk.run(turn).key, epoch=desk.run(turn).epoch, crashes_max=1))
+    submitted = submitted or desk.submit(policy)
+    stopped = desk.run(turn)
+    assert (stopped.state, stopped.stop_cause) == (RunState.CANCELLING, StopCause.SUPERSEDED)
+    assert stopped.claim_at is not None, "a worker ends it"
+    assert submitted.run.run_id in desk.conversation.queue
 
 
-def test_a_crashed_turn_that_is_being_stopped_ends_for_a_waiting_message() -> None:
-    """No operator is needed: open calls get a result, and the waiting message becomes active."""
-    for state, left in (
+@for_each(
+    ("state", "left"),
+    [
         (CallState.RUNNING, CallState.OUTCOME_UNKNOWN),
         (CallState.RUNNABLE, CallState.CANCELLED),
-    ):
-        desk, turn = desk_with_a_turn()
-        desk.commit(turn, calls=(change("open", state),))
-        asked = desk.submit(MessagePolicy.INTERRUPT).run.run_id
-        crash = ReportCrash(run=desk.run(turn).key, epoch=desk.run(turn).epoch, crashes_max=1, lost=b"lost")
-        assert desk.apply(crash) is False
-        settled = desk.call("open")
-        assert (desk.run(turn).state, settled.state, settled.result) == (RunState.CANCELLED, left, b"lost")
-        assert desk.active == desk.run(asked)
+    ],
+)
+def test_a_crashed_turn_that_is_being_stopped_ends_for_a_waiting_message(state: Any, left: Any) -> None:
+    """No operator is needed: open calls get a result, and the waiting message becomes active."""
+    desk, turn = desk_with_a_turn()
+    desk.commit(turn, calls=(change("open", state),))
+    asked = desk.submit(MessagePolicy.INTERRUPT).run.run_id
+    crash = ReportCrash(run=desk.run(turn).key, epoch=desk.run(turn).epoch, crashes_max=1, lost=b"lost")
+    assert desk.apply(crash) is False
+    settled = desk.call("open")
+    assert (desk.run(turn).state, settled.state, settled.result) == (RunState.CANCELLED, left, b"lost")
+    assert desk.active == desk.run(asked)

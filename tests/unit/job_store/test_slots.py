@@ -57,5 +57,4 @@ def test_a_store_without_due_runs_loses_its_turns() -> None:
     runs = assign_slots([line("busy", 9), line("calm", 2), line("idle", 1)], Turns(), runs_max=6).runs
     assert Counter(run.key.store_id for run in runs) == {"busy": 3, "calm": 2, "idle": 1}
     turns = assign_slots([line("a", 1, weight=3)], Turns(), runs_max=1).turns
-    assigned = assign_slots([line("b", 1)], turns, runs_max=1)
-    assert assigned.turns == Turns(after=StoreId("b"))
+    assert assign_slots([line("b", 1)], turns, runs_max=1).turns == Turns(after=StoreId("b"))

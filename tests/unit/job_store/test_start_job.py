@@ -24,14 +24,14 @@ from pawl.job_store.ledger.rpc import job_messages
 from pawl.job_store.ledger.rules import inbox, stop
 from pawl.job_store.ledger.rules.attention import ReportCrash
 from pawl.job_store.ledger.rules.calls import CallChange
-from pawl.job_store.ledger.rules.command import Cancel, Pause, Redrive
+from pawl.job_store.ledger.rules.command import Pause, Redrive
 from pawl.job_store.ledger.rules.jobs import OPEN_MAX
 from pawl.job_store.ledger.rules.slots import QueueKey, SlotLimits
 from pawl.job_store.ledger.rules.start_job import StartJob
 from pawl.job_store.ledger.rules.states import Sharing
 from pawl.job_store.ledger.rules.submit import Submitted
 from pawl.values import CallState, CommandOutcome, LeaseAction, RunState, StopCause, WaitKind
-from tests.unit.job_store.desk import Desk, desk_with_a_job
+from tests.unit.job_store.desk import Desk
 from tests.unit.job_store.world import BOB, STORE, USER, World, change, delegation, submission
 
 
@@ -50,18 +50,16 @@ def test_starting_a_job_is_idempotent_by_request_id(desk: Desk) -> None:
     job = start_job(desk, request_id="r1").run
     for number in range(OPEN_MAX - 1):
         start_job(desk, f"job_{number}")
-    assert start_job(desk, request_id="r1").run.run_id == job.run_id
-    assert start_job(desk, request_id="r1", only_repeat=True).run.run_id == job.run_id
-    with pytest.raises(RequestIdReused):
-        start_job(desk, request_id="r1", fingerprint=b"other")
-    with pytest.raises(RequestIdReused):
-        start_job(desk, job.run_id, conversation_id="another", request_id="r2")
+    for only_repeat in (False, True):
+        assert start_job(desk, request_id="r1", only_repeat=only_repeat).run.run_id == job.run_id
+    for other in ({"request_id": "r1", "fingerprint": b"other"}, {"request_id": "r2", "conversation_id": "another"}):
+        with pytest.raises(RequestIdReused):
+            start_job(desk, job.run_id, **other)
     assert desk.background.open_jobs_of(USER) == OPEN_MAX
 
 
-def test_a_users_open_jobs_in_a_conversation_are_limited() -> None:
+def test_a_users_open_jobs_in_a_conversation_are_limited(desk: Desk, job: str) -> None:
     """ASYNC-7: jobs that the model started count too, but not jobs of other users."""
-    desk, _ = desk_with_a_job()
     for number in range(OPEN_MAX - 1):
         start_job(desk, f"job_{number}")
     with pytest.raises(TooManyJobs):
@@ -96,8 +94,7 @@ def test_a_delayed_job_is_queued_only_once_it_is_due(desk: Desk) -> None:
     assert not desk.run(job.run_id).needs_slot(due), "it has started"
 
 
-def test_a_job_cannot_be_started_in_another_users_conversation() -> None:
-    desk, _ = desk_with_a_job()
+def test_a_job_cannot_be_started_in_another_users_conversation(desk: Desk, job: str) -> None:
     with pytest.raises(ConversationNotFound):
         start_job(desk, user_id="you")
 
@@ -114,15 +111,13 @@ def test_a_job_starts_by_the_database_clock(desk: Desk) -> None:
     request.job.end_time.FromDatetime(desk.now + timedelta(days=3, seconds=600))
     desk.start_run()
     limits = Limits(crashes_max=3, queue_max=9, store_queue_max=9, slots=SlotLimits(per_store=9, per_user=9))
-    started = desk.apply(job_messages.start(request, lambda _: limits)).run
-    job = run_pb2.Run.FromString(started.options).job
+    job = run_pb2.Run.FromString(desk.apply(job_messages.start(request, lambda _: limits)).run.options).job
     times = [time.ToDatetime(tzinfo=UTC) for time in (job.begin_time, job.end_time)]
     assert times == [desk.now, desk.now + timedelta(seconds=600)]
 
 
-def test_iterations_do_not_start_after_an_accepted_pause() -> None:
+def test_iterations_do_not_start_after_an_accepted_pause(desk: Desk, job: str) -> None:
     """The result of a read-only call that has already run is refused too, but running calls may still end."""
-    desk, job = desk_with_a_job()
     desk.take(job)
     desk.commit(job, calls=(change("first", CallState.RUNNING),))
     assert desk.send(job, Pause(), "one").outcome is CommandOutcome.ACCEPTED
@@ -137,14 +132,11 @@ def test_iterations_do_not_start_after_an_accepted_pause() -> None:
     assert desk.send(job, Pause()).outcome is CommandOutcome.ACCEPTED, "pausing again is allowed"
 
 
-def test_only_a_running_job_can_be_paused() -> None:
-    desk, job = desk_with_a_job()
+def test_only_a_running_job_can_be_paused(desk: Desk, job: str) -> None:
     assert desk.send(desk.runs[0].run_id, Pause()).reason == "RUN_ENDED"
-    asked = desk.submit().run.run_id
-    assert desk.send(asked, Pause()).reason == "RUN_NOT_FOUND"
-    desk.take(job)
-    desk.send(job, Cancel(cause=StopCause.USER))
-    assert desk.send(job, Pause()).reason == "RUN_ENDED"
+    assert desk.send(desk.submit().run.run_id, Pause()).reason == "RUN_NOT_FOUND"
+    desk.cancel(desk.take(job))
+    assert desk.send(job, Pause()).reason == "RUN_ENDED", "it is being cancelled"
     desk.end(job, RunState.CANCELLED)
     assert desk.send(job, Pause()).reason == "RUN_ENDED"
 
@@ -156,16 +148,12 @@ def delegated(state: CallState = CallState.DELEGATED, **fields: Any) -> CallChan
     return change("call", state, child_run_id=CHILD, **fields)
 
 
-def parent_of_child(world: World) -> str:
-    run_id = world.start_run()
-    world.commit(
-        run_id,
-        calls=(delegated(),),
-        delegations=(delegation("call", CHILD),),
-        state=RunState.WAITING,
-        waits=(60,),
-        lease=LeaseAction.PARK,
-    )
+@pytest.fixture
+def parent(world: World, run_id: str) -> str:
+    """Return a run that waits for a child run, which a worker has claimed."""
+    parked: dict[str, Any] = {"state": RunState.WAITING, "waits": (60,), "lease": LeaseAction.PARK}
+    world.commit(run_id, calls=(delegated(),), delegations=(delegation("call", CHILD),), **parked)
+    world.claim(CHILD)
     return run_id
 
 
@@ -175,12 +163,10 @@ def test_the_budget_of_a_removed_run_is_empty(world: World, run_id: str) -> None
     assert world.commit(run_id, tokens_used=5).shared_tokens_left == 0
 
 
-def test_a_child_runs_end_enters_the_parents_inbox_once(world: World) -> None:
-    parent = parent_of_child(world)
-    world.claim(CHILD)
+def test_a_child_runs_end_enters_the_parents_inbox_once(world: World, parent: str) -> None:
     end: dict[str, Any] = {"state": RunState.COMPLETED, "output": b"out", "usage": b"used", "commit_id": "end"}
-    world.commit(CHILD, **end)
-    world.commit(CHILD, **end)
+    for _ in range(2):
+        world.commit(CHILD, **end)
 
     (command,) = world.unit.inbox(world.run(parent))
     ending = stop.read_ending(command.payload)
@@ -195,10 +181,8 @@ def test_a_child_runs_end_enters_the_parents_inbox_once(world: World) -> None:
     assert world.call("call").state is CallState.SUCCEEDED
 
 
-def test_the_worker_of_a_child_run_is_notified_of_its_cancellation(world: World) -> None:
+def test_the_worker_of_a_child_run_is_notified_of_its_cancellation(world: World, parent: str) -> None:
     """Otherwise the worker would finish its current work first."""
-    parent = parent_of_child(world)
-    world.claim(CHILD)
     world.commit(CHILD, state=RunState.RUNNING)
     world.cancel(parent)
     world.claim(parent)
@@ -211,13 +195,11 @@ def test_the_worker_of_a_child_run_is_notified_of_its_cancellation(world: World)
     assert world.unit.wakeups.rows[-1].run.run_id == CHILD
 
 
-def test_a_quarantined_run_is_notified_of_its_childs_end_when_it_is_redriven(world: World) -> None:
+def test_a_quarantined_run_is_notified_of_its_childs_end_when_it_is_redriven(world: World, parent: str) -> None:
     """Otherwise the run could wait forever for a child that has ended."""
-    parent = parent_of_child(world)
     world.release(parent)
     epoch = world.claim(parent)
     world.apply(ReportCrash(run=RunKey(STORE, RunId(parent)), epoch=epoch or 0, crashes_max=1))
-    world.claim(CHILD)
     world.commit(CHILD, state=RunState.COMPLETED)
     assert world.run(parent).claim_at is None
     world.send(parent, Redrive(), as_operator=True)

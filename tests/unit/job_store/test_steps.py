@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +29,8 @@ from pawl.job_store.ledger.rules.offers import ReleaseOffers, RenewOffers
 from pawl.job_store.ledger.rules.rows import CallRow
 from pawl.job_store.ledger.rules.steps import CachedRun, Step
 from pawl.values import CallState, LeaseAction, RunState, StopCause, WaitKind
-from tests.unit.job_store.desk import Desk, desk_with_a_job
+from tests.tables import for_each
+from tests.unit.job_store.desk import Desk
 from tests.unit.job_store.world import STORE, CountingIds, World, change, delegation
 
 OUTPUT = OwnerEvent(type="output.delta", body=b"")
@@ -64,21 +67,18 @@ def prepare(world: World, *operations: Any, known: CachedRun | None) -> list[Ste
         {"loop_state": b"state"},
     ],
 )
-def test_a_prepared_step_makes_the_same_changes_as_a_transaction(fields: dict[str, Any]) -> None:
-    world = World()
-    run_id = world.start_run()
+def test_a_prepared_step_makes_the_same_changes_as_a_transaction(
+    world: World, run_id: str, fields: dict[str, Any]
+) -> None:
     world.commit(run_id, calls=(change("open", CallState.RUNNING),))
-    known = cached(world, run_id)
-    (step,) = prepare(world, step_of(run_id, **fields), known=known)
+    (step,) = prepare(world, step_of(run_id, **fields), known=cached(world, run_id))
 
-    answer = world.apply(step_of(run_id, **fields))
-
-    assert step.outcome == answer
-    written = step.written(2)
-    assert written is not None
-    assert (written.run, written.conversation) == (world.run(run_id), world.unit.conversation_of(written.run))
-    assert list(written.calls) == world.unit.open_calls(written.run)
-    assert written.version == 2
+    assert step.outcome == world.apply(step_of(run_id, **fields))
+    written, run = step.written(2), world.run(run_id)
+    changed = CachedRun(
+        run=run, version=2, calls=tuple(world.unit.open_calls(run)), conversation=world.unit.conversation_of(run)
+    )
+    assert written == changed
 
 
 @pytest.mark.parametrize(
@@ -96,38 +96,29 @@ def test_a_prepared_step_makes_the_same_changes_as_a_transaction(fields: dict[st
         },
         {"epoch": 2},
         {"commit_id": "c000001"},
+        {"commit_id": "c000002"},
         {"after_seq": 1},
         {"calls": (change("open", CallState.PROPOSED),)},
     ],
 )
-def test_other_steps_and_refusals_are_left_to_the_transaction(fields: dict[str, Any]) -> None:
-    world = World()
-    run_id = world.start_run()
+def test_other_steps_repetitions_and_refusals_are_left_to_the_transaction(
+    world: World, run_id: str, fields: dict[str, Any]
+) -> None:
     world.commit(run_id, calls=(change("open", CallState.RUNNING),))
     assert prepare(world, step_of(run_id, **fields), known=cached(world, run_id)) == []
 
 
-def test_repeated_step_is_left_to_the_transaction() -> None:
-    world = World()
-    run_id = world.start_run()
-    world.commit(run_id, commit_id="c9", events=(OUTPUT,))
-    assert prepare(world, step_of(run_id, events=(OUTPUT,)), known=cached(world, run_id)) == []
-
-
-def test_a_group_is_left_to_the_transaction_if_it_has_other_operations_or_two_steps_of_one_run() -> None:
-    world = World()
-    run_id = world.start_run()
+def test_a_group_is_left_to_the_transaction_if_it_has_other_operations_or_two_steps_of_one_run(
+    world: World, run_id: str
+) -> None:
     first, second = step_of(run_id, events=(OUTPUT,)), step_of(run_id, commit_id="d1", events=(OUTPUT,))
     released, known = step_of(run_id, lease=LeaseAction.RELEASE), cached(world, run_id)
-    assert len(prepare(world, first, known=known)) == 1
-    assert prepare(world, first, known=None) == []
+    assert (len(prepare(world, first, known=known)), prepare(world, first, known=None)) == (1, [])
     for group in ((first, second), (first, released), (released, first)):
         assert prepare(world, *group, known=known) == []
 
 
-def test_a_run_never_goes_back_in_time_because_a_clock_that_did_is_read_again() -> None:
-    world = World()
-    run_id = world.start_run()
+def test_a_run_never_goes_back_in_time_because_a_clock_that_did_is_read_again(world: World, run_id: str) -> None:
     known, start = cached(world, run_id), world.now
     for late, is_prepared in ((0.5, True), (2.0, False)):
         world.now = start - timedelta(seconds=late)
@@ -135,46 +126,38 @@ def test_a_run_never_goes_back_in_time_because_a_clock_that_did_is_read_again() 
         assert [step.outcome.time for step in found] == [start] * is_prepared
 
 
-def test_every_change_of_a_call_or_command_gives_the_run_a_new_version() -> None:
+def test_every_change_of_a_call_or_command_gives_the_run_a_new_version(world: World, run_id: str) -> None:
     """Otherwise a step that ignores the change could be written."""
-    world = World()
-    run_id = world.start_run()
     world.commit(run_id, calls=(change("front", CallState.OFFERED),))
     world.lease(run_id, "front", "client")
-    held = ((RunKey(STORE, RunId(run_id)), CallKey(STORE, change("front", CallState.OFFERED).call_id)),)
-    for operation in (
-        RenewOffers(client_id=ClientId("client"), lease_seconds=9.0, calls=held),
-        ReleaseOffers(client_id=ClientId("client"), calls=held),
+    held = ((RunKey(STORE, RunId(run_id)), CallKey(STORE, CallId("front"))),)
+    for change_it in (
+        partial(world.apply, RenewOffers(client_id=ClientId("client"), lease_seconds=9.0, calls=held)),
+        partial(world.apply, ReleaseOffers(client_id=ClientId("client"), calls=held)),
+        partial(world.cancel, run_id),
     ):
         stored = world.run(run_id)
         world.unit.runs.load(stored.key, stored)
-        world.apply(operation)
+        change_it()
         assert [before for before, _ in world.unit.runs.changed()] == [stored]
-    stored = world.run(run_id)
-    world.unit.runs.load(stored.key, stored)
-    world.cancel(run_id)
-    assert [before for before, _ in world.unit.runs.changed()] == [stored]
 
 
-def test_a_run_is_not_cached_if_it_has_unread_commands_or_has_left_its_worker() -> None:
-    world = World()
-    run_id = world.start_run()
+@pytest.mark.parametrize("leave", [World.steer, World.release])
+def test_a_run_is_not_cached_if_it_has_unread_commands_or_has_left_its_worker(
+    world: World, run_id: str, leave: Callable[[World, str], Any]
+) -> None:
     key = world.run(run_id).key
     assert steps.after(world.unit, key, 1, None) is not None
-    world.steer(run_id)
+    leave(world, run_id)
     assert steps.after(world.unit, key, 1, None) is None
-    other = World()
-    run_id = other.start_run()
-    other.release(run_id)
-    assert steps.after(other.unit, other.run(run_id).key, 1, None) is None
 
 
-def test_cache_is_bounded_and_estimates_the_time_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_bounded_and_estimates_the_time_for_a_second(
+    world: World, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cache, "RUNS_MAX", 2)
     seconds = [0.0]
-    runs = RunCache(lambda: seconds[0])
-    world = World()
-    one = cached(world, world.start_run())
+    runs, one = RunCache(lambda: seconds[0]), cached(world, run_id)
     every = [replace(one, run=replace(one.run, run_id=f"r{number}")) for number in range(3)]
     for each in every:
         runs.put(each)
@@ -184,10 +167,9 @@ def test_cache_is_bounded_and_estimates_the_time_for_a_second(monkeypatch: pytes
     assert runs.now() is None
     time = datetime(2026, 5, 1, tzinfo=UTC)
     runs.note_time(time)
-    seconds[0] = 0.5
-    assert runs.now() == time + timedelta(seconds=0.5)
-    seconds[0] = 1.5
-    assert runs.now() is None
+    for late, now in ((0.5, time + timedelta(seconds=0.5)), (1.5, None)):
+        seconds[0] = late
+        assert runs.now() == now
 
 
 # Events: rows of the log, lifecycle events of jobs (NOTE-2), and content that is omitted because of its size.
@@ -200,47 +182,29 @@ TIME, AGENT, APPROVAL, PAUSED = (
 RUNNING = {"state": RunState.RUNNING}
 
 
-def event_types(desk: Desk, run_id: str) -> list[str]:
-    events = [event for event in desk.unit.events.rows if event.run_id == run_id]
-    return [event.lifecycle_type for event in events if event.lifecycle_type]
-
-
-def test_iterations_do_not_send_lifecycle_events() -> None:
-    desk, job = desk_with_a_job()
-    desk.take(job)
-    for _ in range(50):
-        for step in (TIME, RUNNING, AGENT, RUNNING):
-            desk.commit(job, **step)
-    desk.end(job)
-    assert event_types(desk, job) == ["run.queued", "run.running", "run.completed"]
-
-
-def test_a_job_that_waits_for_a_user_and_resumes_is_reported() -> None:
-    """A notified user also learns that the need is over."""
-    desk, job = desk_with_a_job()
-    desk.take(job)
-    for step in (TIME, APPROVAL, TIME, APPROVAL, RUNNING, TIME):
-        desk.commit(job, **step)
-    first_events = ["run.queued", "run.running"]
-    assert event_types(desk, job) == [*first_events, "run.waiting", "run.waiting", "run.waiting", "run.running"]
-
-
-def test_job_pauses_and_resumes_are_reported() -> None:
-    desk, job = desk_with_a_job()
-    desk.take(job)
-    for step in (TIME, PAUSED, TIME, RUNNING, PAUSED, RUNNING, PAUSED):
-        desk.commit(job, **step)
-    desk.commit(job, state=RunState.CANCELLED, stop_cause=StopCause.USER)
-    pauses = ["job.paused", "job.resumed", "job.paused", "job.resumed", "job.paused"]
-    assert event_types(desk, job) == ["run.queued", "run.running", *pauses, "run.cancelled"]
-
-
-def test_every_state_change_in_a_user_run_is_reported() -> None:
-    desk, _ = desk_with_a_job()
-    run_id = desk.start_run()
-    for step in (TIME, RUNNING, AGENT, RUNNING):
-        desk.commit(run_id, **step)
-    assert event_types(desk, run_id)[-4:] == ["run.waiting", "run.running", "run.waiting", "run.running"]
+@pytest.mark.parametrize(
+    ("is_job", "changes", "lifecycle_types"),
+    [
+        (True, [*[TIME, RUNNING, AGENT, RUNNING] * 50, {"state": RunState.COMPLETED}], ["run.completed"]),
+        (True, [TIME, APPROVAL, TIME, APPROVAL, RUNNING, TIME], [*["run.waiting"] * 3, "run.running"]),
+        (
+            True,
+            [TIME, PAUSED, TIME, RUNNING, PAUSED, RUNNING, PAUSED, {"state": RunState.CANCELLED}],
+            [*["job.paused", "job.resumed"] * 2, "job.paused", "run.cancelled"],
+        ),
+        (False, [TIME, RUNNING, AGENT, RUNNING], ["run.waiting", "run.running"] * 2),
+    ],
+    ids=["iterations", "a user is waited for", "pauses", "a user's run"],
+)
+def test_only_what_a_user_needs_to_know_of_a_job_is_a_lifecycle_event(
+    desk: Desk, job: str, is_job: bool, changes: list[dict[str, Any]], lifecycle_types: list[str]
+) -> None:
+    """Iterations of a job are not reported. A notified user also learns that the need is over."""
+    run_id = desk.take(job) if is_job else desk.start_run()
+    for step in changes:
+        desk.commit(run_id, **step, stop_cause=StopCause.USER if step["state"] is RunState.CANCELLED else None)
+    events = [event.lifecycle_type for event in desk.unit.events.rows if event.run_id == run_id]
+    assert [each for each in events if each] == ["run.queued", "run.running", *lifecycle_types]
 
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -277,13 +241,12 @@ def settled(content: bytes, inverse_arguments: bytes) -> CallRow:
     )
 
 
-def test_a_result_and_its_inverse_are_omitted_if_together_too_large() -> None:
-    for content, inverse in ((b"1" * 200, b"{}"), (b"1", b"2" * 200), (b"1" * 60, b"2" * 60)):
-        row = settled(content, inverse)
-        cut, whole = messages.call(row, result_bytes_max=100), messages.call(row)
-        assert not cut.HasField("result")
-        assert cut.result_omitted_bytes == len(content) + len(inverse)
-        assert whole.result.inverse.arguments_json == inverse
+@for_each(("content", "inverse"), [(b"1" * 200, b"{}"), (b"1", b"2" * 200), (b"1" * 60, b"2" * 60)])
+def test_a_result_and_its_inverse_are_omitted_if_together_too_large(content: bytes, inverse: bytes) -> None:
+    row = settled(content, inverse)
+    cut, whole = messages.call(row, result_bytes_max=100), messages.call(row)
+    assert (cut.HasField("result"), cut.result_omitted_bytes) == (False, len(content) + len(inverse))
+    assert whole.result.inverse.arguments_json == inverse
 
 
 RUNS = st.sampled_from(["run_1", "run_2"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -72,8 +73,7 @@ def test_a_percentage_selects_about_that_share_of_stores_and_other_stores_for_ea
 
 def test_a_feature_that_is_forced_off_is_off_whatever_the_switch_says() -> None:
     found = settings(deployment(runs=Switch(state=SwitchState.ALL)), forced_off=frozenset({Feature.RUNS}))
-    assert found.off(ACME) == {Feature.RUNS}
-    assert not settings().off(ACME)
+    assert ({*found.off(ACME)}, {*settings().off(ACME)}) == ({Feature.RUNS}, set())
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,13 @@ def test_errors_for_bad_values_name_the_field(asked: Mapping[str, Any], field: s
 
 def test_a_store_cannot_set_switches_or_exceed_its_ceiling() -> None:
     store = Settings(layer=Layer.STORE, store_id=ACME)
-    with pytest.raises(InvalidField, match="only for all stores"):
-        change(store, switches={"runs": Switch(state=SwitchState.ALL)})
-    with pytest.raises(InvalidField, match="at most 20, the store's ceiling, got 21"):
-        change(store, limits={"active_runs": 21})
+    for asked, says in (
+        ({"switches": {"runs": Switch(state=SwitchState.ALL)}}, "only for all stores"),
+        ({"limits": {"active_runs": 21}}, "at most 20, the store's ceiling, got 21"),
+        ({"model_server": "eu"}, "only by a deployment key"),
+    ):
+        with pytest.raises(InvalidField, match=says):
+            change(store, **asked)
     assert change(store, limits={"active_runs": 20}).limits == {"active_runs": 20}
 
 
@@ -184,16 +187,11 @@ def test_a_store_may_use_the_models_that_both_the_deployment_and_its_admins_list
     found = settings(*(Settings(layer=layer, store_id=store, models=names) for (layer, store), names in set_in.items()))
     assert " ".join(found.models(ACME)) == allowed
     store = Settings(layer=Layer.STORE, store_id=ACME, models=("z",))
-    if deployed or ceiling:
-        with pytest.raises(ModelNotAllowed, match="'z'"):
-            updated(store, (), found, NOW)
-    else:
+    with pytest.raises(ModelNotAllowed, match="'z'") if deployed or ceiling else nullcontext():
         assert updated(store, (), found, NOW).models == ("z",)
 
 
 def test_only_the_deployment_chooses_a_stores_model_server() -> None:
-    with pytest.raises(InvalidField, match="only by a deployment key"):
-        change(Settings(layer=Layer.STORE, store_id=ACME), model_server="eu")
     ceiling = change(Settings(layer=Layer.CEILING, store_id=ACME), model_server="eu", models=("a",))
     assert (settings(ceiling).server(ACME), settings(ceiling).server(StoreId("beta"))) == ("eu", "")
     assert ceiling.texts == {"models": "a", "model_server": "eu"}

@@ -17,6 +17,7 @@ from pawl.job_store.ledger.rules import call_table, run_table
 from pawl.job_store.ledger.rules.calls import WITH_CHILD
 from pawl.job_store.ledger.rules.delegation import Delegation
 from pawl.values import CallState, CommandOutcome, DecisionKind, LeaseAction, MessagePolicy, RunState, StopCause
+from tests.tables import for_each
 from tests.unit.job_store.world import STORE, World, change, delegation
 
 RUN_MOVES = {
@@ -40,16 +41,9 @@ CALL_MOVES = {
 
 def test_transition_tables_match_the_specification() -> None:
     """I16: the specification is a second copy of the tables, so that a mistake is found."""
-    assert {
-        state.name: {after.name for after in after_all}
-        for state, after_all in run_table.TRANSITIONS.items()
-        if after_all
-    } == {state: set(moves.split()) for state, moves in RUN_MOVES.items()}
-    assert {
-        state.name: {after.name for after in after_all}
-        for state, after_all in call_table.TRANSITIONS.items()
-        if after_all
-    } == {state: set(moves.split()) for state, moves in CALL_MOVES.items()}
+    for table, specified in ((run_table.TRANSITIONS, RUN_MOVES), (call_table.TRANSITIONS, CALL_MOVES)):
+        found = {state.name: {after.name for after in moves} for state, moves in table.items() if moves}
+        assert found == {state: set(moves.split()) for state, moves in specified.items()}
 
 
 # Only the ledger moves runs to these: it takes the run from its workers.
@@ -121,22 +115,21 @@ def _move_call(world: World, before: CallState, after: CallState) -> None:
 
 
 def _delegations_of(state: CallState, child: str) -> tuple[Delegation, ...]:
-    run = replace(delegation("call", child), is_job=state is CallState.DETACHED)
-    return (run,) if state in WITH_CHILD else ()
+    return (replace(delegation("call", child), is_job=state is CallState.DETACHED),) if state in WITH_CHILD else ()
 
 
-def test_a_new_call_is_proposed_or_in_a_state_that_follows_proposed() -> None:
-    for state in CallState:
-        world = World()
-        run_id = world.start_run()
-        created = _delegations_of(state, "run_child")
-        digest = "ab" * 32 if state is CallState.AWAITING_APPROVAL else ""
-        new = change("call", state, digest=digest, child_run_id="run_child" if created else "")
-        may_be = state is CallState.PROPOSED or state.name in CALL_MOVES["PROPOSED"].split()
-        with nullcontext() if may_be else pytest.raises(IllegalTransition):
-            world.commit(run_id, calls=(new,), delegations=created)
-        found = world.unit.calls.get(CallKey(STORE, CallId("call")))
-        assert (found and found.state) == (state if may_be else None)
+@for_each("state", CallState)
+def test_a_new_call_is_proposed_or_in_a_state_that_follows_proposed(state: Any) -> None:
+    world = World()
+    run_id = world.start_run()
+    created = _delegations_of(state, "run_child")
+    digest = "ab" * 32 if state is CallState.AWAITING_APPROVAL else ""
+    new = change("call", state, digest=digest, child_run_id="run_child" if created else "")
+    may_be = state is CallState.PROPOSED or state.name in CALL_MOVES["PROPOSED"].split()
+    with nullcontext() if may_be else pytest.raises(IllegalTransition):
+        world.commit(run_id, calls=(new,), delegations=created)
+    found = world.unit.calls.get(CallKey(STORE, CallId("call")))
+    assert (found and found.state) == (state if may_be else None)
 
 
 def test_a_run_cannot_end_with_an_open_call(world: World, run_id: str) -> None:
@@ -149,16 +142,16 @@ def test_a_run_cannot_end_with_an_open_call(world: World, run_id: str) -> None:
                 world.commit(run_id, state=RunState.COMPLETED)
 
 
-def test_only_a_run_that_waits_for_a_user_may_sleep_indefinitely() -> None:
+@for_each("state", [state for state in RunState if not state.is_terminal])
+def test_only_a_run_that_waits_for_a_user_may_sleep_indefinitely(state: Any) -> None:
     """I3: any other run needs a wake_time at which it continues."""
-    for state in [state for state in RunState if not state.is_terminal]:
-        world = World()
-        run_id = world.start_run()
-        world.unit.put_run(replace(world.run(run_id), state=state, waits=(1,)))
-        may_sleep = state in {RunState.WAITING, RunState.NEEDS_ATTENTION}
-        with nullcontext() if may_sleep else pytest.raises(InvalidField, match="must have a wake_time"):
-            world.commit(run_id, lease=LeaseAction.PARK)
-        assert (world.run(run_id).claim_at is None) == may_sleep, state
+    world = World()
+    run_id = world.start_run()
+    world.unit.put_run(replace(world.run(run_id), state=state, waits=(1,)))
+    may_sleep = state in {RunState.WAITING, RunState.NEEDS_ATTENTION}
+    with nullcontext() if may_sleep else pytest.raises(InvalidField, match="must have a wake_time"):
+        world.commit(run_id, lease=LeaseAction.PARK)
+    assert (world.run(run_id).claim_at is None) == may_sleep
 
 
 @pytest.mark.parametrize(

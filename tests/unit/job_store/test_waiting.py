@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -140,8 +141,7 @@ def check(situation: Situation, waiting: Waiting | None) -> None:
     if waiting is None:
         return
     assert waiting.reason in ALLOWED[run.state]
-    assert waiting.sentence[0].isupper()
-    assert waiting.sentence.endswith(".")
+    assert re.fullmatch(r"[A-Z].*\.", waiting.sentence)
     assert len(waiting.sentence.encode()) <= 2048
     assert waiting.remedy.endswith(".")
     assert waiting.since_time <= situation.time
@@ -151,8 +151,7 @@ def check(situation: Situation, waiting: Waiting | None) -> None:
         assert calls[call_id].state is STATES_OF_CALLS[waiting.reason]
         assert not calls[call_id].reserved_by
         assert call_table.TRANSITIONS[calls[call_id].state], "it can still move"
-    assert len(waiting.call_ids) <= 20
-    assert len(waiting.run_ids) <= 20
+    assert max(len(waiting.call_ids), len(waiting.run_ids)) <= 20
 
 
 @given(situation=situations())
@@ -161,8 +160,7 @@ def test_every_open_run_that_is_not_running_has_one_wait_reason(situation: Situa
 
 
 def test_wait_reasons_cover_all_open_states() -> None:
-    open_states = {state for state, moves in run_table.TRANSITIONS.items() if moves} - {RunState.RUNNING}
-    assert set(ALLOWED) == open_states
+    assert set(ALLOWED) == {state for state, moves in run_table.TRANSITIONS.items() if moves} - {RunState.RUNNING}
     assert set().union(*ALLOWED.values()) == set(WaitReason)
 
 
@@ -296,8 +294,7 @@ def test_a_run_that_waits_for_people_names_them() -> None:
         ends[WaitReason.STORE_TOKENS] = month_end(NOW)
         assert waiting.deadline_time == ends.get(reason, due)
         roles = {WaitReason.APPROVAL: ("admin", "approver"), **dict.fromkeys(ends, ("admin",))}
-        is_named = any(call.asked_user_id for call in calls)
-        assert waiting.roles == (() if is_named else roles.get(reason, ()))
+        assert waiting.roles == (() if any(call.asked_user_id for call in calls) else roles.get(reason, ()))
 
 
 def test_a_run_whose_wait_has_ended_is_waiting_for_a_worker() -> None:
@@ -311,8 +308,7 @@ def test_a_run_whose_wait_has_ended_is_waiting_for_a_worker() -> None:
 
 def test_a_queued_run_names_the_runs_before_it() -> None:
     """LOOP-13: the sentence names the active run and counts the others."""
-    before = {"before": (RunId("run_a"), RunId("run_b"))}
-    waiting = waiting_of(RunState.QUEUED, queued_message=b"m", around=before)
+    waiting = waiting_of(RunState.QUEUED, queued_message=b"m", around={"before": (RunId("run_a"), RunId("run_b"))})
     assert (waiting.reason, waiting.run_ids) == (WaitReason.TURN, ("run_a", "run_b"))
     assert waiting.sentence == (
         "It is waiting for its turn in the conversation: run run_a is active, with 1 more ahead of it."

@@ -12,6 +12,7 @@ from pawl.job_store.ledger.rules.jobs import Entered
 from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow
 from pawl.job_store.ledger.rules.states import Sharing
 from pawl.values import MessagePolicy, RunState, StopCause
+from tests.tables import for_each
 from tests.unit.job_store.desk import Desk
 from tests.unit.job_store.world import BOB, STORE, USER, World
 
@@ -33,15 +34,9 @@ def share(world: World, sharing: Sharing, user_id: UserId = USER) -> Conversatio
     return row
 
 
-def conversation(world: World) -> ConversationRow:
-    row = world.unit.conversations.get(KEY)
-    assert row is not None
-    return row
-
-
-def shared() -> tuple[World, str]:
+def shared() -> tuple[Desk, str]:
     """Return a world with a conversation of ann that is shared for writing, and her run in it."""
-    world = World()
+    world = Desk()
     run_id = world.start_run()
     share(world, Sharing.WRITE)
     return world, run_id
@@ -64,11 +59,10 @@ def test_writers_may_undo_their_own_runs_only() -> None:
     share(world, Sharing.READ)
     assert world.submit(user_id=BOB, undoes=theirs).run.user_id == BOB
     elsewhere = world.start_run(user_id=BOB, conversation_id="other")
-    row = conversation(world)
     for undone, user_id in ((first, BOB), (theirs, UserId("eve")), ("absent", BOB), (elsewhere, BOB)):
         with pytest.raises(ConversationNotFound):
             world.submit(user_id=user_id, undoes=undone)
-    world.unit.put_conversation(replace(row, user_id=UserId(""), erase_user_id=USER))
+    world.unit.put_conversation(replace(world.conversation, user_id=UserId(""), erase_user_id=USER))
     with pytest.raises(ConversationNotFound):
         world.submit(user_id=BOB, undoes=theirs)
 
@@ -120,27 +114,27 @@ def test_a_notice_enters_only_runs_of_the_job_owner() -> None:
     assert [each.run_id for each in desk.enter(desk.take(desk.turns[1].run_id))] == [mine]
 
 
-def test_other_users_cannot_stop_or_steer_a_turn() -> None:
+@for_each("has_started", [False, True])
+def test_other_users_cannot_stop_or_steer_a_turn(has_started: bool) -> None:
     """A turn is protected like a run that a message started, even before the turn starts."""
-    for has_started in (False, True):
-        desk, _, theirs = desk_of_two()
-        desk.end_job(theirs)
-        (turn,) = desk.turns
-        if has_started:
-            desk.take(turn.run_id)
-            desk.commit(turn.run_id, state=RunState.WAITING, waits=(1,))
-        for policy, error in (
-            (MessagePolicy.STEER, RunOfAnotherUser),
-            (MessagePolicy.INTERRUPT, RunOfAnotherUser),
-            (MessagePolicy.REJECT, ConversationBusy),
-        ):
-            with pytest.raises(error):
-                desk.submit(policy)
-        assert desk.submit().queue_position == 1
-        assert desk.active is not None
-        assert (desk.active.run_id, desk.active.stop_cause) == (turn.run_id, None)
-        desk.submit(user_id=BOB)
-        assert desk.run(turn.run_id).stop_cause is StopCause.SUPERSEDED
+    desk, _, theirs = desk_of_two()
+    desk.end_job(theirs)
+    (turn,) = desk.turns
+    if has_started:
+        desk.take(turn.run_id)
+        desk.commit(turn.run_id, state=RunState.WAITING, waits=(1,))
+    for policy, error in (
+        (MessagePolicy.STEER, RunOfAnotherUser),
+        (MessagePolicy.INTERRUPT, RunOfAnotherUser),
+        (MessagePolicy.REJECT, ConversationBusy),
+    ):
+        with pytest.raises(error):
+            desk.submit(policy)
+    assert desk.submit().queue_position == 1
+    assert desk.active is not None
+    assert (desk.active.run_id, desk.active.stop_cause) == (turn.run_id, None)
+    desk.submit(user_id=BOB)
+    assert desk.run(turn.run_id).stop_cause is StopCause.SUPERSEDED
 
 
 def test_users_who_steered_a_job_count_as_steering_its_turns() -> None:

@@ -46,8 +46,7 @@ class World:
         self.now = datetime(2026, 5, 1, tzinfo=UTC)
         self._numbers = itertools.count(1)
         for in_background in (False, True):
-            queue_key = QueueKey(STORE, in_background=in_background)
-            self.unit.queues.load(queue_key, Queue(queued=0, active=0, slots=0))
+            self.unit.queues.load(QueueKey(STORE, in_background=in_background), Queue(queued=0, active=0, slots=0))
 
     def apply(self, operation: Any) -> Any:
         self.unit.now = self.now
@@ -68,15 +67,13 @@ class World:
         run = self.run(run_id)
         if run.claim_at is None or run.claim_at > self.now:
             return None
-        lease_end = self.now + timedelta(seconds=30)
-        crashes = run.crashes + (run.worker_id is not None)
         run = replace(
             run,
             epoch=run.epoch + 1,
             worker_id=worker_id,
-            claim_at=lease_end,
+            claim_at=self.now + timedelta(seconds=30),
             start_time=self.now,
-            crashes=crashes,
+            crashes=run.crashes + (run.worker_id is not None),
         )
         self.unit.put_run(run)
         return run.epoch

@@ -2,7 +2,7 @@
 
 It writes its environment next to the address file. STAND_IN selects a fault: `usage` ends with exit code 2, `mute`
 never becomes ready, `waiting` becomes ready once the process `second` runs, `stubborn` ignores SIGTERM, `broken` logs a
-module of tools that cannot be loaded, `late` answers 503 three times, and `alone` always.
+module of tools that cannot be loaded, `late` answers 503 three times, and `alone` answers 503 always.
 """
 
 from __future__ import annotations

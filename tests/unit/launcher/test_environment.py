@@ -7,6 +7,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from pawl.launcher.folder import DataFolder, SecretFiles
 from pawl.launcher.options import SuiteOptions, read_options, unknown_of
 from pawl.launcher.plan import SuiteContext, model_process, service_process
 from pawl.launcher.services import STAGES, ServiceSpec
+from tests.tables import for_each
 
 SECRETS: Mapping[str, frozenset[str]] = {
     "OPENAI_API_KEY": frozenset({"agent-loop"}),
@@ -68,11 +70,11 @@ def test_a_secret_reaches_only_the_services_that_need_it(tmp_path: Path, monkeyp
     assert not [name for name in found if name.startswith(("PAWL_", "OPENAI_"))]
 
 
-def test_only_services_that_use_the_data_folder_get_it(tmp_path: Path) -> None:
+@for_each("spec", SPECS)
+def test_only_services_that_use_the_data_folder_get_it(tmp_path: Path, spec: Any) -> None:
     """The registry keeps files there, and the gateway reads the problems that `pawl dev` reports."""
-    for spec in SPECS:
-        found = environment_of(spec, tmp_path, SuiteOptions(data=tmp_path))
-        assert ("PAWL_DATA" in found) is (spec.name in {"tool-registry", "gateway"})
+    found = environment_of(spec, tmp_path, SuiteOptions(data=tmp_path))
+    assert ("PAWL_DATA" in found) is (spec.name in {"tool-registry", "gateway"})
 
 
 def test_only_the_registry_gets_the_paths_of_secret_files(tmp_path: Path) -> None:
@@ -93,28 +95,23 @@ def folder() -> Iterator[Path]:
 LISTENS_INTERNALLY = {"job-store", "tool-registry", "agent-loop"}
 
 
-def test_a_ca_for_commands_does_not_enable_tls_between_services(folder: Path) -> None:
+@for_each("certificate", ["", "/certificate"])
+def test_a_ca_for_commands_does_not_enable_tls_between_services(folder: Path, certificate: str) -> None:
     """A user of another suite with TLS can start one here without TLS."""
-    for certificate in ("", "/certificate"):
-        given = {"PAWL_TLS_CA_FILE": "/authority", "PAWL_TLS_CERTIFICATE_FILE": certificate}
-        for spec in SPECS:
-            chosen = read_options(given | {"PAWL_INTERNAL_LISTEN": "x:1"}, data=folder)
-            found = environment_of(spec, folder, chosen)
-            assert ("PAWL_TLS_CA_FILE" in found) is bool(certificate)
-            internal = found.get("PAWL_INTERNAL_LISTEN", "")
-            if spec.name not in LISTENS_INTERNALLY:
-                assert not internal
-            elif certificate:
-                assert re.fullmatch(r"127\.0\.0\.1:[1-9][0-9]+", internal)
-            else:
-                assert internal == f"unix:{folder}/run/{spec.name}.sock"
+    given = {"PAWL_TLS_CA_FILE": "/authority", "PAWL_TLS_CERTIFICATE_FILE": certificate}
+    for spec in SPECS:
+        found = environment_of(spec, folder, read_options(given | {"PAWL_INTERNAL_LISTEN": "x:1"}, data=folder))
+        assert ("PAWL_TLS_CA_FILE" in found) is bool(certificate)
+        expected = r"127\.0\.0\.1:[1-9][0-9]+" if certificate else re.escape(f"unix:{folder}/run/{spec.name}.sock")
+        expected = expected if spec.name in LISTENS_INTERNALLY else ""
+        assert re.fullmatch(expected, found.get("PAWL_INTERNAL_LISTEN", ""))
 
 
-def test_services_share_the_public_port_if_the_folder_cannot_hold_sockets(tmp_path: Path) -> None:
-    for name in ("a" * 100, "a,b", "a#b", "a?b", "a%20b"):
-        folder = tmp_path / name
-        folder.mkdir()
-        assert not environment_of(STAGES[0][0], folder, SuiteOptions(data=folder))["PAWL_INTERNAL_LISTEN"], name
+@for_each("name", ["a" * 100, "a,b", "a#b", "a?b", "a%20b"])
+def test_services_share_the_public_port_if_the_folder_cannot_hold_sockets(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    assert not environment_of(STAGES[0][0], folder, SuiteOptions(data=folder))["PAWL_INTERNAL_LISTEN"]
 
 
 def test_replicas_share_public_ports_if_any_socket_path_is_too_long(folder: Path) -> None:
@@ -140,8 +137,8 @@ def test_an_external_databases_owner_is_passed_to_the_services(tmp_path: Path) -
     one = SuiteOptions(data=tmp_path, database_url="postgresql://us")
     two = dataclasses.replace(one, database_owner_url="postgresql://owner")
     (store,) = STAGES[0]
-    assert "PAWL_DATABASE_OWNER_URL_FILE" in environment_of(store, tmp_path, two)
-    assert "PAWL_DATABASE_OWNER_URL_FILE" not in environment_of(store, tmp_path, one)
+    found = ["PAWL_DATABASE_OWNER_URL_FILE" in environment_of(store, tmp_path, chosen) for chosen in (one, two)]
+    assert found == [False, True]
 
 
 def test_notifications_link_to_the_suites_gateway_by_default(tmp_path: Path) -> None:
@@ -156,29 +153,24 @@ def test_notifications_link_to_the_suites_gateway_by_default(tmp_path: Path) -> 
 
 def test_the_documented_ports_are_the_default() -> None:
     options = read_options({})
-    assert options.ports == DEFAULT_PORTS
-    assert options.data == Path(".pawl").resolve()
-    assert options.scripted_model
+    assert (options.ports, options.data, options.scripted_model) == (DEFAULT_PORTS, Path(".pawl").resolve(), True)
 
 
 def test_a_flag_overrides_its_variable() -> None:
     environment = {"PAWL_DATA": "elsewhere"}
     options = read_options(environment, data=Path("here"), ports=["nats=3"], replicas=["agent-loop=4"])
     assert (options.port("nats"), options.port("agent-loop")) == (3, 7601)
-    assert options.replicas == {"agent-loop": 4}
-    assert options.data == Path("here").resolve()
+    assert (options.replicas, options.data) == ({"agent-loop": 4}, Path("here").resolve())
     assert read_options(environment).data == Path("elsewhere").resolve()
 
 
 def test_the_port_option_all_sets_every_port_that_is_not_set_individually() -> None:
     options = read_options({}, ports=["all=0", "nats=5"])
-    assert set(options.ports) == set(DEFAULT_PORTS)
-    assert {name: port for name, port in options.ports.items() if port} == {"nats": 5}
+    assert options.ports == dict.fromkeys(DEFAULT_PORTS, 0) | {"nats": 5}
 
 
 def test_only_the_first_replica_gets_the_chosen_port() -> None:
-    assert read_options({}).port("agent-loop", 1) == 0
-    assert SuiteOptions(data=Path("x")).port("agent-loop") == 0
+    assert (read_options({}).port("agent-loop", 1), SuiteOptions(data=Path("x")).port("agent-loop")) == (0, 0)
 
 
 def test_a_real_model_replaces_the_scripted_one() -> None:
@@ -233,8 +225,8 @@ def test_settings_tool_and_kubernetes_variables_are_accepted() -> None:
     assert unknown_of(dict.fromkeys([*names, "HOME"], "") | KUBERNETES | of_tools) == {}
 
 
-def test_a_mistake_gives_one_clear_error() -> None:
-    for environment, ports, replicas, sentence in MISTAKES:
-        with pytest.raises(StartError) as caught:
-            read_options(environment, ports=ports, replicas=replicas)
-        assert str(caught.value).startswith(sentence)
+@for_each(("environment", "ports", "replicas", "sentence"), MISTAKES)
+def test_a_mistake_gives_one_clear_error(environment: Any, ports: Any, replicas: Any, sentence: Any) -> None:
+    with pytest.raises(StartError) as caught:
+        read_options(environment, ports=ports, replicas=replicas)
+    assert str(caught.value).startswith(sentence)

@@ -27,6 +27,7 @@ from pawl.launcher.nats import USERS, Nats, program
 from pawl.launcher.ports import HOST, check_ports, free_port
 from pawl.launcher.processes import next_delay
 from pawl.launcher.up import commands
+from tests.tables import for_each
 
 
 def test_backoff_doubles_to_ten_seconds_and_resets_after_a_long_uptime() -> None:
@@ -74,22 +75,23 @@ def test_a_log_is_rotated_by_size_while_it_is_being_written(tmp_path: Path, monk
             writer.flush()
             log.rotate()
         writer.write(b"short")
-    assert (tmp_path / "x.log").read_text() == "short"
-    texts = [(tmp_path / f"x.log.{number}").read_text() for number in (1, 2, 3)]
-    assert texts == ["line 4 is long\n", "line 3 is long\n", "line 2 is long\n"]
-    assert not (tmp_path / "x.log.4").exists()
+    rotated = {f"x.log.{number}": f"line {5 - number} is long\n" for number in (1, 2, 3)}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == rotated | {"x.log": "short"}
 
 
-def test_the_last_line_of_a_log_is_shown_as_text(tmp_path: Path) -> None:
-    path = tmp_path / "x.log"
-    for content, line in (
+@for_each(
+    ("content", "line"),
+    [
         ("first\nPAWL_X is required\n\n", "PAWL_X is required"),
         ('{"event": "process.failed", "error": "no database"}\n', "no database"),
         ('{"event": "rpc.listening"}\n', "rpc.listening"),
-        ("", f"it did not write anything to {path}"),
-    ):
-        path.write_text(content)
-        assert LogFile(path).last_line() == line
+        ("", "it did not write anything to {}"),
+    ],
+)
+def test_the_last_line_of_a_log_is_shown_as_text(tmp_path: Path, content: str, line: str) -> None:
+    path = tmp_path / "x.log"
+    path.write_text(content)
+    assert LogFile(path).last_line() == line.format(path)
 
 
 def test_a_leftover_process_is_stopped_but_a_process_that_reused_its_pid_is_not(tmp_path: Path) -> None:
@@ -98,15 +100,14 @@ def test_a_leftover_process_is_stopped_but_a_process_that_reused_its_pid_is_not(
         subprocess.Popen(program, stdout=subprocess.PIPE) as left,
         subprocess.Popen(program, stdout=subprocess.PIPE) as other,
     ):
-        orphans.note(tmp_path, "left", left.pid)
-        orphans.note(tmp_path, "other", other.pid)
+        for name, process in (("left", left), ("other", other)):
+            orphans.note(tmp_path, name, process.pid)
         record = json.loads((tmp_path / "other.json").read_text())
         (tmp_path / "other.json").write_text(json.dumps(record | {"started": "before"}))
         (tmp_path / "gone.json").write_text(json.dumps({"pid": 99999999, "started": "1"}))
         (tmp_path / "broken.json").write_text("{")
         assert asyncio.run(orphans.stop_all(tmp_path)) == ["left"]
-        assert left.wait() != 0
-        assert other.poll() is None
+        assert (left.wait() != 0, other.poll()) == (True, None)
         other.kill()
     assert list(tmp_path.iterdir()) == []
 
@@ -135,12 +136,10 @@ def endpoints(data: Path) -> Endpoints:
 
 def test_endpoints_are_read_back_unchanged(tmp_path: Path) -> None:
     assert read_endpoints(tmp_path) is None
-    write_endpoints(endpoints(tmp_path))
-    found = read_endpoints(tmp_path)
-    assert found == endpoints(tmp_path)
-    assert found is not None
-    assert found.addresses("agent-loop") == ["127.0.0.1:7601", "127.0.0.1:9"]
-    assert found.addresses("absent") == []
+    written = endpoints(tmp_path)
+    write_endpoints(written)
+    assert read_endpoints(tmp_path) == written
+    assert (written.addresses("agent-loop"), written.addresses("absent")) == (["127.0.0.1:7601", "127.0.0.1:9"], [])
     remove_endpoints(tmp_path)
     assert read_endpoints(tmp_path) is None
 
@@ -149,23 +148,20 @@ def test_the_output_says_first_whether_commands_need_a_key(tmp_path: Path) -> No
     here = endpoints(tmp_path)
     assert commands(here)[0] == ("set your key first", "export PAWL_API_KEY=KEY")
     SecretFiles(Path(here.secrets)).put("local-key", "k")
-    assert "export" not in str(commands(here))
-    assert commands(here)[-1][0] == "key for programs"
+    assert ("export" in str(commands(here)), commands(here)[-1][0]) == (False, "key for programs")
 
 
-def test_nats_reads_its_configuration_in_a_folder_of_any_name(tmp_path: Path) -> None:
-    for name in ("é ü", "a#b%20", "quo'te\"", "日本"):
-        Nats(folder=tmp_path / name, port=1, secrets=SecretFiles(tmp_path / "s")).prepare()
-        subprocess.run([program(), "-t", "--config", str(tmp_path / name / "nats.conf")], check=True, timeout=60)
+@for_each("name", ["é ü", "a#b%20", "quo'te\"", "日本"])
+def test_nats_reads_its_configuration_in_a_folder_of_any_name(tmp_path: Path, name: str) -> None:
+    Nats(folder=tmp_path / name, port=1, secrets=SecretFiles(tmp_path / "s")).prepare()
+    subprocess.run([program(), "-t", "--config", str(tmp_path / name / "nats.conf")], check=True, timeout=60)
 
 
 def test_every_nats_user_has_separate_rights_and_no_system_access(tmp_path: Path) -> None:
     config = Nats(folder=tmp_path, port=1, secrets=SecretFiles(tmp_path / "s")).config()
     users = {user["user"]: user for user in config["accounts"]["PAWL"]["users"]}
-    assert set(users) == set(USERS)
-    assert len({user["password"] for user in users.values()}) == len(users)
-    assert "users" not in config["accounts"]["SYS"]
-    assert config["system_account"] == "SYS"
+    assert (set(users), len({user["password"] for user in users.values()})) == (set(USERS), len(users))
+    assert ("users" in config["accounts"]["SYS"], config["system_account"]) == (False, "SYS")
     assert not any("$SYS" in subject for rights in USERS.values() for subject in rights.publish + rights.subscribe)
 
 
@@ -194,30 +190,26 @@ def mode(path: Path) -> int:
 
 
 def test_a_secret_is_created_once(tmp_path: Path) -> None:
-    first = SecretFiles(tmp_path / "secrets").get("key")
-    assert len(first) >= 32
-    assert SecretFiles(tmp_path / "secrets").get("key") == first
-    assert SecretFiles(tmp_path / "secrets").get("other") != first
+    first, again, other = (SecretFiles(tmp_path / "secrets").get(name) for name in ("key", "key", "other"))
+    assert (len(first) >= 32, first == again, first == other) == (True, True, False)
 
 
 def test_secret_file_permissions_are_restored(tmp_path: Path) -> None:
     """I22: reading a secret restores its permissions."""
     folder = tmp_path / "secrets"
     secrets = SecretFiles(folder)
-    secrets.get("key")
-    assert (mode(folder), mode(secrets.path("key"))) == (0o700, 0o600)
-    folder.chmod(0o755)
-    secrets.path("key").chmod(0o644)
-    SecretFiles(folder).get("key")
-    assert (mode(folder), mode(secrets.path("key"))) == (0o700, 0o600)
+    for _ in range(2):
+        SecretFiles(folder).get("key")
+        assert (mode(folder), mode(secrets.path("key"))) == (0o700, 0o600)
+        folder.chmod(0o755)
+        secrets.path("key").chmod(0o644)
 
 
 def test_a_replaced_secret_is_private_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     secrets = SecretFiles(tmp_path)
-    secrets.put("url", "a")
-    secrets.put("url", "b")
-    assert secrets.get("url") == "b"
-    assert mode(secrets.path("url")) == 0o600
+    for value in "ab":
+        secrets.put("url", value)
+    assert (secrets.get("url"), mode(secrets.path("url"))) == ("b", 0o600)
     assert [path.name for path in tmp_path.iterdir()] == ["url"]
 
 
@@ -249,23 +241,24 @@ def test_a_folder_from_another_version_is_refused_and_left_unchanged(tmp_path: P
     folder = DataFolder(tmp_path)
     for _ in range(2):
         folder.open()
-        folder.close()
-        folder.close()
+        for _ in range(2):
+            folder.close()
 
 
-def test_a_foreign_folder_is_refused_and_left_unchanged(tmp_path: Path) -> None:
-    (tmp_path / "holiday.jpg").touch()
-    before = mode(tmp_path)
-    with pytest.raises(StartError, match="is not empty and is not a Pawl data folder"):
-        DataFolder(tmp_path).open()
-    assert mode(tmp_path) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["holiday.jpg"]
-
-
-def test_a_folder_that_cannot_be_created_gives_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StartError, match=r"cannot be used: Not a directory"):
-        DataFolder(tmp_path / "file" / "data").open()
+@for_each(
+    ("file", "folder", "says"),
+    [
+        ("photos/holiday.jpg", "photos", "is not empty and is not a Pawl data folder"),
+        ("file", "file/data", "cannot be used: Not a directory"),
+    ],
+)
+def test_an_unusable_folder_is_refused_and_left_unchanged(tmp_path: Path, file: str, folder: str, says: str) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    before = [(path, mode(path)) for path in (tmp_path / file).parent.rglob("*")]
+    with pytest.raises(StartError, match=says):
+        DataFolder(tmp_path / folder).open()
+    assert [(path, mode(path)) for path in (tmp_path / file).parent.rglob("*")] == before
 
 
 def test_a_full_disk_and_a_missing_folder_give_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,5 +290,4 @@ def test_concurrent_launchers_create_the_account_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(subprocess, "run", run)
     with ThreadPoolExecutor(2) as launchers:
         accounts = {found.result() for found in [launchers.submit(postgres.database_account) for _ in range(2)]}
-    assert made == ["pgserver"]
-    assert len(accounts) == 1
+    assert (made, len(accounts)) == (["pgserver"], 1)

@@ -22,6 +22,7 @@ from pawl.launcher.services import ServiceSpec
 from pawl.launcher.up import run_until_signal
 from tests import certificates
 from tests.poll import until
+from tests.tables import for_each
 
 Options = Callable[..., SuiteOptions]
 
@@ -64,8 +65,7 @@ async def test_processes_get_peers_and_secrets_and_stop_in_reverse_order(
     async with Suite(chosen) as suite:
         environment = given(suite, "second")
         addresses = suite.endpoints.addresses("first")
-        assert environment["PAWL_FIRST_ADDRESS"].split(",") == addresses
-        assert len(set(addresses)) == 2
+        assert (environment["PAWL_FIRST_ADDRESS"].split(","), len(set(addresses))) == (addresses, 2)
         assert environment["PAWL_LOG_LEVEL"] == "debug"
         assert not {"PAWL_SERVICE_KEY", "PAWL_SECOND_ADDRESS"} & environment.keys()
         assert "PAWL_FIRST_ADDRESS" not in given(suite, "first")
@@ -78,14 +78,12 @@ async def test_processes_get_peers_and_secrets_and_stop_in_reverse_order(
         assert read_endpoints(suite.folder.path) == suite.endpoints
         assert suite.endpoints.services["first"][0].ready
         await suite.stop_process("first")
-        found = read_endpoints(suite.folder.path)
-        assert found is not None
+        found: Any = read_endpoints(suite.folder.path)
         assert (found.services["first"][0].pid, found.services["first"][0].grpc) == (None, addresses[0])
         await suite.start_process("first")
         pids = [suite.pid("first"), suite.pid("first", 1), suite.pid("second")]
         assert None not in pids
-    assert stopped(suite) == ["first", "second", "first-1", "first"]
-    assert not alive(*pids)
+    assert (stopped(suite), alive(*pids)) == (["first", "second", "first-1", "first"], False)
     assert read_endpoints(suite.folder.path) is None
     await suite.stop()
 
@@ -96,14 +94,14 @@ async def test_services_start_together(options: Options) -> None:
         assert given(suite, "second")["PAWL_FIRST_ADDRESS"] == suite.endpoints.addresses("first")[0]
 
 
+@for_each(("fault", "seconds"), [("late", 3600.0), ("alone", 0.0)])
 async def test_a_starting_http_service_waits_some_time_for_its_dependencies(
-    options: Options, monkeypatch: pytest.MonkeyPatch
+    options: Options, monkeypatch: pytest.MonkeyPatch, fault: str, seconds: float
 ) -> None:
-    for fault, seconds in (("late", 3600.0), ("alone", 0.0)):
-        monkeypatch.setattr(plan, "_DEPENDENCIES_SECONDS", seconds)
-        async with Suite(options(service_environment={"second": {"STAND_IN": fault}})) as suite:
-            assert (suite.folder.run / "second.well").exists() is (fault == "late")
-            (suite.folder.run / "second.well").unlink(missing_ok=True)
+    monkeypatch.setattr(plan, "_DEPENDENCIES_SECONDS", seconds)
+    async with Suite(options(service_environment={"second": {"STAND_IN": fault}})) as suite:
+        assert (suite.folder.run / "second.well").exists() is (fault == "late")
+        (suite.folder.run / "second.well").unlink(missing_ok=True)
 
 
 async def test_a_suite_keeps_a_local_key_until_users_have_keys(options: Options, tmp_path: Path) -> None:
@@ -129,12 +127,10 @@ async def test_a_crashed_process_restarts_at_its_address_but_a_stopped_one_does_
         address, pid = suite.endpoints.addresses("second"), suite.pid("second")
         suite.kill("second")
         await suite.wait_ready("second")
-        assert suite.pid("second") != pid
-        assert suite.endpoints.addresses("second") == address
+        assert (suite.pid("second") == pid, suite.endpoints.addresses("second")) == (False, address)
         assert [suite.process(name).restarts for name in ("first", "second")] == [0, 1]
         await asyncio.gather(*(suite.stop_process("second") for _ in range(3)))
-        assert suite.pid("second") is None
-        assert suite.process("second").restarts == 1
+        assert (suite.pid("second"), suite.process("second").restarts) == (None, 1)
         await suite.start_process("second")
         assert alive(suite.pid("second"))
 
@@ -193,10 +189,10 @@ async def test_a_failed_start_gives_a_reason_and_leaves_no_process(options: Opti
 
 async def test_broken_tools_are_reported_for_the_latest_start_only(options: Options) -> None:
     broken = {"STAND_IN": "broken"}
-    async with Suite(options(service_environment={"first": broken, "second": broken})) as suite:
-        assert suite.broken_tools == ["shop: error: shop.py:1: SyntaxError"]
-    async with Suite(options()) as suite:
-        assert suite.broken_tools == []
+    error = "shop: error: shop.py:1: SyntaxError"
+    for environment, tools in (({"first": broken, "second": broken}, [error]), ({}, [])):
+        async with Suite(options(service_environment=environment)) as suite:
+            assert suite.broken_tools == tools
 
 
 async def test_a_suite_with_a_deleted_data_folder_stops_with_a_clear_error(

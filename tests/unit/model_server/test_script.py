@@ -61,8 +61,7 @@ def test_a_mistake_in_a_script_is_reported_with_its_position(tmp_path: Path) -> 
 
 
 def test_the_examples_in_the_documentation_are_valid() -> None:
-    page = Path(__file__).parents[3] / "docs/guides/model-server.md"
-    examples = page.read_text().split("```json\n")[1:]
+    examples = (Path(__file__).parents[3] / "docs/guides/model-server.md").read_text().split("```json\n")[1:]
     assert examples
     for example in examples:
         assert parse_script(example.split("```", maxsplit=1)[0]) != Script()

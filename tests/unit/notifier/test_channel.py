@@ -35,7 +35,7 @@ from pawl.notifier.deliveries.rules import (
 )
 from pawl.notifier.inbox.rules import Draft, EventId, Inbox, NotificationId, NotificationKind, NotificationKinds
 from pawl.notifier.preferences.rules import Preferences, PreferencesChange, QuietHours, QuietTimes, Weekday, quiet_until
-from tests.tables import not_refused
+from tests.tables import for_each, not_refused
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 ANN = Inbox(store_id=StoreId("acme"), user_id=UserId("ann"))
@@ -60,11 +60,9 @@ def test_a_failed_delivery_is_retried_over_a_day_at_the_promised_times(each: lis
     for number, chance in enumerate(each[:-1], 1):
         verdict = judged(FAILED, number=number, chance=chance)
         assert verdict.state is DeliveryState.WAITING
-        assert verdict.retry_seconds is not None
-        assert verdict.retry_seconds > 0
+        assert verdict.retry_seconds
         age += verdict.retry_seconds
-        assert AGES[number] * (1 - JITTER) <= age * 1.000001
-        assert age <= AGES[number] * (1 + JITTER) * 1.000001
+        assert AGES[number] * (1 - JITTER) <= age * 1.000001 <= AGES[number] * (1 + JITTER) * 1.000002
     assert judged(FAILED, number=len(AGES)).state is DeliveryState.DEAD
 
 
@@ -73,8 +71,8 @@ def test_the_retry_after_header_of_a_busy_receiver_is_honoured(status: int) -> N
     def pause(number: int, seconds: float) -> float | None:
         return judged(Outcome(status=status, retry_after_seconds=seconds), number=number).retry_seconds
 
-    assert [pause(1, 0), pause(1, 4), pause(1, 60)] == [5, 5, 60]
-    assert pause(1, 1e9) == AGES[-1] - AGES[-2]
+    longest = AGES[-1] - AGES[-2]
+    assert [pause(1, seconds) for seconds in (0, 4, 60, 1e9)] == [5, 5, 60, longest]
     assert pause(7, 1e9) == AGES[7] - AGES[6], "the schedule has a longer pause here"
     assert judged(Outcome(status=500, retry_after_seconds=60), number=1).retry_seconds == 5
 
@@ -204,22 +202,17 @@ def at(text: str) -> datetime:
 NIGHT_TIME = at("2026-05-01T23:00")
 
 
-def test_quiet_hours_follow_the_time_zone() -> None:
-    for now, until in [
-        ("2026-05-01T19:59:59", None),
-        ("2026-05-01T20:00", "2026-05-02T05:00"),  # 22:00 in summer.
-        ("2026-05-02T04:59:59", "2026-05-02T05:00"),
-        ("2026-05-02T05:00", None),
-        ("2026-01-01T20:30", None),  # 21:30 in winter.
-        ("2026-01-01T21:30", "2026-01-02T06:00"),
-        ("2026-03-28T23:00", "2026-03-29T05:00"),  # Clocks go forward in this night.
-        ("2026-10-24T23:00", "2026-10-25T06:00"),  # Clocks go back in this night.
-    ]:
-        assert quiet_until(BERLIN, at(now)) == (at(until) if until else None), now
-
-
-def test_quiet_hours_handle_daylight_saving_changes() -> None:
-    for start, end, now, until in [
+@for_each(
+    ("start", "end", "now", "until"),
+    [
+        ("22:00", "07:00", "2026-05-01T19:59:59", None),
+        ("22:00", "07:00", "2026-05-01T20:00", "2026-05-02T05:00"),  # 22:00 in summer.
+        ("22:00", "07:00", "2026-05-02T04:59:59", "2026-05-02T05:00"),
+        ("22:00", "07:00", "2026-05-02T05:00", None),
+        ("22:00", "07:00", "2026-01-01T20:30", None),  # 21:30 in winter.
+        ("22:00", "07:00", "2026-01-01T21:30", "2026-01-02T06:00"),
+        ("22:00", "07:00", "2026-03-28T23:00", "2026-03-29T05:00"),  # Clocks go forward in this night.
+        ("22:00", "07:00", "2026-10-24T23:00", "2026-10-25T06:00"),  # Clocks go back in this night.
         ("02:10", "02:50", "2026-10-25T00:20", "2026-10-25T00:50"),
         ("02:10", "02:50", "2026-10-25T00:50", None),
         ("02:10", "02:50", "2026-10-25T01:20", "2026-10-25T01:50"),  # The second occurrence.
@@ -228,21 +221,28 @@ def test_quiet_hours_handle_daylight_saving_changes() -> None:
         ("02:30", "03:15", "2026-03-29T00:59", None),
         ("02:30", "03:15", "2026-03-29T01:00", "2026-03-29T01:15"),  # From the clock change on.
         ("22:00", "02:30", "2026-03-28T23:00", "2026-03-29T01:00"),
-    ]:
-        quiet = replace(BERLIN, hours=(QuietHours(start=start, end=end),))
-        assert quiet_until(quiet, at(now)) == (at(until) if until else None), now
+    ],
+)
+def test_quiet_hours_follow_the_time_zone_and_its_clock_changes(
+    start: str, end: str, now: str, until: str | None
+) -> None:
+    quiet = replace(BERLIN, hours=(QuietHours(start=start, end=end),))
+    assert quiet_until(quiet, at(now)) == (at(until) if until else None)
 
 
-def test_adjacent_quiet_hours_end_with_the_last() -> None:
-    both = QuietTimes(hours=(NIGHT, WEEKEND))
-    assert quiet_until(both, at("2026-05-01T22:30")) == at("2026-05-04T07:00"), "Friday night to Monday morning"
-    assert quiet_until(replace(both, hours=(WEEKEND,)), at("2026-05-01T22:30")) is None
-
-
-def test_quiet_hours_start_only_on_their_days() -> None:
-    monday = QuietTimes(hours=(replace(NIGHT, days=(Weekday.MONDAY,)),))
-    assert quiet_until(monday, at("2026-05-05T06:00")) == at("2026-05-05T07:00"), "Tuesday, of Monday's night"
-    assert quiet_until(monday, at("2026-05-05T23:00")) is None
+@for_each(
+    ("hours", "now", "until"),
+    [
+        ((NIGHT, WEEKEND), "2026-05-01T22:30", "2026-05-04T07:00"),  # Friday night to Monday morning.
+        ((WEEKEND,), "2026-05-01T22:30", None),
+        ((replace(NIGHT, days=(Weekday.MONDAY,)),), "2026-05-05T06:00", "2026-05-05T07:00"),  # Of Monday's night.
+        ((replace(NIGHT, days=(Weekday.MONDAY,)),), "2026-05-05T23:00", None),
+    ],
+)
+def test_quiet_hours_start_only_on_their_days_and_adjacent_ones_end_with_the_last(
+    hours: tuple[QuietHours, ...], now: str, until: str | None
+) -> None:
+    assert quiet_until(QuietTimes(hours=hours), at(now)) == (at(until) if until else None)
 
 
 @given(

@@ -22,7 +22,6 @@ from pawl.tools import tool
 from pawl.values import EffectClass, Outcome
 from tests.fakes.manual_clock import ManualClock
 from tests.poll import PATIENCE_SECONDS
-from tests.tables import for_each
 
 JOURNALED = (EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE)
 BOTH = (False, True)
@@ -69,31 +68,29 @@ def test_a_different_call_with_the_same_id_is_refused() -> None:
         assert found is Step.MISMATCH
 
 
-def test_a_call_running_in_a_live_process_is_awaited() -> None:
-    for effect in JOURNALED:
-        assert step(effect=effect, alive=True) is Step.ELSEWHERE
+RECONCILABLE, UNKNOWN = {"effect": EffectClass.RECONCILABLE}, {"outcome": Outcome.UNKNOWN}
 
 
-@for_each("is_own", [False, True])
-def test_an_interrupted_call_is_reconciled_or_unknown(is_own: bool) -> None:
-    assert step(effect=EffectClass.RECONCILABLE, is_own=is_own, alive=is_own) is Step.RECONCILE
-    assert step(effect=EffectClass.AT_MOST_ONCE, is_own=is_own, alive=is_own) is Step.CONCLUDE_UNKNOWN
-
-
-def test_a_call_runs_again_if_the_process_knows_it_did_not_act() -> None:
-    for effect in JOURNALED:
-        assert step(effect=effect, is_own=True, alive=True, unexecuted=True) is Step.RUN
-
-
-def test_a_call_runs_again_only_if_every_unknown_outcome_was_resolved() -> None:
-    """D9: one resolution by an operator does not cover a second interruption."""
-    assert step(outcome=Outcome.UNKNOWN, unknowns=1, resolved=0) is Step.STORED
-    assert step(outcome=Outcome.UNKNOWN, unknowns=1, resolved=1) is Step.RUN
-    assert step(outcome=Outcome.UNKNOWN, unknowns=2, resolved=1) is Step.STORED
-
-
-def test_a_call_cancelled_before_its_start_does_not_start() -> None:
-    assert step(fingerprint="", outcome=Outcome.CANCELLED) is Step.STORED
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"alive": True}, Step.ELSEWHERE),
+        (RECONCILABLE | {"alive": True}, Step.ELSEWHERE),
+        *((RECONCILABLE | {"is_own": own, "alive": own}, Step.RECONCILE) for own in BOTH),
+        *(({"is_own": own, "alive": own}, Step.CONCLUDE_UNKNOWN) for own in BOTH),
+        ({"is_own": True, "alive": True, "unexecuted": True}, Step.RUN),
+        (RECONCILABLE | {"is_own": True, "alive": True, "unexecuted": True}, Step.RUN),
+        (UNKNOWN | {"unknowns": 1, "resolved": 0}, Step.STORED),
+        (UNKNOWN | {"unknowns": 1, "resolved": 1}, Step.RUN),
+        (UNKNOWN | {"unknowns": 2, "resolved": 1}, Step.STORED),
+        ({"fingerprint": "", "outcome": Outcome.CANCELLED}, Step.STORED),
+    ],
+)
+def test_a_call_without_a_final_outcome_runs_again_only_if_it_cannot_have_acted(
+    entry: dict[str, Any], expected: Step
+) -> None:
+    """D9: a resolution by an operator covers one interruption. A call of a live process is awaited."""
+    assert step(**entry) is expected
 
 
 END = datetime(2026, 1, 1, tzinfo=UTC)
@@ -115,11 +112,8 @@ def test_a_lease_ends_after_one_period_without_renewal() -> None:
 
 def test_a_renewal_counts_despite_clock_jumps() -> None:
     watch = LeaseWatch(6)
-    for second in range(6):
-        assert see(watch, second, a=END) == []
-    assert see(watch, 6, a=END - JUMP) == []
-    assert [see(watch, second, a=END - JUMP) for second in range(7, 12)] == [[]] * 5
-    assert see(watch, 12, a=END - JUMP) == ["a"]
+    seen = [see(watch, second, a=END if second < 6 else END - JUMP) for second in range(13)]
+    assert seen == [[]] * 12 + [["a"]]
 
 
 def test_time_without_the_database_does_not_count_towards_a_lease() -> None:
@@ -183,13 +177,9 @@ async def test_the_lifetime_of_a_cached_result_starts_with_the_call(clock: Manua
     cache = ResultCache(clock.monotonic)
     cache.put(job(), succeeded(b"1", 4.0))
     await clock.advance(4.0)
-    found = cache.find(job())
-    assert found is not None
-    assert (found.content, found.note, found.duration_seconds) == (
-        b"1",
-        "From the cache: this result is 8 s old.",
-        0.0,
-    )
+    found: Any = cache.find(job())
+    note = "From the cache: this result is 8 s old."
+    assert (found.content, found.note, found.duration_seconds) == (b"1", note, 0.0)
     await clock.advance(2.0)
     assert cache.find(job()) is None
     await clock.advance(61)
@@ -200,9 +190,13 @@ async def test_the_lifetime_of_a_cached_result_starts_with_the_call(clock: Manua
 def test_cached_results_are_not_shared_by_versions_sources_or_functions(clock: ManualClock) -> None:
     cache = ResultCache(clock.monotonic)
     cache.put(job(), succeeded(b"1", 0))
-    for changes in ({"version": 2}, {"running_version": 2}, {"source": "mcp:x"}, {"arguments_sha256": "b"}):
-        assert cache.find(job(**changes)) is None
-    assert cache.find(job(cache_seconds=0.0)) is None
+    others: list[dict[str, Any]] = [
+        {"version": 2},
+        {"running_version": 2},
+        {"source": "mcp:x"},
+        {"arguments_sha256": "b"},
+    ]
+    assert [changes for changes in (*others, {"cache_seconds": 0.0}) if cache.find(job(**changes)) is not None] == []
     cache.put(job("error"), ended_badly(Outcome.FAILED, "TOOL_ERROR", "no"))
     cache.put(job("short", cache_seconds=0.0), succeeded(b"1", 0))
     assert len(cache._kept) == 1, "errors are not cached"
@@ -214,12 +208,10 @@ def test_the_result_cache_evicts_the_least_recently_used(clock: ManualClock) -> 
         cache.put(job(name), succeeded(b"1", 0))
     cache.find(job("a"))
     cache.put(job("d"), succeeded(b"1", 0))
-    assert cache.find(job("b")) is None
-    assert cache.find(job("a")) is not None
-    cache.put(job("e"), succeeded(b"x" * 9, 0))
-    assert (len(cache._kept), cache._bytes) == (2, 10)
-    cache.put(job("f"), succeeded(b"x" * 11, 0))
-    assert (len(cache._kept), cache._bytes) == (2, 10)
+    assert [cache.find(job(name)) is not None for name in "ab"] == [True, False]
+    for name, size in (("e", 9), ("f", 11)):
+        cache.put(job(name), succeeded(b"x" * size, 0))
+        assert (len(cache._kept), cache._bytes) == (2, 10)
 
 
 async def test_a_timeout_error_raised_by_a_preview_is_passed_on() -> None:

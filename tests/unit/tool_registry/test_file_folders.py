@@ -12,7 +12,7 @@ import unicodedata
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,7 @@ class Desk:
         self.tools = {tool.name: tool for tool in file_tools(self.files)}
 
     def __call__(self, name: str, /, *, key: str = "", **arguments: Any) -> Any:
-        tool = self.tools[name]
-        return tool.bind(arguments, ToolContext(store_id=self.store, call_id=key or next(KEYS)))()
+        return self.tools[name].bind(arguments, ToolContext(store_id=self.store, call_id=key or next(KEYS)))()
 
     def value(self, name: str, /, **arguments: Any) -> Any:
         returned = self(name, **arguments)
@@ -84,8 +83,8 @@ def test_files_can_be_written_read_listed_edited_moved_and_deleted(desk: Desk) -
     listed = desk("list_files")["entries"]
     assert [(entry["name"], entry["kind"]) for entry in listed] == [("notes", "folder"), ("old", "folder")]
     assert desk("list_files", path="old/2026")["entries"][0]["bytes"] == 18
-    desk("delete_file", path="old/2026/plan.md")
-    desk("delete_file", path="notes")
+    for path in ("old/2026/plan.md", "notes"):
+        desk("delete_file", path=path)
     assert desk.tree() == {"old": None, "old/2026": None}
 
 
@@ -123,15 +122,19 @@ def test_an_inverse_does_not_touch_later_changes(desk: Desk) -> None:
 
 
 def test_a_large_file_is_not_overwritten_and_its_changes_have_no_inverse(desk: Desk) -> None:
-    assert isinstance(desk("write_file", path="a", content="x" * (UNDO_BYTES_MAX + 1)), Reversible)
+    rows: list[tuple[str, dict[str, str], bool]] = [
+        ("write_file", {"path": "a", "content": "x" * (UNDO_BYTES_MAX + 1)}, True),
+        ("append_file", {"path": "a", "content": "y"}, False),
+        ("edit_file", {"path": "a", "old_text": "xy", "new_text": "xz"}, True),
+        ("delete_file", {"path": "a"}, False),
+        ("write_file", {"path": "c", "content": "\x01" * 40_000}, True),  # six times as long in JSON
+        ("delete_file", {"path": "c"}, False),
+        ("write_file", {"path": "a", "content": "x" * (UNDO_BYTES_MAX + 1)}, True),
+    ]
+    for name, arguments, is_reversible in rows:
+        assert isinstance(desk(name, **arguments), Reversible) is is_reversible, name
     with pytest.raises(ToolError, match="could not be undone"):
         desk("write_file", path="a", content="small", overwrite=True)
-    assert not isinstance(desk("append_file", path="a", content="y"), Reversible)
-    assert isinstance(desk("edit_file", path="a", old_text="xy", new_text="xz"), Reversible)
-    assert not isinstance(desk("delete_file", path="a"), Reversible)
-    controls = "\x01" * 40_000  # six times as long in JSON
-    desk("write_file", path="c", content=controls)
-    assert not isinstance(desk("delete_file", path="c"), Reversible)
 
 
 @for_each(
@@ -172,17 +175,17 @@ def test_a_failed_operation_is_reported_and_has_no_effect(
 def test_limits_of_files_and_stores_are_enforced(tmp_path: Path) -> None:
     desk = Desk(tmp_path, file_bytes_max=100, store_bytes_max=150, entries_max=4)
     desk("write_file", path="a/b", content="x" * 100)
-    with pytest.raises(ToolError, match="over the limit of 100"):
-        desk("append_file", path="a/b", content="y")
-    with pytest.raises(ToolError, match="would be 151 bytes"):
-        desk("write_file", path="c", content="x" * 51)
-    desk("write_file", path="c", content="x" * 50)
-    for name, arguments in [
-        ("make_folder", {"path": "d/e"}),
-        ("write_file", {"path": "d/e", "content": ""}),
-        ("move_file", {"path": "c", "new_path": "d/e/c"}),
-    ]:
-        with pytest.raises(ToolError, match="at most 4 files and folders"):
+    many = "at most 4 files and folders"
+    rows: list[tuple[str, dict[str, Any], str]] = [
+        ("append_file", {"path": "a/b", "content": "y"}, "over the limit of 100"),
+        ("write_file", {"path": "c", "content": "x" * 51}, "would be 151 bytes"),
+        ("write_file", {"path": "c", "content": "x" * 50}, ""),
+        ("make_folder", {"path": "d/e"}, many),
+        ("write_file", {"path": "d/e", "content": ""}, many),
+        ("move_file", {"path": "c", "new_path": "d/e/c"}, many),
+    ]
+    for name, arguments, refusal in rows:
+        with pytest.raises(ToolError, match=refusal) if refusal else nullcontext():
             desk(name, **arguments)
     desk("make_folder", path="d")
     desk("write_file", path="c", content="x" * 40, overwrite=True)
@@ -191,8 +194,8 @@ def test_limits_of_files_and_stores_are_enforced(tmp_path: Path) -> None:
 
 def test_moves_never_create_paths_over_the_depth_limit(desk: Desk) -> None:
     deep = "/".join("abcdefgh")
-    desk("make_folder", path=deep)
-    desk("make_folder", path="x/" + deep)
+    for path in (deep, f"x/{deep}"):
+        desk("make_folder", path=path)
     with pytest.raises(ToolError, match="more than 16 parts"):
         desk("move_file", path="a", new_path="x/" + deep + "/a")
 
@@ -240,12 +243,8 @@ def test_no_path_escapes_the_stores_folder(desk: Desk, tmp_path: Path, name: str
     root.mkdir(parents=True, exist_ok=True)
     if not (root / "out").is_symlink():
         (root / "out").symlink_to(tmp_path)
-    try:
-        returned = desk.value(name, path=path, **more.get(name, {}))
-    except ToolError:
-        pass
-    else:
-        assert SECRET not in str(returned)
+    with suppress(ToolError):
+        assert SECRET not in str(desk.value(name, path=path, **more.get(name, {})))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["files", "secret"]
     assert {entry.name for entry in desk.folder.iterdir()} <= {"acme", "acme.state"}
     assert (tmp_path / "secret").read_text() == SECRET
@@ -275,22 +274,17 @@ def test_swapping_a_folder_for_a_link_does_not_allow_an_escape(desk: Desk, tmp_p
     with ThreadPoolExecutor(1) as pool:
         swapping = pool.submit(swap)
         read = 0
-        for number in range(150):
-            for name, arguments in [
-                ("read_file", {}),
-                ("write_file", {"content": f"mine {number}", "overwrite": True}),
-            ]:
-                try:
-                    returned = desk.value(name, path="box/plan", **arguments)
-                except ToolError:
-                    continue
+        for number in range(300):
+            content: dict[str, Any] = {"content": f"mine {number}", "overwrite": True} if number % 2 else {}
+            with suppress(ToolError):
+                assert SECRET not in str(
+                    desk.value("write_file" if content else "read_file", path="box/plan", **content)
+                )
                 read += 1
-                assert SECRET not in str(returned)
         stop.set()
         swapping.result()
     assert read
-    assert (outside / "plan").read_text() == SECRET
-    assert [path.name for path in outside.iterdir()] == ["plan"]
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"plan": SECRET}
 
 
 def test_stores_do_not_share_files(desk: Desk) -> None:
@@ -308,7 +302,7 @@ def test_stores_do_not_share_files(desk: Desk) -> None:
 
 @for_each("store", ["..", "a/b", "", "acme.state", "a\0b"])
 def test_no_folder_is_created_for_an_invalid_store_id(tmp_path: Path, store: str) -> None:
-    with pytest.raises(Exception, match="store_id must match"):
+    with pytest.raises(Exception, match=r"store_id (must have|is required)"):
         Desk(tmp_path / "files", store=store)("write_file", path="a", content="x")
     assert not list(tmp_path.iterdir())
 

@@ -90,29 +90,30 @@ def end(effect: EffectClass, fault: Fault, attempts: int = 1) -> str:
 
 
 @for_each("effect", list(EffectClass))
-def test_a_call_that_never_ran_is_retried_for_any_effect_class(effect: EffectClass) -> None:
-    assert end(effect, Lost("gone", never_ran=True)) == ""
-
-
-@for_each("effect", list(EffectClass))
 def test_a_call_that_may_have_run_is_retried_only_if_repeating_is_harmless(effect: EffectClass) -> None:
     is_harmless = effect in REPEATABLE
-    assert end(effect, Lost("gone")) == ("" if is_harmless else "OutcomeUnknown")
-    assert end(effect, Lost("gone"), ATTEMPTS_MAX) == ("ToolError" if is_harmless else "OutcomeUnknown")
-    assert end(effect, Garbled()) == ("ToolError" if is_harmless else "OutcomeUnknown")
-    assert end(effect, TooLarge("too much")) == "ResultTooLarge"
-    assert end(effect, Refused("no")) == "ToolError"
+    rows: list[tuple[Fault, int, str]] = [
+        (Lost("gone", never_ran=True), 1, ""),
+        (Lost("gone"), 1, "" if is_harmless else "OutcomeUnknown"),
+        (Lost("gone"), ATTEMPTS_MAX, "ToolError" if is_harmless else "OutcomeUnknown"),
+        (Garbled(), 1, "ToolError" if is_harmless else "OutcomeUnknown"),
+        (TooLarge("too much"), 1, "ResultTooLarge"),
+        (Refused("no"), 1, "ToolError"),
+    ]
+    assert [end(effect, fault, attempts) for fault, attempts, _ in rows] == [expected for *_, expected in rows]
 
 
 @for_each(("effect", "has_warning"), [(EffectClass.READ_ONLY, False), (EffectClass.AT_MOST_ONCE, True)])
 def test_an_error_reports_whether_the_call_may_have_taken_effect(effect: EffectClass, has_warning: bool) -> None:
-    with pytest.raises(ResultTooLarge) as raised:
-        check_retry(tool(effect), TooLarge("it sent too much"), 1)
-    assert ("may still have taken effect" in str(raised.value)) is has_warning
-    for code, may_say in ((INTERNAL, has_warning), (INVALID_PARAMS, False)):
-        with pytest.raises(ToolError) as failed:
-            check_retry(tool(effect), Refused("no such city", code=code), 1)
-        assert ("may still have taken effect" in str(failed.value)) is may_say
+    rows: list[tuple[Fault, type[ToolError], bool]] = [
+        (TooLarge("it sent too much"), ResultTooLarge, has_warning),
+        (Refused("no such city", code=INTERNAL), ToolError, has_warning),
+        (Refused("no such city", code=INVALID_PARAMS), ToolError, False),
+    ]
+    for fault, error, may_say in rows:
+        with pytest.raises(error) as raised:
+            check_retry(tool(effect), fault, 1)
+        assert ("may still have taken effect" in str(raised.value)) is may_say
 
 
 REQUEST = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {}}
@@ -159,13 +160,7 @@ def test_content_that_is_slow_to_parse_counts_for_more_than_its_size(flood: byte
 
 
 async def test_reports_of_questions_that_cannot_be_shown_are_limited_in_size() -> None:
-    definition = ToolDefinition(
-        name="fake.do",
-        description="Does.",
-        arguments_schema={},
-        category=Category.SAFE,
-        effect=EffectClass.AT_MOST_ONCE,
-    )
+    definition = tool(EffectClass.AT_MOST_ONCE)
     entry = ToolVersion(store_id=StoreId("acme"), definition=definition, version=1, source="mcp:fake", create_time=0.0)
     call = Call(entry, ToolContext(), (), Reader(cast("Helper", None), StoreId("acme")))
     properties: Any = {"a": {"type": "string", "pattern": "(", "description": "x" * 10_000}}
@@ -175,8 +170,7 @@ async def test_reports_of_questions_that_cannot_be_shown_are_limited_in_size() -
         assert (await call.ask(asked)).action == "decline"
     with pytest.raises(ToolError) as raised:
         call.outcome(mcp.types.CallToolResult(content=[]))
-    assert "Which?" in str(raised.value)
-    assert len(str(raised.value)) < 50_000
+    assert ("Which?" in str(raised.value), len(str(raised.value)) < 50_000) == (True, True)
 
 
 # Elicitation: questions from MCP servers to people, and the replies that the servers get.
@@ -191,7 +185,6 @@ class Person:
         self.asked: list[str] = []
         self.options: list[Sequence[str]] = []
         self.schemas: list[bytes] = []
-        self.why = ""
 
     async def ask(
         self, question: str, *, why: str, kind: str, options: Sequence[str], answer_schema_json: bytes
@@ -199,7 +192,6 @@ class Person:
         self.schemas.append(answer_schema_json)
         self.asked.append(question)
         self.options.append(options)
-        self.why = why
         answer = self.answers.pop(0)
         if answer is None:
             raise QuestionDeclined("nobody")
@@ -263,8 +255,7 @@ async def test_a_single_property_is_answered_directly(
 ) -> None:
     person = Person(answer)
     assert await reply_to(form({"size": schema}), person) == ("accept", {"size": value})
-    assert list(person.options[0]) == options
-    assert await answer_problem(person.schemas[0], answer) == ""
+    assert (list(person.options[0]), await answer_problem(person.schemas[0], answer)) == (options, "")
     assert person.asked[0].startswith("Tell me.")
 
 
@@ -288,11 +279,11 @@ async def test_a_single_property_is_answered_directly(
 async def test_an_invalid_answer_is_retried_once_then_declined(schema: dict[str, Any], answer: str) -> None:
     person = Person(answer, answer)
     assert await reply_to(form({"size": schema}), person) == ("decline", None)
-    assert person.asked[1].startswith("That answer is not valid: ")
-    assert person.asked[1].endswith(person.asked[0]), "the question is still there"
     problem = await answer_problem(person.schemas[0], answer)
     assert problem
+    assert person.asked[1].startswith("That answer is not valid: ")
     assert problem in person.asked[1], "the problem is reported before the answer is accepted"
+    assert person.asked[1].endswith(person.asked[0]), "the question is still there"
 
 
 async def test_several_properties_are_answered_with_json() -> None:
@@ -328,42 +319,45 @@ async def test_an_unanswered_question_is_declined() -> None:
     assert await reply_to(form({"a": ENUM}), Person(None)) == ("decline", None)
 
 
-@for_each(("answer", "action"), [("yes", "accept"), ("no", "decline")])
-async def test_a_form_without_fields_asks_for_confirmation(answer: str, action: str) -> None:
+PAGE = "https://login.example.com/start?state=1#here"
+
+
+@for_each(
+    ("asked", "answer", "reply"),
+    [
+        (form({}), "yes", ("accept", {})),
+        (form({}), "no", ("decline", None)),
+        (mcp.types.ElicitRequestURLParams(message="Log in.", url=PAGE, elicitation_id="e1"), "done", ("accept", None)),
+        (mcp.types.ElicitRequestURLParams(message="Log in.", url=PAGE, elicitation_id="e1"), "no", ("decline", None)),
+    ],
+)
+async def test_a_form_without_fields_and_a_url_with_its_host_are_shown_and_confirmed(
+    asked: mcp.types.ElicitRequestParams, answer: str, reply: tuple[str, Any]
+) -> None:
     person = Person(answer)
-    assert (await reply_to(form({}), person))[0] == action
-    assert await answer_problem(person.schemas[0], answer) == ""
-    assert await answer_problem(person.schemas[0], "perhaps") == "it must be yes or no"
-
-
-@for_each(("answer", "action"), [("done", "accept"), ("no", "decline")])
-async def test_a_url_is_shown_with_its_host_and_confirmed(answer: str, action: str) -> None:
-    url = "https://login.example.com/start?state=1#here"
-    asked = mcp.types.ElicitRequestURLParams(message="Log in.", url=url, elicitation_id="e1")
-    person = Person(answer)
-    assert await reply_to(asked, person) == (action, None)
-    assert await answer_problem(person.schemas[0], answer) == ""
-    assert await answer_problem(person.schemas[0], "perhaps") == "it must be yes or no"
-    assert url in person.asked[0]
-    assert "page of login.example.com" in person.asked[0]
-
-
-@for_each("url", ["javascript:alert(1)", "file:///etc/passwd", "https://bank.example@evil.example/"])
-async def test_a_suspicious_url_is_not_shown(url: str) -> None:
-    with pytest.raises(UnanswerableQuestion):
-        await reply_to(mcp.types.ElicitRequestURLParams(message="Log in.", url=url), Person())
+    assert await reply_to(asked, person) == reply
+    problems = [await answer_problem(person.schemas[0], each) for each in (answer, "perhaps")]
+    assert problems == ["", "it must be yes or no"]
+    parts = (PAGE, "page of login.example.com") if isinstance(asked, mcp.types.ElicitRequestURLParams) else ()
+    assert [part for part in parts if part not in person.asked[0]] == []
 
 
 @for_each(
     "asked",
     [
+        *(
+            mcp.types.ElicitRequestURLParams(message="Log in.", url=url)
+            for url in ("javascript:alert(1)", "file:///etc/passwd", "https://bank.example@evil.example/")
+        ),
         form({"a": {"type": "nonsense"}}),
         form({"a": 5}),
         form({"a": {"$ref": "https://example.com/schema"}}),
         form({f"property_{number}": {"description": "x" * 300} for number in range(20)}),
     ],
 )
-async def test_requests_that_cannot_be_shown_to_a_user_are_reported(asked: mcp.types.ElicitRequestFormParams) -> None:
+async def test_a_request_with_a_suspicious_url_or_unusable_form_is_not_shown(
+    asked: mcp.types.ElicitRequestParams,
+) -> None:
     with pytest.raises(UnanswerableQuestion):
         await reply_to(asked, Person())
 
@@ -384,8 +378,7 @@ async def test_a_long_list_of_choices_is_put_into_the_question() -> None:
     person = Person("v70")
     schema = {"type": "string", "enum": [f"v{number}" for number in range(80)]}
     assert await reply_to(form({"a": schema}), person) == ("accept", {"a": "v70"})
-    assert list(person.options[0]) == []
-    assert "v3, v4" in person.asked[0]
+    assert (list(person.options[0]), "v3, v4" in person.asked[0]) == ([], True)
 
 
 @for_each("text", ["s3cret", "x" * SCHEMA_BYTES_MAX])

@@ -128,20 +128,20 @@ def test_supported_operations_become_tools_and_others_are_listed() -> None:
     assert tools["pets.listPets"].definition.description == "List pets.\n\nAll that there are."
     assert tools["pets.get_pets_id"].definition.description == "GET /pets/{id}"
     harm = {name: (tool.definition.category, tool.definition.effect) for name, tool in tools.items()}
-    assert harm.pop("pets.deletePet") == ("DESTRUCTIVE", "AT_MOST_ONCE")
-    assert set(harm.values()) == {("SENSITIVE", "AT_MOST_ONCE")}, "a document cannot declare itself safe"
+    not_safe = dict.fromkeys(tools, ("SENSITIVE", "AT_MOST_ONCE"))
+    assert harm == not_safe | {"pets.deletePet": ("DESTRUCTIVE", "AT_MOST_ONCE")}
 
 
 def test_parameters_become_arguments_that_are_placed_in_the_request() -> None:
     tool = read(PETS)[0]["pets.listPets"]
     schema = tool.definition.arguments_schema
-    assert schema["required"] == ["tenant"]
+    assert (schema["required"], {*schema["properties"]}) == (["tenant"], {"tenant", "limit", "tags", "ids", "filter"})
     assert schema["properties"]["limit"] == {
         "type": "integer",
         "exclusiveMinimum": 0,
         "description": "How many. (default: 20)",
     }
-    assert set(schema["properties"]) == {"tenant", "limit", "tags", "ids", "filter"}
+
     built = request(
         tool,
         {"tenant": "t 1", "limit": 5, "tags": ["a b", "c&d"], "ids": [1, 2], "filter": {"name": "é"}},
@@ -186,9 +186,8 @@ def test_tool_names_are_valid_and_distinct() -> None:
     paths = {f"/{number}": {"get": {"operationId": name}} for number, name in enumerate(ids)}
     document: Any = {"openapi": "3.1.0", "servers": [{"url": "https://a.example"}], "paths": paths}
     names = read(json.dumps(document))[0].keys()
-    assert len(names) == len(ids)
+    assert (len(names), names >= {"pets.x_y", "pets.x-y", "pets.tool"}) == (len(ids), True)
     assert all(len(name) <= 63 and name.startswith("pets.") for name in names)
-    assert {"pets.x_y", "pets.x-y", "pets.tool"} <= names
 
 
 def test_openapi_3_1_schemas_are_used_unchanged() -> None:
@@ -202,15 +201,22 @@ def test_openapi_3_1_schemas_are_used_unchanged() -> None:
     assert tool.definition.arguments_schema["properties"]["body"]["properties"] == properties
 
 
-def test_operations_can_be_selected() -> None:
+@for_each(
+    ("document", "operation_ids", "says"),
+    [
+        (PETS, ["deletePet", "none"], "no such operation: 'none'"),
+        (
+            json.dumps({"openapi": "3.1.0", "paths": {f"/{number}": {"get": {}} for number in range(201)}}),
+            [],
+            "201 operations, over the limit of 200",
+        ),
+        ('{"openapi": "3.1.0"}', [], "no operations"),
+    ],
+)
+def test_operations_can_be_selected(document: str, operation_ids: list[str], says: str) -> None:
     assert list(read(PETS, "deletePet")[0]) == ["pets.deletePet"]
-    with pytest.raises(UnusableDocument, match="no such operation: 'none'"):
-        read(PETS, "deletePet", "none")
-    many = {"openapi": "3.1.0", "paths": {f"/{number}": {"get": {}} for number in range(201)}}
-    with pytest.raises(UnusableDocument, match="201 operations, over the limit of 200"):
-        read(json.dumps(many))
-    with pytest.raises(UnusableDocument, match="no operations"):
-        read('{"openapi": "3.1.0"}')
+    with pytest.raises(UnusableDocument, match=says):
+        read(document, *operation_ids)
 
 
 def test_the_base_url_comes_from_source_operation_or_document_url() -> None:
@@ -219,12 +225,15 @@ def test_the_base_url_comes_from_source_operation_or_document_url() -> None:
         (tool,) = read(json.dumps(document), **changes)[0].values()
         return msgspec.json.decode(tool.binding, type=Binding).url
 
-    assert url_of(base_url="https://b.example/x/") == "https://b.example/x/a"
-    assert url_of(document_url="https://b.example/x/doc.json") == "https://b.example/a"
     relative = {"servers": [{"url": "../v2"}]}
-    assert url_of(document_url="https://b.example/x/doc.json", document=relative) == "https://b.example/v2/a"
     own = {"paths": {"/a": {"servers": [{"url": "https://c.example"}], "get": {}}}}
-    assert url_of(document=own) == "https://c.example/a"
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"base_url": "https://b.example/x/"}, "https://b.example/x/a"),
+        ({"document_url": "https://b.example/x/doc.json"}, "https://b.example/a"),
+        ({"document_url": "https://b.example/x/doc.json", "document": relative}, "https://b.example/v2/a"),
+        ({"document": own}, "https://c.example/a"),
+    ]
+    assert [url_of(**changes) for changes, _ in rows] == [url for _, url in rows]
     (left,) = read('{"openapi": "3.1.0", "paths": {"/a": {"get": {}}}}')[1]
     assert "set base_url" in left.reason
 
@@ -313,11 +322,10 @@ def test_an_operation_with_an_unsupported_body_is_skipped() -> None:
     file = {"schema": {"required": ["f"], "properties": {"f": {"format": "binary"}}}}
     for content, reason in (({"text/csv": {}}, "neither JSON nor a form"), ({"multipart/form-data": file}, "a file")):
         paths = {"/a": {"post": {"operationId": "a", "requestBody": {"content": content}}}}
-        tools, left_out = read(
+        tools, (left,) = read(
             json.dumps({"openapi": "3.1.0", "servers": [{"url": "https://a.example"}], "paths": paths})
         )
-        assert tools == {}
-        assert reason in left_out[0].reason
+        assert (tools, reason in left.reason) == ({}, True)
 
 
 @for_each("value", ["..", ".", "", None])
@@ -368,8 +376,7 @@ def test_external_dangling_and_circular_references_are_not_followed(target: str)
 
 
 def test_yaml_values_are_read_like_the_same_json() -> None:
-    root = read_document(b"openapi: 3.0.0\na: 2020-01-01\nb: no\nc: true\n200: x\nd: 1.5\ne: ~\nf: 1\n").root
-    assert root == {
+    assert read_document(b"openapi: 3.0.0\na: 2020-01-01\nb: no\nc: true\n200: x\nd: 1.5\ne: ~\nf: 1\n").root == {
         "openapi": "3.0.0",
         "a": "2020-01-01",
         "b": "no",

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pawl.chassis.process.tasks import kept
+from pawl.chassis.process.tasks import save_nothing
 from pawl.tool_registry.builtin.files import processing, tally
 from pawl.tool_registry.builtin.files.staging import StagedFile
 from pawl.tool_registry.builtin.files.tally import Query, Tally
@@ -145,7 +145,7 @@ def killed_at_each_checkpoint(desk: Desk, name: str, arguments: dict[str, Any]) 
         nonlocal pieces_left
         saved.append(json.loads(content))
         pieces_left = 4
-        return kept(content)
+        return save_nothing(content)
 
     def report(fraction: float | None, message: str) -> None:
         nonlocal pieces_left
@@ -233,6 +233,19 @@ def test_a_repeated_call_returns_the_first_outcome(desk: Desk) -> None:
     assert desk("process_file", key="same", **arguments) == first
 
 
+BAD_INPUT: dict[str, str | bytes] = {
+    "in.csv": SALES,
+    "folder/x": "",
+    "empty": "",
+    "binary": b"a\n\xff\n",
+    "long": b"a" * 400_000,
+    "quote.csv": 'a,b\n"' + "x\n" * 200_000,
+    "break.csv": "a,b\n1,2\n3,x\ry\n",
+    "row.csv": "a,b\n" + ('"x","' + "y\n" * 50_000) + ('","' + "y\n" * 50_000) * 5,
+    "many.csv": "a\n1\n2\n3\n4\n",
+}
+
+
 @for_each(
     ("arguments", "hint"),
     [
@@ -262,15 +275,8 @@ def test_bad_input_is_refused_with_a_reason_and_leaves_nothing_behind(
 ) -> None:
     monkeypatch.setattr(tally, "GROUPS_MAX", 3)
     monkeypatch.setattr(processing, "ROW_BYTES_MAX", 300_000)
-    put(desk, "in.csv", SALES)
-    put(desk, "folder/x", "")
-    put(desk, "empty", "")
-    put(desk, "binary", b"a\n\xff\n")
-    put(desk, "long", b"a" * 400_000)
-    put(desk, "quote.csv", 'a,b\n"' + "x\n" * 200_000)
-    put(desk, "break.csv", "a,b\n1,2\n3,x\ry\n")
-    put(desk, "row.csv", "a,b\n" + ('"x","' + "y\n" * 50_000) + ('","' + "y\n" * 50_000) * 5)
-    put(desk, "many.csv", "a\n1\n2\n3\n4\n")
+    for path, content in BAD_INPUT.items():
+        put(desk, path, content)
     before = sorted(path for path in desk.folder.rglob("*") if ".state" not in str(path))
     with pytest.raises(ToolError, match=re.escape(hint)):
         desk("process_file", **arguments)
@@ -291,7 +297,7 @@ def test_a_changed_file_is_processed_from_the_start(desk: Desk) -> None:
 
     def save(content: bytes) -> Future[None]:
         saved.append(json.loads(content))
-        return kept(content)
+        return save_nothing(content)
 
     run = desk.tools["process_file"]
     run.bind({"path": "in.txt"}, ToolContext(store_id="acme", _save=save))()
@@ -324,8 +330,7 @@ def test_the_output_is_kept_if_another_process_will_continue(tmp_path: Path) -> 
     arguments = {"path": "in.txt", "output_path": "out"}
     with pytest.raises(ToolCancelled):
         desk.tools["process_file"].bind(arguments, context)()
-    assert staged(desk) == ["staged-run-call"]
-    assert seen[0] == "0 rows"
+    assert (staged(desk), seen[0]) == (["staged-run-call"], "0 rows")
     desk.now += 90_000
     desk("process_file", path="in.txt", output_path="other")
     assert staged(desk) == []
@@ -350,5 +355,4 @@ def test_a_large_file_takes_bounded_memory(desk: Desk, monkeypatch: pytest.Monke
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (found["bytes"], found["lines"]) == (size, size // 4096)
-    assert peak < 16 * 1024 * 1024
+    assert (found["bytes"], found["lines"], peak < 16 * 1024 * 1024) == (size, size // 4096, True)

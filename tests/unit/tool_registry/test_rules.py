@@ -49,9 +49,8 @@ SAFE = ToolDefinition(
 
 def test_only_the_longest_top_level_array_counts() -> None:
     """D8: an array in the body of a request counts at any depth."""
-    assert longest_array({"a": [1], "b": [1, 2, 3, 4], "e": "text"}) == 4
-    assert longest_array({"a": [1], "body": {"d": [[0] * 99]}}) == 99
-    assert longest_array({}) == 0
+    rows: list[dict[str, Any]] = [{"a": [1], "b": [1, 2, 3, 4], "e": "text"}, {"a": [1], "body": {"d": [[0] * 99]}}, {}]
+    assert list(map(longest_array, rows)) == [4, 99, 0]
 
 
 @for_each(
@@ -70,8 +69,7 @@ def test_a_count_path_counts_matching_items(path: str, count: int) -> None:
     arguments: dict[str, Any] = {
         "body": {"orders": [{"name": "a", "lines": [1, 2]}, {"name": "b", "lines": [3]}], "tags": ["x"] * 50}
     }
-    assert may_be_count_path(path)
-    assert count_at(arguments, path) == count
+    assert (may_be_count_path(path), count_at(arguments, path)) == (True, count)
 
 
 @for_each("path", ["", "$", "$.", "a..b", "[*]", "a[0]", "a.[*]", "$.a[*]b", "a" * 201])
@@ -97,18 +95,26 @@ def test_every_part_of_a_call_changes_its_digest() -> None:
     assert len(digests) == len(changed) + 1
 
 
-def test_resource_keys_come_from_the_arguments() -> None:
-    assert resource_keys(("path:{path}",), {"path": "a/b"}) == ("path:a/b",)
-    assert resource_keys(("n:{n}", "all"), {"n": {"b": 1, "a": 2}}) == ("all", 'n:{"a":2,"b":1}')
-    assert resource_keys(("path:{paths}",), {"paths": ["b", "a", "b", None]}) == ("path:a", "path:b")
-    assert resource_keys(("path:{path}",), {"path": None}) == resource_keys(("path:{path}",), {}) == ()
+@for_each(
+    ("templates", "arguments", "keys"),
+    [
+        (("path:{path}",), {"path": "a/b"}, ("path:a/b",)),
+        (("n:{n}", "all"), {"n": {"b": 1, "a": 2}}, ("all", 'n:{"a":2,"b":1}')),
+        (("path:{paths}",), {"paths": ["b", "a", "b", None]}, ("path:a", "path:b")),
+        (("path:{path}",), {"path": None}, ()),
+        (("path:{path}",), {}, ()),
+    ],
+)
+def test_resource_keys_come_from_the_arguments(
+    templates: tuple[str, ...], arguments: dict[str, Any], keys: tuple[str, ...]
+) -> None:
+    assert resource_keys(templates, arguments) == keys
 
 
 def test_resource_keys_are_limited_in_length_and_number() -> None:
     long, other = ({"path": "x" * 9999 + end} for end in "ab")
     (one,), (two,) = resource_keys(("p:{path}",), long), resource_keys(("p:{path}",), other)
-    assert one != two
-    assert len(one) <= 512
+    assert (one == two, len(one) <= 512) == (False, True)
     many: dict[str, JsonValue] = {"paths": [str(number) for number in range(KEYS_MAX + 1)]}
     assert resource_keys(("p:{paths}",), many) == ("p:{paths}",)
 
@@ -156,8 +162,7 @@ def test_a_stored_definition_reads_back_the_same() -> None:
             SAFE, context=context, category=category, effect=effect, resource_keys=("p:{path}",), timeout_seconds=2
         )
         read = decode_definition(loads(encode_definition(written), bytes_max=10**6))
-        assert read == written
-        assert definition_hash(read) == definition_hash(written)
+        assert (read, definition_hash(read)) == (written, definition_hash(written))
 
 
 @for_each(
@@ -212,8 +217,7 @@ def test_a_label_identifies_one_client_supplied_tool_and_cannot_be_the_name_of_a
     label = own_label(name, digest)
     assert not can_exist(label)
     assert len(label) <= TOOL_NAME_CHARACTERS_MAX
-    same = (name, digest[:12]) == (other, another[:12])
-    assert (label == own_label(other, another)) is same
+    assert (label == own_label(other, another)) is ((name, digest[:12]) == (other, another[:12]))
 
 
 @given(st.sampled_from(["show", "*"]), st.sampled_from(RuleScope), st.floats(0, 1e10), st.integers(0, 3))
@@ -236,13 +240,12 @@ def test_allow_rules_never_apply_to_client_supplied_tools(
         arguments={},
         agent_name="clerk",
     )
-    scope_id = {RuleScope.RUN: "r", RuleScope.CONVERSATION: "c", RuleScope.AGENT: "clerk"}.get(scope, "")
     rule = Rule(
         store_id=STORE,
         rule_id="rule",
         effect=RuleEffect.ALLOW,
         scope=scope,
-        scope_id=scope_id,
+        scope_id={RuleScope.RUN: "r", RuleScope.CONVERSATION: "c", RuleScope.AGENT: "clerk"}.get(scope, ""),
         user_id=ANN,
         tool_name=pattern,
         tool_version=tool_version,

@@ -76,8 +76,7 @@ def test_descriptions_come_from_the_docstring_or_annotated_types() -> None:
 
     definition = look.definition
     described = {name: part.get("description") for name, part in definition.arguments_schema["properties"].items()}
-    assert definition.name == "look_up"
-    assert definition.description == "Look a word up.\n\nIn every dictionary."
+    assert (definition.name, definition.description) == ("look_up", "Look a word up.\n\nIn every dictionary.")
     assert described == {"word": "what to look up, as written", "language": "two letters", "limit": "how many"}
 
 
@@ -95,9 +94,8 @@ def test_sphinx_docstrings_are_read_too() -> None:
 
 def test_a_tool_without_options_gets_the_most_cautious_defaults() -> None:
     """TOOL-2: the tool is sensitive, takes effect at most once, and never runs in parallel."""
-    assert everything.definition.category is Category.SENSITIVE
-    assert everything.definition.effect is EffectClass.AT_MOST_ONCE
-    assert not everything.definition.parallel
+    made = everything.definition
+    assert (made.category, made.effect, made.parallel) == (Category.SENSITIVE, EffectClass.AT_MOST_ONCE, False)
 
 
 def test_a_tool_can_still_be_called_as_a_function() -> None:
@@ -137,31 +135,26 @@ def test_an_option_of_the_wrong_type_is_refused_at_definition(options: dict[str,
         tool(**options)(everything.function)
 
 
-def test_the_error_for_an_unknown_option_value_lists_the_known_ones() -> None:
-    with pytest.raises(ToolDefinitionError, match=r"category.*; it may be SAFE, SENSITIVE, DESTRUCTIVE$"):
-        tool(category="harmless")(everything.function)  # type: ignore[call-overload]
-    with pytest.raises(ToolDefinitionError, match="that the registry runs"):
-        tool(heartbeat_seconds=5, context=ExecutionContext.FRONTEND)(everything.function)
-    with pytest.raises(ToolDefinitionError, match=r"effect.*; it may be READ_ONLY, "):
-        tool(effect="readonly")(everything.function)  # type: ignore[call-overload]
+@for_each(
+    ("options", "says"),
+    [
+        ({"category": "harmless"}, r"category.*; it may be SAFE, SENSITIVE, DESTRUCTIVE$"),
+        ({"heartbeat_seconds": 5, "context": ExecutionContext.FRONTEND}, "that the registry runs"),
+        ({"effect": "readonly"}, r"effect.*; it may be READ_ONLY, "),
+        ({"effect": EffectClass.RECONCILABLE}, "reconcile"),
+        ({"effect": EffectClass.IDEMPOTENT, "reconcile": cannot_say}, "reconcile"),
+    ],
+)
+def test_an_invalid_combination_or_value_of_options_is_refused_with_advice(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ToolDefinitionError, match=says):
+        tool(**options)(everything.function)
 
 
 def test_category_and_effect_may_be_given_as_strings() -> None:
     options: dict[str, Any] = {"category": "SAFE", "effect": "READ_ONLY"}
     definition = tool(**options)(everything.function).definition
-    assert definition.category is Category.SAFE
-    assert definition.effect is EffectClass.READ_ONLY
+    assert (definition.category, definition.effect) == (Category.SAFE, EffectClass.READ_ONLY)
     assert encode_definition(definition)
-
-
-def test_reconcile_is_required_for_reconcilable_tools_only() -> None:
-    async def ask(context: ToolContext) -> Any:
-        return cannot_say()
-
-    with pytest.raises(ToolDefinitionError, match="reconcile"):
-        tool(effect=EffectClass.RECONCILABLE)(everything.function)
-    with pytest.raises(ToolDefinitionError, match="reconcile"):
-        tool(effect=EffectClass.IDEMPOTENT, reconcile=ask)(everything.function)
 
 
 def test_arguments_that_fail_type_validation_give_an_error_result() -> None:
@@ -191,8 +184,7 @@ def test_a_context_reports_cancellation() -> None:
     context.check_cancelled()
     assert not context.wait_cancelled(0)
     flag.set()
-    assert context.cancelled
-    assert context.wait_cancelled(60)
+    assert (context.cancelled, context.wait_cancelled(60)) == (True, True)
     with pytest.raises(ToolCancelled):
         context.check_cancelled()
 

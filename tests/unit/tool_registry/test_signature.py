@@ -134,8 +134,7 @@ def of(hint: Any, **options: Any) -> Tool[..., Any]:
 
 
 def checked(it: Tool[..., Any], arguments: bytes) -> Accepted | Refused:
-    schema = it.definition.arguments_schema
-    return check_arguments(it.definition, compile_schema(schema, recursion=True), arguments)
+    return check_arguments(it.definition, compile_schema(it.definition.arguments_schema, recursion=True), arguments)
 
 
 @for_each(

@@ -11,7 +11,7 @@ export interface ConversationView {
   runs: Record<string, RunJson>;
   /** The caller's jobs by ID. Includes the newest that had already ended. */
   jobs: Record<string, BackgroundJobJson>;
-  /** Logs of the caller's runs in this conversation, by run ID. Runs that have never been active have none. */
+  /** Logs of the caller's runs in this conversation, by run ID. Runs that were never active have no log. */
   logs: Record<string, RunView>;
   /** True once everything that existed at the start is included. */
   caughtUp: boolean;
@@ -19,7 +19,7 @@ export interface ConversationView {
   cursor: string;
 }
 
-/** A run with the message that started it. Old runs and those of other users have messages only. */
+/** A run with the message that started it. Old runs, and runs of other users, have messages only. */
 export interface Turn {
   run: RunJson;
   /** The log, or an empty one. */
@@ -33,7 +33,7 @@ export interface Turn {
   answers: string[];
   /** True if a background job started the run, not a message. */
   notice: boolean;
-  /** Number of the last message; 0 if there is none. */
+  /** Number of the last message; 0 if the conversation is empty. */
   last: number;
 }
 
@@ -77,7 +77,7 @@ export interface Sent {
   parts?: PartJson[];
 }
 
-/** Returns the turns of a conversation, oldest first, without those of notices that the model did not answer. */
+/** Returns the turns of a conversation, oldest first. Turns of notices that the model did not answer are left out. */
 export function turnsOf(view: ConversationView, sent: Sent[] = []): Turn[] {
   const { logs, messages } = view;
   const runs = { ...Object.fromEntries(sent.map(({ run }) => [run.runId ?? "", run])), ...view.runs };

@@ -12,7 +12,7 @@ export interface RoundView {
   callIds: string[];
   done: boolean;
   startTime?: string;
-  /** How long the model reasoned, once its text or its calls begin. */
+  /** How long the model reasoned. Set when its text or calls start. */
   reasoningSeconds?: number;
 }
 

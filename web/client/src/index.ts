@@ -35,6 +35,7 @@ export class Pawl extends Transport {
   readonly workflows = this.service<typeof pb.WorkflowService>("pawl.agent.v1.WorkflowService");
   readonly notifications = this.service<typeof pb.NotifyService>("pawl.notify.v1.NotifyService");
   readonly channels = this.service<typeof pb.ChannelService>("pawl.notify.v1.ChannelService");
+  readonly settings = this.service<typeof pb.SettingsService>("pawl.settings.v1.SettingsService");
   readonly preferences = this.service<typeof pb.PreferenceService>("pawl.notify.v1.PreferenceService");
   readonly documents = this.service<typeof pb.DocumentService>("pawl.tool.v1.DocumentService");
   readonly sources = this.service<typeof pb.SourceService>("pawl.tool.v1.SourceService");
@@ -82,7 +83,7 @@ export class Pawl extends Transport {
 
   /**
    * Follows a conversation across reconnects until `onError` is called, and passes its view and the new events to
-   * `onChange`: messages, runs, jobs, and what the model writes in runs that a message or a background job started.
+   * `onChange`: messages, runs, jobs, and the model's output in runs that a message or a background job started.
    * Returns a function that stops following.
    */
   follow(conversationId: string, onChange: (view: ConversationView, events: pb.RunEventJson[]) => void, onError: (error: PawlError) => void = () => {}): () => void {

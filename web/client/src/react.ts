@@ -26,7 +26,7 @@ export type Where = { conversationId: string } | { conversationKey: string };
 
 export interface Chat extends ConversationView {
   turns: Turn[];
-  /** Calls waiting for the user: approvals and questions, including those of jobs. */
+  /** Calls waiting for the user: approvals and questions, also of jobs. */
   pendingCalls: CallJson[];
   /** The turn that has not ended; a message sent now waits for it. */
   active: Turn | undefined;
@@ -36,7 +36,7 @@ export interface Chat extends ConversationView {
   send: (text: string, more?: StartRunRequestJson) => Promise<RunJson>;
   /** Stops the active turn. */
   stop: () => Promise<void>;
-  /** Decides about a call that waits for the user, as it was shown. */
+  /** Decides on a pending call as it was shown to the user. */
   decide: (call: CallJson, decision: CallDecisionJson) => Promise<void>;
 }
 
@@ -45,7 +45,7 @@ export interface Job extends BackgroundJobJson {
 }
 
 /**
- * Returns a conversation and what the user can do in it. Changes appear without a reload: streamed text, calls, background
+ * Returns a conversation and the actions that the user can take in it. Changes appear without a reload: streamed text, calls, background
  * jobs, and turns that they start. Offered calls of `tools` run in this page.
  */
 export function useConversation(pawl: Pawl, where: Where, tools?: Record<string, FrontEndTool>): Chat {

@@ -7,7 +7,7 @@ const RESPONSE = (message: WatchConversationResponseJson, key = "s0"): string =>
 const FAILED = (code: string, reason: string): string => `event: end\ndata: ${JSON.stringify({ key: "s0", error: { code, details: [{ debug: { reason } }] } })}\n\n`;
 const MESSAGE = (number: number) => ({ message: { number: String(number), runId: `r${number}`, role: "ROLE_USER" as const, text: `m${number}` } });
 const OPEN = (): Answer => new Response(new ReadableStream({ start: () => {} }));
-// What the client lists once it has caught up: runs and jobs that ended before.
+// Runs and jobs that ended before, as the client lists them after catching up.
 const PAST = [{}, {}];
 
 function follow(...answers: Answer[]) {
@@ -58,7 +58,7 @@ it("reads the logs of runs that ended before", async () => {
   expect(asked[3].subscriptions.s1.request).toEqual({ runId: "r1", afterSeq: "0" });
 });
 
-it("passes each event once if the stream has those of a run that ended before, too", async () => {
+it("passes each event once if the stream also has events of a run that ended before", async () => {
   const run = { runId: "r1", state: "RUN_STATE_COMPLETED" as const };
   const events = ["a", "b", "c"].map((text, index) => ({ runId: "r1", seq: String(index + 1), outputDelta: { round: 1, text } }));
   const log = [1, 3].map((count) => RESPONSE({ events: events.slice(count - 1, count) }, "s1")).join("");

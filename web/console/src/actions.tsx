@@ -67,12 +67,7 @@ export function Actions<T>({ all, item, onDone, gone }: { all: Action<T>[]; item
       )}
       {open && (
         <Dialog title={open.bad ? `${open.name}?` : open.name} onClose={() => setOpen(undefined)}>
-          <form
-            onSubmit={(event) => {
-              event.preventDefault();
-              act(open, text);
-            }}
-          >
+          <form onSubmit={(event) => (event.preventDefault(), act(open, text))}>
             {open.ask && (
               <label>
                 {open.ask}
@@ -80,21 +75,13 @@ export function Actions<T>({ all, item, onDone, gone }: { all: Action<T>[]; item
               </label>
             )}
             <p class="buttons">
-              <button class={open.bad ? "bad" : ""} ref={open.ask ? null : focus}>
-                {open.bad ? `Yes, ${open.name.toLowerCase()}` : open.name}
-              </button>
-              <button type="button" class="second" onClick={() => setOpen(undefined)}>
-                Cancel
-              </button>
+              <button class={open.bad ? "bad" : ""} ref={open.ask ? null : focus}>{open.bad ? `Yes, ${open.name.toLowerCase()}` : open.name}</button>
+              <button type="button" class="second" onClick={() => setOpen(undefined)}>Cancel</button>
             </p>
           </form>
         </Dialog>
       )}
-      {message && message !== GONE && (
-        <p class="panel message" role="status">
-          {message}
-        </p>
-      )}
+      {message && message !== GONE && <p class="panel message" role="status">{message}</p>}
     </>
   );
 }
@@ -102,6 +89,9 @@ export function Actions<T>({ all, item, onDone, gone }: { all: Action<T>[]; item
 function focus(element: HTMLElement | null): void {
   element?.focus();
 }
+
+/** Returns the action that removes an item, with a confirmation. */
+export const removal = <T,>(name: string, method: string, remove: (item: T) => Promise<unknown>): Action<T> => ({ name, method, bad: true, run: async (item) => (await remove(item), GONE) });
 
 /** Returned by an action that removed its item. */
 export const GONE = "\u0000gone";

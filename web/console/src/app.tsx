@@ -69,31 +69,11 @@ export function App(): VNode {
       </a>
       <Navigation onFind={() => setOpen("palette")} onHelp={() => setOpen("help")} />
       <div class="notes">
-        {!online.value && (
-          <p class="strip" role="status">
-            Connection lost. Reconnecting automatically; runs continue.
-          </p>
-        )}
-        {problems.value.length > 0 && (
-          <div class="strip bad" role="alert">
-            {problems.value.map((line) => (
-              <div key={line}>{visible(line)}</div>
-            ))}
-          </div>
-        )}
+        {!online.value && <p class="strip" role="status">Connection lost. Reconnecting automatically; runs continue.</p>}
+        {problems.value.length > 0 && <div class="strip bad" role="alert">{problems.value.map((line) => <div key={line}>{visible(line)}</div>)}</div>}
       </div>
-      <main id="main" tabIndex={-1}>
-        <Boundary key={path.value}>
-          <Page />
-        </Boundary>
-      </main>
-      {notice.value && (
-        <div class="toasts">
-          <Toast tone="bad" onClose={() => (notice.value = "")}>
-            {visible(notice.value)}
-          </Toast>
-        </div>
-      )}
+      <main id="main" tabIndex={-1}><Boundary key={path.value}><Page /></Boundary></main>
+      {notice.value && <div class="toasts"><Toast tone="bad" onClose={() => (notice.value = "")}>{visible(notice.value)}</Toast></div>}
       {open === "help" && <Help onClose={() => setOpen((now) => (now === "help" ? "" : now))} />}
       {open === "palette" && <Search show={({ Palette }) => <Palette onClose={() => setOpen((now) => (now === "palette" ? "" : now))} />} />}
     </div>
@@ -108,18 +88,14 @@ function Help({ onClose }: { onClose: () => void }): VNode {
         <tbody>
           {[...pages, ...KEYS].map(([key, does]) => (
             <tr key={key}>
-              <th scope="row">
-                <kbd>{key}</kbd>
-              </th>
+              <th scope="row"><kbd>{key}</kbd></th>
               <td>{does}</td>
             </tr>
           ))}
         </tbody>
       </table>
       <p class="quiet">Runs continue when this page is closed. Everything waiting for you is in the inbox.</p>
-      <form method="dialog" class="buttons">
-        <button>Close</button>
-      </form>
+      <form method="dialog" class="buttons"><button>Close</button></form>
     </Dialog>
   );
 }
@@ -175,22 +151,12 @@ function Page(): VNode {
 }
 
 function Nowhere(): VNode {
-  return (
-    <Empty icon="search" title="Page not found" level={1}>
-      <p>
-        <a href="/">Go to the chat</a>
-      </p>
-    </Empty>
-  );
+  return <Empty icon="search" title="Page not found" level={1}><p><a href="/">Go to the chat</a></p></Empty>;
 }
 
 function Waiting(): VNode {
   return (
-    <main class="login" aria-busy="true">
-      <p class="quiet" role="status">
-        {online.value ? "Loading ..." : "The gateway is not responding. Retrying ..."}
-      </p>
-    </main>
+    <main class="login" aria-busy="true"><p class="quiet" role="status">{online.value ? "Loading ..." : "The gateway is not responding. Retrying ..."}</p></main>
   );
 }
 

@@ -1,4 +1,4 @@
-/** A request to approve a call: what happens if it runs, with the fields that can be changed. */
+/** A request to approve a call, with its effect and the fields that can be edited. */
 
 import { type CallJson, type DecisionKindJson, encode, type SeriesJson } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
@@ -6,7 +6,8 @@ import { useEffect, useState } from "preact/hooks";
 
 import { approveWithRule, canRemember, type Decision, decideCall, type Scope } from "./decide";
 import { Icon } from "./design/icons";
-import { Fault, Form, Json, type Schema } from "./form";
+import { Fault } from "./fields";
+import { Form, Json, type Schema } from "./form";
 import { entriesOf, iconOf, inWords, isOfNode, read, wish } from "./sentence";
 import { ago, may, moment, pawl } from "./state";
 import { visible } from "./visible";
@@ -141,14 +142,14 @@ function Terms({ call: { approval = {}, deadlineTime, category } }: { call: Call
         <>
           {" · "}
           <span class={isSoon ? "fault" : ""} title={moment(deadlineTime)}>expires {ago(deadlineTime)}</span>
-          {approval.escalated ? ", then it does not run; it was escalated" : ", then it is escalated or does not run"}
+          {approval.escalated ? ". The call then does not run; the deadline was already extended." : ". The call then does not run, or the deadline is extended once."}
         </>
       )}
     </>
   );
 }
 
-/** What only some decisions need: the exact arguments, the digest and the IDs. */
+/** Details that only some decisions need: the exact arguments, the digest and the IDs. */
 function Facts({ call, args, digest }: { call: CallJson; args: unknown; digest: string }): VNode {
   const [shown, setShown] = useState(false);
   return (

@@ -133,7 +133,7 @@ export class Growing {
       const [fence, marks = ""] = FENCE.exec(line) ?? [];
       const item = ITEM.exec(line)?.[0].slice(-1) ?? "";
       this.#kind = fence ? "fence" : item ? "list" : /^ {0,3}</.test(line) ? "html" : "text";
-      // HTML of some kinds goes on after blank lines; its end is not searched.
+      // Some HTML blocks continue after blank lines. Their end is not searched.
       this.#marker = fence ? marks : item || (/^ {0,3}<(?:script|pre|style|textarea|!|\?)/i.test(line) ? "open" : "");
     } else if (this.#kind === "fence") {
       const closing = /^ {0,3}(`+|~+)[ \t]*$/.exec(line)?.[1] ?? "";

@@ -1,4 +1,4 @@
-/** A call: what it does, its state and result, and the possible decisions. */
+/** A call with its description, state, result and possible decisions. */
 
 import { type BackgroundJobJson, type CallJson, type Progress, requestId, type RunJson } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
@@ -8,7 +8,8 @@ import { Approval, Fields } from "./approval";
 import { Chart, chartOf } from "./chart";
 import { decideCall } from "./decide";
 import { Icon } from "./design/icons";
-import { blank, Fault, Form, Json, type Schema } from "./form";
+import { Fault } from "./fields";
+import { blank, Form, Json, type Schema } from "./form";
 import { bounded, Markdown } from "./markdown";
 import { argumentsOf, entriesOf, iconOf, isPlain, objectOf, read, resultLine, title, wish } from "./sentence";
 import { ago, attempt, jobs, keep, kept, lasted, may, moment, pawl, titleOf, who, word } from "./state";
@@ -45,7 +46,7 @@ export const CallCard = bounded(Card, ({ call }) =>
 );
 export const TopUp = bounded(Tokens, ({ run }) => `${run.runId} is waiting for tokens.`);
 
-/** With `where`, the card says where the call is from. */
+/** With `where`, the card shows the origin of the call. */
 function Card({ call, progress, where, children }: { call: CallJson; progress?: Progress | undefined; where?: boolean; children?: ComponentChildren }): VNode {
   const state = call.state ?? "";
   const isApproval = state === "CALL_STATE_AWAITING_APPROVAL";
@@ -77,9 +78,7 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
   return (
     <div {...mark} class={`card ${kind}`} aria-label={name}>
       {children}
-      {isApproval && !asked ? (
-        <Approval key={call.approval?.digest} call={call} about={<About call={call} where={where} />} />
-      ) : (
+      {isApproval && !asked ? <Approval key={call.approval?.digest} call={call} about={<About call={call} where={where} />} /> : (
         <>
           <header class="ask">
             <Icon name={isApproval ? iconOf(call.toolName) : "help"} />
@@ -95,7 +94,7 @@ function Card({ call, progress, where, children }: { call: CallJson; progress?: 
   );
 }
 
-/** For whom a call is, from which conversation and run, and since when. */
+/** The user, conversation, run and age of a call. */
 function About({ call, where }: { call: CallJson; where: boolean | undefined }): VNode | null {
   if (!where) return null;
   const own = !call.userId || call.userId === who.value?.caller?.userId;
@@ -115,7 +114,7 @@ function About({ call, where }: { call: CallJson; where: boolean | undefined }):
   );
 }
 
-/** One line: what the call does, with what, its result and duration. It unfolds. */
+/** One line with the call, its arguments, result and duration. It unfolds. */
 function Summary({ call, job, where }: { call: CallJson; job: BackgroundJobJson | undefined; where: boolean | undefined }): VNode {
   const [shown, setShown] = useState(false);
   const { state = "", result } = call;
@@ -158,7 +157,7 @@ function Summary({ call, job, where }: { call: CallJson; job: BackgroundJobJson 
   );
 }
 
-/** Who decided, and by which rule. */
+/** The user or rule that decided. */
 export function Decided({ call: { approval, ruleId } }: { call: CallJson }): VNode | null {
   const decision = approval?.decision;
   if (!decision && !ruleId) return null;
@@ -176,9 +175,7 @@ export function Decided({ call: { approval, ruleId } }: { call: CallJson }): VNo
 }
 
 function Done({ fraction, message }: { fraction?: number | undefined; message: string }): VNode {
-  return (
-    <p class="quiet progress">{fraction !== undefined && <progress value={fraction} max={1} aria-label="Progress" />} {visible(message)}</p>
-  );
+  return <p class="quiet progress">{fraction !== undefined && <progress value={fraction} max={1} aria-label="Progress" />} {visible(message)}</p>;
 }
 
 /** Returns the state of a job in words, and whether a stop has failed. */
@@ -281,9 +278,7 @@ function Question({ call }: { call: CallJson }): VNode {
         {options.map((option) => <button key={option} class="second" disabled={busy} onClick={() => void say(option)}>{visible(option)}</button>)}
       </p>
       <form class={names.length ? "" : "row"} onSubmit={(event) => (event.preventDefault(), void say(names.length ? whole : answer))}>
-        {names.length ? (
-          <Form schema={schema} value={filled ?? {}} onValue={setFilled} fault={fault} name="Answer" />
-        ) : (
+        {names.length ? <Form schema={schema} value={filled ?? {}} onValue={setFilled} fault={fault} name="Answer" /> : (
           <input
             aria-label="Your answer"
             placeholder={question.defaultAnswer ? `default: ${visible(question.defaultAnswer)}` : "Your answer"}

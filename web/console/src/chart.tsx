@@ -32,9 +32,7 @@ export function Chart({ title, labels, values, most = Math.max(...values.map(Mat
         {values.map((value, key) => (
           <tr key={key}>
             <th scope="row">{visible(labels[key] ?? "")}</th>
-            <td class="lane">
-              <div class={`bar ${value < 0 ? "retry" : ""}`} style={{ width: `${100 * (Math.abs(value) / most)}%` }} />
-            </td>
+            <td class="lane"><div class={`bar ${value < 0 ? "retry" : ""}`} style={{ width: `${100 * (Math.abs(value) / most)}%` }} /></td>
             <td>{value.toLocaleString()}</td>
           </tr>
         ))}

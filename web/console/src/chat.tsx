@@ -1,4 +1,4 @@
-import { type ConversationJson, type ConversationView, emptyConversation, isEnded, type MessageJson, type PartJson } from "@pawl/client";
+import { type ConversationJson, type ConversationView, emptyConversation, isEnded, type MessageJson, type PartJson, type RunJson } from "@pawl/client";
 import { pendingCalls, requestId, type Sent, turnsOf } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
@@ -37,7 +37,16 @@ export function Chat({ conversationId }: { conversationId: string }): VNode {
   );
 }
 
-function Conversation({ conversationId }: { conversationId: string }): VNode {
+/** How a conversation starts its runs if it is part of another page. */
+export interface Embedding {
+  agent: string;
+  /** Starts a run with `request` and the name of an agent. */
+  start: (run: (agent: string) => Promise<RunJson>) => Promise<RunJson>;
+  onOpen: (conversationId: string) => void;
+}
+
+/** The turns of a conversation with the composer, on its own page or in another one. */
+export function Conversation({ conversationId, within }: { conversationId: string; within?: Embedding }): VNode {
   const [view, setView] = useState(() => emptyConversation(conversationId));
   const [missing, setMissing] = useState(false);
   const [chosen, setChosen] = useState(query.value.get("agent") ?? undefined);
@@ -81,17 +90,18 @@ function Conversation({ conversationId }: { conversationId: string }): VNode {
   const agents = who.value?.deployment?.agentNames ?? [];
   // A message arrives before its run, which has a create time.
   const before = turns.findLast(({ run }) => run.createTime)?.run.agent?.name ?? "";
-  const agent = chosen ?? (agents.includes(before) ? before : DEFAULT);
+  const agent = within?.agent ?? chosen ?? (agents.includes(before) ? before : DEFAULT);
   const start = async (to: string, text: string, parts: PartJson[], policy: Policy = "MESSAGE_POLICY_QUEUE") => {
-    const request = { requestId: requestId(), text, agent, frontEndTools: TOOLS, ...(parts.length ? { parts } : {}) };
-    const { run = {} } = await pawl.agent.startRun(to ? { ...request, conversationId: to, policy } : request);
-    return run;
+    const request = { requestId: requestId(), text, frontEndTools: within ? [] : TOOLS, ...(parts.length ? { parts } : {}), ...(to ? { conversationId: to, policy } : {}) };
+    const run = async (by: string): Promise<RunJson> => (await pawl.agent.startRun({ ...request, agent: by })).run ?? {};
+    return within ? within.start(run) : run(agent);
   };
+  const onOpen = within?.onOpen ?? ((id: string): void => go(`/c/${id}`));
   const send = async (text: string, policy: Policy, parts: PartJson[]): Promise<boolean> => {
     near.current = true;
     const done = await attempt(async () => {
       if (!conversationId) {
-        go(`/c/${(await start("", text, parts)).conversationId}`);
+        onOpen((await start("", text, parts)).conversationId ?? "");
         return true;
       }
       const steered = policy === "MESSAGE_POLICY_STEER";
@@ -108,7 +118,7 @@ function Conversation({ conversationId }: { conversationId: string }): VNode {
   };
   const onResend = (number: number, text: string, parts: PartJson[]): Promise<boolean> =>
     resend(conversation, number, async (to) => (await start(to, text, parts.filter((part) => part.text === undefined))).conversationId ?? "");
-  const mayFork = may("agent.v1.ConversationService/ForkConversation");
+  const mayFork = !within && may("agent.v1.ConversationService/ForkConversation");
   if (missing) return <section class="page"><h1>Conversation not found</h1><p><a href="/">Start a new one</a></p></section>;
   return (
     <section
@@ -124,7 +134,7 @@ function Conversation({ conversationId }: { conversationId: string }): VNode {
         setFar(rest > 400);
       }}
     >
-      {turns.length > 0 && (
+      {turns.length > 0 && !within && (
         <header class="talk-bar">
           <h1>{visible(conversation.title || "Conversation")}</h1>
           {agent !== DEFAULT && <span class="badge">{visible(agent)}</span>}
@@ -134,7 +144,7 @@ function Conversation({ conversationId }: { conversationId: string }): VNode {
         </header>
       )}
       <div class="turns">
-        {!turns.length && (!conversationId || view.caughtUp) && <Welcome agent={agent} />}
+        {!turns.length && !within && (!conversationId || view.caughtUp) && <Welcome agent={agent} />}
         {view.firstNumber > 1 && !earlier.length && (
           <button class="second" onClick={() => void attempt(async () => setEarlier(await messagesBefore(conversationId, view.firstNumber)))}>
             Show earlier messages
@@ -156,8 +166,8 @@ function Conversation({ conversationId }: { conversationId: string }): VNode {
       <div class="foot">
         {isFar && <button class="second jump" onClick={() => ((near.current = true), toEnd())}><Icon name="down" /> Latest</button>}
         <JobStrip open={open} />
-        <Composer conversationId={conversationId} agent={agent === DEFAULT ? "the agent" : agent} active={active} onSend={send}>
-          {agents.some((name) => name !== DEFAULT) && (
+        <Composer takesFocus={!within} conversationId={within ? `within ${conversationId}` : conversationId} agent={agent === DEFAULT ? "the agent" : agent} active={active} onSend={send}>
+          {!within && agents.some((name) => name !== DEFAULT) && (
             <select aria-label="Agent" value={agent} onChange={(event) => setChosen(event.currentTarget.value)}>
               {[...new Set([DEFAULT, ...agents])].map((name) => <option key={name}>{name}</option>)}
             </select>
@@ -168,7 +178,7 @@ function Conversation({ conversationId }: { conversationId: string }): VNode {
   );
 }
 
-/** What can be done with the conversation. It closes after each action. */
+/** The menu of a conversation. It closes after each action. */
 function Menu({ conversation }: { conversation: ConversationJson }): VNode {
   const menu = useRef<HTMLDetailsElement>(null);
   const close = (): void => {

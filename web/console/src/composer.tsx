@@ -1,4 +1,4 @@
-/** Where messages are written, with files, images and a button that stops the run. */
+/** The message editor, with files, images and a button that stops the run. */
 
 import { type PartJson, requestId, type RunView } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
@@ -12,6 +12,8 @@ import { visible } from "./visible";
 export type Policy = "MESSAGE_POLICY_QUEUE" | "MESSAGE_POLICY_STEER";
 
 interface ComposerProps {
+  /** It takes the focus when it opens. */
+  takesFocus: boolean;
   conversationId: string;
   agent: string;
   active: RunView | undefined;
@@ -19,7 +21,7 @@ interface ComposerProps {
   onSend: (text: string, policy: Policy, parts: PartJson[]) => Promise<boolean>;
 }
 
-export function Composer({ conversationId, agent, active, onSend, children }: ComposerProps): VNode {
+export function Composer({ takesFocus, conversationId, agent, active, onSend, children }: ComposerProps): VNode {
   const field = useRef<HTMLTextAreaElement>(null);
   const picker = useRef<HTMLInputElement>(null);
   const [busy, setBusy] = useState(false);
@@ -31,7 +33,7 @@ export function Composer({ conversationId, agent, active, onSend, children }: Co
     if (draft.value) keep(conversationId, draft.value);
     draft.value = "";
     field.current.value = kept(conversationId);
-    field.current.focus();
+    if (takesFocus) field.current.focus();
   }, [draft.value]);
   const attach = async (files: Iterable<File>): Promise<void> => {
     const found = await attempt(() => Promise.all([...files].map(attachmentOf)));

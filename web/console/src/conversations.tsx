@@ -1,4 +1,4 @@
-/** The list of conversations, and what can be done with one. */
+/** The list of conversations, with the actions on each. */
 
 import { signal } from "@preact/signals";
 import { type ConversationJson, requestId } from "@pawl/client";
@@ -59,7 +59,7 @@ export async function fork(conversationId: string, number: number, text = ""): P
   go(made.conversation?.conversationId ? `/c/${made.conversation.conversationId}` : "/");
 }
 
-/** Sends a message again, or another one in its place, in a new version of the conversation, which replaces this one in the list. */
+/** Sends a message again, or an edited one, in a new version of the conversation, which replaces this one in the list. */
 export async function resend(conversation: ConversationJson, number: number, start: (conversationId: string) => Promise<string>): Promise<boolean> {
   const { conversationId = "" } = conversation;
   const done = await attempt(async () => {
@@ -156,14 +156,8 @@ function Item({ conversation: { conversationId, title, updateTime, activeRunId }
         <span class="cut">{visible(title || "Untitled")}</span>
         <small class="quiet">
           {isWaiting ? (
-            <>
-              <i class="dot warn" /> waits for you
-            </>
-          ) : activeRunId ? (
-            <>
-              <i class="dot info" /> running
-            </>
-          ) : (
+            <><i class="dot warn" /> waits for you</>
+          ) : activeRunId ? <><i class="dot info" /> running</> : (
             <Ago time={updateTime} />
           )}
         </small>

@@ -1,7 +1,7 @@
 import type { VNode } from "preact";
 import { useState } from "preact/hooks";
 
-/** Copies a text, and says so for a moment. */
+/** Copies a text and confirms it briefly. */
 export function CopyButton({ text, name = "Copy", shown = "Copy" }: { text: string; name?: string; shown?: string }): VNode {
   const [done, setDone] = useState("");
   const copy = (): void => {
@@ -13,7 +13,5 @@ export function CopyButton({ text, name = "Copy", shown = "Copy" }: { text: stri
     if (!navigator.clipboard) return say("Copying needs HTTPS");
     navigator.clipboard.writeText(text).then(() => say("Copied"), () => say("Could not copy"));
   };
-  return (
-    <button type="button" class="plain small" aria-label={done || name} onClick={copy}><span aria-live="polite">{done || shown}</span></button>
-  );
+  return <button type="button" class="plain small" aria-label={done || name} onClick={copy}><span aria-live="polite">{done || shown}</span></button>;
 }

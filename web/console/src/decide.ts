@@ -11,7 +11,7 @@ export type Decision = Omit<CallDecisionJson, "runId" | "callId">;
 
 /**
  * Decides on a call; true if the decision was accepted. Correctable faults go to `onFault`. If another tab or user decided
- * first, a notice says so, because the card disappears.
+ * first, a notice explains this, because the card disappears.
  */
 export function decideCall(call: CallJson, decision: Decision, onFault: (message: string) => void): Promise<boolean> {
   return decideAll([call], () => decision, onFault);

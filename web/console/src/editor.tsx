@@ -5,20 +5,29 @@ import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { FieldView, type FieldSpec, meant } from "./fields";
-import { blank, Form, type Schema } from "./form";
 import { pack, parse, unpack } from "./json";
 import { keep, kept, path } from "./state";
 
-/** How an item is edited. If `value` takes no item, it is a new one. Without `fields`, it is edited as JSON. */
+/** An editor of an item. If `value` has no parameter, the editor creates an item. Without `fields`, it is edited as JSON. */
 export interface Editing<T> {
   name: string;
   method: string;
   when?: (item: T) => boolean;
   value: (item: T) => unknown;
   save: (value: any, item: T) => Promise<unknown>;
-  fields?: FieldSpec[];
+  fields?: FieldSpec[] | ((item: T) => FieldSpec[] | undefined);
+  /** Its button is the main one of the page. */
+  main?: true;
   /** The name of the button that sends it, by default Save. */
   submit?: string;
+  /** The value is any JSON, not a message of the contract. */
+  plain?: true;
+  /** The value has a secret, so it does not survive a reload. */
+  unkept?: true;
+  /** Reads texts that are not JSON, such as YAML. */
+  parse?: (text: string) => unknown;
+  /** What stands beside the editor, such as faults, or a place to try the value. */
+  beside?: (value: Record<string, unknown> | undefined) => VNode;
 }
 
 interface Refusal {
@@ -26,16 +35,16 @@ interface Refusal {
   field: string;
 }
 
-function read(text: string): Record<string, unknown> | undefined {
+function read(text: string, parsed: (text: string) => unknown = parse): Record<string, unknown> | undefined {
   try {
-    const value: unknown = parse(text);
+    const value = parsed(text);
     return typeof value === "object" && value !== null && !Array.isArray(value) ? (value as Record<string, unknown>) : undefined;
   } catch {
     return undefined;
   }
 }
 
-/** Returns the button that opens an editor and the open editor, for two places of a page. */
+/** Returns the button that opens an editor, and the open editor. */
 export function useEditor<T>(editing: Editing<T> | undefined, item: T, onSaved: () => void): { button: VNode | null; form: VNode | null } {
   const where = `${path.value} ${editing?.name}`;
   // Until it is edited, the text is the draft that an earlier visit left.
@@ -44,33 +53,32 @@ export function useEditor<T>(editing: Editing<T> | undefined, item: T, onSaved: 
   const text = own ? own.text : kept(where) || undefined;
   if (!editing) return { button: null, form: null };
   const setText = (to?: string): void => {
-    keep(where, to ?? "");
+    keep(where, editing.unkept ? "" : (to ?? ""));
     show({ text: to });
   };
   const open = (): void => {
     setMessage("");
-    setText(JSON.stringify(unpack(editing.value(item)), null, 2));
+    const value = editing.value(item);
+    setText(typeof value === "string" ? value : JSON.stringify(editing.plain ? value : unpack(value), null, 2));
   };
   const save = async (value: unknown): Promise<void> => {
-    const answer = await editing.save(pack(value), item);
+    const answer = await editing.save(editing.plain ? value : pack(value), item);
     setText(undefined);
     setMessage(typeof answer === "string" ? answer : "Saved.");
     onSaved();
   };
-  if (text !== undefined) return { button: null, form: <Open editing={editing} text={text} onText={setText} onSave={save} /> };
+  if (text !== undefined) return { button: null, form: <Open editing={editing} fields={typeof editing.fields === "function" ? editing.fields(item) : editing.fields} text={text} onText={setText} onSave={save} /> };
   return {
     button: (
-      <button class={item === undefined ? "" : "second"} onClick={open}>
-        {editing.name}
-      </button>
+      <button class={item === undefined || editing.main ? "" : "second"} onClick={open}>{editing.name}</button>
     ),
     form: message ? <p class="panel message" role="status">{message}</p> : null,
   };
 }
 
-function Open<T>({ editing, text, onText, onSave }: { editing: Editing<T>; text: string; onText: (text?: string) => void; onSave: (value: unknown) => Promise<void> }): VNode {
-  const value = read(text);
-  const [isRaw, setRaw] = useState(!editing.fields || !value);
+function Open<T>({ editing, fields, text, onText, onSave }: { editing: Editing<T>; fields: FieldSpec[] | undefined; text: string; onText: (text?: string) => void; onSave: (value: unknown) => Promise<void> }): VNode {
+  const value = read(text, editing.parse);
+  const [isRaw, setRaw] = useState(!fields || !value);
   const [fault, setFault] = useState<Refusal>();
   const [busy, setBusy] = useState(false);
   const form = useRef<HTMLFormElement>(null);
@@ -79,7 +87,7 @@ function Open<T>({ editing, text, onText, onSave }: { editing: Editing<T>; text:
     if (unreadable) return unreadable.focus();
     setBusy(true);
     try {
-      await onSave(parse(text));
+      await onSave((editing.parse ?? parse)(text));
     } catch (error) {
       setFault({ message: error instanceof Error ? error.message : String(error), field: error instanceof PawlError ? (error.metadata["field"] ?? "") : "" });
       setBusy(false);
@@ -95,36 +103,28 @@ function Open<T>({ editing, text, onText, onSave }: { editing: Editing<T>; text:
     area.focus();
     if (at >= 0 && name) area.setSelectionRange(at, at + name.length + 2);
   }, [fault]);
-  const known = meant(editing.fields ?? [], fault?.field ?? "", value ?? {});
+  const known = meant(fields ?? [], fault?.field ?? "", value ?? {});
   const id = `fault-${editing.name.replaceAll(" ", "-")}`;
-  return (
-    <form
-      ref={form}
-      class="panel definition"
-      aria-label={editing.name}
-      noValidate
-      onSubmit={(event) => {
-        event.preventDefault();
-        void save();
-      }}
-    >
+  const edited = (
+    <form ref={form} class="panel definition" aria-label={editing.name} noValidate onSubmit={(event) => (event.preventDefault(), void save())}>
       <div class="row">
         <h2>{editing.name}</h2>
         <span class="space" />
-        {editing.fields && (
+        {fields && (
           <button type="button" class="second small" aria-pressed={isRaw} disabled={!value} onClick={() => setRaw(!isRaw)}>
             {isRaw ? "Edit as a form" : "Edit as JSON"}
           </button>
         )}
       </div>
-      {isRaw || !value || !editing.fields ? (
+      {isRaw || !value || !fields ? (
         <div class="field">
-          <label for={`${id}-json`}>{editing.name} (JSON)</label>
+          <label for={`${id}-json`}>{editing.name} ({editing.parse ? "JSON or YAML" : "JSON"})</label>
           <textarea
             id={`${id}-json`}
             data-json
             class="code"
-            rows={Math.min(24, text.split("\n").length + 1)}
+            spellcheck={false}
+            rows={Math.min(editing.beside ? 32 : 24, text.split("\n").length + 1)}
             value={text}
             aria-invalid={!!fault}
             aria-describedby={fault ? id : undefined}
@@ -132,7 +132,7 @@ function Open<T>({ editing, text, onText, onSave }: { editing: Editing<T>; text:
           />
         </div>
       ) : (
-        <FieldView all={editing.fields} value={value} onValue={(to) => onText(JSON.stringify(to, null, 2))} {...(known ? { fault: { at: known.at, message: fault?.message ?? "" } } : {})} />
+        <FieldView all={fields} value={value} onValue={(to) => onText(JSON.stringify(to, null, 2))} {...(known ? { fault: { at: known.at, message: fault?.message ?? "" } } : {})} />
       )}
       {fault && (isRaw || !known) && (
         <p id={id} class="fault" role="alert">
@@ -142,66 +142,9 @@ function Open<T>({ editing, text, onText, onSave }: { editing: Editing<T>; text:
       )}
       <p class="buttons">
         <button disabled={busy}>{editing.submit ?? "Save"}</button>
-        <button type="button" class="second" onClick={() => onText(undefined)}>
-          Cancel
-        </button>
+        <button type="button" class="second" onClick={() => onText(undefined)}>Cancel</button>
       </p>
     </form>
   );
-}
-
-/** A button that opens a form, which sends its values. Without named fields, the value is written as JSON. */
-export function FormButton({
-  name,
-  save,
-  schema,
-  what = name,
-  send,
-}: {
-  name: string;
-  save: string;
-  schema: Schema | undefined;
-  what?: string;
-  send: (value: Record<string, unknown>) => Promise<unknown>;
-}): VNode {
-  const [open, setOpen] = useState(false);
-  const [value, setValue] = useState<Record<string, unknown> | undefined>(() => blank(schema));
-  const [busy, setBusy] = useState(false);
-  const [fault, setFault] = useState("");
-  const shown = Object.keys(schema?.properties ?? {}).length ? schema : { properties: { input: { type: "object" } } };
-  const submit = async (): Promise<void> => {
-    setBusy(true);
-    try {
-      await send(value ?? {});
-      setOpen(false);
-      setValue(blank(schema));
-      setFault("");
-    } catch (error) {
-      setFault(error instanceof Error ? error.message : String(error));
-    }
-    setBusy(false);
-  };
-  if (!open)
-    return (
-      <p class="buttons">
-        <button onClick={() => setOpen(true)}>{name}</button>
-      </p>
-    );
-  return (
-    <form
-      class="panel"
-      onSubmit={(event) => {
-        event.preventDefault();
-        void submit();
-      }}
-    >
-      <Form schema={shown} value={value ?? {}} onValue={setValue} fault={fault} name={what} />
-      <p class="buttons">
-        <button disabled={busy || !value}>{save}</button>
-        <button type="button" class="second" onClick={() => setOpen(false)}>
-          Cancel
-        </button>
-      </p>
-    </form>
-  );
+  return editing.beside ? <div class="sided">{edited}<aside aria-label="Preview">{editing.beside(value)}</aside></div> : edited;
 }

@@ -12,17 +12,18 @@ import {
   type RerunFromResponseJson,
 } from "@pawl/client";
 import type { VNode } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions } from "./actions";
 import { CallCard, Json } from "./cards";
 import { time } from "./format";
-import { BRANCH, type Box, type Edge, edgesOf, layOut, WIDTH } from "./graph";
+import { counts, flat, Graph, took, tries } from "./flow";
+import { edgesOf } from "./graph";
 import { parse } from "./json";
-import { Badge, Empty, Head, Skeleton, toneOf } from "./design/parts";
+import { Badge, Head, Missing, Skeleton, toneOf } from "./design/parts";
 import { type Column, Table } from "./design/table";
-import { paced } from "./resource";
-import { Fact, State, tokens } from "./runs";
+import { paced, useRead } from "./resource";
+import { Fact, State, tokens, Why } from "./runs";
 import { attempt, clock, forPeople, go, isAbsent, lasted, may, pawl, query, word } from "./state";
 import { visible } from "./visible";
 
@@ -70,25 +71,13 @@ export function ExecutionPage({ runId }: { runId: string }): VNode {
   const pending = forPeople.value.filter((call) => runs.has(call.runId));
   const { name = "", version, rerunOfRunId, chunk } = run.workflow ?? {};
   if (fault)
-    return (
-      <Empty icon="workflows" title="This run cannot be shown" level={1}>
-        <p class="fault">{fault}</p>
-        <p>
-          <a href="/workflows">Go to workflows</a>
-        </p>
-      </Empty>
-    );
+    return <Missing icon="workflows" title="This run cannot be shown" fault={fault} to="/workflows" name="workflows" />;
   if (!execution) return <section class="page wide"><Head title={`Run ${runId.slice(-8)}`} crumbs={[["/workflows", "Workflows"]]} /><Skeleton /></section>;
   return (
     <section class="page wide">
       <Head
         crumbs={[["/workflows", "Workflows"], [`/workflows/${name}`, name]]}
-        title={
-          <>
-            {chunk ? `${chunk.node}, items from ${chunk.firstIndex ?? 0}` : name} <State run={run} />
-            {paused && !isEnded(run) && <> <Badge tone="warn">paused</Badge></>}
-          </>
-        }
+        title={<>{chunk ? `${chunk.node}, items from ${chunk.firstIndex ?? 0}` : name} <State run={run} />{paused && !isEnded(run) && <> <Badge tone="warn">paused</Badge></>}</>}
       >
         <Actions all={ACTIONS} item={execution} onDone={() => {}} />
       </Head>
@@ -102,137 +91,25 @@ export function ExecutionPage({ runId }: { runId: string }): VNode {
         <Fact name="Rerun of" value={rerunOfRunId && <a href={`/workflows/runs/${rerunOfRunId}`}>{rerunOfRunId.slice(-8)}</a>} />
         <Fact name="Parent run" value={run.parentRunId && <a href={`/workflows/runs/${run.parentRunId}`}>{run.parentRunId.slice(-8)}</a>} />
       </dl>
-      {run.state === "RUN_STATE_FAILED" && (
-        <div class="why bad" role="alert">
-          <strong>Failed{failedNode ? ` at ${failedNode}` : ""}</strong>
-          <p>{visible(run.failure?.message ?? run.failure?.reason ?? "")}</p>
-        </div>
-      )}
-      {!isEnded(run) && run.waiting?.sentence && (
-        <div class="why">
-          <strong>Why it waits</strong>
-          <p>{visible(run.waiting.sentence)}</p>
-        </div>
-      )}
-      {pending.map((call) => (
-        <CallCard key={call.callId} call={call} />
-      ))}
-      <Graph runId={runId} nodes={nodes} edges={edgesOf(execution.edges ?? [])} chosen={chosen?.path} />
+      <Why run={run} at={failedNode} />
+      {pending.map((call) => <CallCard key={call.callId} call={call} />)}
+      <Graph nodes={nodes} edges={edgesOf(execution.edges ?? [])} chosen={chosen?.path} onChoose={(to) => go(`/workflows/runs/${runId}${to === chosen?.path ? "" : `?node=${encodeURIComponent(to)}`}`)} />
       {chosen && <Node key={chosen.path} runId={runId} tree={chosen} rerun={isEnded(run) && !chunk} />}
-      {run.outputText && (
-        <>
-          <h2>Output</h2>
-          <Json value={run.outputText} />
-        </>
-      )}
+      {run.outputText && <Labelled name="Output" value={run.outputText} />}
     </section>
   );
 }
 
+function Labelled({ name, value }: { name: string; value: unknown }): VNode {
+  return <><h2>{name}</h2><Json value={value} /></>;
+}
+
+const runIdOf = ({ run }: GetExecutionResponseJson): { requestId: string; runId: string } => ({ requestId: requestId(), runId: run?.runId ?? "" });
 const ACTIONS: Action<GetExecutionResponseJson>[] = [
-  {
-    name: "Pause",
-    method: "agent.v1.WorkflowService/PauseExecution",
-    when: ({ run = {}, paused }) => !isEnded(run) && !paused,
-    run: ({ run }) => pawl.workflows.pauseExecution({ requestId: requestId(), runId: run?.runId ?? "" }),
-  },
-  {
-    name: "Resume",
-    method: "agent.v1.WorkflowService/ResumeExecution",
-    when: ({ run = {}, paused }) => !isEnded(run) && !!paused,
-    run: ({ run }) => pawl.workflows.resumeExecution({ requestId: requestId(), runId: run?.runId ?? "" }),
-  },
-  {
-    name: "Stop",
-    method: "agent.v1.AgentService/CancelRun",
-    when: ({ run = {} }) => !isEnded(run),
-    bad: true,
-    run: ({ run }) => pawl.agent.cancelRun({ requestId: requestId(), runId: run?.runId ?? "" }),
-  },
+  { name: "Pause", method: "agent.v1.WorkflowService/PauseExecution", when: ({ run = {}, paused }) => !isEnded(run) && !paused, run: (each) => pawl.workflows.pauseExecution(runIdOf(each)) },
+  { name: "Resume", method: "agent.v1.WorkflowService/ResumeExecution", when: ({ run = {}, paused }) => !isEnded(run) && !!paused, run: (each) => pawl.workflows.resumeExecution(runIdOf(each)) },
+  { name: "Stop", method: "agent.v1.AgentService/CancelRun", when: ({ run = {} }) => !isEnded(run), bad: true, run: (each) => pawl.agent.cancelRun(runIdOf(each)) },
 ];
-
-/** A node with the branches below it. */
-function flat(node: NodeExecutionJson): NodeExecutionJson[] {
-  return [node, ...(node.nodes ?? []).flatMap(flat)];
-}
-
-/** A wide graph shrinks until its texts would be too small, then scrolls. */
-const SCALE_MIN = 0.75;
-
-function Graph({ runId, nodes, edges, chosen }: { runId: string; nodes: NodeExecutionJson[]; edges: Edge[]; chosen: string | undefined }): VNode {
-  const sizes = nodes.map((node) => ({ path: node.path ?? "", branches: flat(node).length - 1 }));
-  const { width, height, boxes, lines } = useMemo(() => layOut(sizes, edges), [JSON.stringify(sizes), JSON.stringify(edges)]);
-  const box = useRef<HTMLDivElement>(null);
-  const [scale, setScale] = useState(1);
-  useEffect(() => {
-    const fit = (): void => setScale(Math.max(SCALE_MIN, Math.min(1, ((box.current?.clientWidth ?? width) - 8) / width)));
-    const watched = new ResizeObserver(fit);
-    if (box.current) watched.observe(box.current);
-    return () => watched.disconnect();
-  }, [width]);
-  return (
-    <div ref={box} class="graph" tabIndex={0} role="region" aria-label="Nodes">
-      <div style={{ width: `${width}px`, height: `${height}px`, zoom: scale }}>
-        <svg width={width} height={height} aria-hidden="true">
-          <defs>
-            <marker id="arrow" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" markerHeight="7" orient="auto">
-              <path d="M 0 0 L 8 4 L 0 8 z" />
-            </marker>
-          </defs>
-          {lines.map(({ path, x, y, label }, key) => (
-            <g key={key}>
-              <path d={path} class={label === "on error" ? "dashed" : ""} marker-end="url(#arrow)" />
-              <text x={x} y={y}>{label}</text>
-            </g>
-          ))}
-        </svg>
-        {nodes.map((node) => (
-          <NodeBox key={node.path} runId={runId} node={node} box={boxes[node.path ?? ""]!} chosen={chosen} />
-        ))}
-      </div>
-    </div>
-  );
-}
-
-function NodeBox({ runId, node, box, chosen }: { runId: string; node: NodeExecutionJson; box: Box; chosen: string | undefined }): VNode {
-  const [, ...branches] = flat(node);
-  const button = (each: NodeExecutionJson): VNode => (
-    <button
-      key={each.path}
-      type="button"
-      class={each.state === "NODE_STATE_WAITING" ? "wait" : ""}
-      data-item
-      data-node={each.path}
-      data-state={word(each.state)}
-      aria-pressed={each.path === chosen}
-      style={each === node ? {} : { height: `${BRANCH}px` }}
-      onClick={() => go(`/workflows/runs/${runId}${each.path === chosen ? "" : `?node=${encodeURIComponent(each.path ?? "")}`}`)}
-    >
-      <strong>{each === node ? each.path : each.path?.slice((node.path?.length ?? 0) + 1)}</strong>
-      <span class={`quiet state ${each.state}`}>{word(each.state)}</span>
-      {each === node && <small class="quiet">{[each.kind, took(each), tries(each), counts(each), each.reused && "reused"].filter(Boolean).join(" · ")}</small>}
-    </button>
-  );
-  return (
-    <div class={`node ${node.state}`} style={{ left: `${box.x}px`, top: `${box.y}px`, width: `${WIDTH}px`, height: `${box.height}px` }}>
-      {button(node)}
-      {branches.map(button)}
-    </div>
-  );
-}
-
-function took({ startTime, endTime }: { startTime?: string; endTime?: string }): string {
-  if (!startTime) return "";
-  return lasted(Math.max(0, (endTime ? Date.parse(endTime) : clock.value) - Date.parse(startTime)) / 1000);
-}
-
-function tries({ attempt: number = 0, iteration = 0 }: NodeExecutionJson): string {
-  return [iteration > 1 && `iteration ${iteration}`, number > 1 && `attempt ${number}`].filter(Boolean).join(", ");
-}
-
-function counts({ map }: NodeExecutionJson): string {
-  return map ? `${(map.succeeded ?? 0) + (map.failed ?? 0)} of ${map.items ?? 0}${map.failed ? `, ${map.failed} failed` : ""}` : "";
-}
 
 const nodeState = ({ state }: { state?: string }): VNode => <Badge tone={toneOf(state)}>{word(state)}</Badge>;
 
@@ -252,27 +129,15 @@ const CHUNKS: Column<MapChunkExecutionJson>[] = [
 
 /** A node with its input, output and attempts, read again when its state in the tree changes. */
 function Node({ runId, tree, rerun }: { runId: string; tree: NodeExecutionJson; rerun: boolean }): VNode {
-  const [read, setRead] = useState<NodeExecutionJson>();
   const place = useRef<HTMLElement>(null);
   const { path = "", state, attempt: number, iteration, map, childRunId } = tree;
-  useEffect(() => {
-    let isLeft = false;
-    void attempt(async () => {
-      const { nodes } = await pawl.workflows.getExecution({ runId, node: path });
-      if (!isLeft) setRead(nodes?.[0]);
-    }, true);
-    return () => {
-      isLeft = true;
-    };
-  }, [JSON.stringify([state, number, iteration, map, childRunId])]);
+  const [read] = useRead(async () => (await pawl.workflows.getExecution({ runId, node: path })).nodes?.[0], [JSON.stringify([state, number, iteration, map, childRunId])]);
   useEffect(() => place.current?.scrollIntoView({ block: "nearest" }), [!!read]);
   const node = { ...read, ...tree, ...(read?.inputJson ? { inputJson: read.inputJson } : {}), ...(read?.outputJson ? { outputJson: read.outputJson } : {}) };
   const chunks = read?.map?.chunks ?? [];
   return (
     <article ref={place} class="panel" aria-label={`Node ${path}`}>
-      <h2>
-        {path} {nodeState(node)}
-      </h2>
+      <h2>{path} {nodeState(node)}</h2>
       <dl class="facts">
         <Fact name="Kind" value={node.kind} />
         <Fact name="Started" value={time(node.startTime)} />
@@ -280,29 +145,12 @@ function Node({ runId, tree, rerun }: { runId: string; tree: NodeExecutionJson; 
         <Fact name="Attempt" value={tries(node)} />
         <Fact name="Items" value={counts(node)} />
         <Fact name="Reused" value={node.reused && "from an earlier run"} />
-        <Fact
-          name="Run"
-          value={childRunId && !map && <a href={`${node.kind === "workflow" ? "/workflows" : ""}/runs/${childRunId}`}>{childRunId.slice(-8)}</a>}
-        />
+        <Fact name="Run" value={childRunId && !map && <a href={`${node.kind === "workflow" ? "/workflows" : ""}/runs/${childRunId}`}>{childRunId.slice(-8)}</a>} />
       </dl>
-      {node.error && (
-        <p class="fault">
-          {node.error.reason}: {visible(node.error.message ?? "")}
-        </p>
-      )}
+      {node.error && <p class="fault">{node.error.reason}: {visible(node.error.message ?? "")}</p>}
       {rerun && may("agent.v1.WorkflowService/RerunFrom") && <Rerun runId={runId} path={path} />}
-      {node.inputJson && (
-        <>
-          <h3>Input</h3>
-          <Json value={decode(node.inputJson, parse)} />
-        </>
-      )}
-      {node.outputJson && (
-        <>
-          <h3>Output</h3>
-          <Json value={decode(node.outputJson, parse)} />
-        </>
-      )}
+      {node.inputJson && <Labelled name="Input" value={decode(node.inputJson, parse)} />}
+      {node.outputJson && <Labelled name="Output" value={decode(node.outputJson, parse)} />}
       {!node.outputJson && Number(node.outputOmittedBytes ?? 0) > 0 && <p class="quiet">The output has {node.outputOmittedBytes} bytes.</p>}
       {(read?.attempts?.length ?? 0) > 1 && <Table name="Attempts" columns={ATTEMPTS} items={read?.attempts ?? []} />}
       {!!chunks.length && <Table name="Items" columns={CHUNKS} items={chunks} />}
@@ -317,7 +165,7 @@ const EFFECTS: Column<CallJson>[] = [
   { name: "Run", of: ({ runId: id }) => id && <a href={`/runs/${id}`}>{id.slice(-8)}</a> },
 ];
 
-/** Shows what a rerun repeats, and starts it. */
+/** Shows which nodes a rerun repeats, and starts it. */
 function Rerun({ runId, path }: { runId: string; path: string }): VNode {
   const [plan, setPlan] = useState<RerunFromResponseJson>();
   if (!plan)
@@ -346,9 +194,7 @@ function Rerun({ runId, path }: { runId: string; path: string }): VNode {
       )}
       <p class="buttons">
         <button onClick={() => void attempt(start)}>Rerun now</button>
-        <button class="second" onClick={() => setPlan(undefined)}>
-          Cancel
-        </button>
+        <button class="second" onClick={() => setPlan(undefined)}>Cancel</button>
       </p>
     </div>
   );

@@ -3,8 +3,7 @@
 import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useId, useState } from "preact/hooks";
 
-import { Fault } from "./form";
-import { parse } from "./json";
+import { BIG, isBig, parse } from "./json";
 import { visible } from "./visible";
 
 export type Values = Record<string, any>;
@@ -14,15 +13,20 @@ export interface FieldSpec {
   at: string;
   label: string;
   hint?: string;
-  /** A text line by default. `lines` is a list with one entry per line, `pairs` a map with one "name: value" per line. */
-  kind?: "area" | "number" | "check" | "lines" | "pairs" | "json" | "select" | "suggest" | "moment" | "own";
+  /**
+   * A text line by default. `lines` is a list with one entry per line, `pairs` a map with one "name: value" per line. The
+   * options of `values` are JSON.
+   */
+  kind?: "text" | "area" | "number" | "check" | "lines" | "pairs" | "json" | "select" | "values" | "suggest" | "moment" | "own";
+  /** Keeps values that are false or empty, instead of removing them. */
+  keeps?: true;
   options?: readonly Option[];
   /** Options that are read when the form opens. */
   load?: () => Promise<Option[]>;
   /** Draws a field of its own kind. */
   view?: (props: { value: Values; onValue: (value: Values) => void; id: string }) => VNode;
   when?: (value: Values) => boolean;
-  /** Takes half of the width. */
+  /** Has half of the width. */
   half?: true;
   /** Is under "More options". */
   more?: true;
@@ -67,11 +71,7 @@ export function FieldView({ all, ...rest }: Props): VNode {
       {!!more.length && (
         <details open={isUsed || undefined}>
           <summary>More options</summary>
-          <div class="form-grid">
-            {more.map((field) => (
-              <Field key={field.at + field.label} field={field} {...rest} />
-            ))}
-          </div>
+          <div class="form-grid">{more.map((field) => <Field key={field.at + field.label} field={field} {...rest} />)}</div>
         </details>
       )}
     </div>
@@ -85,20 +85,14 @@ function Field({ field, value, onValue, fault }: { field: FieldSpec } & Omit<Pro
   const marks = { id, "aria-invalid": !!message, "aria-describedby": [hint && `${id}-hint`, message && `${id}-fault`].filter(Boolean).join(" ") || undefined };
   const below = (
     <>
-      {hint && (
-        <span id={`${id}-hint`} class="hint">
-          {hint}
-        </span>
-      )}
+      {hint && <span id={`${id}-hint`} class="hint">{hint}</span>}
       <Fault text={message} id={`${id}-fault`} />
     </>
   );
   if (kind === "own")
     return (
       <div class="field" role="group" aria-labelledby={`${id}-label`}>
-        <span id={`${id}-label`} class="label">
-          {label}
-        </span>
+        <span id={`${id}-label`} class="label">{label}</span>
         {view?.({ value, onValue, id })}
         {below}
       </div>
@@ -107,9 +101,7 @@ function Field({ field, value, onValue, fault }: { field: FieldSpec } & Omit<Pro
   if (kind === "check")
     return (
       <div class={`field ${field.half ? "half" : ""}`}>
-        <label class="row">
-          {entry} <span>{label}</span>
-        </label>
+        <label class="row">{entry} <span>{label}</span></label>
         {below}
       </div>
     );
@@ -129,29 +121,27 @@ interface EntryProps {
   marks: Record<string, unknown> & { id: string };
 }
 
-function Entry({ field: { kind, options, load, placeholder = "" }, value, onValue, marks }: EntryProps): VNode {
+function Entry({ field: { kind, options, load, placeholder = "", keeps }, value, onValue, marks }: EntryProps): VNode {
   const [loaded, setLoaded] = useState<readonly Option[]>(options ?? []);
   useEffect(() => void load?.().then(setLoaded, () => {}), []);
-  const text = value === undefined || value === null ? "" : String(value);
-  const write = (to: string): void => onValue(to === "" ? undefined : to);
+  const text = value === undefined || value === null ? "" : isBig(value) ? JSON.stringify(value) : String(value);
+  const write = (to: string): void => onValue(to === "" && !keeps ? undefined : to);
   switch (kind) {
     case "check":
-      return <input {...marks} type="checkbox" checked={value === true} onChange={(event) => onValue(event.currentTarget.checked || undefined)} />;
+      return <input {...marks} type="checkbox" checked={value === true} onChange={(event) => onValue(event.currentTarget.checked || (keeps ? false : undefined))} />;
     case "number":
-      return <input {...marks} type="number" min={0} step="any" placeholder={placeholder} value={text} onInput={({ currentTarget: { value: to, valueAsNumber } }) => onValue(to === "" ? undefined : valueAsNumber)} />;
+      return <input {...marks} type="number" step="any" placeholder={placeholder} value={text} onInput={({ currentTarget: { value: to, valueAsNumber } }) => onValue(to === "" ? undefined : BIG.test(to) ? parse(to) : valueAsNumber)} />;
+    case "values":
+      return <select {...marks} value={JSON.stringify(value) ?? ""} onChange={({ currentTarget: { value: to } }) => onValue(to ? parse(to) : undefined)}><Options all={loaded} /></select>;
     case "select": {
       const all = text && !loaded.some(([each]) => each === text) ? [...loaded, [text, text] as const] : loaded;
-      return (
-        <select {...marks} value={text} onChange={(event) => write(event.currentTarget.value)}>
-          <Options all={all} />
-        </select>
-      );
+      return <select {...marks} value={text} onChange={(event) => write(event.currentTarget.value)}><Options all={all} /></select>;
     }
     case "area":
       return <textarea {...marks} rows={Math.min(14, Math.max(4, text.split("\n").length + 1))} placeholder={placeholder} value={text} onInput={(event) => write(event.currentTarget.value)} />;
     case "lines": {
       const lines: unknown[] = Array.isArray(value) ? value : [];
-      return <textarea {...marks} rows={Math.min(8, lines.length + 2)} placeholder={placeholder || "One per line"} value={lines.join("\n")} onInput={({ currentTarget: { value: to } }) => onValue(to === "" ? undefined : to.split("\n"))} />;
+      return <textarea {...marks} rows={Math.min(8, lines.length + 2)} placeholder={placeholder || "One per line"} value={lines.join("\n")} onInput={({ currentTarget: { value: to } }) => onValue(to === "" ? (keeps ? [] : undefined) : to.split("\n"))} />;
     }
     case "moment":
       return <input {...marks} type="datetime-local" value={value ? local(value) : ""} onInput={({ currentTarget: { value: to } }) => onValue(to ? new Date(to).toISOString() : undefined)} />;
@@ -163,17 +153,18 @@ function Entry({ field: { kind, options, load, placeholder = "" }, value, onValu
       return (
         <>
           <input {...marks} list={kind === "suggest" ? `${marks.id}-list` : undefined} autocomplete="off" placeholder={placeholder} value={text} onInput={(event) => write(event.currentTarget.value)} />
-          {kind === "suggest" && (
-            <datalist id={`${marks.id}-list`}>
-              <Options all={loaded} />
-            </datalist>
-          )}
+          {kind === "suggest" && <datalist id={`${marks.id}-list`}><Options all={loaded} /></datalist>}
         </>
       );
   }
 }
 
-/** A time as a field for local times takes it. */
+/** An error message, also announced to screen readers. */
+export function Fault({ text, id }: { text: string; id?: string }): VNode | null {
+  return text ? <p class="fault" role="alert" {...(id ? { id } : {})}>{visible(text)}</p> : null;
+}
+
+/** A time in the format of a local time field. */
 function local(at: string): string {
   return new Date(Date.parse(at) - new Date(at).getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
 }
@@ -188,7 +179,7 @@ function pairs(text: string): Record<string, string> | undefined {
   return all.length ? Object.fromEntries(all) : undefined;
 }
 
-/** A text that has a value only while it can be read. */
+/** A text field that has a value only while its text is valid. */
 function Draft({ first, onText, marks, placeholder }: { first: string; onText: (text: string) => void; marks: EntryProps["marks"]; placeholder: string }): VNode {
   const [text, setText] = useState(first);
   const [fault, setFault] = useState("");
@@ -245,23 +236,17 @@ export function Several({ all, onAll, blank, add, row }: { all: Values[]; onAll:
           </button>
         </div>
       ))}
-      <p class="buttons">
-        <button type="button" class="second small" onClick={() => onAll([...all, blank])}>
-          {add}
-        </button>
-      </p>
+      <p class="buttons"><button type="button" class="second small" onClick={() => onAll([...all, blank])}>{add}</button></p>
     </>
   );
 }
 
-/** A group of choices, of which one is taken. */
+/** A group of exclusive choices. */
 export function Choice({ name, all, value, onValue }: { name: string; all: readonly (readonly [string, ComponentChildren])[]; value: string; onValue: (value: string) => void }): VNode {
   return (
     <div class="choice" role="radiogroup" aria-label={name}>
       {all.map(([each, label]) => (
-        <label key={each} class="row">
-          <input type="radio" name={name} checked={each === value} onChange={() => onValue(each)} /> <span>{label}</span>
-        </label>
+        <label key={each} class="row"><input type="radio" name={name} checked={each === value} onChange={() => onValue(each)} /> <span>{label}</span></label>
       ))}
     </div>
   );

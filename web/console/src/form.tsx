@@ -3,7 +3,8 @@
 import type { VNode } from "preact";
 import { useId, useState } from "preact/hooks";
 
-import { BIG, isBig, parse } from "./json";
+import { Fault, type FieldSpec, FieldView } from "./fields";
+import { isBig, parse } from "./json";
 import { visible } from "./visible";
 
 export interface Schema {
@@ -19,29 +20,18 @@ export interface Schema {
   default?: unknown;
 }
 
-export function Form({
-  schema,
-  value,
-  onValue,
-  fault: refused = "",
-  name: what = "Arguments",
-}: {
+export function Form({ schema, value, onValue, fault: refused = "", name: what = "Arguments" }: {
   schema: Schema | undefined;
   value: Record<string, unknown>;
   onValue: (value: Record<string, unknown> | undefined) => void;
-  /** An error from the server, shown at the field that it names. */
+  /** An error from the server, shown at the field with the error. */
   fault?: string;
   name?: string;
 }): VNode {
   const id = useId();
-  const [raw, setRaw] = useState<string | undefined>(isFlat(schema, value) ? undefined : JSON.stringify(value, null, 2));
+  const [fields, setFields] = useState(() => fieldsOf(schema, value));
+  const [raw, setRaw] = useState(fields ? undefined : JSON.stringify(value, null, 2));
   const [fault, setFault] = useState("");
-  const set = (name: string, to: unknown): void => {
-    const next = { ...value };
-    if (to === undefined) delete next[name];
-    else next[name] = to;
-    onValue(next);
-  };
   const write = (text: string): void => {
     setRaw(text);
     try {
@@ -54,146 +44,68 @@ export function Form({
       onValue(undefined);
     }
   };
-  if (raw !== undefined)
+  if (raw !== undefined || !fields) {
+    const now = fault ? undefined : fieldsOf(schema, value);
     return (
       <div class="form">
         <label>
           {what} as JSON
-          <textarea
-            class="code"
-            rows={Math.min(16, raw.split("\n").length + 1)}
-            value={raw}
-            aria-invalid={!!(fault || refused)}
-            aria-describedby={id}
-            onInput={(event) => write(event.currentTarget.value)}
-          />
+          <textarea class="code" rows={Math.min(16, (raw ?? "").split("\n").length + 1)} value={raw} aria-invalid={!!(fault || refused)} aria-describedby={id} onInput={(event) => write(event.currentTarget.value)} />
         </label>
         <Fault text={fault || refused} id={id} />
-        {isFlat(schema, value) && !fault && (
-          <button type="button" class="plain" onClick={() => setRaw(undefined)}>
-            As a form
-          </button>
-        )}
+        {now && <button type="button" class="plain" onClick={() => (setFields(now), setRaw(undefined))}>As a form</button>}
       </div>
     );
-  // Required fields come first: schemas are stored with sorted names.
-  const names = [...new Set([...(schema?.required ?? []), ...Object.keys(schema?.properties ?? {}), ...Object.keys(value)])];
-  const meant = names.filter((name) => refused.includes(name)).sort((one, other) => other.length - one.length)[0];
+  }
+  const [named] = fields.filter(({ at }) => refused.includes(at)).sort((one, other) => other.at.length - one.at.length);
   return (
     <div class="form">
-      {names.map((name) => (
-        <Field
-          key={name}
-          name={name}
-          schema={orNull(schema?.properties?.[name] ?? {})}
-          required={schema?.required?.includes(name) ?? false}
-          value={value[name]}
-          onValue={(to) => set(name, to)}
-          fault={name === meant ? refused : ""}
-        />
-      ))}
-      {meant === undefined && <Fault text={refused} />}
-      <button type="button" class="plain" onClick={() => setRaw(JSON.stringify(value, null, 2))}>
-        As JSON
-      </button>
+      <FieldView all={fields} value={value} onValue={onValue} {...(named ? { fault: { at: named.at, message: refused } } : {})} />
+      {!named && <Fault text={refused} />}
+      <button type="button" class="plain" onClick={() => setRaw(JSON.stringify(value, null, 2))}>As JSON</button>
     </div>
   );
 }
 
-/** An error, also announced to screen readers. */
-export function Fault({ text, id }: { text: string; id?: string }): VNode | null {
-  return text ? <p class="fault" role="alert" {...(id ? { id } : {})}>{visible(text)}</p> : null;
+const isList = (value: unknown): value is string[] => Array.isArray(value) && value.every((each) => typeof each === "string");
+
+/** Returns the fields for a schema and for further values; none if one of them has no field. */
+export function fieldsOf(schema: Schema | undefined, value: Record<string, unknown>): FieldSpec[] | undefined {
+  // Required fields come first: schemas are stored with sorted names.
+  const names = [...new Set([...(schema?.required ?? []), ...Object.keys(schema?.properties ?? {}), ...Object.keys(value)])];
+  const all = names.flatMap((at): FieldSpec[] => {
+    const each = orNull(schema?.properties?.[at] ?? {});
+    const [kind, isRequired] = [kindOf(each, value[at]), !!schema?.required?.includes(at)];
+    // A dot would be a path.
+    if (!kind || at.includes(".")) return [];
+    const options = each.enum?.map((option) => [JSON.stringify(option), String(option)] as const) ?? [];
+    return [
+      {
+        at,
+        label: `${visible(String(each.title ?? at))}${isRequired ? " *" : ""}`,
+        hint: visible(String(each.description ?? "")),
+        kind,
+        options: kind === "values" && !(isRequired && value[at] !== undefined) ? [["", "–"], ...options] : options,
+        ...(isRequired || kind === "check" || kind === "lines" ? { keeps: true } : {}),
+      },
+    ];
+  });
+  return all.length === names.length ? all : undefined;
 }
 
-interface FieldProps {
-  name: string;
-  schema: Schema;
-  required: boolean;
-  value: unknown;
-  onValue: (value: unknown) => void;
-  fault: string;
+function kindOf(schema: Schema, value: unknown): FieldSpec["kind"] | undefined {
+  if (typeof value === "object" && value !== null && !isList(value) && !isBig(value)) return undefined;
+  if (schema.enum) return "values";
+  if ("anyOf" in schema || "oneOf" in schema) return undefined;
+  if (schema.type === "boolean" || typeof value === "boolean") return "check";
+  if (schema.type === "number" || schema.type === "integer" || typeof value === "number" || isBig(value)) return "number";
+  if (schema.type === "array" ? schema.items?.type === "string" : isList(value)) return "lines";
+  if (schema.type !== undefined && schema.type !== "string") return undefined;
+  const text = typeof value === "string" ? value : "";
+  return text.length > 60 || text.includes("\n") || (schema.maxLength ?? 0) > 1000 ? "area" : "text";
 }
 
-function Field(props: FieldProps): VNode {
-  const id = useId();
-  const { name, schema, required, value, fault } = props;
-  const title = (
-    <span>
-      {visible(String(schema.title ?? name))}
-      {required ? " *" : ""} {schema.description && <small class="quiet">{visible(String(schema.description))}</small>}
-    </span>
-  );
-  const marks = { "aria-invalid": !!fault, "aria-describedby": fault ? id : undefined };
-  const isSwitch = !schema.enum && (typeof value === "boolean" || schema.type === "boolean");
-  return (
-    <>
-      <label class={isSwitch ? "row" : ""}>
-        {!isSwitch && title}
-        <Entry {...props} marks={marks} />
-        {isSwitch && title}
-      </label>
-      <Fault text={fault} id={id} />
-    </>
-  );
-}
-
-function Entry({ schema, required, value, onValue, marks }: FieldProps & { marks: object }): VNode {
-  if (schema.enum)
-    return (
-      <select {...marks} value={JSON.stringify(value) ?? ""} onChange={(event) => onValue(event.currentTarget.value === "" ? undefined : parse(event.currentTarget.value))}>
-        {(!required || value === undefined) && <option value="">–</option>}
-        {schema.enum.map((each) => (
-          <option key={JSON.stringify(each)} value={JSON.stringify(each)}>
-            {visible(String(each))}
-          </option>
-        ))}
-      </select>
-    );
-  if (typeof value === "boolean" || schema.type === "boolean")
-    return <input {...marks} type="checkbox" checked={value === true} onChange={(event) => onValue(event.currentTarget.checked)} />;
-  if (typeof value === "number" || isBig(value) || schema.type === "number" || schema.type === "integer")
-    return (
-      <input
-        {...marks}
-        type="number"
-        step={schema.type === "integer" ? 1 : "any"}
-        value={value === undefined ? "" : JSON.stringify(value)}
-        onInput={({ currentTarget: { value: text, valueAsNumber } }) => onValue(text === "" ? undefined : BIG.test(text) ? parse(text) : valueAsNumber)}
-      />
-    );
-  if (isList(value) || schema.type === "array") {
-    const lines = isList(value) ? value : [];
-    return (
-      <textarea
-        {...marks}
-        rows={Math.min(8, lines.length + 1)}
-        placeholder="one per line"
-        value={lines.join("\n")}
-        onInput={(event) => onValue(event.currentTarget.value === "" ? [] : event.currentTarget.value.split("\n"))}
-      />
-    );
-  }
-  const text = value === undefined || value === null ? "" : String(value);
-  const write = (text: string): void => onValue(text === "" && !required ? undefined : text);
-  return text.length > 60 || text.includes("\n") || (schema.maxLength ?? 0) > 1000 ? (
-    <textarea {...marks} rows={Math.min(8, text.split("\n").length + 1)} value={text} onInput={(event) => write(event.currentTarget.value)} />
-  ) : (
-    <input {...marks} value={text} onInput={(event) => write(event.currentTarget.value)} />
-  );
-}
-
-function isList(value: unknown): value is string[] {
-  return Array.isArray(value) && value.every((each) => typeof each === "string");
-}
-
-function isFlat(schema: Schema | undefined, value: Record<string, unknown>): boolean {
-  const simple = (each: unknown): boolean => each === null || typeof each !== "object" || isList(each) || isBig(each);
-  const kinds = new Set(["string", "number", "integer", "boolean", undefined]);
-  const fits = (each: Schema): boolean => (each.type === "array" ? each.items?.type === "string" : kinds.has(each.type) && !("anyOf" in each) && !("oneOf" in each));
-  return Object.values(value).every(simple) && Object.values(schema?.properties ?? {}).map(orNull).every(fits);
-}
-
-/** Returns the schema of a value that may also be null: in a form, it is left empty. */
+/** Returns the schema of a nullable value. In a form, null is an empty field. */
 function orNull({ anyOf, ...schema }: Schema): Schema {
   const [kind, other] = anyOf ?? [];
   if (!anyOf) return schema;

@@ -10,7 +10,11 @@ import { visible } from "./visible";
 export const short = (name: string | undefined, prefix: string): string => word((name ?? "").replace(prefix, ""));
 export const sentence = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1);
 export const time = (at: string | undefined): VNode | undefined => (at ? <time title={moment(at)}>{ago(at)}</time> : undefined);
+/** A time with its day of the week. */
+export const day = (at: string): string => new Date(at).toLocaleString(undefined, { weekday: "short", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 export const cut = (text: string | undefined): string => visible(text ?? "").slice(0, 300);
+/** Markdown without its marks, on one line. */
+export const plain = (text: string): string => text.replace(/[*_`#|]{1,6}|^\s*[-+] |\[[ x]\] |\|?[-: |]{5,}/gm, " ").replace(/\s+/g, " ").trim();
 export const tokenCount = (usage: UsageJson | undefined): number => Number(usage?.inputTokens ?? 0) + Number(usage?.outputTokens ?? 0);
 export const runLink = (id: string | undefined, name?: string): VNode | undefined => (id ? <a href={`/runs/${id}`}>{name ?? id.slice(-8)}</a> : undefined);
 

@@ -5,38 +5,31 @@ import type { VNode } from "preact";
 
 import { CallCard } from "./cards";
 import { Chart } from "./chart";
-import { agentOptions } from "./editing/agents";
-import { toolOptions } from "./editing/rules";
-import { FormButton } from "./editor";
+import { agentOptions, toolOptions } from "./editing/options";
 import type { FieldSpec, Values } from "./fields";
 import { cut, runLink, time } from "./format";
-import type { Schema } from "./form";
 import { unpack } from "./json";
-import type { Resource } from "./resource";
-import { Fact, State, tokens } from "./runs";
-import { forPeople, go, may, pawl } from "./state";
+import { paged, type Resource } from "./resource";
+import { Fact, State, tokens, Why } from "./runs";
+import { forPeople, go, pawl } from "./state";
 import { visible } from "./visible";
 
 const percent = (fraction: number | "NaN" | "Infinity" | "-Infinity" | undefined): number => Math.round(100 * Number(fraction));
 const used = (run: RunJson): string => (run.tokenBudget ? `${tokens(run) || 0} of ${Number(run.tokenBudget).toLocaleString()}` : tokens(run));
 const idOf = ({ run }: GoalStatusJson): string => run?.runId ?? "";
-const inHours = (hours: unknown): { deadlineTime?: string } => (hours ? { deadlineTime: new Date(Date.now() + Number(hours) * 3_600_000).toISOString() } : {});
 
 function howFar({ jobProgress: progress }: RunJson): string {
   return [progress?.fraction !== undefined && `${percent(progress.fraction)}%`, visible(progress?.message ?? "")].filter(Boolean).join(", ");
 }
 
-const HOURS = { type: "number", title: "Deadline", description: "in hours from now" };
-const RAISE: Schema = {
-  properties: {
-    attempts: { type: "integer", title: "Attempts to add" },
-    tokens: { type: "integer", title: "Tokens to add" },
-    deadline_time: HOURS,
-  },
-};
+const RAISE: FieldSpec[] = [
+  { at: "attempts", label: "Attempts to add", kind: "number", half: true },
+  { at: "tokens", label: "Tokens to add", kind: "number", half: true },
+  { at: "deadlineTime", label: "New deadline", kind: "moment", half: true },
+];
 const FIELDS: FieldSpec[] = [
-  { at: "aim", label: "Aim", kind: "area", hint: "What must be true in the end." },
-  { at: "criterion.judge.rubric", label: "Rubric for a judge", kind: "area", hint: "How a model judges each attempt. Or choose a tool that checks it." },
+  { at: "aim", label: "Aim", kind: "area", hint: "The result that the agent must reach." },
+  { at: "criterion.judge.rubric", label: "Rubric for a judge", kind: "area", hint: "How a model judges each attempt. Alternatively, choose a tool that checks it." },
   { at: "criterion.toolName", label: "Tool that checks it", kind: "suggest", half: true, load: toolOptions },
   { at: "criterion.expression", label: "Expression", half: true, hint: "Over the tool's result, such as size(value.broken) == 0." },
   { at: "criterion.argumentsJson", label: "Arguments of this tool", kind: "json", when: ({ criterion }) => !!criterion?.toolName },
@@ -55,26 +48,23 @@ async function start({ totalTokensMax = 0, ...goal }: Values): Promise<void> {
 
 export const goals: Resource<GoalStatusJson> = {
   path: "goals",
-  lead: "A goal has an agent try again until a tool or a judge finds its aim met.",
-  empty: "No open goals. Start one to have an agent try until a tool or a judge finds the aim met.",
+  lead: "A goal lets an agent try again until a tool or a judge finds the aim met.",
+  empty: "No open goals. Start one to let an agent try until a tool or a judge finds the aim met.",
   live: true,
-  list: async (pageToken, filters) => {
-    const page = await pawl.goals.listGoals({ pageSize: 50, pageToken, openOnly: !filters["all"] });
-    return { items: page.goals ?? [], next: page.nextPageToken };
-  },
+  list: paged("goals", (page, filters) => pawl.goals.listGoals({ ...page, openOnly: !filters["all"] })),
   filters: [{ name: "all", label: "Include ended", on: true }],
   id: idOf,
   title: ({ run }) => (run?.goal?.aim ?? "").slice(0, 300),
   get: async (runId) => (await pawl.goals.getGoal({ runId })).goal,
   watch: (runId, again) => pawl.watchRun(runId, again),
   columns: [
-    { name: "Aim", of: ({ run }) => cut(run?.goal?.aim) },
-    { name: "State", size: 130, of: ({ run = {} }) => <State run={run} /> },
-    { name: "Progress", priority: 2, listed: true, of: ({ run = {} }) => howFar(run) },
-    { name: "Attempts", size: 90, priority: 2, of: ({ run }) => `${run?.round ?? 0} of ${run?.goal?.attemptsMax}` },
-    { name: "Tokens", size: 100, priority: 3, num: true, of: ({ run = {} }) => used(run) },
-    { name: "Started", size: 100, priority: 3, of: ({ run }) => time(run?.createTime) },
-    { name: "Ended", size: 100, priority: 3, of: ({ run }) => time(run?.endTime) },
+    { name: "Aim", of: ({ run }) => cut(run?.goal?.aim), under: ({ run = {} }) => (run.failure ? <span class="fault">{cut(run.failure.message)}</span> : howFar(run)) },
+    { name: "State", size: 112, of: ({ run = {} }) => <State run={run} /> },
+    { name: "Progress", size: 150, priority: 2, listed: true, of: ({ run: { jobProgress: { fraction } = {} } = {} }) => fraction !== undefined && <span class="progress"><progress value={Number(fraction)} max={1} aria-label="Progress" /> <small>{percent(fraction)}%</small></span> },
+    { name: "Attempts", size: 88, priority: 2, of: ({ run }) => `${run?.round ?? 0} of ${run?.goal?.attemptsMax}` },
+    { name: "Tokens", size: 84, priority: 3, num: true, of: ({ run = {} }) => used(run) },
+    { name: "Started", size: 96, priority: 3, of: ({ run }) => time(run?.createTime) },
+    { name: "Ended", detailed: true, of: ({ run }) => time(run?.endTime) },
   ],
   actions: [
     {
@@ -87,39 +77,26 @@ export const goals: Resource<GoalStatusJson> = {
     },
   ],
   make: { name: "Start a goal", submit: "Start", method: "agent.v1.GoalService/StartGoal", value: () => ({ aim: "", attemptsMax: 10 }), save: start, fields: FIELDS },
+  edit: {
+    name: "Raise limits",
+    submit: "Raise",
+    method: "agent.v1.GoalService/RaiseGoal",
+    when: ({ run = {} }) => !isEnded(run),
+    value: () => ({}),
+    fields: RAISE,
+    save: ({ tokens = 0, ...raised }, goal) => pawl.goals.raiseGoal({ requestId: requestId(), runId: idOf(goal), ...raised, tokens: String(tokens) }),
+  },
   below: (goal) => <Goal key={idOf(goal)} goal={goal} />,
 };
 
 function Goal({ goal: { run = {}, attempts = [] } }: { goal: GoalStatusJson }): VNode {
-  const { goal = {}, failure, waiting, outputText } = run;
+  const { goal = {}, outputText } = run;
   const { toolName, argumentsJson, expression, judge } = goal.criterion ?? {};
   const runs = new Set([run.runId, ...attempts.map(({ runId }) => runId)]);
   const measured = attempts.filter(({ progress }) => progress !== undefined);
   return (
     <>
-      {!isEnded(run) && may("agent.v1.GoalService/RaiseGoal") && (
-        <FormButton
-          name="Raise limits"
-          save="Raise"
-          schema={RAISE}
-          send={({ attempts = 0, tokens = 0, deadline_time: hours }) =>
-            pawl.goals.raiseGoal({ requestId: requestId(), runId: run.runId ?? "", attempts: Number(attempts), tokens: String(tokens), ...inHours(hours) })
-          }
-        />
-      )}
-      {failure && (
-        <p class="fault" role="alert">
-          {failure.reason}: {visible(failure.message ?? "")}
-        </p>
-      )}
-      {!isEnded(run) && waiting?.sentence && (
-        <div class="why">
-          <strong>Why it waits</strong>
-          <p>
-            {visible(waiting.sentence)} {time(waiting.deadlineTime)}
-          </p>
-        </div>
-      )}
+      <Why run={run} />
       {forPeople.value.filter(({ runId }) => runs.has(runId)).map((call) => <CallCard key={call.callId} call={call} />)}
       <h2>Criterion</h2>
       <dl class="facts">
@@ -158,11 +135,7 @@ function Attempt({ attempt: { number, runId = "", startTime, endTime, met, progr
         {runId && <a href={`/runs/${runId}`}>Run {runId.slice(-8)}</a>}
       </header>
       {answer && <p>Tried: {visible(answer)}</p>}
-      {reason && (
-        <p>
-          {met ? "Met" : "Fell short"}: {visible(reason)}
-        </p>
-      )}
+      {reason && <p>{met ? "Met" : "Fell short"}: {visible(reason)}</p>}
       {!!citedCallIds.length && <p class="quiet">The judge cites {citedCallIds.map(visible).join(", ")}.</p>}
     </article>
   );

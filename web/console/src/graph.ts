@@ -1,6 +1,6 @@
 /** Layout of a workflow: nodes in columns by dependency, and the lines between them. */
 
-import type { WorkflowEdgeJson } from "@pawl/client";
+import type { NodeExecutionJson, WorkflowEdgeJson } from "@pawl/client";
 
 export interface Edge {
   from: string;
@@ -39,7 +39,23 @@ export function edgesOf(edges: WorkflowEdgeJson[]): Edge[] {
   return edges.map(({ source = "", target = "", kind = "" }) => ({ from: source, to: target, label: LABELS[kind] ?? "" }));
 }
 
-/** Places nodes, given in topological order with the number of their branches. */
+/** Returns the nodes and edges of the flowchart that GetWorkflow draws. Nodes have no state. */
+export function graphOf(mermaid = ""): { nodes: NodeExecutionJson[]; edges: Edge[] } {
+  const found: Record<string, NodeExecutionJson> = {};
+  const [nodes, edges]: [NodeExecutionJson[], Edge[]] = [[], []];
+  for (const line of mermaid.split("\n")) {
+    const [, id = "", name = "", kind = ""] = /^ +(?:subgraph )?(n[\d_]+)\W*"(.+?)<br\/>(.*)"/.exec(line) ?? [];
+    const [, from = "", label = "", to = ""] = /^ +(n\d+) [-.>]+(?:\|(.+)\|)? (n\d+)$/.exec(line) ?? [];
+    if (id) {
+      const parent = found[id.replace(/_\d+$/, "")];
+      found[id] = { path: parent ? `${parent.path}.${name}` : name, kind, nodes: [] };
+      (parent?.nodes ?? nodes).push(found[id]);
+    } else if (from) edges.push({ from: found[from]?.path ?? "", to: found[to]?.path ?? "", label });
+  }
+  return { nodes, edges };
+}
+
+/** Computes the layout of nodes, given in topological order with the number of their branches. */
 export function layOut(nodes: { path: string; branches: number }[], edges: Edge[]): Layout {
   const columns = levels(nodes, edges);
   const boxes: Record<string, Box> = {};

@@ -31,7 +31,7 @@ function patternOf(lang: string): RegExp {
   return new RegExp(String.raw`(${comment})|(${string})|\b(\d[\w.]*)\b|\b(${words})\b|[A-Za-z_]\w*`, lang === "sql" ? "gi" : "g");
 }
 
-/** Returns the pieces of a code, in order. Code in an unknown language has one piece. */
+/** Returns the pieces of the code, in order. Code in an unknown language has one piece. */
 export function highlight(code: string, language: string): Piece[] {
   const name = language.toLowerCase();
   const lang = ALIASES[name] ?? name;

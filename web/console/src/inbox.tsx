@@ -16,7 +16,7 @@ export function Inbox(): VNode {
   const calls = forPeople.value;
   const runs = pendingRuns.value;
   const decided = useDecided(calls);
-  // A decided call stays where it was.
+  // A decided call keeps its position.
   const order = useRef<(string | undefined)[]>([]);
   const ids = calls.map(({ callId }) => callId);
   if (ids.some((id) => !order.current.includes(id))) order.current = [...order.current.filter((id) => !ids.includes(id)), ...ids];
@@ -70,9 +70,7 @@ export function Inbox(): VNode {
         />
       )}
       {inOrder.map((call) =>
-        decided.includes(call) ? (
-          <Gone key={call.callId} call={call} />
-        ) : (
+        decided.includes(call) ? <Gone key={call.callId} call={call} /> : (
           <CallCard key={call.callId} call={call} where>
             {maySelect && call.state === "CALL_STATE_AWAITING_APPROVAL" && (
               <label class="select">
@@ -87,7 +85,7 @@ export function Inbox(): VNode {
   );
 }
 
-/** Calls that have left the inbox, with their decisions, for a moment. */
+/** Calls that have left the inbox, shown briefly with their decisions. */
 function useDecided(calls: CallJson[]): CallJson[] {
   const [decided, setDecided] = useState<CallJson[]>([]);
   const before = useRef<CallJson[]>([]);
@@ -123,7 +121,7 @@ function Gone({ call }: { call: CallJson }): VNode {
   );
 }
 
-/** Decides on the selected calls, each with its own digest, so that a decision applies to what was shown. */
+/** Decides on the selected calls. Each decision has the digest of the call as it was shown. */
 function Several({ selected, all, onAll, onDone }: { selected: CallJson[]; all: number; onAll: (on: boolean) => void; onDone: () => void }): VNode {
   const [reason, setReason] = useState("");
   const [busy, setBusy] = useState(false);

@@ -13,19 +13,14 @@ export function lazy<M>(load: () => Promise<M>, waiting: VNode | null = <div cla
   return function Lazy({ show }) {
     useEffect(() => {
       if (found.value) return;
-      load().then(
-        (all) => (found.value = all),
-        () => (isMissing.value = true),
-      );
+      load().then((all) => (found.value = all), () => (isMissing.value = true));
     }, []);
     if (found.value) return show(found.value);
     if (!isMissing.value) return waiting;
     return (
       <div class="empty" role="alert">
         <p>This page could not be loaded. The gateway is unavailable, or was updated.</p>
-        <button class="second" onClick={() => location.reload()}>
-          Reload the console
-        </button>
+        <button class="second" onClick={() => location.reload()}>Reload the console</button>
       </div>
     );
   };

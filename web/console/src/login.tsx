@@ -43,25 +43,16 @@ export function Login(): VNode {
 
   return (
     <main class="login">
-      <form
-        onSubmit={(event) => {
-          event.preventDefault();
-          void enter({ key: key.current?.value ?? "" });
-        }}
-      >
+      <form onSubmit={(event) => (event.preventDefault(), void enter({ key: key.current?.value ?? "" }))}>
         <h1>Pawl</h1>
         {logins.map(({ name, title }) => (
-          <a key={name} class="button" target="_self" href={`/login/openid/${name}?to=${encodeURIComponent(location.pathname + location.search)}`}>
-            {title}
-          </a>
+          <a key={name} class="button" target="_self" href={`/login/openid/${name}?to=${encodeURIComponent(location.pathname + location.search)}`}>{title}</a>
         ))}
         <label for="key">Your key</label>
         <input id="key" ref={key} type="password" autocomplete="current-password" required />
         {fault && <p role="alert" class="fault">{fault}</p>}
         <button disabled={busy}>Log in</button>
-        <p class="quiet">
-          On this machine, <code>pawl console</code> opens this page and logs you in.
-        </p>
+        <p class="quiet">On this machine, <code>pawl console</code> opens this page and logs you in.</p>
       </form>
     </main>
   );

@@ -24,9 +24,7 @@ export function Boundary({ text = "", children }: { text?: string; children: Com
 
 /** Returns a component that falls back to plain text if `View` fails to render. */
 export function bounded<P extends object>(View: FunctionComponent<P>, textOf: (props: P) => string): FunctionComponent<P> {
-  return (props) => (
-    <Boundary text={textOf(props)}><View {...props} /></Boundary>
-  );
+  return (props) => <Boundary text={textOf(props)}><View {...props} /></Boundary>;
 }
 
 /** A formatted text; `busy` while it grows. */
@@ -37,16 +35,11 @@ let loading: Promise<void> | undefined;
 
 /** Loads the parser ahead of the first text. */
 export function loadRich(): void {
-  loading ??= import("./rich").then(
-    (found) => void (rich.value = found.Rich),
-    () => (loading = undefined),
-  );
+  loading ??= import("./rich").then((found) => void (rich.value = found.Rich), () => (loading = undefined));
 }
 
 function Formatted({ text, busy = false }: { text: string; busy?: boolean }): VNode {
   useEffect(loadRich, []);
   if (rich.value) return <rich.value text={text} busy={busy} />;
-  return (
-    <div class="markdown"><pre class="preview">{visible(text)}</pre></div>
-  );
+  return <div class="markdown"><pre class="preview">{visible(text)}</pre></div>;
 }

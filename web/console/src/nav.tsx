@@ -6,9 +6,10 @@ import { useEffect, useState } from "preact/hooks";
 import { Icon, type IconName } from "./design/icons";
 import { Dialog } from "./design/parts";
 import { type Entry, entries, groups, isHere } from "./menu";
-import { forPeople, logOut, path, who } from "./state";
+import { forPeople, logOut, path, unread, who } from "./state";
 
 const BAR_ENTRIES = 4;
+const COUNT_MAX = 99;
 
 export function Navigation({ onFind, onHelp }: { onFind: () => void; onHelp: () => void }): VNode {
   const [isOpen, setOpen] = useState(false);
@@ -17,19 +18,13 @@ export function Navigation({ onFind, onHelp }: { onFind: () => void; onHelp: () 
   return (
     <>
       <nav class="sidebar" aria-label="Pages">
-        <a class="brand" href="/" aria-label="Pawl">
-          <img src="/icon.svg" alt="" width={20} height={20} /> Pawl
-        </a>
-        <button class="find" aria-keyshortcuts="Control+K Meta+K" onClick={onFind}>
-          <Icon name="search" /> Search <kbd>Ctrl K</kbd>
-        </button>
+        <a class="brand" href="/" aria-label="Pawl"><img src="/icon.svg" alt="" width={20} height={20} /> Pawl</a>
+        <button class="find" aria-keyshortcuts="Control+K Meta+K" onClick={onFind}><Icon name="search" /> Search <kbd>Ctrl K</kbd></button>
         <Groups />
         <User onHelp={onHelp} />
       </nav>
       <nav class="bottom" aria-label="Pages">
-        {bar.map((entry) => (
-          <Link key={entry.path} entry={entry} />
-        ))}
+        {bar.map((entry) => <Link key={entry.path} entry={entry} />)}
         <button aria-expanded={isOpen} aria-current={bar.some((entry) => isHere(entry.path)) ? undefined : "page"} onClick={() => setOpen(!isOpen)}>
           <Icon name="menu" /> Menu
         </button>
@@ -52,9 +47,7 @@ function Groups(): VNode {
       {groups().map(([name, all]) => (
         <div key={name} class="group" role="group" aria-label={name || "Work"}>
           {name && <span class="quiet">{name}</span>}
-          {all.map((entry) => (
-            <Link key={entry.path} entry={entry} />
-          ))}
+          {all.map((entry) => <Link key={entry.path} entry={entry} />)}
         </div>
       ))}
     </>
@@ -62,15 +55,15 @@ function Groups(): VNode {
 }
 
 function Link({ entry: { path: to, name, icon, key } }: { entry: Entry }): VNode {
-  const count = to === "/inbox" ? forPeople.value.length : 0;
+  const [count, what] = to === "/inbox" ? [forPeople.value.length, "waiting"] : [to === "/notifications" ? unread.value : 0, "unread"];
   return (
     <a href={to} aria-current={isHere(to) ? "page" : undefined} title={key && `g ${key}`}>
       <Icon name={icon} />
       {name}
       {count > 0 && (
-        <span class="count">
-          {count}
-          <span class="unseen"> waiting</span>
+        <span class={`count ${what}`}>
+          {count > COUNT_MAX ? `${COUNT_MAX}+` : count}
+          <span class="unseen"> {what}</span>
         </span>
       )}
     </a>
@@ -80,19 +73,13 @@ function Link({ entry: { path: to, name, icon, key } }: { entry: Entry }): VNode
 function User({ onHelp }: { onHelp: () => void }): VNode {
   const { userId = "", storeId = "", roles = [] } = who.value?.caller ?? {};
   const button = (icon: IconName, name: string, title: string, act: () => void): VNode => (
-    <button class="icon" aria-label={name} title={title} onClick={act}>
-      <Icon name={icon} />
-    </button>
+    <button class="icon" aria-label={name} title={title} onClick={act}><Icon name={icon} /></button>
   );
   return (
     <div class="user">
       <span class="person" title={roles.join(", ")}>
-        <span class="face" aria-hidden="true">
-          {userId.slice(0, 2).toUpperCase()}
-        </span>
-        <span class="cut">
-          {userId} <span class="quiet">{storeId}</span>
-        </span>
+        <span class="face" aria-hidden="true">{userId.slice(0, 2).toUpperCase()}</span>
+        <span class="cut">{userId} <span class="quiet">{storeId}</span></span>
       </span>
       {button("theme", "Toggle dark mode", "Theme", flipTheme)}
       {button("help", "Help and keyboard shortcuts", "Keyboard shortcuts (?)", onHelp)}

@@ -15,7 +15,7 @@ import {
 } from "@pawl/client";
 import type { VNode } from "preact";
 
-import { type Action, Actions, GONE } from "./actions";
+import { type Action, Actions, GONE, removal } from "./actions";
 import { agents, Care } from "./editing/agents";
 import { rules } from "./editing/rules";
 import { schedules } from "./editing/schedules";
@@ -26,14 +26,15 @@ import { Badge, toneOf } from "./design/parts";
 import { type Column, Table } from "./design/table";
 import { Checks, type FieldSpec, type Values } from "./fields";
 import type { Schema } from "./form";
-import { cut, runLink, short, time } from "./format";
+import { cut, runLink, short, span, time } from "./format";
 import { goals } from "./goals";
 import { parse, unpack } from "./json";
 import { KINDS } from "./kinds";
 import { audit } from "./operate/audit";
 import { notifications } from "./operate/notifications";
-import { Below, type Resource } from "./resource";
+import { Below, Entry, paged, type Resource } from "./resource";
 import { Fact, runs } from "./runs";
+import { objectOf, title } from "./sentence";
 import { go, lasted, pawl } from "./state";
 import { visible } from "./visible";
 import { workflows } from "./workflows";
@@ -59,7 +60,7 @@ const EFFECTS: Record<string, string> = {
 
 const tools: Resource<ToolJson> = {
   path: "tools",
-  lead: "A tool is what an agent can do. Sensitive and destructive tools ask before they act.",
+  lead: "Tools are the actions available to agents. Sensitive and destructive tools require approval.",
   empty: "No tools. Workers and sources provide tools.",
   list: async (pageToken, { words = "" }) => {
     const page = await pawl.tools.listTools({ pageSize: 200, pageToken });
@@ -70,12 +71,11 @@ const tools: Resource<ToolJson> = {
   id: ({ definition }) => definition?.name ?? "",
   get: async (name) => (await pawl.tools.getTool({ name })).tool,
   columns: [
-    { name: "Name", of: ({ definition }) => definition?.name },
+    { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => cut(definition?.description) },
     { name: "Approval", size: 120, of: ({ definition }) => <Care category={definition?.category} /> },
     { name: "Effect", size: 130, priority: 3, of: ({ definition }) => EFFECTS[definition?.effectClass ?? ""] },
-    { name: "Source", size: 110, priority: 2, of: ({ source }) => source },
+    { name: "Source", size: 150, priority: 2, of: ({ source }) => source },
     { name: "Version", size: 80, priority: 3, of: ({ version }) => version && `v${version}` },
-    { name: "Description", priority: 2, listed: true, of: ({ definition }) => cut(definition?.description) },
   ],
   edit: {
     name: "Edit tool",
@@ -85,18 +85,7 @@ const tools: Resource<ToolJson> = {
     value: ({ definition }) => definition,
     save: async (definition) => void (await pawl.tools.registerTool({ definition, replace: true })),
   },
-  actions: [
-    {
-      name: "Remove",
-      method: "tool.v1.ToolService/UnregisterTool",
-      when: ({ source }) => source === "store",
-      bad: true,
-      run: async ({ definition }) => {
-        await pawl.tools.unregisterTool({ name: definition?.name ?? "" });
-        return GONE;
-      },
-    },
-  ],
+  actions: [{ ...removal<ToolJson>("Remove", "tool.v1.ToolService/UnregisterTool", ({ definition }) => pawl.tools.unregisterTool({ name: definition?.name ?? "" })), when: ({ source }) => source === "store" }],
   below: ({ definition }) => (
     <>
     <p class="lead">{visible(definition?.description ?? "")}</p>
@@ -111,7 +100,7 @@ const tools: Resource<ToolJson> = {
   ),
 };
 
-/** The arguments that a tool takes. */
+/** The arguments of a tool. */
 function Arguments({ of: definition }: { of: ToolJson["definition"] }): VNode | null {
   const schema = unpack({ argumentsSchemaJson: definition?.argumentsSchemaJson }).argumentsSchemaJson as Schema | undefined;
   const names = Object.keys(schema?.properties ?? {});
@@ -134,55 +123,34 @@ function Arguments({ of: definition }: { of: ToolJson["definition"] }): VNode | 
 
 const ended = (job: BackgroundJobJson): boolean => !!job.endTime;
 const pausedJob = (job: BackgroundJobJson): boolean => job.waiting?.reason === "WAIT_REASON_PAUSED";
-const howFar = ({ iterations = 0, missedIterations: missed = 0, definition: { iterationsMax: most = 1 } = {}, progress }: BackgroundJobJson): string => {
-  const percent = progress?.fraction === undefined ? "" : `${Math.floor(Number(progress.fraction) * 100)}%`;
-  return [most > 1 && `${iterations} of ${most}`, missed && `${missed} missed`, percent, visible(progress?.message ?? "")].filter(Boolean).join(", ");
-};
+/** A bar with how far a job is, and the same in words. */
+function Progress({ job: { iterations = 0, missedIterations: missed = 0, definition: { iterationsMax: most = 1 } = {}, progress, endTime } }: { job: BackgroundJobJson }): VNode {
+  const done = progress?.fraction === undefined ? (most > 1 ? iterations / most : undefined) : Number(progress.fraction);
+  const words = [most > 1 && `${iterations} of ${most}`, missed && `${missed} missed`, most === 1 && done !== undefined && !progress?.message?.includes("%") && `${Math.floor(done * 100)}%`, visible(progress?.message ?? "")].filter(Boolean).join(" · ");
+  return <span class="progress">{done !== undefined && !endTime && <progress value={done} max={1} aria-label="Progress" />} <small>{words}</small></span>;
+}
 const jobs: Resource<BackgroundJobJson> = {
   path: "background",
-  lead: "Long calls and series that run while you do something else.",
+  lead: "Long-running and repeated calls in the background.",
   empty: "No open background jobs. Long-running and repeated calls appear here.",
   live: true,
-  list: async (pageToken, filters) => {
-    const page = await pawl.jobs.listJobs({ pageSize: 50, pageToken, openOnly: !filters["all"] });
-    return { items: page.jobs ?? [], next: page.nextPageToken };
-  },
+  list: paged("jobs", (page, filters) => pawl.jobs.listJobs({ ...page, openOnly: !filters["all"] })),
   filters: [{ name: "all", label: "Include ended", on: true }],
   id: ({ jobId }) => jobId ?? "",
   get: async (jobId) => (await pawl.jobs.getJob({ jobId })).job,
   columns: [
-    { name: "Job", size: 110, of: ({ jobId }) => jobId?.slice(-8) },
-    { name: "Tool", of: ({ definition }) => definition?.toolName },
-    { name: "State", size: 130, of: (job) => <Badge tone={toneOf(job.state)}>{jobState(job)}</Badge> },
-    { name: "Progress", of: howFar, priority: 2 },
-    { name: "Next", size: 90, priority: 3, of: ({ nextTime }) => time(nextTime) },
-    { name: "Last result", priority: 3, of: ({ lastResult, failure, waiting }) => cut(failure?.message ?? lastResult ?? waiting?.sentence) },
-    { name: "Started", size: 100, priority: 3, of: ({ createTime }) => time(createTime) },
+    { name: "Job", of: ({ definition }) => title(definition?.toolName), under: ({ definition, failure }) => (failure ? <span class="fault">{cut(failure.message || failure.reason)}</span> : objectOf(definition ?? {})) },
+    { name: "State", size: 124, of: (job) => <Badge tone={toneOf(job.state)}>{jobState(job)}</Badge> },
+    { name: "Progress", size: 200, priority: 2, of: (job) => <Progress job={job} /> },
+    { name: "Next", size: 92, priority: 3, of: ({ nextTime }) => time(nextTime) },
+    { name: "Last result", detailed: true, of: ({ lastResult, failure }) => cut(failure?.message ?? lastResult) },
+    { name: "Repeats", detailed: true, of: ({ definition: { intervalSeconds = 0, iterationsMax = 1 } = {} }) => Number(intervalSeconds) > 0 && `every ${span(Number(intervalSeconds))}, ${iterationsMax} times at most` },
+    { name: "Started", size: 92, priority: 3, of: ({ createTime }) => time(createTime) },
   ],
   actions: [
-    {
-      name: "Pause",
-      method: "agent.v1.JobService/PauseJob",
-      inRows: true,
-      when: (job) => !ended(job) && !pausedJob(job),
-      run: ({ jobId = "" }) => pawl.jobs.pauseJob({ requestId: requestId(), jobId }),
-    },
-    {
-      name: "Resume",
-      method: "agent.v1.JobService/ResumeJob",
-      inRows: true,
-      when: (job) => !ended(job) && pausedJob(job),
-      run: ({ jobId = "" }) => pawl.jobs.resumeJob({ requestId: requestId(), jobId }),
-    },
-    {
-      name: "Stop",
-      method: "agent.v1.JobService/StopJob",
-      inRows: true,
-      when: (job) => !ended(job),
-      bad: true,
-      ask: "Reason (optional)",
-      run: ({ jobId = "" }, reason) => pawl.jobs.stopJob({ requestId: requestId(), jobId, reason }),
-    },
+    { name: "Pause", method: "agent.v1.JobService/PauseJob", inRows: true, when: (job) => !ended(job) && !pausedJob(job), run: ({ jobId = "" }) => pawl.jobs.pauseJob({ requestId: requestId(), jobId }) },
+    { name: "Resume", method: "agent.v1.JobService/ResumeJob", inRows: true, when: (job) => !ended(job) && pausedJob(job), run: ({ jobId = "" }) => pawl.jobs.resumeJob({ requestId: requestId(), jobId }) },
+    { name: "Stop", method: "agent.v1.JobService/StopJob", inRows: true, when: (job) => !ended(job), bad: true, ask: "Reason (optional)", run: ({ jobId = "" }, reason) => pawl.jobs.stopJob({ requestId: requestId(), jobId, reason }) },
   ],
   below: ({ pendingCalls = [], waiting, expectedEndTime, conversationId, jobId }) => (
     <>
@@ -202,57 +170,47 @@ function resolve({ runId = "", callId = "" }: CallJson, resolution: ResolutionJs
   return pawl.agent.resolveCall({ requestId: requestId(), runId, callId, resolution, ...result });
 }
 
+const RESOLVE = "agent.v1.AgentService/ResolveCall";
 const resolutions: Action<CallJson>[] = [
-  {
-    name: "It happened",
-    method: "agent.v1.AgentService/ResolveCall",
-    ask: "Result as JSON",
-    run: (call, text) => resolve(call, "RESOLUTION_HAPPENED", parse(text)),
-  },
-  { name: "Run it again", method: "agent.v1.AgentService/ResolveCall", bad: true, run: (call) => resolve(call, "RESOLUTION_RUN_AGAIN") },
-  { name: "Report to model", method: "agent.v1.AgentService/ResolveCall", run: (call) => resolve(call, "RESOLUTION_TELL_MODEL") },
+  { name: "It happened", method: RESOLVE, ask: "Result as JSON", run: (call, text) => resolve(call, "RESOLUTION_HAPPENED", parse(text)) },
+  { name: "Run it again", method: RESOLVE, bad: true, run: (call) => resolve(call, "RESOLUTION_RUN_AGAIN") },
+  { name: "Report to model", method: RESOLVE, run: (call) => resolve(call, "RESOLUTION_TELL_MODEL") },
 ];
+
+const isDoubt = ({ attention: need }: RunInNeedJson): boolean => need?.reason === "ATTENTION_REASON_UNKNOWN_OUTCOME";
+
+function needOf(run: RunInNeedJson): string {
+  const { calls: [call] = [], crashCount = 0, round = 0 } = run;
+  if (!isDoubt(run)) return `Its workers crashed ${crashCount} times in round ${round}`;
+  return call ? `It is unknown whether this happened: ${title(call.toolName)} ${objectOf(call)}` : "It is unknown whether a call happened";
+}
 
 const attention: Resource<RunInNeedJson> = {
   path: "attention",
-  lead: "Runs that stopped because only an operator can say how they continue.",
-  empty: "No run needs an operator.",
-  list: async (pageToken) => {
-    const page = await pawl.operator.listAttention({ pageSize: 50, pageToken });
-    return { items: page.runs ?? [], next: page.nextPageToken };
-  },
+  lead: "Stopped runs. An operator must decide how each one continues.",
+  empty: "No run needs an operator. Runs appear here if it is unknown whether a call took effect, or if their workers crash repeatedly.",
+  list: paged("runs", (page) => pawl.operator.listAttention(page)),
   live: true,
   id: ({ runId }) => runId ?? "",
   get: async (runId) => (await pawl.operator.listAttention({ runId })).runs?.[0],
+  title: needOf,
   columns: [
-    { name: "Run", size: 110, of: ({ runId }) => runId?.slice(-8) },
-    { name: "Reason", of: ({ attention: need }) => short(need?.reason, "ATTENTION_REASON_") },
-    { name: "Since", size: 110, of: ({ attention: need }) => time(need?.sinceTime) },
-    { name: "Crashes", size: 90, priority: 2, num: true, of: ({ crashCount }) => crashCount || "" },
-    { name: "Round", size: 80, priority: 3, num: true, of: ({ round }) => round },
-    { name: "User", size: 130, priority: 2, of: ({ userId }) => userId },
-    { name: "Log", size: 110, priority: 3, of: ({ runId }) => runLink(runId) },
+    { name: "Need", of: needOf },
+    { name: "Since", of: ({ attention: need }) => time(need?.sinceTime) },
+    { name: "Crashes", of: ({ crashCount }) => crashCount || "" },
+    { name: "Round", of: ({ round }) => round },
+    { name: "User", of: ({ userId }) => userId },
+    { name: "Run", of: ({ runId }) => runLink(runId) },
   ],
+  at: ({ attention: need }) => need?.sinceTime,
+  entry: (run) => (
+    <Entry tone="bad" to={`/attention/${run.runId}`} name={needOf(run)} said={isDoubt(run) ? "Say whether it happened. Until then the run waits." : "Retry the run once the cause is gone, or end it."} at={run.attention?.sinceTime}>
+      {visible(run.userId ?? "")} {runLink(run.runId)}
+    </Entry>
+  ),
   actions: [
-    {
-      name: "Retry",
-      method: "agent.v1.OperatorService/RedriveRun",
-      ask: "Reason",
-      run: async ({ runId = "" }, reason) => {
-        await pawl.operator.redriveRun({ requestId: requestId(), runId, reason });
-        return GONE;
-      },
-    },
-    {
-      name: "End",
-      method: "agent.v1.OperatorService/EndRun",
-      bad: true,
-      ask: "Reason",
-      run: async ({ runId = "" }, reason) => {
-        await pawl.operator.endRun({ requestId: requestId(), runId, reason });
-        return GONE;
-      },
-    },
+    { name: "Retry", method: "agent.v1.OperatorService/RedriveRun", ask: "Reason", run: async ({ runId = "" }, reason) => (await pawl.operator.redriveRun({ requestId: requestId(), runId, reason }), GONE) },
+    { name: "End", method: "agent.v1.OperatorService/EndRun", bad: true, ask: "Reason", run: async ({ runId = "" }, reason) => (await pawl.operator.endRun({ requestId: requestId(), runId, reason }), GONE) },
   ],
   below: ({ calls = [] }) =>
     calls.map((call) => (
@@ -276,6 +234,9 @@ const CHANNEL: FieldSpec[] = [
   { at: "enabled", label: "Send notifications to this channel", kind: "check" },
   { at: "afterSeconds", label: "Delay (seconds)", kind: "number", half: true, hint: "Notifications that are read before then are not sent." },
 ];
+
+// Codes are not resent; a new one is sent instead.
+const RESEND: Action<ChannelDeliveryJson> = { name: "Resend", method: "notify.v1.ChannelService/ResendDelivery", when: ({ type }) => type !== "channel.code", run: ({ deliveryId = "" }) => pawl.channels.resendDelivery({ deliveryId }) };
 
 const channels: Resource<ChannelJson> = {
   path: "channels",
@@ -315,22 +276,8 @@ const channels: Resource<ChannelJson> = {
         return `Test: ${short(delivery?.state, "CHANNEL_DELIVERY_STATE_")} ${visible(delivery?.lastError ?? "")}`;
       },
     },
-    {
-      name: "Confirm",
-      method: "notify.v1.ChannelService/ConfirmChannel",
-      when: ({ url, confirmTime }) => !!url?.startsWith("mailto:") && !confirmTime,
-      ask: "Code from the e-mail",
-      run: ({ channelId = "" }, code) => pawl.channels.confirmChannel({ channelId, code }),
-    },
-    {
-      name: "Delete",
-      method: "notify.v1.ChannelService/DeleteChannel",
-      bad: true,
-      run: async ({ channelId = "" }) => {
-        await pawl.channels.deleteChannel({ channelId });
-        return GONE;
-      },
-    },
+    { name: "Confirm", method: "notify.v1.ChannelService/ConfirmChannel", when: ({ url, confirmTime }) => !!url?.startsWith("mailto:") && !confirmTime, ask: "Code from the e-mail", run: ({ channelId = "" }, code) => pawl.channels.confirmChannel({ channelId, code }) },
+    removal("Delete", "notify.v1.ChannelService/DeleteChannel", ({ channelId = "" }) => pawl.channels.deleteChannel({ channelId })),
   ],
   below: ({ channelId = "" }) => (
     <Below<ChannelDeliveryJson>
@@ -345,21 +292,7 @@ const channels: Resource<ChannelJson> = {
         { name: "Status", size: 80, priority: 3, of: ({ status }) => status || "" },
         { name: "Error", priority: 3, of: ({ lastError }) => cut(lastError) },
       ]}
-      act={(delivery, again) => (
-        <Actions
-          item={delivery}
-          onDone={again}
-          all={[
-            {
-              name: "Resend",
-              method: "notify.v1.ChannelService/ResendDelivery",
-              // Codes are not resent; a new one is sent instead.
-              when: ({ type }) => type !== "channel.code",
-              run: ({ deliveryId = "" }) => pawl.channels.resendDelivery({ deliveryId }),
-            },
-          ]}
-        />
-      )}
+      act={(delivery, again) => <Actions item={delivery} onDone={again} all={[RESEND]} />}
     />
   ),
 };
@@ -368,10 +301,7 @@ const documents: Resource<DocumentJson> = {
   path: "documents",
   lead: "Texts that agents can search.",
   empty: "No documents. Add one with pawl documents add.",
-  list: async (pageToken) => {
-    const page = await pawl.documents.listDocuments({ pageSize: 100, pageToken });
-    return { items: page.documents ?? [], next: page.nextPageToken };
-  },
+  list: paged("documents", (page) => pawl.documents.listDocuments(page)),
   id: ({ name, owner }) => `${short(owner, "DOCUMENT_OWNER_")}:${name ?? ""}`,
   columns: [
     { name: "Name", of: ({ name }) => name },
@@ -380,17 +310,7 @@ const documents: Resource<DocumentJson> = {
     { name: "Size", size: 110, num: true, of: ({ textBytes }) => `${Math.ceil(Number(textBytes ?? 0) / 1024).toLocaleString()} KB` },
     { name: "Changed", size: 120, priority: 2, of: ({ updateTime }) => time(updateTime) },
   ],
-  actions: [
-    {
-      name: "Delete",
-      method: "tool.v1.DocumentService/DeleteDocument",
-      bad: true,
-      run: async ({ name = "", owner }) => {
-        await pawl.documents.deleteDocument({ name, ...(owner ? { owner } : {}) });
-        return GONE;
-      },
-    },
-  ],
+  actions: [removal("Delete", "tool.v1.DocumentService/DeleteDocument", ({ name = "", owner }) => pawl.documents.deleteDocument({ name, ...(owner ? { owner } : {}) }))],
 };
 
 export const RESOURCES: readonly Resource<any>[] = [

@@ -6,10 +6,11 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions, RowActions } from "./actions";
 import { Json } from "./cards";
-import { Empty, Head, Skeleton } from "./design/parts";
+import { Empty, Head, Skeleton, Tabs } from "./design/parts";
 import { type Column, Table } from "./design/table";
 import { type Editing, useEditor } from "./editor";
-import { Options } from "./fields";
+import { type Option, Options } from "./fields";
+import { time } from "./format";
 import { unpack } from "./json";
 import { type ListPath, MENU } from "./menu";
 import { attempt, go, isAbsent, may, pawl, query } from "./state";
@@ -22,6 +23,8 @@ export interface Filter {
   options?: readonly string[];
   /** Shown only while it is set, by a link. */
   linked?: true;
+  /** Options that are read when the list opens. */
+  load?: () => Promise<Option[]>;
   /** Texts of the options. */
   labels?: Record<string, string>;
   date?: true;
@@ -35,7 +38,7 @@ export interface Page<T> {
 
 export interface Resource<T> {
   path: ListPath;
-  /** What the page is for, in a sentence. */
+  /** The purpose of the page, in one sentence. */
   lead?: string;
   empty: string;
   list: (pageToken: string, filters: Record<string, string>) => Promise<Page<T>>;
@@ -43,11 +46,18 @@ export interface Resource<T> {
   get?: (id: string) => Promise<T | undefined>;
   columns: Column<T>[];
   filters?: Filter[];
+  /** A filter with few values, as tabs. */
+  tabs?: { name: string; all: (readonly [value: string, label: string])[] };
   actions?: Action<T>[];
+  /** Actions on the whole list. */
+  all?: Action<undefined>[];
   edit?: Editing<T>;
+  /** A form that starts something with the item. */
+  start?: Editing<T>;
   make?: Editing<undefined>;
-  /** The kind and name by which files can declare an item. Items that a set of files owns are read-only. */
+  /** The kind and name of an item in files of `pawl apply`. Items that a set of files owns are read-only. */
   declared?: (item: T) => [string, string];
+  /** Stands beside the title. */
   above?: () => VNode | null;
   below?: (item: T) => ComponentChildren;
   /** Lists items as sentences instead of a table, under headings with the days of `at`. */
@@ -61,6 +71,17 @@ export interface Resource<T> {
   watch?: (id: string, again: () => void) => () => void;
 }
 
+type Found<K extends string, T> = { [name in K]?: T[] } & { nextPageToken?: string };
+
+/** Returns the pages of a method that lists items in a field of its response. */
+export function paged<K extends string, T>(field: K, read: (page: { pageSize: number; pageToken: string }, filters: Record<string, string>) => Promise<Found<K, T>>): Resource<T>["list"] {
+  return async (pageToken, filters) => {
+    const found = await read({ pageSize: PAGE, pageToken }, filters);
+    return { items: (found[field] as T[] | undefined) ?? [], next: found.nextPageToken };
+  };
+}
+
+const PAGE = 100;
 const PAGES_MAX = 20;
 const LIVE_MS = 3000;
 /** Time between two reads of an item that changes. */
@@ -80,6 +101,26 @@ export function paced(work: () => Promise<unknown>): () => Promise<void> {
     }
     isBusy = false;
   };
+}
+
+/** Reads a value when the page opens, when `of` changes, and every `ms`. Returns it with a function that reads it again. */
+export function useRead<T>(read: () => Promise<T>, of: unknown[] = [], ms?: number): [T | undefined, () => void] {
+  const [found, setFound] = useState<T>();
+  const reads = useRef(0);
+  const load = (isPoll = false): void => {
+    const number = ++reads.current;
+    void attempt(async () => {
+      const next = await read();
+      // Responses can arrive out of order. Only the latest request counts.
+      if (number === reads.current) setFound(() => next);
+    }, isPoll);
+  };
+  useEffect(() => {
+    load(reads.current > 0);
+    const timer = ms && setInterval(() => !document.hidden && load(true), ms);
+    return () => void (reads.current++, clearInterval(timer));
+  }, of);
+  return [found, () => load()];
 }
 
 export function List<T>({ of }: { of: Resource<T> }): VNode {
@@ -116,17 +157,19 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
   const { button, form } = useEditor(of.make && may(of.make.method) ? of.make : undefined, undefined, () => load());
   return (
     <section class="page">
-      <Head title={name}>{button}</Head>
+      <Head title={name}>
+        {of.above?.()}
+        {of.all && <Actions all={of.all} item={undefined} onDone={() => load()} />}
+        {button}
+      </Head>
       {of.lead && <p class="lead">{of.lead}</p>}
       {form}
-      {of.above?.()}
-      {of.filters && <Filters all={of.filters} values={filters} path={of.path} />}
+      <div class={of.tabs ? "views" : ""}>
+        {of.tabs && <Tabs name="Filter" all={of.tabs.all} open={filters[of.tabs.name] ?? ""} onOpen={(to) => go(withFilter(of.path, filters, of.tabs!.name, to))} />}
+        {of.filters && <Filters all={of.filters} values={filters} path={of.path} />}
+      </div>
       {!items && <Skeleton />}
-      {items?.length === 0 && (
-        <Empty icon={of.path}>
-          <p>{of.empty}</p>
-        </Empty>
-      )}
+      {items?.length === 0 && <Empty icon={of.path}><p>{of.empty}</p></Empty>}
       {of.entry &&
         days(items ?? [], of.at).map(([day, some]) => (
           <section key={day} aria-label={day}>
@@ -135,20 +178,23 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
           </section>
         ))}
       {!!items?.length && !of.entry && <Table name={name} columns={hasButtons ? [...of.columns, buttons] : of.columns} items={items} to={to} />}
-      {next && (
-        <p class="buttons more">
-          <button
-            class="second"
-            onClick={() => {
-              setLong(true);
-              load(next);
-            }}
-          >
-            Show more
-          </button>
-        </p>
-      )}
+      {next && <p class="buttons more"><button class="second" onClick={() => (setLong(true), load(next))}>Show more</button></p>}
     </section>
+  );
+}
+
+/** An entry of a list of sentences: the sentence, what else it says, links and its time. */
+export function Entry({ tone, to, name, isUnread, said, at, children }: { tone: string; to: string; name: string; isUnread?: boolean; said?: string; at: string | undefined; children?: ComponentChildren }): VNode {
+  return (
+    <>
+      <span class={`dot ${tone}`} />
+      <span class="what">
+        <a href={to} data-item class={isUnread ? "unread" : ""}>{isUnread && <span class="unseen">Unread: </span>}{visible(name)}</a>
+        {said && <span class="quiet said">{said}</span>}
+      </span>
+      <span class="quiet links">{children}</span>
+      <span class="quiet when">{time(at)}</span>
+    </>
   );
 }
 
@@ -196,9 +242,11 @@ export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
   const title = visible(item && of.title ? of.title(item) : id);
   const isEditable = !!item && !set && !!of.edit && may(of.edit.method) && (of.edit.when?.(item) ?? true);
   const { button, form } = useEditor<T>(isEditable ? of.edit : undefined, item as T, () => void load());
+  const start = useEditor<T>(item && of.start && may(of.start.method) && (of.start.when?.(item) ?? true) ? { ...of.start, main: true } : undefined, item as T, () => void load());
   return (
     <section class="page">
       <Head title={title} crumbs={[[`/${of.path}`, MENU[of.path].name]]}>
+        {start.button}
         {button}
         {item && <Actions all={(of.actions ?? []).filter(({ method }) => !set || !DELETES.test(method))} item={item} onDone={load} gone={() => go(`/${of.path}`)} />}
       </Head>
@@ -206,6 +254,7 @@ export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
       {!item && !fault && <Skeleton />}
       {item && (
         <>
+          {start.form}
           {form}
           <dl class="facts">
             {of.columns.slice(1).filter(({ listed }) => !listed).map(({ name, of: show }) => {
@@ -247,24 +296,14 @@ async function search<T>(of: Resource<T>, id: string): Promise<T | undefined> {
 }
 
 /** A table below an item, loaded when the item is shown. `act` adds a column of buttons and gets a function to reload. */
-export function Below<T>({
-  name,
-  method,
-  load,
-  columns,
-  act,
-}: {
+export function Below<T>({ name, method, load, columns, act }: {
   name: string;
   method: string;
   load: () => Promise<T[] | undefined>;
   columns: Column<T>[];
   act?: (item: T, reload: () => void) => ComponentChildren;
 }): VNode | null {
-  const [items, setItems] = useState<T[]>();
-  const reload = (): void => void attempt(async () => setItems((await load()) ?? []));
-  useEffect(() => {
-    if (may(method)) reload();
-  }, []);
+  const [items, reload] = useRead(async () => (may(method) ? ((await load()) ?? []) : undefined));
   if (!items) return null;
   const all = act ? [...columns, { name: "Actions", of: (item: T) => act(item, reload) }] : columns;
   return (
@@ -276,16 +315,11 @@ export function Below<T>({
 }
 
 function Filters({ all, values, path }: { all: Filter[]; values: Record<string, string>; path: string }): VNode {
-  const set = (name: string, value: string): void => {
-    const next = new URLSearchParams(values);
-    if (value) next.set(name, value);
-    else next.delete(name);
-    go(`/${path}${next.size ? `?${next}` : ""}`);
-  };
+  const set = (name: string, value: string): void => go(withFilter(path, values, name, value));
   const some = all.filter(({ name, linked }) => !linked || values[name]);
   const fields = (
     <div class="filters" role="search">
-      {some.map(({ name, label, options, labels = {}, date, on }) => {
+      {some.map(({ name, label, options, load, labels = {}, date, on }) => {
         const value = values[name] ?? "";
         if (on)
           return (
@@ -302,7 +336,8 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
               </select>
             )}
             {date && <input type="date" value={value} onChange={(event) => set(name, event.currentTarget.value)} />}
-            {!options && !date && <Words value={value} onValue={(to) => set(name, to)} />}
+            {load && <Loaded load={load} value={value} onValue={(to) => set(name, to)} />}
+            {!options && !date && !load && <Words value={value} onValue={(to) => set(name, to)} />}
           </label>
         );
       })}
@@ -317,11 +352,24 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
   );
 }
 
+function withFilter(path: string, values: Record<string, string>, name: string, value: string): string {
+  const { [name]: _, ...others } = values;
+  const next = new URLSearchParams(value ? { ...others, [name]: value } : others);
+  return `/${path}${next.size ? `?${next}` : ""}`;
+}
+
+/** A filter whose options are read. */
+function Loaded({ load, value, onValue }: { load: () => Promise<Option[]>; value: string; onValue: (value: string) => void }): VNode {
+  const [all = []] = useRead(load);
+  const options: Option[] = [["", "All"], ...all.filter(([name]) => name).map(([name]): Option => [name, name])];
+  return <select value={value} onChange={(event) => onValue(event.currentTarget.value)}><Options all={options.some(([name]) => name === value) ? options : [...options, [value, value]]} /></select>;
+}
+
 /** On phones, more filters than this are folded. */
 const FOLDED_FROM = 2;
 const NARROW = "(max-width: 720px)";
 
-/** A text filter, applied when it is left. It keeps what is typed while the list is read again. */
+/** A text filter, applied when the field loses focus. Reading the list again does not change typed text. */
 function Words({ value, onValue }: { value: string; onValue: (value: string) => void }): VNode {
   const [text, setText] = useState(value);
   const [applied, setApplied] = useState(value);

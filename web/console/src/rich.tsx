@@ -9,7 +9,7 @@ import { CopyButton } from "./copy";
 import { visible } from "./visible";
 
 const SAFE = /^(https?|mailto):/i;
-/** Images inside the text are shown. Others would be fetched, which tells their server who reads. */
+/** Images inside the text are shown. Others would be fetched, which reveals the reader to their server. */
 const INLINE_IMAGE = /^data:image\/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
 const STEP_MS = 16;
 
@@ -33,7 +33,7 @@ export function Rich({ text, busy = false }: { text: string; busy?: boolean }): 
 
 const LEVELS = new WeakMap<Nodes, number>();
 
-/** Gives headings levels below those of the page, without gaps, whatever levels the model chose. */
+/** Moves the model's headings to levels below the page's own headings, without gaps. */
 function level(parts: RootContent[]): void {
   let before = 1;
   for (const part of parts) if (part.type === "heading") LEVELS.set(part, (before = Math.min(part.depth + 1, before + 1, 6)));
@@ -99,9 +99,7 @@ function Node({ node }: { node: Nodes }): VNode | null {
     case "break": return <br />;
     case "thematicBreak": return <hr />;
     case "link":
-      return SAFE.test(node.url) ? (
-        <a href={node.url} target="_blank" rel="noopener noreferrer nofollow" title={visible(node.url)}>{children(node)}</a>
-      ) : (
+      return SAFE.test(node.url) ? <a href={node.url} target="_blank" rel="noopener noreferrer nofollow" title={visible(node.url)}>{children(node)}</a> : (
         <span>{children(node)}</span>
       );
     case "image":
@@ -120,9 +118,7 @@ function Node({ node }: { node: Nodes }): VNode | null {
 /** An image that is not shown, with a link to it. */
 function Absent({ name, url = "" }: { name: string; url?: string }): VNode {
   const text = `[image: ${visible(name)}]`;
-  return SAFE.test(url) ? (
-    <a href={url} target="_blank" rel="noopener noreferrer nofollow" title={visible(url)}>{text}</a>
-  ) : (
+  return SAFE.test(url) ? <a href={url} target="_blank" rel="noopener noreferrer nofollow" title={visible(url)}>{text}</a> : (
     <span class="quiet">{text}</span>
   );
 }
@@ -148,7 +144,7 @@ type Highlight = typeof import("./highlight").highlight;
 let highlighting: Promise<Highlight | undefined> | undefined;
 const LINES = 60;
 
-/** A code block. Its lines are in groups, so that the browser lays out only the one that grows. */
+/** A code block. Its lines are in groups, so that the browser lays out only the growing group. */
 function CodeBlock({ node: { value, lang, position } }: { node: Code }): VNode {
   const [highlight, setHighlight] = useState<Highlight>();
   // An open block has no position.

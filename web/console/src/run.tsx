@@ -7,12 +7,13 @@ import { useEffect, useState } from "preact/hooks";
 import { Fields } from "./approval";
 import { Decided } from "./cards";
 import { Icon } from "./design/icons";
-import { Badge, Empty, Head, Skeleton, Tabs, toneOf } from "./design/parts";
+import { Badge, Head, Missing, Skeleton, Tabs, toneOf } from "./design/parts";
 import { Rows } from "./design/rows";
 import { time } from "./format";
 import { Json } from "./form";
-import { Fact, kindOf, State, tokens } from "./runs";
-import { ago, attempt, clock, lasted, may, moment, pawl, word } from "./state";
+import { useRead } from "./resource";
+import { Fact, kindOf, State, tokens, Why } from "./runs";
+import { attempt, clock, lasted, may, moment, pawl, word } from "./state";
 import { type Bar, lay, NO_BARS, type Part, type Timeline } from "./timeline";
 import { argumentsOf, entriesOf, inWords, read } from "./sentence";
 import { Undo, UndoReport } from "./undo";
@@ -42,44 +43,27 @@ export function RunPage({ runId, beside }: { runId: string; beside?: true }): VN
     [runId],
   );
   const { run } = view;
+  const waiting = useWaiting(run);
   if (fault)
-    return (
-      <Empty icon="runs" title="This run cannot be shown" level={1}>
-        <p class="fault">{fault}</p>
-        <p>
-          <a href="/runs">Go to runs</a>
-        </p>
-      </Empty>
-    );
+    return <Missing icon="runs" title="This run cannot be shown" fault={fault} to="/runs" name="runs" />;
   const calls = Object.values(view.calls);
   const asked = events.find(({ messageAdded }) => messageAdded?.message?.role === "ROLE_USER")?.messageAdded?.message?.text;
   const tabs: [Tab, string][] = [["calls", `Calls ${calls.length || ""}`], ["events", `Events ${events.length}`]];
   return (
     <section class="page run">
-      <Head
-        title={<>Run {runId.slice(-8)} <State run={run} /></>}
-        {...(beside ? {} : { crumbs: [["/runs", "Runs"]] })}
-      >
-        {run.workflow && (
-          <a class="button" href={`/workflows/runs/${runId}`}>
-            <Icon name="workflows" /> Show the graph
-          </a>
-        )}
+      <Head title={<>Run {runId.slice(-8)} <State run={run} /></>} {...(beside ? {} : { crumbs: [["/runs", "Runs"]] })}>
+        {run.workflow && <a class="button" href={`/workflows/runs/${runId}`}><Icon name="workflows" /> Show the graph</a>}
         {run.goal && <a class="button" href={`/goals/${runId}`}>Show the goal</a>}
         {!isEnded(run) && run.state && may("agent.v1.AgentService/CancelRun") && (
-          <button class="second bad" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId }))}>
-            Stop
-          </button>
+          <button class="second bad" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId }))}>Stop</button>
         )}
-        <button class="second" onClick={() => save(view, events)}>
-          <Icon name="download" /> Save as JSON
-        </button>
+        <button class="second" onClick={() => save(view, events)}><Icon name="download" /> Save as JSON</button>
         {view.ended && !run.undo && <Undo runId={runId} />}
       </Head>
       {!run.state && <Skeleton />}
-      {asked && !beside && <p class="asks prose">{visible(asked).slice(0, ASKED_SHOWN)}</p>}
+      {asked && !beside && !run.workflow && <p class="asks prose">{visible(asked).slice(0, ASKED_SHOWN)}</p>}
       <Facts run={run} beside={!!beside} hasChildren={calls.some(({ childRunId }) => childRunId)} />
-      <Why run={run} />
+      <Why run={waiting ? { ...run, waiting } : run} />
       {run.undo && <UndoReport key={run.state} runId={runId} of={run.undo.runId ?? ""} />}
       <Bars timeline={timeline} onCall={() => setTab("calls")} />
       <Tabs name="Parts of the run" all={beside ? tabs : [["messages", "Messages"], ...tabs]} open={tab} onOpen={setTab} />
@@ -99,7 +83,7 @@ function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; ha
     <dl class="facts">
       <Fact name="Agent" value={run.state && !run.workflow && visible(kindOf(run))} />
       <Fact name="Workflow" value={run.workflow && <a href={`/workflows/runs/${run.runId}`}>{run.workflow.name}</a>} />
-      <Fact name="Model" value={run.options?.model} />
+      <Fact name="Model" value={!run.workflow && run.options?.model} />
       <Fact name="Started" value={time(run.createTime)} />
       <Fact name="Duration" value={run.createTime && lasted(Math.max(0, end - Date.parse(run.createTime)) / 1000)} />
       <Fact name="Rounds" value={run.round} />
@@ -112,36 +96,11 @@ function Facts({ run, beside, hasChildren }: { run: RunJson; beside: boolean; ha
   );
 }
 
-/** Why the run waits, with what resumes it; or why it failed. */
-function Why({ run }: { run: RunJson }): VNode | null {
-  const [waiting, setWaiting] = useState<RunJson["waiting"]>();
-  const { failure, runId = "" } = run;
-  // Events of a run do not have the sentence.
-  useEffect(() => {
-    if (run.state !== "RUN_STATE_WAITING" && run.state !== "RUN_STATE_QUEUED") return setWaiting(undefined);
-    void attempt(async () => setWaiting((await pawl.agent.getRun({ runId })).run?.waiting), true);
-  }, [runId, run.state, run.lastSeq]);
-  if (run.state === "RUN_STATE_FAILED" || run.state === "RUN_STATE_EXPIRED")
-    return (
-      <div class="why bad">
-        <strong>Why it failed</strong>
-        <p>{visible(failure?.message ?? "It took too long.")}</p>
-        {failure?.reason && <code>{failure.reason}</code>}
-      </div>
-    );
-  if (isEnded(run) || !waiting?.sentence) return null;
-  return (
-    <div class="why">
-      <strong>Why it waits</strong>
-      <p>
-        {visible(waiting.sentence)} {waiting.remedy && visible(waiting.remedy)}
-      </p>
-      <p class="quiet">
-        {waiting.sinceTime && <>Since {ago(waiting.sinceTime)}. </>}
-        {waiting.deadlineTime && <span title={moment(waiting.deadlineTime)}>Expires {ago(waiting.deadlineTime)}.</span>}
-      </p>
-    </div>
-  );
+/** Why a run waits. Its events do not contain this explanation. */
+function useWaiting({ runId = "", state, lastSeq }: RunJson): RunJson["waiting"] {
+  const waits = state === "RUN_STATE_WAITING" || state === "RUN_STATE_QUEUED";
+  const [waiting] = useRead(async () => (waits ? (await pawl.agent.getRun({ runId })).run?.waiting : undefined), [runId, state, lastSeq]);
+  return waiting;
 }
 
 const ROW = 32;
@@ -172,26 +131,14 @@ function Bars({ timeline: { bars }, onCall }: { timeline: Timeline; onCall: () =
         <span role="rowheader" class="cut">
           {bar.kind === "call" ? (
             <>
-              <button class="plain small" onClick={onCall}>
-                {visible(bar.name)}
-              </button>
+              <button class="plain small" onClick={onCall}>{visible(bar.name)}</button>
               {bar.childRunId && <a href={`/runs/${bar.childRunId}`} aria-label={`Child run of ${visible(bar.name)}`}>↗</a>}
             </>
-          ) : (
-            visible(bar.name)
-          )}
+          ) : visible(bar.name)}
         </span>
-        <span role="cell" class="lane">
-          {parts.filter(isVisible).map((part, key) => (
-            <i key={key} class={`${bar.kind} ${part.kind}`} style={place(part)} />
-          ))}
-        </span>
-        <span role="cell" class={`cut quiet ${bar.bad ? "fault" : ""}`}>
-          {visible(bar.note)}
-        </span>
-        <span role="cell" class="took num">
-          {lasted(Math.max(0, (bar.end ?? end) - bar.start) / 1000)}
-        </span>
+        <span role="cell" class="lane">{parts.filter(isVisible).map((part, key) => <i key={key} class={`${bar.kind} ${part.kind}`} style={place(part)} />)}</span>
+        <span role="cell" class={`cut quiet ${bar.bad ? "fault" : ""}`}>{visible(bar.note)}</span>
+        <span role="cell" class="took num">{lasted(Math.max(0, (bar.end ?? end) - bar.start) / 1000)}</span>
       </div>
     );
   };
@@ -201,12 +148,8 @@ function Bars({ timeline: { bars }, onCall }: { timeline: Timeline; onCall: () =
         <h2>Timeline: {lasted(whole / 1000)}</h2>
         <span class="space" />
         {zoom > 1 && <input type="range" class="slide" aria-label="Position" min={0} max={1 - 1 / zoom} step={0.01} value={Math.min(shift, 1 - 1 / zoom)} onInput={(event) => setShift(event.currentTarget.valueAsNumber)} />}
-        <button class="second small" aria-label="Zoom out" disabled={zoom === 1} onClick={() => setZoom(zoom / ZOOM)}>
-          −
-        </button>
-        <button class="second small" aria-label="Zoom in" onClick={() => setZoom(zoom * ZOOM)}>
-          +
-        </button>
+        <button class="second small" aria-label="Zoom out" disabled={zoom === 1} onClick={() => setZoom(zoom / ZOOM)}>−</button>
+        <button class="second small" aria-label="Zoom in" onClick={() => setZoom(zoom * ZOOM)}>+</button>
       </div>
       <Rows name="Timeline" role="table" items={bars} size={ROW} height={TIMELINE_HEIGHT} row={row} />
     </section>
@@ -220,14 +163,8 @@ function Calls({ calls }: { calls: CallJson[] }): VNode {
   if (!calls.length) return <p class="quiet">This run has called no tool.</p>;
   return (
     <>
-      {calls.slice(0, most).map((call) => (
-        <Call key={call.callId} call={call} />
-      ))}
-      {calls.length > most && (
-        <button class="second" onClick={() => setMost(most + CALLS_SHOWN)}>
-          Show more of {calls.length}
-        </button>
-      )}
+      {calls.slice(0, most).map((call) => <Call key={call.callId} call={call} />)}
+      {calls.length > most && <button class="second" onClick={() => setMost(most + CALLS_SHOWN)}>Show more of {calls.length}</button>}
     </>
   );
 }

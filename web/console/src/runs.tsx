@@ -1,51 +1,69 @@
-/** The list of runs, and what other pages say of a run. */
+/** The list of runs, and the parts of a run that other pages show. */
 
-import type { RunJson, RunStateJson } from "@pawl/client";
-import type { VNode } from "preact";
+import { isEnded, type RunJson, type RunStateJson } from "@pawl/client";
+import type { ComponentChildren, VNode } from "preact";
 
+import { aboutOf } from "./about";
 import { Badge, toneOf } from "./design/parts";
-import { cut, time, tokenCount } from "./format";
-import type { Resource } from "./resource";
-import { lasted, pawl, STATES, word } from "./state";
+import { agentOptions, workflowOptions } from "./editing/options";
+import { cut, plain, time, tokenCount } from "./format";
+import { paged, type Resource } from "./resource";
+import { ago, clock, lasted, moment, pawl, STATES, word } from "./state";
+import { visible } from "./visible";
 
 const ACTIVE: RunStateJson[] = ["RUN_STATE_QUEUED", "RUN_STATE_RUNNING", "RUN_STATE_WAITING", "RUN_STATE_CANCELLING"];
+const TABS: [string, string, RunStateJson[]][] = [
+  ["", "All", []],
+  ["active", "Active", ACTIVE],
+  ["waiting", "Waiting", ["RUN_STATE_WAITING"]],
+  ["failed", "Failed", ["RUN_STATE_FAILED", "RUN_STATE_EXPIRED", "RUN_STATE_NEEDS_ATTENTION"]],
+  ["completed", "Completed", ["RUN_STATE_COMPLETED"]],
+  ["stopped", "Stopped", ["RUN_STATE_CANCELLED"]],
+];
 
 export const runs: Resource<RunJson> = {
   path: "runs",
   lead: "A run is the work of an agent on one message, of a workflow, or of a job.",
   empty: "No matching runs. Runs from the chat, schedules, triggers and programs appear here.",
   live: true,
-  list: async (pageToken, { state = "", agent = "", workflow = "", parent = "", conversation = "" }) => {
-    const states = state === "active" ? ACTIVE : (Object.keys(STATES).filter((each) => STATES[each] === state) as RunStateJson[]);
-    const page = await pawl.agent.listRuns({ pageSize: 50, pageToken, states, agent, workflow, parentRunId: parent, conversationId: conversation });
-    return { items: page.runs ?? [], next: page.nextPageToken };
-  },
+  list: paged("runs", (page, { state = "", agent = "", workflow = "", parent = "", conversation = "" }) => {
+    const states = TABS.find(([name]) => name === state)?.[2] ?? (Object.keys(STATES).filter((each) => STATES[each] === state) as RunStateJson[]);
+    return pawl.agent.listRuns({ ...page, pageSize: 50, states, agent, workflow, parentRunId: parent, conversationId: conversation });
+  }),
+  tabs: { name: "state", all: TABS.map(([name, label]) => [name, label] as const) },
   filters: [
-    { name: "state", label: "State", options: ["active", ...Object.values(STATES)] },
-    { name: "agent", label: "Agent" },
-    { name: "workflow", label: "Workflow" },
+    { name: "agent", label: "Agent", load: async () => [["default", ""], ...(await agentOptions())] },
+    { name: "workflow", label: "Workflow", load: workflowOptions },
     { name: "parent", label: "Parent run", linked: true },
     { name: "conversation", label: "Conversation", linked: true },
   ],
   id: ({ runId }) => runId ?? "",
   columns: [
-    { name: "Answer", of: (run) => cut(run.failure?.message ?? run.outputText ?? run.waiting?.sentence) || `Run ${run.runId?.slice(-8)}` },
-    { name: "State", size: 140, of: (run) => <State run={run} /> },
-    { name: "Agent", size: 150, priority: 2, of: kindOf },
-    { name: "Started", size: 110, priority: 2, of: ({ createTime }) => time(createTime) },
-    { name: "Duration", size: 90, priority: 3, num: true, of: duration },
-    { name: "Tokens", size: 90, priority: 3, num: true, of: tokens },
-    { name: "Run", size: 100, priority: 3, of: ({ runId }) => <code>{runId?.slice(-8)}</code> },
+    { name: "Run", of: (run) => aboutOf(run) || `Run ${run.runId?.slice(-8)}`, under: came },
+    { name: "State", size: 132, by: (run) => word(run.state), of: (run) => <State run={run} /> },
+    { name: "Agent", size: 132, priority: 2, by: kindOf, of: (run) => (run.workflow ? "workflow" : run.job ? "job" : kindOf(run)) },
+    { name: "Started", size: 108, priority: 2, by: ({ createTime = "" }) => createTime, of: ({ createTime }) => time(createTime) },
+    { name: "Duration", size: 100, priority: 3, num: true, by: seconds, of: duration },
+    { name: "Tokens", size: 92, priority: 3, num: true, by: (run) => tokenCount(run.usage), of: tokens },
   ],
 };
 
-/** The agent, workflow, job or goal that a run works for. */
+/** The agent, workflow, job or goal of a run. */
 export function kindOf({ workflow, job, goal, agent }: RunJson): string {
   return workflow ? `workflow ${workflow.name}` : job ? `job ${job.toolName}` : goal ? "goal" : (agent?.name ?? "default");
 }
 
-function duration({ createTime = "", endTime }: RunJson): string {
-  return endTime ? lasted(Math.max(0, Date.parse(endTime) - Date.parse(createTime)) / 1000) : "";
+function seconds({ createTime = "", endTime }: RunJson): number {
+  return Math.max(0, (endTime ? Date.parse(endTime) : clock.value) - Date.parse(createTime)) / 1000;
+}
+
+export function duration(run: RunJson): string {
+  return lasted(seconds(run));
+}
+
+/** What came of a run: its failure, what it waits for, or its answer. */
+function came({ failure, waiting, outputText }: RunJson): ComponentChildren {
+  return failure ? <span class="fault">{cut(failure.message || failure.reason)}</span> : cut(waiting?.sentence || (/^[{[]/.test(outputText ?? "") ? "" : plain(outputText ?? "")));
 }
 
 export function Fact({ name, value }: { name: string; value: unknown }): VNode | null {
@@ -54,6 +72,30 @@ export function Fact({ name, value }: { name: string; value: unknown }): VNode |
     <div>
       <dt>{name}</dt>
       <dd>{value as VNode}</dd>
+    </div>
+  );
+}
+
+/** Why a run failed, with the node `at` which it failed, or why it waits and what resumes it. */
+export function Why({ run, at }: { run: RunJson; at?: string | undefined }): VNode | null {
+  const { state, failure, waiting } = run;
+  if (failure || state === "RUN_STATE_FAILED" || state === "RUN_STATE_EXPIRED")
+    return (
+      <div class="why bad" role="alert">
+        <strong>Why it failed{at ? ` at ${at}` : ""}</strong>
+        <p>{visible(failure?.message || "It took too long.")}</p>
+        {failure?.reason && <code>{failure.reason}</code>}
+      </div>
+    );
+  if (isEnded(run) || !waiting?.sentence) return null;
+  return (
+    <div class="why">
+      <strong>Why it waits</strong>
+      <p>{visible(waiting.sentence)} {waiting.remedy && visible(waiting.remedy)}</p>
+      <p class="quiet">
+        {waiting.sinceTime && <>Since {ago(waiting.sinceTime)}. </>}
+        {waiting.deadlineTime && <span title={moment(waiting.deadlineTime)}>Expires {ago(waiting.deadlineTime)}.</span>}
+      </p>
     </div>
   );
 }

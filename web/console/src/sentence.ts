@@ -1,4 +1,4 @@
-/** Calls in words: what a tool does, with what, and its icon. */
+/** Calls in words: the action, its main argument and the tool's icon. */
 
 import { type CallJson, decode } from "@pawl/client";
 
@@ -28,27 +28,32 @@ const ICONS: [RegExp, IconName][] = [
   [/job|background/, "background"],
   [/task|project|check/, "check"],
 ];
-/** Arguments that show what a call is about, most informative first. */
+/** Arguments that describe a call best, most informative first. */
 const TELLING = ["to", "recipients", "subject", "title", "name", "query", "question", "url", "path", "expression", "text", "task", "page"];
 const LENGTH_MAX = 90;
 const RESULT_MAX = 60;
 
-/** Returns what a tool does, as in "wants to ...". */
+/** Returns the action of a tool, as it follows "wants to ...". */
 export function verb(toolName = ""): string {
   if (Object.hasOwn(VERBS, toolName)) return VERBS[toolName]!;
   return visible(toolName.split(/__|[./]/).at(-1)!.replaceAll("_", " ").trim() || "call a tool");
 }
 
+/** The source of a tool, as in crm.find or crm__find. Its tools can have the names of built-in tools. */
+export function sourceOf(toolName = ""): string {
+  return visible(/^(.+)(?:__|[./])[^_]/.exec(toolName)?.[1] ?? "");
+}
+
 export function title(toolName = ""): string {
   const words = verb(toolName);
-  return words.slice(0, 1).toUpperCase() + words.slice(1);
+  return [words.slice(0, 1).toUpperCase() + words.slice(1), sourceOf(toolName)].filter(Boolean).join(" · ");
 }
 
 export function iconOf(toolName = ""): IconName {
   return ICONS.find(([name]) => name.test(toolName))?.[1] ?? "tools";
 }
 
-/** Returns a JSON value; a text for what is not JSON. */
+/** Returns the parsed JSON, or the text itself if it is not JSON. */
 export function read(bytes: string | undefined): unknown {
   try {
     return decode(bytes, parse);
@@ -57,7 +62,7 @@ export function read(bytes: string | undefined): unknown {
   }
 }
 
-/** The arguments of a call; invalid ones as the model wrote them. */
+/** The arguments of a call; invalid arguments as the model wrote them. */
 export function argumentsOf({ argumentsJson, proposedArguments }: CallJson): unknown {
   return argumentsJson ? read(argumentsJson) : proposedArguments;
 }
@@ -78,7 +83,7 @@ function short(text: string, most = LENGTH_MAX): string {
   return line.length > most ? `${line.slice(0, most)} ...` : line;
 }
 
-/** What the call is about, in one short line: its most informative arguments. */
+/** A call's most informative arguments in one short line. */
 export function objectOf(call: CallJson): string {
   const all = argumentsOf(call);
   const entries = entriesOf(all).filter(([, value]) => value && !(Array.isArray(value) && !value.length));
@@ -98,12 +103,13 @@ export function isOfNode({ approval }: CallJson): boolean {
   return approval?.cause === "workflow";
 }
 
-/** What the agent wants, as the title of a request: "helpdesk wants to send an e-mail to 5 people". */
+/** The title of a request: "helpdesk wants to send an e-mail to 5 people". */
 export function wish(call: CallJson): string {
   const who = visible(call.agentName || "The agent");
   if (call.question) return call.question.question && isPlain(call.question.question) ? `${who} asks: ${visible(call.question.question)}` : `${who} asks`;
   if (isOfNode(call)) return "A workflow asks for your approval";
-  return `${who} wants to ${verb(call.toolName)}${target(entriesOf(argumentsOf(call)))}`;
+  const source = sourceOf(call.toolName);
+  return `${who} wants to ${verb(call.toolName)}${source && ` through ${source}`}${target(entriesOf(argumentsOf(call)))}`;
 }
 
 function target(entries: [string, unknown][]): string {
@@ -122,7 +128,7 @@ export function resultLine(call: CallJson): string {
   if (!result) return "";
   const value = read(result.contentJson);
   if (Array.isArray(value)) return value.length === 1 ? "1 result" : `${value.length} results`;
-  // What repeats an argument tells nothing.
+  // Repeated arguments add no information.
   const known = new Set(entriesOf(argumentsOf(call)).map(([, each]) => JSON.stringify(each)));
   const entries = entriesOf(value).filter(([, each]) => !known.has(JSON.stringify(each)));
   const main = entries.find(([name]) => ["error", "result", "summary", "message", "text"].includes(name)) ?? (entries.length === 1 ? entries[0] : undefined);

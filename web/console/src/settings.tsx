@@ -1,24 +1,44 @@
-/** Settings: notification kinds, quiet hours and muted conversations. */
+/** Settings: display, notifications, quiet hours and muted conversations of the user, and the settings of the store. */
 
 import type { VNode } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 
 import type { NotificationKindJson, PreferencesJson } from "@pawl/client";
-import { Head } from "./design/parts";
+import { Head, Tabs } from "./design/parts";
 import { type Editing, useEditor } from "./editor";
 import { Checks, Options, Several, type Values } from "./fields";
 import { KINDS } from "./kinds";
+import { StoreSettings } from "./operate/store";
+import { useRead } from "./resource";
 import { Fact } from "./runs";
-import { ago, attempt, may, pawl, TIMES, times, who, word } from "./state";
+import { ago, attempt, go, may, pawl, query, TIMES, times, who, word } from "./state";
 
 const UPDATE = "notify.v1.PreferenceService/UpdatePreferences";
 
+const TABS = [["", "Preferences"], ["store", "Store"]] as const;
+
 export function Settings(): VNode {
-  const [found, setFound] = useState<PreferencesJson>();
+  const tab = query.value.get("tab") === "store" ? "store" : "";
+  const { userId, storeId, roles = [] } = who.value?.caller ?? {};
+  return (
+    <section class={`page ${tab ? "" : "narrow"}`}>
+      <Head title="Settings" />
+      <dl class="facts">
+        <Fact name="User" value={userId} />
+        <Fact name="Store" value={storeId} />
+        <Fact name="Version of Pawl" value={who.value?.deployment?.version} />
+        <Fact name="Roles" value={roles.join(", ") || "member"} />
+      </dl>
+      {may("settings.v1.SettingsService/ExplainSettings") && <Tabs name="Settings" all={TABS} open={tab} onOpen={(to) => go(`/settings${to && `?tab=${to}`}`)} />}
+      {tab ? <StoreSettings /> : <Preferences />}
+    </section>
+  );
+}
+
+function Preferences(): VNode {
   const [muted, setMuted] = useState("");
-  const change = (work: () => Promise<unknown>): void => void attempt(async () => (await work(), await load()));
-  const load = async (): Promise<void> => setFound((await pawl.preferences.getPreferences({})).preferences ?? {});
-  useEffect(() => void attempt(load), []);
+  const [found, load] = useRead(async (): Promise<PreferencesJson> => (await pawl.preferences.getPreferences({})).preferences ?? {});
+  const change = (work: () => Promise<unknown>): void => void attempt(async () => (await work(), load()));
   const writes = may(UPDATE);
   const quiet: Editing<PreferencesJson> = {
     name: "Edit quiet hours",
@@ -30,16 +50,9 @@ export function Settings(): VNode {
     ],
     save: async (value) => void (await pawl.preferences.updatePreferences({ quiet: value })),
   };
-  const { button, form } = useEditor(writes && found ? quiet : undefined, found ?? {}, () => void attempt(load));
+  const { button, form } = useEditor(writes && found ? quiet : undefined, found ?? {}, load);
   return (
-    <section class="page narrow">
-      <Head title="Settings" />
-      <dl class="facts">
-        <Fact name="User" value={who.value?.caller?.userId} />
-        <Fact name="Store" value={who.value?.caller?.storeId} />
-        <Fact name="Version of Pawl" value={who.value?.deployment?.version} />
-        <Fact name="Roles" value={(who.value?.caller?.roles ?? []).join(", ") || "member"} />
-      </dl>
+    <>
       <div class="panel">
         <h2>Display</h2>
         <label>
@@ -54,17 +67,13 @@ export function Settings(): VNode {
           <fieldset class="panel" disabled={!writes}>
             <h2>Notify me when</h2>
             <Checks all={KINDS} chosen={found.kinds} onChosen={(kinds) => change(() => pawl.preferences.updatePreferences({ kinds: { kinds: kinds as NotificationKindJson[] } }))} />
-            <p class="quiet">
-              They arrive in <a href="/notifications">your notifications</a> and through <a href="/channels">channels</a>.
-            </p>
+            <p class="quiet">They arrive in <a href="/notifications">your notifications</a> and through <a href="/channels">channels</a>.</p>
           </fieldset>
           <div class="panel">
             <h2>Quiet hours</h2>
-            {!found.quiet?.hours?.length && <p class="quiet">None. In quiet hours, channels send nothing.</p>}
+            {!found.quiet?.hours?.length && <p class="quiet">None. During quiet hours, channels send nothing.</p>}
             {found.quiet?.hours?.map((hours, key) => (
-              <p key={key}>
-                {hours.start} to {hours.end} {found.quiet?.timeZone} {hours.days?.map((day) => word(day.replace("WEEKDAY_", ""))).join(", ")}
-              </p>
+              <p key={key}>{hours.start} to {hours.end} {found.quiet?.timeZone} {hours.days?.map((day) => word(day.replace("WEEKDAY_", ""))).join(", ")}</p>
             ))}
             {button}
             {form}
@@ -76,22 +85,11 @@ export function Settings(): VNode {
             <p key={conversationId} class="row">
               <a href={`/c/${conversationId}`} class="cut">{conversationId}</a> {untilTime && `until ${ago(untilTime)}`}
               <span class="space" />
-              {writes && (
-                <button class="second small" onClick={() => change(() => pawl.preferences.unmuteConversation({ conversationId }))}>
-                  Unmute
-                </button>
-              )}
+              {writes && <button class="second small" onClick={() => change(() => pawl.preferences.unmuteConversation({ conversationId }))}>Unmute</button>}
             </p>
           ))}
           {writes && (
-            <form
-              class="row"
-              onSubmit={(event) => {
-                event.preventDefault();
-                change(() => pawl.preferences.muteConversation({ mute: { conversationId: muted.trim() } }));
-                setMuted("");
-              }}
-            >
+            <form class="row" onSubmit={(event) => (event.preventDefault(), change(() => pawl.preferences.muteConversation({ mute: { conversationId: muted.trim() } })), setMuted(""))}>
               <input aria-label="Conversation to mute" placeholder="conv_..." required value={muted} onInput={(event) => setMuted(event.currentTarget.value)} />
               <button class="second">Mute</button>
             </form>
@@ -99,7 +97,7 @@ export function Settings(): VNode {
           </div>
         </>
       )}
-    </section>
+    </>
   );
 }
 

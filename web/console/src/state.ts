@@ -1,7 +1,7 @@
 /** State shared by all pages: the user, the location and pending items. */
 
 import { type ReadonlySignal, computed, effect, signal } from "@preact/signals";
-import { type BackgroundJobJson, type CallJson, Pawl, PawlError, type RunJson, type WhoAmIResponseJson } from "@pawl/client";
+import { type BackgroundJobJson, type CallJson, Pawl, PawlError, type RunJson, type SubscribeResponseJson, type WhoAmIResponseJson } from "@pawl/client";
 
 
 export const pawl = new Pawl();
@@ -15,7 +15,7 @@ export const pendingRuns = signal<RunJson[]>([]);
 /** Background jobs of the open conversation, by the call that started them. */
 export const jobs = signal<Record<string, BackgroundJobJson>>({});
 export const notice = signal("");
-/** True if the notice disappears when the connection is back. */
+/** True if the notice disappears once the connection is restored. */
 let isTemporary = false;
 /** Initial text of the next message composer. */
 export const draft = signal("");
@@ -45,6 +45,14 @@ export function titleOf(conversationId: string): string {
     pawl.conversations.getConversation({ conversationId }).then(({ conversation }) => know(conversation?.title ?? ""), () => {});
   });
   return "a conversation";
+}
+
+/** Number of unread notifications. */
+export const unread = signal(0);
+
+export async function countUnread(): Promise<void> {
+  if (!may("notify.v1.NotifyService/ListNotifications")) return;
+  await attempt(async () => (unread.value = Number((await pawl.notifications.listNotifications({ pageSize: 1, onlyUnread: true })).unreadCount ?? 0)), true);
 }
 
 export const clock = signal(Date.now());
@@ -140,6 +148,8 @@ export async function arrive(): Promise<void> {
   // The scope of the store has no questions, so approvers also watch their own runs.
   const scopes = who.value.caller?.decisionRight === "DECISION_RIGHT_STORE" ? [true, false] : [false];
   const byScope = scopes.map((): [CallJson[], RunJson[]] => [[], []]);
+  void countUnread();
+  const news = { method: "pawl.notify.v1.NotifyService/Subscribe", request: () => ({ onlyNew: true }), message: ({ notification }: SubscribeResponseJson) => notification && void countUnread() };
   leave = scopes.map((store, index) =>
     pawl.watchPending(
       (...found) => {
@@ -151,6 +161,7 @@ export async function arrive(): Promise<void> {
       (error) => void attempt(() => Promise.reject(error)),
     ),
   );
+  if (may("notify.v1.NotifyService/Subscribe")) leave.push(pawl.streams.subscribe(news));
 }
 
 /** Windows with an open stream. A browser opens only six connections to a host for all windows together. */

@@ -2,7 +2,7 @@
 
 import type { RunEventJson } from "@pawl/client";
 
-/** A part of a call: waiting for a person, running, or an attempt that failed. Without an end it is still open. */
+/** A part of a call: waiting for a person, running, or a failed attempt. Without an end it is still open. */
 export interface Part {
   kind: "idle" | "wait" | "run" | "bad";
   start: number;
@@ -32,7 +32,7 @@ export interface Timeline {
   attempt: string;
   /** The open wait. */
   wait: string;
-  /** True if the run has rounds, which its calls are below. */
+  /** True if the run has rounds. Calls are then below the bar of their round. */
   hasRounds: boolean;
   byId?: Map<string, Bar>;
 }
@@ -94,7 +94,7 @@ export function lay(before: Timeline, events: RunEventJson[]): Timeline {
 
 const triesOf = (note = ""): number => Number(/attempt (\d+)$/.exec(note)?.[1] ?? 1);
 
-/** Returns the parts of a call after a change of its state. A new attempt follows one that failed. */
+/** Returns the parts of a call after a change of its state. A new attempt follows a failed attempt. */
 function after(parts: Part[], state: string, at: number, again: boolean): Part[] {
   const last = parts.at(-1);
   const isSettled = SETTLED.test(state);

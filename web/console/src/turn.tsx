@@ -1,4 +1,4 @@
-/** A message and what followed: the log of its run, and what can be done with both. */
+/** A message with the log of its run, and the actions on both. */
 
 import { type ConversationJson, isEnded, type PartJson, type Turn } from "@pawl/client";
 import { Component, type VNode } from "preact";
@@ -76,12 +76,10 @@ function Whole({ run, log, known, asked, parts, answers, notice, last, conversat
 }
 
 function Deed({ icon, name, disabled = false, onClick }: { icon: IconName; name: string; disabled?: boolean; onClick: () => void }): VNode {
-  return (
-    <button type="button" class="icon" aria-label={name} title={name} disabled={disabled} onClick={onClick}><Icon name={icon} /></button>
-  );
+  return <button type="button" class="icon" aria-label={name} title={name} disabled={disabled} onClick={onClick}><Icon name={icon} /></button>;
 }
 
-/** Changes a sent message. The answer is then written anew, in a new version of the conversation. */
+/** Edits a sent message. The model then answers again, in a new version of the conversation. */
 function Editor({ text, busy, onSend, onClose }: { text: string; busy: boolean; onSend: (text: string) => void; onClose: () => void }): VNode {
   const field = useRef<HTMLTextAreaElement>(null);
   useEffect(() => field.current?.focus(), []);
@@ -89,7 +87,7 @@ function Editor({ text, busy, onSend, onClose }: { text: string; busy: boolean; 
     <form class="editor" onSubmit={(event) => (event.preventDefault(), field.current?.value.trim() && onSend(field.current.value.trim()))}>
       <textarea ref={field} rows={3} aria-label="Edited message" defaultValue={text} onKeyDown={(event) => event.key === "Escape" && onClose()} />
       <div class="buttons">
-        <span class="quiet">The earlier version stays reachable.</span>
+        <span class="quiet">The earlier version is kept.</span>
         <button type="button" class="second" onClick={onClose}>Cancel</button>
         <button disabled={busy}>Send again</button>
       </div>

@@ -22,9 +22,7 @@ export function Undo({ runId }: { runId: string }): VNode | null {
   const does = calls?.some(({ state }) => state === "UNDO_STATE_TO_UNDO");
   if (!calls)
     return (
-        <button class="second" onClick={() => void attempt(async () => setCalls((await pawl.agent.previewUndo({ runId })).calls ?? []))}>
-          Preview undo
-        </button>
+        <button class="second" onClick={() => void attempt(async () => setCalls((await pawl.agent.previewUndo({ runId })).calls ?? []))}>Preview undo</button>
     );
   return (
     <div class="panel">
@@ -45,9 +43,7 @@ export function Undo({ runId }: { runId: string }): VNode | null {
             Undo now
           </button>
         )}
-        <button class="second" onClick={() => setCalls(undefined)}>
-          Cancel
-        </button>
+        <button class="second" onClick={() => setCalls(undefined)}>Cancel</button>
       </p>
     </div>
   );
@@ -57,9 +53,7 @@ export function Undo({ runId }: { runId: string }): VNode | null {
 export function UndoReport({ runId, of }: { runId: string; of: string }): VNode {
   return (
     <div class="panel">
-      <p>
-        This run undoes <a href={`/runs/${of}`}>another run</a>.
-      </p>
+      <p>This run undoes <a href={`/runs/${of}`}>another run</a>.</p>
       <Below name="Undo report" method="agent.v1.AgentService/GetUndoReport" load={async () => (await pawl.agent.getUndoReport({ runId })).calls} columns={UNDO} />
     </div>
   );

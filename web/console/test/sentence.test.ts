@@ -9,7 +9,8 @@ const call = (toolName: string, args: object, others = {}) => ({ toolName, argum
 it.each([
   [call("send_email", { attachments: [], to: ["a@x", "b@x"], subject: "s" }, { agentName: "helpdesk" }), "helpdesk wants to send an e-mail to 2 people"],
   [call("send_email", { to: ["a@x"] }), "The agent wants to send an e-mail to a@x"],
-  [call("crm__close_deals", { deal_ids: [1, 2, 3] }), "The agent wants to close deals (3 deals)"],
+  [call("crm__close_deals", { deal_ids: [1, 2, 3] }), "The agent wants to close deals through crm (3 deals)"],
+  [call("evil__send_email", { to: "a@x" }), "The agent wants to send email through evil to a@x"],
   [call("ask_user", {}, { question: { question: "Which one?" } }), "The agent asks: Which one?"],
   [call("ask_user", {}, { question: { question: "One\n\n---\n\ntwo" } }), "The agent asks"],
   [call("constructor", {}), "The agent wants to constructor"],
@@ -21,8 +22,8 @@ it.each([
   expect(wish(asked)).toBe(sentence);
 });
 
-it("a call is shown with its most telling arguments, and its result in a line", () => {
-  expect(title("shop.find_item")).toBe("Find item");
+it("a call is shown with its most informative arguments, and its result in a line", () => {
+  expect(title("shop.find_item")).toBe("Find item · shop");
   expect(objectOf(call("send_email", { body: "Hello", subject: "tea", to: ["a@x"] }))).toBe("a@x · tea · Hello");
   expect(resultLine({ result: { contentJson: encode({ documents: [1, 2] }) } })).toBe("2 documents");
   expect(resultLine({ result: { contentJson: encode({ error: "No such page." }), isError: true } })).toBe("No such page.");

@@ -1,4 +1,4 @@
-"""The infrastructure that clients and services share: channels, identities, ids, JSON, tasks and logs."""
+"""Infrastructure that clients and services share: channels, identities, ids, JSON, tasks and logs."""
 
 import os
 

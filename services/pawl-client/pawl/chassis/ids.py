@@ -1,4 +1,4 @@
-"""Defines id types, their format, and how ids are generated.
+"""Id types, their format, and a generator for ids.
 
 Each kind of id has its own type, so that mypy rejects mix-ups. At run time, all ids are strings.
 """
@@ -89,10 +89,12 @@ def check_id(value: str, field: str, *, optional: bool = False) -> str:
     """Return `value` if it is an id, or if it is empty and `optional` is set. The field's name determines the type.
 
     Raises:
-        InvalidId: The value is not an id; the metadata names the field.
+        InvalidId: The value is not an id. The metadata names the field.
     """
-    if not is_id(value) and (value or not optional):
-        raise InvalidId(f"{field} must match ^[A-Za-z0-9_-]{{1,64}}$", field=field)
+    if not value and not optional:
+        raise InvalidId(f"{field} is required", field=field)
+    if value and not is_id(value):
+        raise InvalidId(f"{field} must have 1 to 64 letters, digits, _ and -, got {value[:80]!r}", field=field)
     return value
 
 
@@ -100,7 +102,7 @@ def check_agent_name(value: str, field: str, *, optional: bool = False) -> str:
     """Return `value` if it is the name of an agent or of a draft (`draft/NAME`).
 
     Raises:
-        InvalidId: The value is neither; the metadata names the field.
+        InvalidId: The value is neither. The metadata names the field.
     """
     own = value.removeprefix(DRAFT)
     check_id(own, field, optional=optional and own == value)
@@ -129,7 +131,7 @@ class IdSource:
         return f"{prefix}_{_base32(self._last)}"
 
 
-# Ids are made on hot paths, so encode two digits at a time.
+# Ids are created on hot paths, so encode two digits at a time.
 _PAIRS: Final = tuple(high + low for high in _DIGITS for low in _DIGITS)
 
 

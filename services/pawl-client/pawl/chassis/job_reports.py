@@ -1,4 +1,4 @@
-"""Parses the short form in which models and programs write a job's report policy."""
+"""The short form of a job's report policy, as models and programs write it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read(value: object) -> dict[str, Any]:
 
 
 def progress_problem(percents: Sequence[object], seconds: float) -> str:
-    """Return why these values are not valid for reporting a single call's progress. Empty if they are valid."""
+    """Return the problem with progress-report values for a single call, or an empty string if they are valid."""
     if bool(percents) is bool(seconds):
         return 'either {"progress": [25, 50, 75]} or {"minutes": 10} is required'
     if seconds:

@@ -1,4 +1,4 @@
-"""Checks labels. Labels are key-value pairs by which users can find things again."""
+"""Labels: key-value pairs that help users find conversations and runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LABELS_MAX: Final = 16
 VALUE_BYTES_MAX: Final = 256
 # Prefix of label keys that users may not set.
 RESERVED: Final = "pawl."
-# Labels of a run that an e-mail started: the e-mail's id, and the id of the first message of its thread.
+# Labels of a run that was started by an e-mail: the e-mail's id, and the id of the first message in its thread.
 MAIL_ID: Final = f"{RESERVED}mail_id"
 MAIL_THREAD: Final = f"{RESERVED}mail_thread"
 OF_MAIL: Final = frozenset({MAIL_ID, MAIL_THREAD})
@@ -25,11 +25,11 @@ _REFUSED: Final = frozenset({"Cc", "Zl", "Zp"})
 
 
 def check_labels(labels: Mapping[str, str], field: str = "labels", *, reserved: Collection[str] = ()) -> dict[str, str]:
-    """Return a copy of the labels after checking them. `reserved` contains keys that only services may set.
+    """Validate labels and return a copy of them. `reserved` contains keys that only services may set.
 
     Raises:
-        InvalidField: A label is invalid, or there are too many. The message gives the problem and names the invalid
-            label; the metadata names the `field`.
+        InvalidField: A label is invalid, or there are too many. The message describes the problem and names the invalid
+            label. The metadata names the `field`.
     """
     count = len(labels.keys() - reserved)
     if count > LABELS_MAX:

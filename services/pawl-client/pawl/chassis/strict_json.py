@@ -1,7 +1,7 @@
-"""Parses untrusted JSON strictly, for example tool arguments, results and files.
+"""A strict parser for untrusted JSON, such as tool arguments, results and files.
 
-The parser is stricter than RFC 8259, so that all readers see the same value. It rejects input on which parsers disagree
-(duplicate keys, NaN, lone surrogates, integers beyond 64 bits). It also rejects values that stores do not accept (NUL,
+The parser is stricter than RFC 8259, so that all readers get the same value. It rejects input that parsers interpret
+differently (duplicate keys, NaN, lone surrogates, integers beyond 64 bits), and values that stores do not accept (NUL,
 deep nesting).
 """
 
@@ -35,13 +35,13 @@ _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 def loads(data: bytes, *, bytes_max: int) -> JsonValue:
-    """Parse exactly one JSON value in UTF-8. Only white space may surround it.
+    """Parse exactly one JSON value in UTF-8, which only white space may surround.
 
     A number without a fraction and an exponent is an int. Any other number is a float.
 
     Raises:
         TooLarge: `data` is longer than `bytes_max`.
-        InvalidJson: `data` is not strict JSON; the message gives the reason and the position.
+        InvalidJson: `data` is not strict JSON. The message contains the reason and the position.
     """
     if len(data) > bytes_max:
         raise TooLarge(f"JSON of {len(data)} bytes is over the limit of {bytes_max}")
@@ -71,14 +71,14 @@ def loads(data: bytes, *, bytes_max: int) -> JsonValue:
 
 
 def dumps_canonical(value: JsonValue) -> bytes:
-    """Return the canonical text of `value`. Equal values give equal bytes in every process.
+    """Return the canonical text of `value`. Equal values result in equal bytes in every process.
 
     As in RFC 8785, the text is UTF-8 without white space, with sorted keys and only the escapes that JSON requires.
     Unlike in RFC 8785, keys are sorted by code point, integers keep all their digits (up to 64 bits), and a float stays
     a float (`1.0`, the shortest text that reads back the same). Therefore, 1 and 1.0 are different values.
 
     Raises:
-        InvalidJson: `value` holds something that `loads` would refuse.
+        InvalidJson: `value` contains something that `loads` would refuse.
     """
     _check(value)
     return _encode(value)
@@ -138,9 +138,9 @@ def _check_scalars(items: list[Any]) -> None:
 
 
 def storable(text: str) -> str:
-    """Return `text` in a form that stores accept. NUL is removed, and U+FFFD replaces each lone surrogate.
+    """Return `text` in a form that stores accept. Remove NUL, and replace each lone surrogate with U+FFFD.
 
-    Two surrogates that form a pair are joined.
+    Surrogate pairs are joined.
 
     If nothing needs to change, the same object is returned.
     """

@@ -1,6 +1,6 @@
-"""Makes untrusted text safe to show, in the same way in the terminal, AG-UI, webhooks and e-mails.
+"""Escapes for untrusted text, so that terminals, AG-UI, webhooks and e-mails show it safely and identically.
 
-web/console/src/visible.ts does the same; tests/golden/visible.json tests both.
+web/console/src/visible.ts does the same. tests/golden/visible.json tests both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNFINISHED_MARK: Final = re.compile(r"<[^<>\s]{0,300}$")
 
 
 def visible(text: str) -> str:
-    """Return `text` with each hidden character shown like <U+202E>, and the ASCII form after each non-ASCII host.
+    """Return `text` with each hidden character shown like <U+202E>, and with the ASCII form after each non-ASCII host.
 
     Tabs and line breaks are kept. Idempotent.
     """
@@ -48,9 +48,11 @@ def shortened(text: str, bytes_max: int) -> str:
     return _UNFINISHED_MARK.sub("", data[: bytes_max - 3].decode(errors="ignore")) + "..."
 
 
-def undecided(until: datetime | None = None) -> str:
+def undecided(until: datetime | None = None, *, is_extended: bool = False) -> str:
+    """Return what happens to a call without a decision. The deadline of an approval can be extended once."""
     by = "in time" if until is None else f"by {until:%Y-%m-%d %H:%M} UTC"
-    return f"If nobody decides {by}, it is escalated, or the call does not run."
+    extension = "" if is_extended else ", or the deadline is extended once"
+    return f"If no one decides {by}, the call does not run{extension}."
 
 
 def _with_ascii_name(found: re.Match[str]) -> str:

@@ -1,12 +1,12 @@
-"""The Python client for a suite: start and watch runs, decide on calls, and run front-end tools.
+"""The Python client for Pawl. It starts and watches runs, decides on calls, and runs front-end tools.
 
     with Client() as pawl:
         run = pawl.start("what is 17 * 23?")
         for piece in pawl.text(run.run_id):
             print(piece, end="", flush=True)
 
-`AsyncClient` has the same methods for asyncio. Methods return the contract's messages (pawl.event.v1, pawl.agent.v1)
-and raise the classes in pawl.errors. See docs/reference/python-client.md.
+`AsyncClient` has the same methods for asyncio. Methods return protobuf messages (pawl.event.v1, pawl.agent.v1) and
+raise exceptions from pawl.errors. See docs/reference/python-client.md.
 """
 
 import pawl.chassis  # noqa: F401  # must be imported before gRPC

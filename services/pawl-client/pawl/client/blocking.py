@@ -38,7 +38,7 @@ class LoopThread:
         """Run `work` in the loop and return its result. Interrupts such as Ctrl-C cancel the work.
 
         Raises:
-            RuntimeError: The client is closed, or this is the loop's thread.
+            RuntimeError: The client is closed, or the caller is already in the loop's thread.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("an async callback cannot call the blocking client: use a function that is not async")
@@ -54,12 +54,12 @@ class LoopThread:
             raise
 
     def begin(self, work: Callable[[], Awaitable[R]]) -> Future[R] | None:
-        """Start `work` in the loop and return its future. Return None if the loop is closed."""
+        """Schedule `work` in the loop and return its future. Return None if the loop is closed."""
         with self._lock:
             return None if self._is_closed else asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
 
     def close(self, last: Callable[[], Awaitable[object]]) -> None:
-        """Cancel running work, await `last`, and stop the thread. Idempotent."""
+        """Cancel running work, await `last` and stop the thread. Idempotent."""
         with self._lock:
             if self._is_closed:
                 return
@@ -87,7 +87,7 @@ async def _awaited(work: Callable[[], Awaitable[R]]) -> R:
 
 
 def _of(client: Any, found: R) -> R:
-    """Give a returned job this blocking client, so that the job's methods block too."""
+    """Attach this blocking client to a returned job, so that the job's methods block too."""
     if isinstance(found, JobHandle):
         found.client = client
     return found
@@ -133,12 +133,12 @@ def _iterating(
 def _as(
     _original: Callable[Concatenate[A, P], object],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
-    """Declare, for type checkers, that a method has the parameters of another method."""
+    """Tell type checkers that a method has the same parameters as another method."""
     return lambda method: method
 
 
 class SyncSession:
-    """A blocking front-end session; see `AsyncSession`. A context manager and an iterator over frames."""
+    """A blocking front-end session. See `AsyncSession`."""
 
     def __init__(self, thread: LoopThread, session: AsyncSession) -> None:
         self._thread = thread
@@ -160,7 +160,7 @@ class SyncSession:
 
 
 class SyncWorkflowRun:
-    """A blocking handle for a workflow run; see `WorkflowRun`."""
+    """A blocking handle for a workflow run. See `WorkflowRun`."""
 
     def __init__(self, thread: LoopThread, run: WorkflowRun) -> None:
         self._thread = thread
@@ -203,6 +203,7 @@ class Client:
         self._thread.close(self._asyncio.__aexit__)
 
     whoami = _plain(AsyncClient.whoami)
+    usage = _iterating(AsyncClient.usage)
     start = _plain(AsyncClient.start)
     send = _plain(AsyncClient.send)
     cancel = _plain(AsyncClient.cancel)

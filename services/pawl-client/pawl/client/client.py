@@ -1,5 +1,3 @@
-"""The asyncio client."""
-
 from __future__ import annotations
 
 import asyncio
@@ -21,6 +19,7 @@ from pawl.client.streams import responses
 from pawl.client.target import DEADLINE_SECONDS
 from pawl.client.text import Piece, TextReader
 from pawl.client.triggers import TriggerVerbs
+from pawl.client.usage import UsageVerbs
 from pawl.client.workflows import WorkflowVerbs
 from pawl.errors import InvalidField, PawlError, TooLarge
 from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
@@ -48,10 +47,10 @@ _TEXT_BYTES_MAX: Final = 1024 * 1024
 Item: TypeAlias = call_pb2.Call | run_pb2.Run
 
 
-class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
-    """The asyncio client for a suite. `Target` describes addresses, keys and retries.
+class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs, UsageVerbs):
+    """The asyncio client. `Target` describes the addresses, keys and retries.
 
-    Methods raise the classes in pawl.errors. Each request gets a new `request_id` unless you pass one. For at least 24
+    Methods raise exceptions from pawl.errors. Each request gets a new `request_id` unless you pass one. For at least 24
     hours, requests with the same `request_id` take effect only once, even from another process.
     """
 
@@ -77,8 +76,8 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
 
         The run starts in the conversation with the given id or key, or in a new one. If no conversation has the key,
         one is created. `parts` are added after the message's text: `image(...)`, `file(...)` and more text. `tools` are
-        front-end tools for this run only. Their calls wait for `submit`, or for a session that is attached to the run
-        and has tools with these names.
+        front-end tools for this run only. Their calls wait until you call `submit`, or until a session with tools of
+        these names attaches to the run.
         """
         request = agent_pb2.StartRunRequest(
             conversation_id=conversation_id,
@@ -132,9 +131,8 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
     async def get(self, run_id: str, *, wait_seconds: float = 0.0, after_seq: int = 0) -> run_pb2.Run:
         """Return a run with its open calls.
 
-        With `wait_seconds` (at most 50), wait up to that long until the run needs input or has ended. If you already
-        know that it needs input, you can wait for a change: pass the `last_seq` of the run that you have as
-        `after_seq`.
+        With `wait_seconds` (at most 50), wait up to that long until the run needs input or has ended. If it already
+        needs input, pass its `last_seq` as `after_seq` to wait for the next change.
         """
         after_seq = natural(after_seq, "after_seq")
         request = agent_pb2.GetRunRequest(run_id=run_id, wait_seconds=wait_seconds, after_seq=after_seq)
@@ -147,8 +145,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
     async def result(self, run_id: str) -> run_pb2.Run:
         """Wait until a run has ended. Return it with `output_text` or, if it failed, with `failure`.
 
-        This also waits while the run itself is waiting for users. Use `get` or `pending` to see what the run is waiting
-        for.
+        This keeps waiting while the run waits for a user. Use `get` or `pending` to see what the run is waiting for.
         """
         run = await self.get(run_id)
         while run.state not in ENDED:
@@ -162,8 +159,8 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         """Yield each of a run's events after `after_seq` once, until the run ends.
 
         A gap replaces events that are no longer stored. If the connection is lost, the stream continues with any
-        replica, after the last event seen. When you read on after an event at which the run waits or ends, the event
-        counts as seen. Delayed notifications about it are then not sent.
+        replica, after the last event seen. Reading the next event marks the previous one as seen. Pawl sends no delayed
+        notifications about seen events.
         """
         after_seq = natural(after_seq, "after_seq")
 
@@ -184,7 +181,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
                     yield response.gap
 
     async def text(self, run_id: str, after_seq: int = 0) -> AsyncGenerator[Piece, None]:
-        """Yield the text that the model writes, until the run ends.
+        """Yield the model's text as it is written, until the run ends.
 
         A piece may replace earlier text (`Piece.takes_back`). `after_seq` is the `seq` of the last piece that you have.
         Only later pieces are yielded. If events after `after_seq` are no longer stored, the first piece is the whole
@@ -206,7 +203,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         agent: str = "",
         labels: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[run_pb2.Run, None]:
-        """Yield your runs that match all filters and have all of the `labels`, newest first."""
+        """Yield your runs that match all filters and labels, newest first."""
         request = agent_pb2.ListRunsRequest(
             conversation_id=conversation_id,
             states=states,
@@ -302,7 +299,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         """Create a conversation from a chat-completions history and return it. See `history`.
 
         Raises:
-            InvalidHistory: A strict model server would refuse the history; the message lists up to 20 faults.
+            InvalidHistory: A strict model server would reject the history. The message lists up to 20 errors.
         """
         request = requests_pb2.ImportConversationRequest(
             messages=history(messages), title=title, conversation_key=conversation_key, request_id=request_id
@@ -310,7 +307,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         return (await self.once(self.conversations.ImportConversation, request)).conversation
 
     async def export_conversation(self, conversation_id: str) -> list[dict[str, Any]]:
-        """Return a conversation as chat-completions messages, without calls of other users. See `chat_messages`."""
+        """Return a conversation as chat-completions messages, without other users' calls. See `chat_messages`."""
         request = requests_pb2.ExportConversationRequest(conversation_id=conversation_id)
         return [
             message
@@ -341,7 +338,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
         return (await self.once(self.conversations.UpdateConversation, request)).conversation
 
     async def erase(self, conversation_id: str, *, wait: bool = False) -> conversation_pb2.Erasure:
-        """Erase a conversation permanently and return the progress. With `wait`, return once the erasure is complete.
+        """Erase a conversation permanently. Return the progress. With `wait`, return once the erasure is complete.
 
         The erasure continues if the client disconnects. Call this again to get the progress.
         """
@@ -353,10 +350,10 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
             await asyncio.sleep(_ERASURE_SECONDS)
 
     async def left_calls(self, conversation_id: str) -> AsyncGenerator[conversation_pb2.LeftCall, None]:
-        """Yield those calls of an erased conversation that had started. Their tools may have received the arguments.
+        """Yield the calls of an erased conversation that had already started.
 
-        The list is complete once the erasure has ended. If the conversation has not been erased yet, this erases it.
-        See `erase`.
+        Their tools may have received the arguments. The list is complete once the erasure has ended. If the
+        conversation has not been erased yet, this erases it. See `erase`.
         """
         request = requests_pb2.EraseConversationRequest(conversation_id=conversation_id)
         async for page in self.pages(self.conversations.EraseConversation, request):
@@ -374,7 +371,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
     async def watch_pending(
         self, wanted: agent_pb2.PendingFilter | None = None
     ) -> AsyncGenerator[Mapping[str, Item], None]:
-        """Yield all pending items by call id or run id, first immediately and then after each change. Never ends."""
+        """Yield all pending items, keyed by call id or run id: once immediately, then after each change. Never ends."""
         waiting: dict[str, Item] = {}
         is_whole = False
 
@@ -450,7 +447,10 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs):
                 yield document
 
     async def get_document(self, name: str, *, shared: bool = False) -> document_pb2.GetDocumentResponse:
-        """Return one of your documents with its text. With `shared`, return one of the store's documents."""
+        """Return one of your documents or, with `shared`, one of the store's documents.
+
+        The result includes the text.
+        """
         request = document_pb2.GetDocumentRequest(name=name, owner=_owner(shared=shared))
         return await self.again(self.document_store.GetDocument, request)
 

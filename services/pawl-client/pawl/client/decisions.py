@@ -36,7 +36,7 @@ def edit(
     """Return a decision to run the call with these arguments (a mapping or JSON text). The note is written to the log.
 
     With `for_series`, the decision applies to the whole series. `series` replaces the interval, limit and end of the
-    call's series. If it has no end, the end of the call's series is kept.
+    call's series. If `series` has no end, the end of the call's series does not change.
 
     Raises:
         InvalidField: The decision is for a series and the call does not belong to one.
@@ -52,7 +52,10 @@ def reject(call: call_pb2.Call, reason: str = "") -> types_pb2.CallDecision:
 
 
 def answer(call: call_pb2.Call, text: str) -> types_pb2.CallDecision:
-    """Return a decision that answers the question. For a call, `text` becomes the result, and the call does not run."""
+    """Return a decision that answers a question.
+
+    For any other call, `text` becomes the result and the call does not run.
+    """
     return _decision(call, call_pb2.DECISION_KIND_ANSWER, answer=text)
 
 
@@ -76,10 +79,10 @@ def checked(decision: object) -> types_pb2.CallDecision:
 
 
 def check_taken(receipt: types_pb2.Receipt) -> None:
-    """Check that a receipt's request has taken effect.
+    """Check that a request took effect, according to its receipt.
 
     Raises:
-        PawlError: The request has not taken effect; the receipt's reason determines the class.
+        PawlError: The request did not take effect. The receipt's reason determines the class.
     """
     if receipt.status not in TAKEN:
         message = receipt.message or receipt.reason or types_pb2.ReceiptStatus.Name(receipt.status)
@@ -99,7 +102,7 @@ def _decision(
 
 
 def _read(call: object) -> call_pb2.Call:
-    """Return `call` if it is a `Call`. An id would not identify the version on which the user has decided."""
+    """Return `call` if it is a `Call`. An id would not identify the version that the user decided on."""
     if isinstance(call, call_pb2.Call):
         return call
     raise InvalidField("pass the call itself, as returned by pending() or get()", field="call")

@@ -32,7 +32,7 @@ def image(content: bytes | str | Path) -> message_pb2.Part:
 
 
 def file(document_name: str, *, shared: bool = False) -> message_pb2.Part:
-    """Return a message part for one of your documents. With `shared`, it is one of the store's.
+    """Return a message part for one of your documents or, with `shared`, one of the store's. The model reads its text.
 
     The model gets its text.
     """
@@ -55,7 +55,7 @@ def parts_of(given: Sequence[object] | message_pb2.Part) -> list[message_pb2.Par
 
 
 def natural(number: object, field: str) -> int:
-    """Return `number` after checking that it is an integer between 0 and 2**63 - 1.
+    """Return `number` if it is an integer between 0 and 2**63 - 1.
 
     Raises:
         InvalidField: `number` is not such an integer.
@@ -78,7 +78,7 @@ def read_file(path: Path, bytes_max: int) -> bytes:
 def form(schema: Mapping[str, Any] | bytes, *, name: str = "", strict: bool = False) -> run_pb2.ResponseFormat:
     """Return a response format with a JSON Schema, for `RunOptions(response_format=form(schema))`.
 
-    With `strict`, the model server enforces the schema. Some servers then support only a part of JSON Schema.
+    With `strict`, the model server enforces the schema. Some servers then support only a subset of JSON Schema.
     """
     content = schema if isinstance(schema, bytes) else strict_json.dumps_canonical(dict(schema))
     return run_pb2.ResponseFormat(name=name, schema_json=content, strict=strict)
@@ -87,7 +87,6 @@ def form(schema: Mapping[str, Any] | bytes, *, name: str = "", strict: bool = Fa
 def output(run: run_pb2.Run) -> Any:
     """Return a run's structured answer as a value.
 
-    Returns None if the run has no answer, for example because it is active or because the model refused (see
-    `output_text`).
+    Return None if the run has no answer, for example because it is active or the model refused (see `output_text`).
     """
     return msgspec.json.decode(run.output_json) if run.output_json else None

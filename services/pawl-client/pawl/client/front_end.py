@@ -57,8 +57,8 @@ async def perform(
 ) -> tuple[bytes, bool]:
     """Run a call. Return the content of its result, and whether it is an error for the model.
 
-    Any exception becomes such an error, unless this task is being cancelled. Functions that are not async run in
-    `threads`.
+    Any exception becomes an error for the model, unless this task is being cancelled. Functions that are not async run
+    in `threads`.
     """
     if tool is None:
         return _error(f"there is no tool {call.tool_name} here")

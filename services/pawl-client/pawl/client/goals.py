@@ -16,8 +16,6 @@ from pawl.event.v1 import goal_pb2
 
 
 class GoalVerbs(Target):
-    """Methods for goals."""
-
     async def start_goal(
         self,
         aim: str,
@@ -37,11 +35,12 @@ class GoalVerbs(Target):
         labels: Mapping[str, str] | None = None,
         request_id: str = "",
     ) -> pb.GoalStatus:
-        """Start a goal and return it. Attempts are made in the background until the aim is met or a limit is reached.
+        """Start a goal and return it.
 
-        The aim is met if `tool`, called with `arguments`, returns true or `{"met": true}`, or if the CEL `expression`
-        holds for its result. Alternatively, an agent (`judge`) decides by a `rubric`. Watch and cancel the goal's
-        run, and decide on its calls, as with any other run.
+        Pawl makes attempts in the background until the goal is met or a limit is reached. The goal is met if `tool`,
+        called with `arguments`, returns true or `{"met": true}`, or if the CEL `expression` is true for its result.
+        Alternatively, an agent (`judge`) decides by a `rubric`. You can watch or cancel the goal's run and decide on
+        its calls, as with any other run.
         """
         criterion = goal_pb2.GoalCriterion(
             tool_name=tool,
@@ -66,7 +65,7 @@ class GoalVerbs(Target):
         return (await self.once(self.goals.StartGoal, request)).goal
 
     async def get_goal(self, run_id: str) -> pb.GoalStatus:
-        """Return a goal with its attempts, and the progress after each attempt."""
+        """Return a goal with its attempts and the progress after each attempt."""
         return (await self.again(self.goals.GetGoal, pb.GetGoalRequest(run_id=run_id))).goal
 
     async def list_goals(self, *, open_only: bool = False) -> AsyncGenerator[pb.GoalStatus, None]:
@@ -78,7 +77,7 @@ class GoalVerbs(Target):
     async def raise_goal(
         self, run_id: str, *, attempts: int = 0, deadline: datetime | None = None, tokens: int = 0, request_id: str = ""
     ) -> pb.GoalStatus:
-        """Raise the limits of a goal that has not ended: add attempts or tokens, or set a later deadline."""
+        """Raise the limits of an active goal: add attempts or tokens, or set a later deadline."""
         request = pb.RaiseGoalRequest(
             run_id=run_id,
             attempts=natural(attempts, "attempts"),

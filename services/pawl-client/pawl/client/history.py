@@ -43,12 +43,12 @@ class _ChatMessage(msgspec.Struct):
 
 
 def history(messages: Sequence[Mapping[str, Any]]) -> list[conversation_pb2.HistoryMessage]:
-    """Convert chat-completions messages to the contract's messages. The service validates their meaning.
+    """Convert chat-completions messages to protobuf messages. The service validates their meaning.
 
-    Multiple text parts in one message are joined with an empty line.
+    Multiple text parts in one message are joined by a blank line.
 
     Raises:
-        InvalidHistory: The messages are malformed; the error message lists up to 20 faults.
+        InvalidHistory: The messages are malformed. The error lists up to 20 problems.
     """
     read: list[conversation_pb2.HistoryMessage] = []
     faults: list[str] = []
@@ -84,7 +84,7 @@ def _message(message: _ChatMessage) -> conversation_pb2.HistoryMessage:
 
 
 def chat_messages(messages: Iterable[conversation_pb2.HistoryMessage]) -> list[dict[str, Any]]:
-    """Convert the contract's messages to chat-completions messages. The inverse of `history`.
+    """Convert protobuf messages to chat-completions messages. This is the inverse of `history`.
 
     The format cannot mark a result as an error, so the content of such a result is an object with the key `error`.
     """

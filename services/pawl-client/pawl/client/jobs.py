@@ -35,7 +35,7 @@ def condition(given: str | Mapping[str, Any], field: str = "until") -> run_pb2.J
     `"changed": True` or `cel`.
 
     Raises:
-        InvalidField: The condition is invalid; the error names `field`.
+        InvalidField: The condition is invalid. The error names `field`.
     """
     named = dict(given) if isinstance(given, Mapping) else {"cel": given}
     found = run_pb2.JobCondition()
@@ -68,7 +68,7 @@ def monitor(given: str | Mapping[str, Any]) -> run_pb2.JobMonitor:
 
 
 def _reports(given: str | Mapping[str, float | Sequence[int]]) -> dict[str, Any]:
-    """Return a request's report fields for `reports`, such as `"change"` or `{"every": 10}`."""
+    """Return a request's report fields for a value of `reports`, such as `"change"` or `{"every": 10}`."""
     fields = job_reports.read(given) if given else {"reports": "UNSPECIFIED"}
     return fields | {"reports": f"JOB_REPORTS_{fields['reports']}"}
 
@@ -100,8 +100,6 @@ class JobHandle:
 
 
 class JobVerbs(Target):
-    """Methods for background jobs."""
-
     async def start_job(
         self,
         tool_name: str,
@@ -122,11 +120,11 @@ class JobVerbs(Target):
         failures_told: int = 0,
         request_id: str = "",
     ) -> JobHandle:
-        """Start a job and return it. Its results are reported to the given conversation, or to a new one.
+        """Start a job and return it. Pawl reports its results to the given conversation, or to a new one.
 
         With an interval, the call is repeated. For `until` and `when`, see `condition` and `monitor`. `reports` is a
-        word such as `"change"`, or `{"every": 10}`. Without an interval, `{"progress": [25, 50, 75]}` (percent) or
-        `{"minutes": 10}` reports progress.
+        word such as `"change"`, or `{"every": 10}`. For a job without an interval, use `{"progress": [25, 50, 75]}`
+        (percent) or `{"minutes": 10}` to report progress.
         """
         request = pb.StartJobRequest(
             tool_name=tool_name,
@@ -165,7 +163,7 @@ class JobVerbs(Target):
         return (await self.once(self.jobs.StopJob, request)).job
 
     async def pause_job(self, job_id: str, *, request_id: str = "") -> pb.BackgroundJob:
-        """Pause a job and return it. No iteration starts during the pause, but a running iteration finishes."""
+        """Pause a job and return it. Running iterations finish, but no new iteration starts during the pause."""
         return (await self.once(self.jobs.PauseJob, pb.PauseJobRequest(job_id=job_id, request_id=request_id))).job
 
     async def resume_job(self, job_id: str, *, request_id: str = "") -> pb.BackgroundJob:
@@ -192,7 +190,7 @@ class JobVerbs(Target):
     async def follow(
         self, conversation_id: str, after: str = ""
     ) -> AsyncGenerator[conversation_pb2.WatchConversationResponse, None]:
-        """Yield what you can read of a conversation, and then its changes as they happen. Never ends.
+        """Yield a conversation's current content, then each change as it happens. Never ends.
 
         Items are the conversation, messages, your runs and your jobs. `events` has the events of your active run. If
         the connection is lost, the stream continues with any replica. Each message and event is yielded once, but a run

@@ -11,10 +11,8 @@ from pawl.event.v1 import schedule_pb2
 
 
 class ScheduleVerbs(Target):
-    """Methods for schedules, which start runs at scheduled times."""
-
     async def create_schedule(self, definition: schedule_pb2.ScheduleDefinition) -> schedule_pb2.Schedule:
-        """Create a schedule. If the same schedule already exists, it is returned."""
+        """Create a schedule and return it. If an identical schedule already exists, return that one."""
         return (
             await self.again(self.scheduler.CreateSchedule, pb.CreateScheduleRequest(definition=definition))
         ).schedule

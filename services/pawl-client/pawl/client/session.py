@@ -5,9 +5,9 @@
         async for frame in session:
             ...
 
-Every command has an id and is kept until its receipt arrives. After a reconnect, the kept commands are sent again with
-the same ids, and each run is attached again after the last `seq` seen. Each command therefore takes effect once, and
-each event is delivered once.
+Every command has an id and is stored until its receipt arrives. After a reconnect, the client resends stored commands
+with the same ids and attaches to each run after the last `seq` seen. Each command therefore takes effect once, and each
+event is delivered once.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ class AsyncSession:
     `tools` are functions decorated with `pawl.tools.tool`. Runs started by the session have these tools and no other
     front-end tools. The session executes the calls of these tools, async functions as tasks and other functions in
     threads, at most `calls_max` at a time. It also executes calls of tools with these names in other attached runs, if
-    those runs were started with tools, or if the registry has the tools. A program that keeps its `client_id` across
-    restarts gets its calls back. `addresses` defaults to those of `target`.
+    those runs were started with tools, or if the registry has the tools. A program that reuses its `client_id` after a
+    restart gets its calls back. `addresses` defaults to those of `target`.
 
     `on_connected` is called with the address of each new connection, and `on_lost` when a connection is lost. If
-    `on_connected` raises an exception, the replica counts as unavailable. If no replica has answered for the client's
-    `retry_seconds`, or if a replica refuses permanently, every method raises the error of the last connection. This is
-    normally a PawlError. Leaving the session raises Cancelled in every waiting method.
+    `on_connected` raises an exception, the replica counts as unavailable. If no replica answers within the client's
+    `retry_seconds`, or if a replica refuses permanently, every method raises the last connection's error, normally a
+    PawlError. Leaving the session raises Cancelled in every waiting method.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class AsyncSession:
         """Return the next event, gap or end frame. Safe to cancel.
 
         Raises:
-            PawlError: The session has ended, or a replica refused to attach to a run again. In the latter case, the
-                error is raised once, with the `run_id` in its metadata, and no more frames arrive for that run.
+            PawlError: The session has ended, or a replica refused to attach to a run again. In the second case, the
+                error is raised once, has the `run_id` in its metadata, and no more frames arrive for that run.
         """
         if not self._incoming:
             self._check_entered()
@@ -179,9 +179,9 @@ class AsyncSession:
         labels: Mapping[str, str] | None = None,
         options: run_pb2.RunOptions | None = None,
     ) -> str:
-        """Start a run and attach to it. The run is queued behind other runs of its conversation.
+        """Start a run and attach to it. The run waits for earlier runs of its conversation.
 
-        Returns the run's id once the run is durable.
+        Return its id once it is durable. Return the run's id once the run is durable.
         """
         start = wire.Start(
             conversation_id=conversation_id,
@@ -195,7 +195,7 @@ class AsyncSession:
         return (await self._send(wire.SessionRequest(start=start))).run_id
 
     async def attach(self, run_id: str, after_seq: int = 0) -> None:
-        """Receive a run's events after `after_seq`, and offers of its front-end calls."""
+        """Receive a run's events after `after_seq` and offers of its front-end calls."""
         await self._send(
             wire.SessionRequest(attach=wire.Attach(run_id=run_id, after_seq=natural(after_seq, "after_seq")))
         )
@@ -205,13 +205,14 @@ class AsyncSession:
         await self._send(wire.SessionRequest(decision=checked(decision)))
 
     async def cancel(self, run_id: str, reason: str = "") -> None:
-        """Cancel a run."""
+        """Cancel a run. A run that has ended does not change."""
         await self._send(wire.SessionRequest(cancel=wire.Cancel(run_id=run_id, reason=reason)))
 
     async def _send(self, frame: wire.SessionRequest) -> types_pb2.Receipt:
-        """Send a frame, over several connections if necessary. Return its receipt.
+        """Send a frame, reconnecting if necessary, and return its receipt.
 
-        If it was refused, raise a PawlError.
+        Raises:
+            PawlError: The frame was refused.
         """
         self._check_entered()
         if self._failure is not None:
@@ -232,9 +233,9 @@ class AsyncSession:
             raise RuntimeError("the session is not connected: use it within `with client.session(...) as session:`")
 
     async def _stay_connected(self) -> NoReturn:
-        """Connect to the replicas in turn.
+        """Connect to one replica after another until one refuses permanently or none responds in time.
 
-        Raise an error once a replica refuses permanently or none responds in time.
+        The last error is then raised.
         """
         loop = asyncio.get_running_loop()
         last_answer, failures = loop.time(), 0
@@ -278,7 +279,7 @@ class AsyncSession:
                 await stream.write(wire.SessionRequest(frame_id=next(self._frame_ids), hello=self._hello))
                 await stream.initial_metadata()
             frame = await self._read(stream)
-            self._on_connected(address)  # Called first: if it raises, the connection does not count.
+            self._on_connected(address)  # This comes first, because a connection for which it raises does not count.
             self._outgoing = self._first_frames()
             writing = asyncio.create_task(self._write(stream, self._outgoing), name="session.write")
             try:
@@ -348,7 +349,7 @@ class AsyncSession:
             future.set_result(receipt)
 
     def _check_attached(self, run_id: str, receipt: types_pb2.Receipt) -> None:
-        """If a run could not be attached again, report this to the reader. Otherwise, the reader would wait forever."""
+        """Report to the reader if a run could not be attached again. Otherwise, the reader would wait forever."""
         try:
             check_taken(receipt)
         except PawlError as error:
@@ -359,7 +360,7 @@ class AsyncSession:
     def _take_offer(self, offer: wire.Offer) -> None:
         call_id = offer.call.call_id
         self._offers[call_id] = offer
-        if call_id not in self._tool_tasks:  # Otherwise it is running, and was offered again after a reconnect.
+        if call_id not in self._tool_tasks:  # Otherwise, it is running and was offered again.
             self._start_call(offer)
 
     def _start_call(self, offer: wire.Offer) -> None:
@@ -368,7 +369,7 @@ class AsyncSession:
         task.add_done_callback(partial(self._restart_call, offer))
 
     def _restart_call(self, offer: wire.Offer, _: asyncio.Task[None]) -> None:
-        """Restart a call that was revoked and then offered again before the call's task had ended."""
+        """Restart a call that was revoked and offered again before its task ended."""
         call_id = offer.call.call_id
         del self._tool_tasks[call_id]
         newest = self._offers.get(call_id, offer)
@@ -378,7 +379,7 @@ class AsyncSession:
             self._start_call(newest)
 
     async def _run_tool(self, offer: wire.Offer) -> None:
-        """Run an offered call and send its result. If the call has been settled elsewhere, the result is refused."""
+        """Run an offered call and send its result. The result is refused if the call has already ended."""
         call = offer.call
         kept = self._results.pop(call.call_id, None)
         content, is_error = kept or await self._perform(call)
@@ -391,14 +392,14 @@ class AsyncSession:
                 await self._send(wire.SessionRequest(tool_result=result))
             except Exception as error:  # noqa: BLE001  # refused, or the session is over
                 if newest is not self._offers[call.call_id]:
-                    continue  # It was offered again, after a reconnect.
+                    continue  # The call was offered again after a reconnect.
                 if isinstance(error, CallNotPending):
                     self._keep(call.call_id, content, is_error=is_error)
             break
         del self._offers[call.call_id]
 
     def _keep(self, call_id: str, content: bytes, *, is_error: bool) -> None:
-        """Keep a result that was sent under an earlier lease, because a new offer of the call may be on its way."""
+        """Keep a result that was refused because of an old lease. A new offer of the call may be on its way."""
         self._results[call_id] = (content, is_error)
         if len(self._results) > self._hello.calls_max:
             del self._results[next(iter(self._results))]

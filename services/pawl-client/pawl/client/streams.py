@@ -18,11 +18,12 @@ _PAUSE_SECONDS: Final = 0.5
 async def responses(open_stream: Callable[[], Any], *, ends: bool, retry_seconds: float) -> AsyncGenerator[Any, None]:
     """Yield a stream's responses. If the stream is lost, open it again.
 
-    Unless `ends` is set, the stream is also opened again if the server ends it. This covers replicas that stop, streams
-    that are silent for too long (servers send a heartbeat every 15 or 30 s), and consumers that are too slow.
+    Unless `ends` is set, the stream is also reopened when the server ends it. This covers replicas that stop, streams
+    that are silent for too long (servers send a heartbeat every 15 or 30 s), and slow consumers.
 
     Raises:
-        PawlError: Any other error. Or no replica has answered for `retry_seconds` (NoAnswer if the stream was silent).
+        PawlError: No replica answered within `retry_seconds` (NoAnswer if the stream was silent), or any other error
+            occurred.
     """
     loop = asyncio.get_running_loop()
     last_answer = loop.time()

@@ -1,4 +1,4 @@
-"""Manages the connection to a suite: addresses, credentials, channels and stubs."""
+"""Connections to Pawl: addresses, credentials, channels and stubs."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ _BROKEN: Final = (
 
 
 class NoAnswer(Unavailable):
-    """Raised when no service answers at the addresses in the message, or when a connection breaks or is silent."""
+    """Raised when no service answers at the addresses in the message, or when a connection breaks or goes silent."""
 
 
 Answer = TypeVar("Answer")
 
 
 def _stub(name: str, service: Service) -> cached_property[Any]:
-    """Return a property with a stub. Its module is imported on first use, because few programs need all stubs."""
+    """Return a property that holds a stub. Its module is imported on first use, because few programs need all stubs."""
     module, _, kind = name.rpartition(".")
 
     def made(target: Target) -> Any:
@@ -99,14 +99,14 @@ class Target:
     default ports may belong to another suite. For a remote suite, the other services are expected at their default
     ports on the same hosts, unless PAWL_TOOL_REGISTRY_ADDRESS, PAWL_NOTIFIER_ADDRESS or PAWL_JOB_STORE_ADDRESS is set.
 
-    The key is `api_key`. If it is not given, the key is PAWL_API_KEY or, failing that, the local key of a suite on this
-    machine. The local key is read before each call and sent only to that suite, because another program may later
-    listen on the same port. `store` and `user` name the identity to act for, if the key allows this. `authority` (or
-    PAWL_TLS_CA_FILE) is a file with CA certificates; a suite in a data folder provides its own. Without TLS, the key is
-    sent to other machines only with `key_in_clear` (or PAWL_KEY_IN_CLEAR=1).
+    The key is `api_key`, else PAWL_API_KEY, else the local key of a suite on this machine. The local key is read before
+    each call and sent only to that suite, because another program may later listen on the same port. `store` and `user`
+    name the identity to act for, if the key allows this. `authority` (or PAWL_TLS_CA_FILE) is a file with CA
+    certificates. A suite in a data folder provides its own. Without TLS, the key is sent to other machines only with
+    `key_in_clear` (or PAWL_KEY_IN_CLEAR=1).
 
     Each connection is opened on its first call. Stubs raise the classes in pawl.errors. Methods, streams and sessions
-    retry for `retry_seconds` while no service answers or a deadline is exceeded; None retries forever.
+    retry for `retry_seconds` while no service answers or a deadline is exceeded. None means forever.
 
     Raises:
         StartError: An address is malformed, no suite is running in `data`, the key is malformed, or the certificates
@@ -127,7 +127,7 @@ class Target:
     jobs: cached_property[JobServiceAsyncStub] = _stub("agent.v1.jobs.JobService", "agent")
     scheduler: cached_property[ScheduleServiceAsyncStub] = _stub("agent.v1.schedule.ScheduleService", "agent")
     triggers: cached_property[TriggerServiceAsyncStub] = _stub("agent.v1.trigger.TriggerService", "agent")
-    usage: cached_property[UsageServiceAsyncStub] = _stub("agent.v1.usage.UsageService", "agent")
+    usage_register: cached_property[UsageServiceAsyncStub] = _stub("agent.v1.usage.UsageService", "agent")
     workflows: cached_property[WorkflowServiceAsyncStub] = _stub("agent.v1.workflow.WorkflowService", "agent")
     operators: cached_property[OperatorServiceAsyncStub] = _stub("agent.v1.operator.OperatorService", "agent")
     tool_register: cached_property[ToolServiceAsyncStub] = _stub("tool.v1.tool.ToolService", "tools")
@@ -207,7 +207,7 @@ class Target:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata for a call that is made now: key, store and user."""
+        """Metadata for a call made now: key, store and user."""
         key = self._key()
         return ((("authorization", f"Bearer {key}"),) if key else ()) + self._names
 
@@ -244,7 +244,7 @@ class Target:
             check_hidden(addresses, speaks_tls=self._certificates is not None, in_clear=self._in_clear)
 
     async def once(self, method: Callable[[Any], Awaitable[Answer]], request: Any) -> Answer:
-        """Send a request that takes effect once, however often it is retried. If it has no request_id, one is set."""
+        """Send a request that takes effect once, however often it is retried. Set its `request_id` if it has none."""
         request.request_id = request.request_id or f"py_{secrets.token_hex(12)}"
         return await self.again(method, request)
 
@@ -271,7 +271,7 @@ def error_of(error: grpc.aio.AioRpcError, addresses: str) -> PawlError:
 
 
 def _check_key(name: str, key: str | None) -> None:
-    """Refuse a malformed key, so that the local key does not silently replace the key that was intended."""
+    """Check that the key is well formed. Otherwise, the local key would silently replace the intended key."""
     if key is None:
         return
     if not key.strip():

@@ -10,7 +10,7 @@ _BETWEEN: Final = "\n\n"
 
 
 class Piece(str):
-    """A piece of text. Before you append it, remove the last `takes_back` characters of the text so far.
+    """A piece of a run's text. Before you append it, remove the last `takes_back` characters of the text so far.
 
     `takes_back` is 0 unless a model call failed midway and is being retried, another worker has taken over the run, or
     events are missing. `seq` is the event's seq.
@@ -29,8 +29,8 @@ class Piece(str):
 class TextReader:
     """Reads one run's text, event by event.
 
-    All pieces combined are the model's answers so far, separated by blank lines. The start of the next answer comes
-    last. Summaries are not answers.
+    The combined pieces are the model's answers so far, separated by blank lines, followed by the start of the next
+    answer. Summaries are not answers.
     """
 
     def __init__(self) -> None:

@@ -10,8 +10,6 @@ from pawl.event.v1 import trigger_pb2
 
 
 class TriggerVerbs(ScheduleVerbs):
-    """Methods for triggers, which start runs when a webhook or e-mail arrives."""
-
     async def create_trigger(self, definition: trigger_pb2.TriggerDefinition) -> tuple[trigger_pb2.Trigger, str]:
         """Create a trigger. Return it with its webhook secret, which is empty if the trigger already existed."""
         response = await self.again(self.triggers.CreateTrigger, pb.CreateTriggerRequest(definition=definition))
@@ -30,7 +28,7 @@ class TriggerVerbs(ScheduleVerbs):
         return (await self.again(self.triggers.ListTriggers, pb.ListTriggersRequest())).triggers
 
     async def pause_trigger(self, name: str, note: str = "") -> trigger_pb2.Trigger:
-        """Pause a trigger. It does not accept new events during the pause. Events that are queued keep waiting."""
+        """Pause a trigger. It rejects new events during the pause. Queued events keep waiting."""
         return (await self.again(self.triggers.PauseTrigger, pb.PauseTriggerRequest(name=name, note=note))).trigger
 
     async def resume_trigger(self, name: str) -> trigger_pb2.Trigger:
@@ -48,6 +46,6 @@ class TriggerVerbs(ScheduleVerbs):
     async def deliver_webhook(
         self, trigger_id: str, headers: Mapping[str, str], body: bytes, *, request_id: str = ""
     ) -> pb.DeliverWebhookResponse:
-        """Deliver a received webhook to its trigger. Requires the gateway role. The response reports duplicates."""
+        """Deliver a received webhook to its trigger. Requires the gateway role. Report duplicates in the response."""
         request = pb.DeliverWebhookRequest(trigger_id=trigger_id, headers=headers, body=body, request_id=request_id)
         return await self.once(self.triggers.DeliverWebhook, request)

@@ -20,14 +20,14 @@ _WAIT_SECONDS: Final = 50.0
 
 
 class WorkflowRun:
-    """A run of a workflow. `AsyncClient.start_workflow` and `workflow_run` return it."""
+    """A handle for a workflow run. `AsyncClient.start_workflow` and `workflow_run` return it."""
 
     def __init__(self, target: Target, run_id: str) -> None:
         self._target = target
         self.run_id = run_id
 
     async def execution(self, node: str = "") -> pb.GetExecutionResponse:
-        """Return the run and its nodes in their current states.
+        """Return the run and the current states of its nodes.
 
         With `node`, return that node with its input and output.
         """
@@ -35,7 +35,7 @@ class WorkflowRun:
         return await self._target.again(self._target.workflows.GetExecution, request)
 
     async def follow(self) -> AsyncGenerator[pb.GetExecutionResponse, None]:
-        """Yield the run and its nodes until the run has ended: now, after each change, and about once a second."""
+        """Yield the run and its nodes until it ends: immediately, after each change, and about once a second."""
         while True:
             execution = await self.execution()
             yield execution
@@ -46,7 +46,7 @@ class WorkflowRun:
     async def result(self) -> run_pb2.Run:
         """Wait until the run has ended. Return it with `output_json` or, if it failed, with `failure`.
 
-        This also waits while the run itself is waiting for people, events or times.
+        This keeps waiting while the run waits for people, events or times.
         """
         run = run_pb2.Run()
         while not run.HasField("end_time"):
@@ -69,7 +69,7 @@ class WorkflowRun:
         return (await self._target.once(self._target.workflows.ResumeExecution, request)).run
 
     async def send_event(self, name: str, payload: Any = None, *, event_id: str = "") -> run_pb2.Run:
-        """Send an event with a JSON payload to the run's wait nodes. Each event id takes effect only once.
+        """Send an event with a JSON payload to the run's wait nodes. An event id takes effect only once.
 
         Without an event id, the request is not retried.
         """
@@ -89,25 +89,23 @@ class WorkflowRun:
         return WorkflowRun(self._target, answer.run.run_id)
 
     async def rerun_plan(self, node: str) -> pb.RerunFromResponse:
-        """Return what `rerun` would reuse and run again, and the effects that could happen again."""
+        """Return which nodes `rerun` would reuse or run again, and which effects could happen again."""
         request = pb.RerunFromRequest(run_id=self.run_id, node=node, validate_only=True)
         return await self._target.again(self._target.workflows.RerunFrom, request)
 
 
 class WorkflowVerbs(Target):
-    """Methods for workflows."""
-
     async def save_workflow(self, definition: Mapping[str, Any]) -> WorkflowVersion:
         """Save a workflow and return its version. An unchanged definition does not create a version.
 
         Raises:
-            InvalidWorkflow: The definition has faults, which the message lists.
+            InvalidWorkflow: The definition is invalid. The message lists the problems.
         """
         request = pb.SaveWorkflowRequest(definition_json=json.dumps(definition).encode())
         return (await self.again(self.workflows.SaveWorkflow, request)).workflow
 
     async def get_workflow(self, name: str, version: int = 0) -> WorkflowVersion:
-        """Return a version of a workflow. 0 means the newest version."""
+        """Return a version of a workflow. Version 0 is the newest."""
         request = pb.GetWorkflowRequest(name=name, version=natural(version, "version"))
         return (await self.again(self.workflows.GetWorkflow, request)).workflow
 
@@ -134,7 +132,7 @@ class WorkflowVerbs(Target):
     ) -> WorkflowRun:
         """Start a workflow and return its run once it is durable.
 
-        The end of the run is reported to the conversation `reports_to`. If that is empty, it is reported to your inbox.
+        When the run ends, Pawl reports to the conversation `reports_to` or, if that is empty, to your inbox.
         """
         request = pb.StartWorkflowRequest(
             name=name,
@@ -148,7 +146,7 @@ class WorkflowVerbs(Target):
         return WorkflowRun(self, (await self.once(self.workflows.StartWorkflow, request)).run.run_id)
 
     async def complete_wait(self, token: str, payload: Any = None) -> None:
-        """End the wait of a workflow's node with the wait's token and a JSON payload. Safe to repeat."""
+        """Complete the wait of a workflow node, using the wait's token and a JSON payload. Safe to repeat."""
         request = pb.SendEventRequest(token=token, payload_json=json.dumps(payload).encode())
         await self.again(self.workflows.SendEvent, request)
 

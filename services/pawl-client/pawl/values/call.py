@@ -48,7 +48,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     """The series of job iterations to which a call belongs.
 
     `digest` identifies the grant that covers the iterations, or the grant to request. It is empty if there is neither.
-    `grant_call_id` is the call whose approval gave the grant. It is empty if there is no grant.
+    `grant_call_id` identifies the call whose approval created the grant. It is empty without a grant.
     """
 
     digest: str = ""

@@ -66,7 +66,7 @@ class StopCause(IntEnum):
 
 
 class Feature(StrEnum):
-    """A feature that can be switched off for some stores."""
+    """A feature that can be disabled for individual stores."""
 
     RUNS = "runs"
     BACKGROUND = "background"
@@ -76,7 +76,7 @@ class Feature(StrEnum):
 
 
 class MessagePolicy(IntEnum):
-    """What happens to a message if its conversation has an active run."""
+    """Policy for a message to a conversation that has an active run."""
 
     QUEUE = 1
     STEER = 2
@@ -91,7 +91,7 @@ class LeaseAction(IntEnum):
 
 
 class Overlap(IntEnum):
-    """The overlap policy of a schedule or trigger. It applies if the previous run is active when it fires."""
+    """The overlap policy of a schedule or trigger. It applies when the previous run is still active."""
 
     SKIP = 1
     QUEUE = 2
@@ -114,7 +114,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_tokens(self) -> int:
-        """The number of tokens that count against the budget. Cached input and reasoning are included."""
+        """The number of tokens that count against the budget, including cached input and reasoning."""
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: Usage) -> Usage:

@@ -21,7 +21,7 @@ class ExecutionContext(StrEnum):
 
 
 class Category(StrEnum):
-    """A tool's potential for harm. All categories except SAFE require approval."""
+    """The potential harm of a tool. All categories except SAFE require approval."""
 
     SAFE = "SAFE"
     SENSITIVE = "SENSITIVE"
@@ -29,7 +29,7 @@ class Category(StrEnum):
 
 
 class EffectClass(StrEnum):
-    """The kind of side effect that a tool has. It determines whether a call with an unknown outcome may run again."""
+    """The kind of side effect of a tool. It determines whether a call with an unknown outcome may run again."""
 
     READ_ONLY = "READ_ONLY"
     IDEMPOTENT = "IDEMPOTENT"
@@ -51,7 +51,7 @@ REPEATABLE: Final = frozenset({EffectClass.READ_ONLY, EffectClass.IDEMPOTENT})
 
 
 class OfferFallback(StrEnum):
-    """What happens to a front-end call that no client has run in time."""
+    """The fallback for a front-end call that no client has run in time."""
 
     FAIL = "FAIL"
     BACKEND_TOOL = "BACKEND_TOOL"
@@ -59,9 +59,9 @@ class OfferFallback(StrEnum):
 
 
 class JobReports(StrEnum):
-    """The iterations of a job that are reported to its conversation.
+    """The job iterations that are reported to the job's conversation.
 
-    Except with NONE, the job's end is always reported.
+    The end of the job is always reported, except with NONE.
     """
 
     EVERY = "EVERY"
@@ -75,9 +75,9 @@ class JobReports(StrEnum):
 class ReportPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """A tool's default for reporting job iterations to conversations. A job can override it.
 
-    `report_iterations` applies to EVERY. If it is n, every n-th iteration is reported; if it is 0, every iteration is.
-    `report_seconds` applies to DIGEST. Each report then covers the iterations in a period of this length. PROGRESS
-    reports the progress of a job with a single call, either at each of `report_percents` or every `report_seconds`.
+    `report_iterations` applies to EVERY. If it is n, every n-th iteration is reported. If it is 0, every iteration is
+    reported. `report_seconds` applies to DIGEST and is the period that each report covers. PROGRESS reports the
+    progress of a job with a single call, either at each of `report_percents` or every `report_seconds`.
     """
 
     reports: JobReports
@@ -127,7 +127,7 @@ class RunContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to execute. The registry identifies it by its id, so that requests are idempotent."""
+    """A call to execute. Its id makes requests to the registry idempotent."""
 
     call_id: CallId
     tool_name: str

@@ -1,4 +1,4 @@
-"""Wraps a Python function as a tool: builds its definition and binds its calls."""
+"""Functions as tools: their definitions, and the binding of call arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from pawl.chassis.process.tasks import Handover, kept
+from pawl.chassis.process.tasks import Handover, save_nothing
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.errors import InvalidJson
 from pawl.event.v1 import call_pb2
@@ -27,7 +27,10 @@ DID_NOT_HAPPEN: Final = object()
 
 
 class ToolError(Exception):
-    """Raise this to show its text, which must not contain secrets, to the model. Other errors show only their type."""
+    """Raise this to show an error text to the model. The text must not contain secrets.
+
+    Other errors show only their type.
+    """
 
 
 class OutcomeUnknown(Exception):
@@ -40,7 +43,7 @@ class Superseded(ToolError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
-    """The call that a function is handling. A parameter annotated with this class receives it. Thread-safe."""
+    """The call that a function is handling. A parameter with this annotation receives it. Thread-safe."""
 
     store_id: str
     user_id: str
@@ -58,7 +61,7 @@ class CallContext:
     last_checkpoint: Any = None
     # W3C `traceparent` of the call, to send with the function's own requests; empty if there is none.
     traceparent: str = ""
-    _save: Callable[[bytes], Future[None]] = kept
+    _save: Callable[[bytes], Future[None]] = save_nothing
 
     def checkpoint(self, value: Any) -> Handover:
         """Save progress, so that the next execution finds the latest value in `last_checkpoint`.
@@ -78,7 +81,7 @@ class CallContext:
 
 
 class Function:
-    """A function with its definition. Parameters may have any type that msgspec can describe with a JSON Schema."""
+    """A function with its tool definition. Parameters may have any type that msgspec can describe as JSON Schema."""
 
     def __init__(self, function: Callable[..., Any], reconcile: Callable[..., Any] | None, **options: Any) -> None:
         self.function, self.reconcile = function, reconcile

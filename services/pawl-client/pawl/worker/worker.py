@@ -1,4 +1,4 @@
-"""Implements a worker process, which attaches to the registry, runs calls, reconnects and drains."""
+"""The worker process. It attaches to the registry, runs calls, reconnects and drains."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class _Running:
 
 
 class AttachError(grpc.aio.AioRpcError):
-    """Raised when the registry refuses the worker. The text is one sentence."""
+    """Raised when the registry refuses the worker. The message is one sentence."""
 
     def __init__(self, error: grpc.aio.AioRpcError, address: str, group_name: str) -> None:
         code, details = error.code(), error.details()
@@ -146,7 +146,7 @@ class Worker:
         The tool's name, description and schema come from the function's name, docstring and types. `reconcile` is
         required if the effect is RECONCILABLE. It receives the CallContext and returns the call's result or
         DID_NOT_HAPPEN, or raises an exception. `reports` selects the job iterations that are reported, for example
-        "end" or {"every": 10}. For a single call, it selects the progress that is reported: {"progress": [50]} or
+        "end" or {"every": 10}. For a single call, it selects which progress is reported: {"progress": [50]} or
         {"minutes": 10}.
 
         Raises:
@@ -177,7 +177,7 @@ class Worker:
         self._outgoing.put_nowait(Request(drain=worker_pb2.WorkerDrain()))
 
     async def run(self) -> None:
-        """Run calls until `drain` is called. A broken stream is reopened, and the worker keeps its calls.
+        """Run calls until `drain` is called. If the stream breaks, reconnect and keep the running calls.
 
         Raises:
             AttachError: The registry refuses this worker because of its key or its tools.
@@ -366,7 +366,7 @@ class Worker:
     ) -> dict[str, Any]:
         is_question = call.purpose == worker_pb2.INVOCATION_PURPOSE_RECONCILE
         if earlier and is_question:
-            raise OutcomeUnknown  # It still runs here.
+            raise OutcomeUnknown  # The call is still running in this process.
         if earlier:
             self._stop(call.call_id, before=call.lease_epoch)
             await asyncio.wait(earlier)
@@ -382,7 +382,7 @@ class Worker:
         return {"content_json": msgspec.json.encode(value)[:_CONTENT_BYTES_MAX]}
 
     def _stop(self, call_id: str, *, before: int) -> None:
-        """Stop those executions of a call whose epoch is lower than `before`."""
+        """Stop a call's executions whose epoch is lower than `before`."""
         for (other, epoch), running in self._running.items():
             if other == call_id and epoch < before:
                 running.context.cancelled.set()
@@ -390,7 +390,10 @@ class Worker:
                     running.task.cancel()
 
     def _stop_reconcilable(self) -> None:
-        """Stop reconcilable calls after the lease has expired. Another worker may be asked about their outcome."""
+        """Stop reconcilable calls after the lease has expired.
+
+        The registry may ask another worker for their outcome.
+        """
         for (call_id, epoch), running in self._running.items():
             if running.function.definition.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:
                 self._stop(call_id, before=epoch + 1)
@@ -403,7 +406,7 @@ def _drain(workers: Collection[Worker]) -> None:
 
 def _settle(saved: Future[None], *, is_kept: bool) -> None:
     if not saved.set_running_or_notify_cancel():
-        return  # The function no longer waits.
+        return  # The function is no longer waiting for the answer.
     if is_kept:
         saved.set_result(None)
     else:

@@ -1,4 +1,4 @@
-"""Creates, reads and lists agent definitions."""
+"""Agent definitions: creating, reading and listing them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TERMS: Final = wire.WIRE.struct(ModelTerms, pb.GetModelTermsResponse)
 
 
 class AgentLedger:
-    """Client for job-store's agent API.
+    """A client for job-store's agent API.
 
     It does not retry. Every method may raise DependencyUnavailable and can be retried.
     """
@@ -48,7 +48,7 @@ class AgentLedger:
         draft: bool,
         validate_only: bool,
     ) -> tuple[AgentVersion, bool]:
-        """Save a new version of an agent, or a draft. Nothing is saved if the newest version is identical.
+        """Save a new version of an agent, or a draft. Save nothing if the newest version is identical.
 
         Return the newest version and whether it is new. With `validate_only`, nothing is ever saved.
 
@@ -83,7 +83,7 @@ class AgentLedger:
             raise AgentNotFound
         return VERSION.read(response.agent)
 
-    async def list(self, caller: Principal, asked: ListAgentsRequest) -> tuple[Sequence[AgentVersion], str]:
+    async def list(self, caller: Principal, requested: ListAgentsRequest) -> tuple[Sequence[AgentVersion], str]:
         """Return a page of agents in their newest versions, or of the caller's drafts. Also return the next page token.
 
         Raises:
@@ -91,11 +91,11 @@ class AgentLedger:
         """
         page: dict[str, Any] = {
             "store_id": caller.store_id,
-            "page_size": asked.page_size,
-            "page_token": asked.page_token,
+            "page_size": requested.page_size,
+            "page_token": requested.page_token,
         }
         response: pb.ListAgentsResponse | pb.ListDraftsResponse
-        if asked.drafts:
+        if requested.drafts:
             response = await translated(self._stub.ListDrafts(pb.ListDraftsRequest(user_id=caller.user_id, **page)))
         else:
             response = await translated(self._stub.ListAgents(pb.ListAgentsRequest(**page)))
@@ -178,7 +178,7 @@ class Agents:
             raise AgentNotFound(f"delegates_to: there is no agent {name!r}: create it first", agent=name) from None
 
     async def get(self, caller: Principal, name: str, version: int) -> AgentVersion:
-        """Return one version of an agent; 0 means the newest version. A draft's name starts with the draft prefix.
+        """Return one version of an agent. Version 0 is the newest. A draft's name starts with the draft prefix.
 
         Raises:
             AgentNotFound

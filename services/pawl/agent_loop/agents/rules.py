@@ -1,4 +1,4 @@
-"""Validates agent definitions, selects their tools, and derives run options from them."""
+"""Agent definitions: validation, tool selection, and the run options that follow from them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit on the tokens of a day or month, for an agent, user or store. `kind` is what a run waits for."""
+    """A limit on the tokens of a day or month, for an agent, user or store.
+
+    `kind` is the reason for which a run waits.
+    """
 
     kind: WaitKind
     tokens_max: int
@@ -88,7 +91,10 @@ class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run's next model call may use. `models` is empty if it may use all, and `model_server` for the default."""
+    """Limits on a run's next model call. `models` is empty if all are allowed.
+
+    `model_server` is empty for the default.
+    """
 
     budgets: tuple[TokenBudget, ...] = ()
     models: tuple[str, ...] = ()
@@ -98,13 +104,13 @@ class ModelTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exhausted(self) -> TokenBudget | None:
-        """The budget that is used up for the longest time; None if the model may be called."""
+        """The used-up budget that renews last, or None if the model may be called."""
         used_up = (each for each in self.budgets if each.is_used_up)
         return max(used_up, key=lambda each: each.end_time, default=None)
 
     @property
     def tokens_left(self) -> float:
-        """How many tokens are left until a budget is nearly used up."""
+        """The number of tokens left until a budget is nearly used up."""
         return min((each.left_until_nearly_used_up for each in self.budgets), default=math.inf)
 
 
@@ -148,7 +154,7 @@ class Selected(NamedTuple):
 
 
 def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition:
-    """Validate the definition and return it without duplicate entries.
+    """Validate the definition. Return it without duplicate entries.
 
     Raises:
         InvalidField, InvalidId, TooLarge: the error names the field.
@@ -163,7 +169,10 @@ def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition
     _check_card(definition.card)
     check_labels(definition.labels, "definition.labels")
     if definition.daily_tokens_max > TOKENS_MAX:
-        raise InvalidField(f"daily_tokens_max must be at most {TOKENS_MAX}", field="definition.daily_tokens_max")
+        raise InvalidField(
+            f"daily_tokens_max must be at most {TOKENS_MAX}, got {definition.daily_tokens_max}",
+            field="definition.daily_tokens_max",
+        )
     _check_count(definition.delegates_to, "delegates_to", DELEGATES_MAX)
     for name in definition.delegates_to:
         check_id(name, "definition.delegates_to")
@@ -201,7 +210,7 @@ def check_draft(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefi
 
 
 def draft_name(name: str) -> str:
-    """Return the draft's name without its prefix; empty if `name` is not a draft.
+    """Return the draft's name without its prefix, or an empty string if `name` is not a draft.
 
     Raises:
         InvalidId: `name` is neither a draft name nor an agent name.
@@ -211,7 +220,7 @@ def draft_name(name: str) -> str:
 
 
 def select(definition: AgentDefinition, offered: Sequence[OfferedTool]) -> Selected:
-    """Return the names of the selected tools, and the sources and patterns that do not match any tool.
+    """Return the names of the selected tools, and the sources and patterns that match no tool.
 
     An open selection returns no names. Otherwise, the names include `run_agent` if the agent delegates.
 
@@ -263,8 +272,8 @@ def deployed(defaults: RunDefaults) -> AgentVersion:
     return AgentVersion(definition=AgentDefinition(name=DEFAULT, options=options, card=card), version=0)
 
 
-def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> AskedOptions:
-    """Merge the agent's options with those requested for a run, ready for `options.complete`.
+def options_of(agent: AgentVersion, requested: AskedOptions, ceilings: Limits) -> AskedOptions:
+    """Merge the agent's options with those requested for a run. The result is the input of `options.complete`.
 
     A run may override every option of `default`. It may only narrow the options of any other agent.
 
@@ -273,17 +282,17 @@ def options_of(agent: AgentVersion, asked: AskedOptions, ceilings: Limits) -> As
     """
     preset = _agent_options(agent, ceilings)
     if agent.definition.name != DEFAULT:
-        _check_narrower(agent.definition.name, preset, asked)
-    given = {name: value for name, value in _set_options(asked).items() if name not in {"limits", "without_tools"}}
-    if asked.model and asked.model != preset.model:
-        given["model_fallbacks"] = asked.model_fallbacks
+        _check_narrower(agent.definition.name, preset, requested)
+    given = {name: value for name, value in _set_options(requested).items() if name not in {"limits", "without_tools"}}
+    if requested.model and requested.model != preset.model:
+        given["model_fallbacks"] = requested.model_fallbacks
     merged: dict[str, Any] = msgspec.structs.asdict(preset) | given
-    merged["limits"] = dict(preset.limits) | dict(asked.limits)
-    merged["approvals_required"] = max(preset.approvals_required, asked.approvals_required)
+    merged["limits"] = dict(preset.limits) | dict(requested.limits)
+    merged["approvals_required"] = max(preset.approvals_required, requested.approvals_required)
     # A run of `default` may specify its own tool names.
-    merged["without_tools"] = asked.without_tools or (preset.without_tools and not asked.tool_names)
+    merged["without_tools"] = requested.without_tools or (preset.without_tools and not requested.tool_names)
     if merged["without_tools"]:
-        merged |= {"tool_names": (), "tool_choice": asked.tool_choice}
+        merged |= {"tool_names": (), "tool_choice": requested.tool_choice}
     return AskedOptions(**merged)
 
 
@@ -334,22 +343,22 @@ def _set_options(options: AskedOptions) -> Mapping[str, Any]:
     return {name: value for name, value in msgspec.structs.asdict(options).items() if value != getattr(silent, name)}
 
 
-def _check_narrower(name: str, preset: AskedOptions, asked: AskedOptions) -> None:
+def _check_narrower(name: str, preset: AskedOptions, requested: AskedOptions) -> None:
     fixed = set(_set_options(preset)) - {"limits", "tool_names", "without_tools", "tool_choice", "approvals_required"}
     if "model" in fixed:
         # A fixed model also fixes its fallbacks.
         fixed.add("model_fallbacks")
-    for option, value in _set_options(asked).items():
+    for option, value in _set_options(requested).items():
         if option in fixed and value != getattr(preset, option):
             message = f"options.{option}: the agent {name} sets it. Leave it out, or start the run without the agent"
             raise InvalidField(message, field=f"options.{option}")
     has_tools = bool(preset.tool_names) or preset.without_tools
-    wanted = (*asked.tool_names, *((asked.tool_choice.tool_name,) if asked.tool_choice.tool_name else ()))
+    wanted = (*requested.tool_names, *((requested.tool_choice.tool_name,) if requested.tool_choice.tool_name else ()))
     if beyond := [tool for tool in wanted if has_tools and tool not in preset.tool_names]:
         message = f"options.tool_names: the agent {name} does not have the tool {beyond[0]:.100}"
         raise InvalidField(message, field="options.tool_names")
     for limit, most in preset.limits.items():
-        own = asked.limits.get(limit)
+        own = requested.limits.get(limit)
         is_open = limit in NONE_IS_ZERO and most == 0
         is_more = own is not None and (own > most or (own == 0 and limit in NONE_IS_ZERO))
         if is_more and not is_open:

@@ -1,4 +1,4 @@
-"""Determines who may decide on calls."""
+"""Permissions to decide on calls."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _check_known(kind: Any, values: Sequence[int], field: str) -> None:
 
 
 def run_message(run: run_pb2.Run) -> run_pb2.Run:
-    """Return `run` with as many open calls as fit into a response, but with at least one. Pending calls come first."""
+    """Return `run` with as many open calls as fit into a response, but at least one. Pending calls come first."""
     size_bytes, pending = 0, len(run.pending_calls)
     for count, call in enumerate((*run.pending_calls, *run.active_calls)):
         size_bytes += call.ByteSize()

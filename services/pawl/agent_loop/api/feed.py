@@ -1,7 +1,7 @@
-"""Delivers one run's events to all its watchers through one live subscription and one ledger reader.
+"""Delivers one run's events to all its watchers, through one live subscription and one ledger reader.
 
 Live events may be lost, duplicated or late, so they only reduce latency. The feed appends events to its tail in order
-of seq. It reads the ledger when an event is missing and whenever it is polled.
+of seq. It reads the ledger when an event is missing, and whenever `poll` is called.
 
 Events stay encoded: a run's log has no gaps, so an event's position determines its seq.
 """
@@ -94,7 +94,7 @@ class Watcher:
                 await self.read_past()
 
     async def read_past(self) -> None:
-        """Read the page of past events that `pages` yields next.
+        """Read the page of past events that `pages` will yield next.
 
         Raises:
             RunNotFound, SeqBeyondEnd
@@ -102,7 +102,7 @@ class Watcher:
         self._page = await self._feed.read(self.position)
 
     def leave_tail(self) -> None:
-        """Make the watcher read the ledger again. The tail is about to restart after events that were removed."""
+        """Make the watcher read from the ledger again, because the tail is about to skip removed events."""
         self._joined = False
 
     def check_not_behind(self, first_seq: int) -> None:
@@ -153,7 +153,7 @@ class Feed:
         return self._last_seq is not None and self._last_seq == self._end_seq
 
     async def subscribe(self) -> None:
-        """Subscribe once for all watchers. Call this before the first read, so that no later event is missed."""
+        """Subscribe once for all watchers. Call this before the first read, so that no event is missed in between."""
         if self._subscribing is None:
             self._subscribing = asyncio.get_running_loop().create_task(
                 self._live.subscribe(self._caller.store_id, self._run_id, self._take), name="watch.subscribe"
@@ -184,7 +184,7 @@ class Feed:
         return self._last_seq is not None and self._first_seq() <= position + 1
 
     def after(self, position: int) -> Sequence[bytes]:
-        """Return the tail's next events after `position`, at most one page. Return nothing if there are none yet.
+        """Return the tail's next events after `position`, at most one page, or nothing if there are none yet.
 
         Raises:
             PawlError: the log can no longer be read.
@@ -209,7 +209,7 @@ class Feed:
         return (self._last_seq or 0) - len(self._tail) + 1
 
     async def _take(self, events: Sequence[bytes], last: RunEvent) -> None:
-        """Accept live events. Keep those that arrive early until the events before them have arrived."""
+        """Accept live events. Buffer early arrivals until the events before them have arrived."""
         if self._last_seq is not None and last.seq <= self._last_seq:
             return
         if len(self._ahead) + len(events) > BEHIND_EVENTS_MAX:
@@ -231,7 +231,7 @@ class Feed:
             self._due.set()
 
     def _append(self, events: Sequence[bytes]) -> None:
-        """Append events that arrived together."""
+        """Append consecutive events that arrived together."""
         if not events:
             return
         # The limits apply between the batch that a watcher is reading and this one, so that a large batch alone does

@@ -59,7 +59,7 @@ _EVENT_BYTES_MAX: Final = 64 * 1024
 
 
 def derived_id(*parts: str) -> RequestId:
-    """Return an id derived from `parts`. The same parts always give the same id."""
+    """Return an id derived from `parts`. The same parts always result in the same id."""
     return RequestId("d_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40])
 
 
@@ -104,7 +104,7 @@ class Inbox:
         results: Sequence[types_pb2.ToolResult],
         client_id: ClientId = NO_CLIENT.client_id,
     ) -> tuple[list[Reply], run_pb2.Run]:
-        """Submit results without a stream. Return the replies, one per result and in order, and the resulting run.
+        """Submit results without a stream. Return one reply per result, in order, and the resulting run.
 
         With a client id, only results of calls that this client has leased are accepted. An invalid result does
         not affect the others. Idempotent by request id and call.
@@ -126,7 +126,7 @@ class Inbox:
     ) -> Reply:
         """Submit one result.
 
-        If `client` has a client id, the result must refer to the current lease of that client. If `client` also has a
+        If `client` has a client id, the result must refer to that client's current lease. If `client` also has a
         session id, that session must hold the call.
 
         Raises:
@@ -175,7 +175,7 @@ class Inbox:
             InvalidField, TooLarge, InvalidJson: the decision is invalid.
             CallNotFound: an edit does not refer to one of the run's calls.
             GrantNotOffered: an edit covers a series whose calls must be decided on one by one.
-            InvalidArguments: the edited arguments or the answer are invalid; the message lists the problems.
+            InvalidArguments: the edited arguments or the answer are invalid. The message lists the problems.
         """
         check_decides(caller)
         _check_decision(decision)
@@ -253,7 +253,7 @@ class Inbox:
         )
 
     async def cancel(self, caller: Principal, request_id: RequestId, run_id: RunId, reason: str) -> Reply:
-        """Cancel a run. If the run has already ended, it does not change, and the outcome is LATE.
+        """Cancel a run. The outcome is LATE if the run has already ended, which does not change the run.
 
         Raises:
             InvalidField, TooLarge, RequestIdReused
@@ -316,7 +316,7 @@ class Inbox:
     ) -> Reply:
         """Send an event to a workflow run. Idempotent by event id.
 
-        If the run already keeps too many events, it still accepts this one if a node waits for it (`is_awaited`).
+        A run that stores too many events accepts another only if a node waits for it (`is_awaited`).
 
         Raises:
             TooLarge, InvalidJson, RequestIdReused, QueueFull
@@ -356,7 +356,7 @@ async def _alone(reply: Awaitable[Reply]) -> Reply:
 
 
 def _derived(request_id: RequestId, part: types_pb2.ToolResult | types_pb2.CallDecision) -> RequestId:
-    """Return the id of one part of a request; empty if the request has no id."""
+    """Return the id of one part of a request, or an empty string if the request has no id."""
     return derived_id(request_id, part.call_id) if request_id else request_id
 
 

@@ -1,4 +1,4 @@
-"""Client for the ledger service, acting on behalf of users."""
+"""A client for the ledger service, acting on behalf of users."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def submission(
 
 
 class PublicLedger:
-    """Client for job-store, acting on behalf of a user. Other users' private resources are reported as not found.
+    """A client for job-store, acting on behalf of a user. Other users' private resources are reported as not found.
 
     The client does not retry, and every method may raise DependencyUnavailable. Mutations can be retried with the same
-    id and payload. The client calls `run_due` when a request may have made a run due.
+    id and payload. The client calls `run_due` whenever a request may have made a run claimable.
     """
 
     def __init__(self, channel: grpc.aio.Channel, run_due: Callable[[], None] = lambda: None) -> None:
@@ -95,7 +95,7 @@ class PublicLedger:
         return response.run
 
     async def conversation_with_key(self, caller: Principal, key: str) -> ConversationId:
-        """Return the id of the user's conversation that has this client key; empty if there is none."""
+        """Return the id of the user's conversation that has this client key, or an empty string if there is none."""
         with suppress(ConversationNotFound):
             return ConversationId((await self.get_conversation(caller, conversation_key=key)).conversation_id)
         return ConversationId("")
@@ -117,7 +117,7 @@ class PublicLedger:
         return response
 
     def _note(self, run: run_pb2.Run) -> None:
-        """Call `run_due` if the run may be due.
+        """Call `run_due` if the run may be claimable now.
 
         If a worker is already driving the run, the ledger notifies that worker.
         """
@@ -156,7 +156,7 @@ class PublicLedger:
         return (await translated(self._stub.RenewOffers(request))).calls
 
     async def release_offers(self, caller: Principal, client: ClientSession, run_id: RunId = RunId("")) -> None:
-        """Release the session's leases in one run or in all runs, except those that a newer session has taken over."""
+        """Release the session's leases in one run or in all runs, except leases that a newer session has taken over."""
         request = pb.ReleaseOffersRequest(**_user_fields(caller), **asdict(client), run_id=run_id)
         await translated(self._stub.ReleaseOffers(request))
 
@@ -171,7 +171,7 @@ class PublicLedger:
     async def get_run_as_service(
         self, caller: Principal, run_id: RunId, *, with_loop_state: bool = False
     ) -> pb.GetRunResponse:
-        """Return any user's run in the caller's store, with the tools that its client supplied.
+        """Return any user's run in the caller's store, including the tools that its client supplied.
 
         Raises:
             RunNotFound
@@ -180,7 +180,7 @@ class PublicLedger:
         return await translated(self._stub.GetRun(request))
 
     async def get_call(self, caller: Principal, call_id: CallId, *, for_approval: bool = False) -> call_pb2.Call:
-        """Return a call. With `for_approval`, another user's call in the store is found if it ever needed approval.
+        """Return a call. With `for_approval`, also return another user's call in the store if it ever needed approval.
 
         Raises:
             CallNotFound
@@ -223,7 +223,7 @@ class PublicLedger:
         return await translated(self._stub.ListChanges(request))
 
     async def list_versions(self, keys: Sequence[tuple[StoreId, ConversationId]]) -> Sequence[str]:
-        """Return the version of each conversation. See ListVersions."""
+        """Return the version of each conversation. See `ListVersions` in the proto."""
         request = pb.ListVersionsRequest(store_ids=[key[0] for key in keys], conversation_ids=[key[1] for key in keys])
         return (await translated(self._stub.ListVersions(request))).versions
 

@@ -1,5 +1,3 @@
-"""Delivers live run events from NATS."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +22,7 @@ _log = logs.get_logger(__name__)
 
 
 class BusEvents:
-    """Receives events from NATS as they happen. Some may be lost or duplicated."""
+    """Receives live run events from NATS. Events may be lost or duplicated."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -36,7 +34,7 @@ class BusEvents:
     async def subscribe(
         self, store_id: StoreId, run_id: RunId, take: Callable[[Sequence[bytes], RunEvent], Awaitable[None]]
     ) -> Subscription:
-        """Call `take` with each batch of consecutive encoded events. The batch's last event is also passed decoded."""
+        """Call `take` with each batch of consecutive encoded events, and with the batch's last event, decoded."""
 
         async def deliver(subject: str, data: bytes) -> None:
             try:

@@ -42,7 +42,7 @@ NO_SESSION: Final = SessionTools()
 
 
 def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
-    """Serialize a run's tools. At most one tool over the limit is serialized, and the check refuses it."""
+    """Serialize a run's tools. At most one tool over the limit is serialized, and later validation refuses it."""
     first = islice(tools, checks.OWN_TOOLS_MAX + 1)
     return tuple(each.SerializeToString(deterministic=True) for each in first)
 
@@ -50,10 +50,10 @@ def definitions(tools: Iterable[tool_pb2.ToolDefinition]) -> tuple[bytes, ...]:
 async def unless_refused(
     message: pb.SubmitMessageRequest, refusal: PawlError | None, send: Callable[[], Awaitable[T]]
 ) -> T:
-    """Send the message. If `refusal` is set, the ledger accepts the message only if it repeats an earlier request.
+    """Send the message. If `refusal` is set, the ledger accepts the message only as a repeat of an earlier request.
 
-    Only the ledger knows whether the same request was already accepted, for example before an agent changed, a document
-    was removed, or a tool with the same name as a supplied tool was created.
+    Only the ledger knows whether it already accepted the same request, for example before an agent changed, a document
+    was deleted, or a tool with the same name as a supplied tool was created.
     """
     message.only_repeat = refusal is not None
     try:
@@ -81,7 +81,7 @@ class Messages:
     async def start(
         self, caller: Principal, request_id: RequestId, message: Start, session: SessionTools = NO_SESSION
     ) -> run_pb2.Run:
-        """Create a run. It is durable when this returns. Idempotent by request id.
+        """Create a run and return once it is durable. Idempotent by request id.
 
         Raises:
             InvalidField, TooLarge: the message or an option is invalid, or conflicts with the agent.
@@ -93,14 +93,14 @@ class Messages:
         if message.policy == types_pb2.MESSAGE_POLICY_STEER:
             raise InvalidField("policy STEER cannot start a run: use SendMessage", field="policy")
         checked, refusal = await self.checked(caller, request_id, message, must_exist=bool(message.conversation_id))
-        if asked := _own_tools(message, session, without_tools=checked.options.without_tools):
+        if requested := _own_tools(message, session, without_tools=checked.options.without_tools):
             tools: tuple[Tool, ...] = ()
             try:
-                tools = await self._registry.check_own(caller, asked)
+                tools = await self._registry.check_own(caller, requested)
             except (InvalidField, InvalidSchema, ToolExists) as error:
                 refusal = refusal or error
             checked.tools.extend(map(wire.OWN_TOOL.write, tools))
-            checked.client_id, checked.asked_tools_sha256 = session.client_id, _digest(asked)
+            checked.client_id, checked.asked_tools_sha256 = session.client_id, _digest(requested)
         return (await unless_refused(checked, refusal, lambda: self._ledger.submit_message(checked))).run
 
     async def send(
@@ -128,22 +128,22 @@ class Messages:
         labels = check_labels(message.labels)
         if message.policy not in types_pb2.MessagePolicy.values():
             raise InvalidField("policy has an unknown value", field="policy")
-        asked = wire.asked_options(message.options)
-        options = complete(asked, self._defaults)
-        if asked.response_format is not None:
-            await self._registry.check_output(caller.store_id, asked.response_format.schema_json, None)
+        requested = wire.asked_options(message.options)
+        options = complete(requested, self._defaults)
+        if requested.response_format is not None:
+            await self._registry.check_output(caller.store_id, requested.response_format.schema_json, None)
         agent: AgentVersion | None = None
         refusal: PawlError | None = None
         try:
             agent = await self._agents.of_run(caller, message.agent)
             if agent is not None:
-                options = complete(options_of(agent, asked, self._defaults.ceilings), self._defaults)
+                options = complete(options_of(agent, requested, self._defaults.ceilings), self._defaults)
             content = await self._with_texts(caller, content)
         except (AgentNotFound, InvalidField, TooLarge, DocumentNotFound) as error:
             refusal = error
         checked = submission(
             caller,
-            asked_options=asked,
+            asked_options=requested,
             options=options,
             request_id=request_id,
             conversation_id=message.conversation_id,
@@ -153,7 +153,7 @@ class Messages:
             policy=message.policy or types_pb2.MESSAGE_POLICY_QUEUE,
             conversation_key=_key(message),
             asked_agent="" if message.agent == DEFAULT else message.agent,
-            agent=wire.AGENT.fields(_pinned(agent, asked)) if agent else None,
+            agent=wire.AGENT.fields(_pinned(agent, requested)) if agent else None,
             labels=labels,
         )
         return checked, refusal
@@ -167,12 +167,12 @@ class Messages:
             message.text, tuple(map(wire.PART.read, message.parts)), takes_images=self._takes_images
         )
 
-    async def _with_texts(self, caller: Principal, asked: Sequence[Part]) -> tuple[Part, ...]:
+    async def _with_texts(self, caller: Principal, requested: Sequence[Part]) -> tuple[Part, ...]:
         found = [
             Part(file=parts.with_text(part.file, await self._registry.read_document(caller, part.file)))
             if part.file is not None
             else part
-            for part in asked
+            for part in requested
         ]
         return parts.within(found)
 
@@ -181,8 +181,8 @@ def _own_tools(message: Start, session: SessionTools, *, without_tools: bool) ->
     if without_tools and message.front_end_tools:
         problem = "front_end_tools: leave it empty, because the run or its agent has without_tools set"
         raise InvalidField(problem, field="front_end_tools")
-    asked = () if without_tools else (*definitions(message.front_end_tools), *session.definitions)
-    return checks.own_tools(asked, "front_end_tools")
+    requested = () if without_tools else (*definitions(message.front_end_tools), *session.definitions)
+    return checks.own_tools(requested, "front_end_tools")
 
 
 def _digest(definitions: Sequence[bytes]) -> bytes:
@@ -198,6 +198,6 @@ def _key(message: Message) -> str:
     return checks.conversation_key(message.conversation_key)
 
 
-def _pinned(agent: AgentVersion, asked: AskedOptions) -> PinnedAgent:
-    gives_tools = bool(agent.tool_names) and not asked.tool_names
+def _pinned(agent: AgentVersion, requested: AskedOptions) -> PinnedAgent:
+    gives_tools = bool(agent.tool_names) and not requested.tool_names
     return PinnedAgent(name=agent.run_name, version=agent.version, gives_tools=gives_tools)

@@ -1,4 +1,4 @@
-"""Leases, renews and releases a client session's front-end calls."""
+"""Leases of a client session's front-end calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Candidate:
 
 
 class Offers:
-    """Tracks the offered calls that one session knows about, and leases some of them to the session's client.
+    """The offered calls that one session knows about. Some of them are leased to the session's client.
 
     At most `calls_max` calls of attached runs are leased at a time. The client must be able to run their tools, or have
     supplied them. `show` sends a frame. `replaced` is called when the client has opened a newer session.
@@ -100,11 +100,11 @@ class Offers:
         self._due.set()
 
     def session_of(self, call_id: str) -> ClientSession:
-        """Return this session if it has leased the call. Otherwise, return its client without a session."""
+        """Return this session if it leased the call. Otherwise, return its client without a session."""
         return self._client if call_id in self._leased else ClientSession(client_id=self._client.client_id)
 
     def submitting(self, call_id: str) -> None:
-        """Record that the client's own result is on its way, so that no revocation is sent when the call is settled."""
+        """Record that the client is submitting its own result, so that no revocation is sent when the call ends."""
         self._submitting.add(call_id)
 
     def submitted(self, call_id: str, offer_epoch: int, outcome: int | None) -> None:
@@ -198,7 +198,7 @@ class Offers:
     def _next(self) -> _Candidate | None:
         """Return the first call that can be requested now.
 
-        Return None if there is none, or if the client has no free slot.
+        Return None if there is no such call, or if the client has no free slot.
         """
         if len(self._held) >= self._calls_max:
             return None

@@ -1,4 +1,4 @@
-"""Streams pending calls and runs: first a snapshot, then changes.
+"""Streams of pending calls and runs: first a snapshot, then changes.
 
 Pending items are calls waiting for a user and runs that have no tokens left. All streams with the same user, rights and
 filter share a *view* and its reads. After its snapshot, a stream reads at most one page per second, so a large inbox
@@ -54,7 +54,7 @@ class PendingViews:
         self._follows = False
 
     async def follow(self, live: BusEvents) -> None:
-        """Poll when `live` reports a change, and regularly in case a report was lost. Never returns."""
+        """Poll whenever `live` reports a change, and regularly in case a report was lost. Never returns."""
         await live.subscribe_inboxes(self._changed)
         self._follows = True
         was_connected = False
@@ -81,8 +81,8 @@ class PendingViews:
     async def open(self, caller: Principal, wanted: ListPendingCallsRequest) -> AsyncIterator[View]:
         """Watch pending items for the duration of the block.
 
-        Watchers with the same user, rights and filter share a view. The credential does not affect the view. The caller
-        must make sure that the credential stays valid.
+        Watchers with the same user, rights and filter share a view. The view does not depend on the credential. The
+        caller must make sure that the credential stays valid.
         """
         reader = replace(caller, credential_id=CredentialId(""), expires_at=None)
         key = (reader, wanted.SerializeToString(deterministic=True))
@@ -108,7 +108,7 @@ class PendingViews:
 
 
 class View:
-    """The pending items that one user may see through one filter. All watchers share them."""
+    """The pending items that one user can see through one filter. All watchers share them."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class View:
         self._tasks: set[asyncio.Task[ListPendingCallsResponse]] = set()
 
     async def page(self, token: str) -> ListPendingCallsResponse:
-        """Return a page from a read that starts after this call is made. Ledger errors propagate."""
+        """Return a page from a read that starts after this call. Ledger errors propagate."""
         reading = self._next.get(token)
         if reading is None:
             # Use an empty context, because other callers also wait for this read.
@@ -194,7 +194,7 @@ class Pending:
         self._views = PendingViews(ledger=ledger, clock=clock, poll_seconds=poll_seconds)
 
     async def follow(self, live: BusEvents) -> None:
-        """Poll when `live` reports a change or may have missed a change. Never returns."""
+        """Poll when `live` reports a change or may have missed one. Never returns."""
         await self._views.follow(live)
 
     async def page(self, caller: Principal, wanted: ListPendingCallsRequest) -> ListPendingCallsResponse:
@@ -242,7 +242,7 @@ class Pending:
 async def _changes(view: View, known: Known, *, is_first: bool) -> AsyncGenerator[WatchPendingResponse, None]:
     """Yield the items that differ from `known`, and update `known`.
 
-    Each part fits into one message, and the last one is marked complete. If nothing has changed, yields one empty part
+    Each part fits into one message, and the last part is marked complete. If nothing has changed, yield one empty part
     that is not marked complete.
     """
     seen: Known = {}
@@ -288,7 +288,7 @@ async def _items(view: View, *, paced: bool) -> AsyncGenerator[Item, None]:
 
 
 def _check_may_see(caller: Principal, wanted: ListPendingCallsRequest) -> None:
-    """Raise PermissionDenied if a caller who is neither an approver nor an admin requests the whole store's items."""
+    """Raise PermissionDenied if the caller requests the whole store's items without being an approver or admin."""
     if wanted.of_all_users and not caller.roles & APPROVERS:
         raise PermissionDenied("scope STORE requires the approver or admin role")
 

@@ -1,4 +1,4 @@
-"""Converts replies to commands into receipts, runs or errors."""
+"""Converts command replies to receipts, runs or errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ACCEPTED: Final = Reply(outcome=pb.COMMAND_OUTCOME_ACCEPTED)
 
 
 def is_taken(reply: Reply) -> bool:
-    """Return whether the command has taken effect, now or earlier."""
+    """Return whether the command has taken effect, either now or earlier."""
     return CommandOutcome(reply.outcome).is_taken
 
 
@@ -24,7 +24,7 @@ def run_after(reply: Reply, default: type[PawlError], *, also_late: bool = False
     """Return the run after a command that took effect. With `also_late`, also return it after a command that did not.
 
     Raises:
-        PawlError: the error that corresponds to the reply's reason; `default` if there is none.
+        PawlError: the error that corresponds to the reply's reason, or `default` if there is none.
     """
     if reply.HasField("run") and (also_late or is_taken(reply)):
         return reply.run
@@ -32,7 +32,7 @@ def run_after(reply: Reply, default: type[PawlError], *, also_late: bool = False
 
 
 def decided(reply: Reply) -> Run:
-    """Return the run after an accepted command about a call.
+    """Return the run after an accepted command for a call.
 
     Raises:
         RunNotFound, CallNotFound, CallNotPending

@@ -1,4 +1,4 @@
-"""Serves pawl.agent.v1.AgentService by translating requests and responses."""
+"""Implements pawl.agent.v1.AgentService by translating requests and responses."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ class AgentServicer:
 
 
 async def write(context: Context, response: Message | bytes) -> None:
-    """Write the response, which may already be encoded. Disconnect a client that does not read.
+    """Write the response, which may already be encoded. Disconnect a client that is too slow to read it.
 
     Raises:
         SlowConsumer
@@ -236,4 +236,6 @@ async def write(context: Context, response: Message | bytes) -> None:
         async with asyncio.timeout(WRITE_SECONDS_MAX):
             await context.write(response)
     except TimeoutError:
-        raise SlowConsumer(f"the client has not read its stream for {WRITE_SECONDS_MAX:g} s") from None
+        raise SlowConsumer(
+            f"the client has not read from its stream for {WRITE_SECONDS_MAX:g} s: open it again"
+        ) from None

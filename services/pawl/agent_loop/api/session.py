@@ -1,6 +1,6 @@
-"""Serves the Session stream. The client sends frames, and receives events, offers and receipts.
+"""The Session stream. The client sends frames, and receives events, offers and receipts.
 
-A session does not own any state. When its stream ends, its tasks end, its leases are released, and the runs continue.
+A session owns no state. When its stream ends, its tasks end and its leases are released, but its runs continue.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pawl.errors import DeadlineExceeded, HelloRequired
 
 
 class Sessions:
-    """Serves all sessions on this replica.
+    """All sessions on this replica.
 
     Each client has one stream. When a client opens a second stream under the same id, the first stream ends with
-    CANCELLED, and its leases move to the new stream. If the new stream is on another replica, the first stream ends at
-    its next lease request or call update.
+    CANCELLED, and its leases move to the new stream. If the new stream is on another replica, the first stream ends
+    when it next requests a lease or updates a call.
     """
 
     def __init__(self, ids: IdSource, parts: Parts) -> None:
@@ -38,10 +38,10 @@ class Sessions:
 
         Raises:
             HelloRequired, InvalidId, InvalidField: the first frame is invalid.
-            SlowConsumer: the client fell behind; the metadata contains the position from which to attach again.
+            SlowConsumer: the client fell behind. The metadata contains the position from which to attach again.
             DeadlineExceeded: no frame arrived within the silence limit.
             Cancelled: the client opened another stream.
-            DependencyUnavailable: a frame was not answered; reconnect and send it again.
+            DependencyUnavailable: a frame was not answered. Reconnect and send it again.
         """
         first = await self._first(incoming)
         client_id = ClientId(first.hello.client_id) or ClientId(self._ids.new("cli"))

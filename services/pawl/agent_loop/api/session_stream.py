@@ -1,4 +1,4 @@
-"""Serves one client stream, from its hello frame to its end."""
+"""One client stream, from its hello frame to its end."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SessionTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The dependencies shared by all of a replica's streams."""
+    """Dependencies that all of a replica's streams share."""
 
     ledger: PublicLedger
     watches: Watches
@@ -67,7 +67,7 @@ class Parts:
 
 
 class Outgoing(asyncio.Queue[SessionResponse]):
-    """Frames waiting for the client. Their number and the total size of their events are limited.
+    """Frames waiting for the client. Their number and their events' total size are limited.
 
     An event can be up to 1 MiB.
     """
@@ -174,7 +174,7 @@ class Stream:
                 continue
             # Send the outstanding receipts first.
             await within(_RELEASE_SECONDS, self._outgoing.join())
-            raise Cancelled("the client opened another stream; use a different client_id for each program")
+            raise Cancelled("the client opened another stream: use a different client_id for each program")
 
     async def _handle(self, frame: SessionRequest) -> None:
         """Handle the frame. Every frame except a heartbeat gets one receipt.
@@ -205,7 +205,7 @@ class Stream:
         await self._outgoing.put(SessionResponse(receipt=receipt))
 
     async def _receipt(self, frame: SessionRequest) -> Receipt | None:
-        """Execute the frame and return its receipt, or None if the receipt was already sent."""
+        """Execute the frame. Return its receipt, or None if the receipt was already sent."""
         request_id = derived_id(self._client_id, frame.frame_id)
         caller, inbox, messages = self._caller, self._parts.inbox, self._parts.messages
         match frame.WhichOneof("frame"):
@@ -255,7 +255,7 @@ class Stream:
         """Attach to a run, or attach again from another position. The receipt is sent before the first event."""
         await self._detach(run_id, release=False)
         if len(self._attachments) >= ATTACHMENTS_MAX:
-            raise Overloaded(f"a session can attach to at most {ATTACHMENTS_MAX} runs")
+            raise Overloaded(f"a session can attach to at most {ATTACHMENTS_MAX} runs: open another session")
         attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = self._tasks.create_task(
             self._stream(frame, run_id, after_seq, attached), name=f"session.attachment {run_id}"
@@ -280,7 +280,7 @@ class Stream:
                 run = await self._parts.ledger.get_run(self._caller, run_id)
                 self._offers.adopt(run)
                 await self._answer(_receipt(frame, ACCEPTED, run_id=run_id))
-                if not attached.done():  # False if the stream is ending.
+                if not attached.done():  # The future is already done if the stream is ending.
                     attached.set_result(None)
                 async with aclosing(watcher.events()) as events:
                     await self._show(run, after_seq, events)

@@ -1,7 +1,7 @@
-"""Derives a run's steps solely from its log.
+"""The steps of a run, derived only from its log.
 
-The same log always gives the same steps. The ids of the steps are derived from rounds and call ids. The model adds one
-message per round, so a message's round follows from the earlier messages. A message that follows calls which it did not
+The same log always results in the same steps. Step ids are derived from rounds and call ids. The model adds one message
+per round, so a message's round follows from the earlier messages. A message that follows calls which it did not
 request, such as an undo report, gets its own round.
 """
 
@@ -48,7 +48,7 @@ _ORDER: Final = {
 
 
 class Steps:
-    """The steps of one run. Feed it the log in order. Not safe for concurrent use."""
+    """The steps of one run. Pass it the log in order. Not safe for concurrent use."""
 
     def __init__(self) -> None:
         self._steps: dict[str, Step] = {}
@@ -71,7 +71,7 @@ class Steps:
         return [_change(before.get(step.step_id), step) for step in sorted(changed, key=self._sort_key)]
 
     def take_gap(self, gap: Gap) -> Sequence[StepChange]:
-        """Apply an ended run's messages and calls, which replace its log. Return all steps."""
+        """Apply an ended run's messages and calls instead of its log. Return all steps."""
         messages, calls = gap.snapshot.messages, gap.snapshot.calls
         self._round_of_call = {call.call_id: call.round for call in calls}
         followed = {call_id for message in messages for call_id in message.call_ids}
@@ -184,7 +184,7 @@ class Steps:
 
 
 def _changed(step: Step, **fields: Any) -> Step:
-    """Return a changed copy of `step`, which may already have been sent to clients."""
+    """Return a modified copy of `step`, because clients may already have been sent `step` itself."""
     changed = Step(**fields)
     whole = Step()
     whole.CopyFrom(step)

@@ -1,10 +1,10 @@
-"""Streams runs to watchers: past events from the ledger, then live events in the same format.
+"""Streams of runs: past events from the ledger, then live events in the same format.
 
 All watchers of a run on this replica share one feed: one live subscription, one ledger reader and one tail of recent
 events. A watcher first reads past events at its own pace until it reaches the tail. If it later falls behind the tail,
 it is disconnected (EVT-3), so a slow watcher neither delays others nor uses memory.
 
-Clients confirm the events that the user has seen, and the user is not notified about these events. An open stream does
+Clients confirm the events that the user has seen, and Pawl does not notify the user about these. An open stream does
 not prove that events were seen, because its connection may be dead.
 
 The ledger is polled to find lost live events. This happens every few seconds, or every second if NATS is unavailable.
@@ -48,7 +48,7 @@ REST_SECONDS_MAX: Final = 50.0
 
 
 class Watches:
-    """Serves all watchers on this replica. Use it as an async context manager, which stops the feeds on exit."""
+    """All watchers on this replica. An async context manager that stops the feeds on exit."""
 
     def __init__(
         self,
@@ -86,11 +86,9 @@ class Watches:
         return len(self._feeds)
 
     def measure(self, metrics: Metrics) -> None:
-        watchers = metrics.gauge("watchers", "Open streams of runs' events.")
+        watchers = metrics.gauge("watchers", "Open streams of run events.")
         watchers.set_function(lambda: sum(len(feed.watchers) for feed in self._feeds.values()))
-        behind = metrics.gauge(
-            "watch_lag_events", "Events that the slowest watcher has not received, of those known here."
-        )
+        behind = metrics.gauge("watch_lag_events", "Events that this replica's slowest watcher has not received yet.")
         behind.set_function(lambda: max((feed.lag for feed in self._feeds.values()), default=0))
 
     @asynccontextmanager
@@ -101,13 +99,13 @@ class Watches:
 
         Raises:
             RunNotFound, SeqBeyondEnd, Overloaded: before the block starts.
-            SlowConsumer: inside the block; the metadata contains the position from which to attach again.
+            SlowConsumer: inside the block. The metadata contains the position from which to attach again.
         """
         key = (caller.store_id, caller.user_id, run_id)
         feed = self._feeds.get(key)
         if feed is None:
             if len(self._feeds) >= FEEDS_MAX:
-                raise Overloaded(f"at most {FEEDS_MAX} runs can be watched on one replica")
+                raise Overloaded(f"at most {FEEDS_MAX} runs can be watched on one replica: try again later")
             feed = self._feeds[key] = Feed(self._ledger, self._live, caller, run_id, readers=self._readers)
         watcher = Watcher(feed, after_seq)
         feed.watchers[watcher] = None
@@ -136,7 +134,7 @@ class Watches:
     async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float, after_seq: int = 0) -> Run:
         """Return the run once it has ended, or once it is parked and has events after `after_seq`.
 
-        After `seconds` (but at most 50 seconds), return the run in whatever state it is.
+        After `seconds` (at most 50), return the run in its current state.
 
         Raises:
             RunNotFound
@@ -190,7 +188,7 @@ _PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 
 
 class RunSteps:
-    """Derives the steps of runs from their logs. Stateless."""
+    """Steps of runs, derived from their logs. Stateless."""
 
     def __init__(self, *, ledger: PublicLedger, watches: Watches) -> None:
         self._ledger = ledger
@@ -230,10 +228,10 @@ class RunSteps:
     async def watch(
         self, caller: Principal, run_id: RunId, after_seq: int, *, silence_seconds: float
     ) -> AsyncGenerator[WatchStepsResponse, None]:
-        """Yield step changes after `after_seq` until the run ends. Each part has the seq of its last event.
+        """Yield step changes after `after_seq` until the run ends. Each part includes the seq of its last event.
 
-        Events that do not change a step are skipped. After `silence_seconds` without an event, yields a part without
-        changes. Use it inside `contextlib.aclosing`.
+        Skips events that do not change a step. After `silence_seconds` without an event, yields a part without changes.
+        Use it inside `contextlib.aclosing`.
 
         Raises:
             RunNotFound, SeqBeyondEnd, Overloaded, SlowConsumer

@@ -34,7 +34,7 @@ class Introductions:
         self._part_kinds = ("text", "file", *(("image",) if takes_images else ()))
 
     async def introduce(self, caller: Principal) -> WhoAmIResponse:
-        """Describe `caller` and the deployment. Omits the tools or agents if their service is unavailable."""
+        """Describe `caller` and the deployment. Omit the tools or agents if their service is unavailable."""
         tool_count: int | None = None
         agent_names: tuple[str, ...] = ()
         if caller.store_id:

@@ -22,10 +22,10 @@ _Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
-    """What a watcher has received so far: messages, changed runs, and the events of one run.
+    """The messages, changed runs and run events that a watcher has received so far.
 
-    Messages up to `number` were sent, and runs that changed before a certain time. `run_id` is the run whose events
-    were sent last, up to `seq`. It is empty if there is none.
+    The watcher has received messages up to `number`, runs that changed before a certain time, and the events of
+    `run_id` up to `seq`. `run_id` is empty if no events were sent.
     """
 
     number: _Number = 0
@@ -53,14 +53,12 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
             if data[:_SEAL_BYTES] != _seal(caller, conversation_id) or not (is_id(cursor.run_id) or not cursor.run_id):
                 raise ValueError
         except (binascii.Error, ValueError, msgspec.DecodeError):
-            message = (
-                f"after is not a cursor of the conversation {conversation_id}: send the cursor that its stream gave you"
-            )
+            message = f"after must be the cursor that the stream of the conversation {conversation_id} returned"
             raise InvalidField(message, field="after") from None
         return cursor
 
 
 def _seal(caller: Principal, conversation_id: ConversationId) -> bytes:
-    """Return a checksum that detects cursors from other conversations or users. The checksum is not a secret."""
+    """Return a checksum that detects cursors from other conversations or users. It is not a secret."""
     named = msgspec.msgpack.encode([caller.store_id, caller.user_id, conversation_id])
     return hashlib.sha256(named).digest()[:_SEAL_BYTES]

@@ -1,4 +1,4 @@
-"""Serves imports and streams of pawl.agent.v1.ConversationService, and forwards its other methods to job-store."""
+"""Implements imports and streams of pawl.agent.v1.ConversationService. Its other methods are forwarded to job-store."""
 
 from __future__ import annotations
 

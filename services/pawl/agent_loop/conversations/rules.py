@@ -1,6 +1,6 @@
-"""Validates imported histories, refusing everything that a strict model server would refuse.
+"""Validates imported histories, and refuses everything that a strict model server would refuse.
 
-Adjacent messages of the same role are allowed; they are merged for the model.
+Adjacent messages of the same role are allowed. They are merged for the model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pawl.errors import InvalidHistory, InvalidJson, TooLarge
 from pawl.values import CallState
 
 MESSAGES_MAX: Final = 1000
-# Per message.
+# Maximum number of calls per message.
 CALLS_MAX: Final = 128
 ID_CHARACTERS_MAX: Final = 256
 FAULTS_SHOWN_MAX: Final = 20
@@ -46,7 +46,10 @@ class HistoryCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message in a history. An assistant message may have `calls`. A tool message answers the call `call_id`."""
+    """A message in a history. An assistant message may have `calls`.
+
+    A tool message contains the result of `call_id`.
+    """
 
     role: HistoryRole
     text: str = ""
@@ -86,7 +89,7 @@ def check(history: Sequence[HistoryMessage]) -> None:
     """Validate the history.
 
     Raises:
-        InvalidHistory: the message lists up to 20 faults with the positions of their messages.
+        InvalidHistory: the history is invalid. The error lists up to 20 faults with their positions.
     """
     found = sorted(faults(history), key=lambda fault: fault.message)
     if not found:
@@ -103,7 +106,7 @@ def check(history: Sequence[HistoryMessage]) -> None:
 def convert_history(
     history: Sequence[HistoryMessage], new_call_id: Callable[[], CallId]
 ) -> tuple[tuple[Message, ...], tuple[Call, ...]]:
-    """Convert a validated history to messages and settled calls. The ledger sets their owner."""
+    """Convert a validated history to messages and settled calls. The ledger sets the owner."""
     results = _results(history)
     messages: list[Message] = []
     calls: list[Call] = []
@@ -130,7 +133,7 @@ def convert_history(
 
 
 def _results(history: Sequence[HistoryMessage]) -> dict[tuple[int, str], HistoryMessage]:
-    """Return each call's result, keyed by the position of the message that made the call and by call id."""
+    """Return each call's result, keyed by call id and by the position of the message that made the call."""
     asked, results = 0, dict[tuple[int, str], HistoryMessage]()
     for position, message in enumerate(history):
         if message.role is HistoryRole.TOOL:
@@ -178,8 +181,8 @@ def _message_faults(message: HistoryMessage) -> Iterator[str]:
     match message.role:
         case HistoryRole.SYSTEM:
             yield (
-                "system and developer messages are not imported, because they could contradict the agent's"
-                " instructions: leave it out"
+                "system and developer messages are not imported, because they could contradict the agent's "
+                "instructions: remove this message"
             )
         case HistoryRole.UNSPECIFIED:
             yield "its role must be user, assistant or tool"
@@ -209,7 +212,7 @@ def _text_faults(text: str, name: str, bytes_max: int) -> Iterator[str]:
     if len(text.encode()) > bytes_max:
         yield f"{name} is over the limit of {bytes_max} bytes"
     if (found := CONTROL.search(text)) is not None:
-        yield f"{name} contains the control character U+{ord(found.group()):04X}"
+        yield f"{name} must not contain the control character U+{ord(found.group()):04X}"
 
 
 def _call_faults(call: HistoryCall) -> Iterator[str]:
@@ -226,15 +229,15 @@ def _call_faults(call: HistoryCall) -> Iterator[str]:
 
 
 def _id_faults(message: HistoryMessage, known: set[str]) -> Iterator[str]:
-    """Yield a fault for each call id that is already `known`, and add the new ids to `known`."""
+    """Yield a fault for each call id that is in `known`, and add new ids to `known`."""
     for call in message.calls:
         if call.call_id in known:
-            yield f"call {_shown(call.call_id)}: the id was used before"
+            yield f"call {_shown(call.call_id)}: another call has the same id"
         known.add(call.call_id)
 
 
 def _result_faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
-    """Yield a fault for each missing or misplaced result. A call needs one result, right after the call's message."""
+    """Yield a fault for each missing or misplaced result. Each call needs one result, right after its message."""
     open_ids: dict[str, None] = {}
     answered: set[str] = set()
     asked_at = 0

@@ -1,11 +1,11 @@
-"""Streams conversations to watchers: first the current state, then changes.
+"""Streams of conversations: first the current state, then changes.
 
-A stream keeps no log of changes. When NATS reports a change, the stream reads what has changed since its last read,
+There is no log of changes. When NATS reports a change, a stream reads everything that changed since its last read,
 using its caller's identity and the same code as GetConversation, ListMessages, GetRun and GetJob. It therefore never
-sends anything that these methods would not return. It sends only the items that differ from those it has already sent.
+sends anything that these methods would not return. It sends only items that differ from those already sent.
 
-All streams share one subscription, and one periodic read of versions that finds changes that NATS did not report. An
-idle stream reads nothing while NATS is available.
+All streams share one subscription, and one periodic read of versions that finds changes missed by NATS. An idle stream
+reads nothing while NATS is available.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _log = logs.get_logger(__name__)
 
 
 class ConversationWatches:
-    """Serves everyone who watches a conversation on this replica."""
+    """All watchers of conversations on this replica."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ConversationWatches:
         self._versions: dict[_Key, str] = {}
 
     async def follow(self, live: BusEvents) -> None:
-        """Notify streams of the changes that `live` reports, and of changes that it missed. Never returns."""
+        """Notify streams of the changes that `live` reports, and of changes that it misses. Never returns."""
         await live.subscribe_conversations(self._changed)
         was_connected = False
         while True:
@@ -119,7 +119,7 @@ class ConversationWatches:
             async with aclosing(stream.responses()) as responses:
                 async for response in responses:
                     yield response
-                    del response  # Otherwise, a stream that waits for hours would keep it.
+                    del response  # Otherwise, a stream that waits for hours would hold the response in memory.
         finally:
             self._watched[key] -= 1
             if not self._watched[key]:
@@ -128,7 +128,7 @@ class ConversationWatches:
             await stream.end()
 
     def show(self, stream: _Stream, conversation_ids: set[ConversationId]) -> None:
-        """From now on, notify the stream of changes in these conversations only."""
+        """From now on, notify the stream only of changes in these conversations."""
         store_id = stream.caller.store_id
         for conversation_id in conversation_ids - stream.shown:
             self._streams[store_id, conversation_id].add(stream)
@@ -144,7 +144,7 @@ class ConversationWatches:
             stream.change()
 
     async def _find_changes(self, *, reported: bool) -> None:
-        """Notify the streams whose conversations have a new version. Without change reports, notify all streams."""
+        """Notify streams whose conversations have a new version. Without change reports, notify all streams."""
         if not reported:
             for key in list(self._watched):
                 self._changed(*key)
@@ -160,7 +160,7 @@ class ConversationWatches:
 
 
 class _Sent(NamedTuple):
-    """The state of a run that a stream last sent, and when. If `version` has not changed, neither has the run."""
+    """The state of a run that a stream last sent, and the time. A run with an unchanged `version` is unchanged."""
 
     version: str
     digest: int
@@ -169,7 +169,7 @@ class _Sent(NamedTuple):
 
 
 class _Followed(NamedTuple):
-    """A run whose events the stream must send: when the run started, and its last known seq and state."""
+    """A run whose events the stream must send: its start time, and its last known seq and state."""
 
     began_microseconds: int
     last_seq: int
@@ -235,7 +235,7 @@ class _Stream:
         return self._read_at + PAUSE_SECONDS - asyncio.get_running_loop().time()
 
     async def _wait(self) -> bool:
-        """Wait until there may be something to send. Return False if it is time for a heartbeat."""
+        """Wait until there may be something to send. Return False when a heartbeat is due."""
         self._woken.clear()
         seconds = self._pause() if self._has_changed else self._around.heartbeat_seconds
         return bool(await tasks.within(seconds, self._woken.wait())) or self._has_changed
@@ -254,7 +254,7 @@ class _Stream:
         return self._response(events=events)
 
     async def _changes(self, *, is_first: bool) -> AsyncGenerator[WatchConversationResponse, None]:
-        """Read the changes, and yield whatever the client does not have yet."""
+        """Read the changes, and yield everything that the client does not have yet."""
         self._has_changed, self._read_at = False, asyncio.get_running_loop().time()
         found = await self._read(is_first=is_first)
         last_number = found.conversation.last_message_number
@@ -329,14 +329,14 @@ class _Stream:
         return self._response(items=items, gap=gap) if items else None
 
     async def _run(self, run_id: RunId, version: str, *, is_active: bool) -> ConversationItem | None:
-        """Return a run or job. Return None if the client already has its current state."""
+        """Return a run or job, or None if the client already has its current state."""
         sent = self._sent.get(run_id)
         if sent is not None and version and sent.version == version:
             return None
         try:
             async with self._around.readers:
                 run = await self._around.ledger.get_run(self.caller, run_id)
-        except RunNotFound:  # It was removed.
+        except RunNotFound:  # The run was removed.
             return None
         if run_id == self._cursor.run_id:
             self._start_microseconds = _began_microseconds(run)
@@ -361,7 +361,7 @@ class _Stream:
         return item
 
     def _has_begun(self, run: Run, sent: _Sent | None) -> bool:
-        """Return whether the run has become active since the last read. It may have ended already."""
+        """Return whether the run has started since the last read. It may already have ended."""
         if run.conversation_id != self._conversation_id or RunState(run.state) is RunState.QUEUED:
             return False
         if sent is None:
@@ -380,7 +380,7 @@ class _Stream:
                 self._follower.add_done_callback(lambda _: self._woken.set())
 
     def _follower_has_ended(self) -> bool:
-        """Forget a follower that has ended, and raise its error, if any."""
+        """Drop a follower that has ended, and raise its error, if any."""
         if self._follower is None or not self._follower.done():
             return False
         follower, self._follower = self._follower, None
@@ -427,7 +427,7 @@ def _is_state(event: RunEvent) -> bool:
 
 
 def _began_microseconds(run: Run) -> int:
-    """Return when a run started. If it never started, return when it ended or, if it has not ended, was created."""
+    """Return when a run started. If it never started, return when it ended or, failing that, when it was created."""
     named = next((name for name in ("start_time", "end_time") if run.HasField(name)), "create_time")
     microseconds: int = getattr(run, named).ToMicroseconds()
     return microseconds

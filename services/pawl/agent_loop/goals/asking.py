@@ -1,5 +1,3 @@
-"""Validates the goals that clients and models start."""
-
 from __future__ import annotations
 
 import math
@@ -25,7 +23,7 @@ WAIT_SECONDS_MAX: Final = 30 * 86_400.0
 
 
 class _Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a call to START_GOAL."""
+    """Arguments of a call to START_GOAL."""
 
     aim: str
     check_tool: str = ""
@@ -38,18 +36,18 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     deadline_minutes: float = 0.0
 
 
-def asked(arguments_json: bytes, now: float) -> Goal:
-    """Return the goal that a model starts.
+def goal_of(arguments_json: bytes, now: float) -> Goal:
+    """Return the goal that a model's call starts.
 
     Raises:
-        ValueError: the arguments are invalid; the message gives the reason.
+        ValueError: the arguments are invalid. The message contains the reason.
     """
     try:
         given = msgspec.json.decode(arguments_json, type=_Asked)
     except msgspec.DecodeError as error:
         raise ValueError(f"{error}.") from None
     if not given.aim.strip() or bool(given.check_tool) is bool(given.rubric):
-        raise ValueError("A goal needs an `aim`, and either `check_tool` or `rubric` to determine whether it is met.")
+        raise ValueError("A goal requires an `aim`, and either a `check_tool` or a `rubric`.")
     goal = Goal(
         aim=strict_json.storable(given.aim),
         attempts_by=GoalAgent(tool_names=given.tool_names),
@@ -71,7 +69,7 @@ def asked(arguments_json: bytes, now: float) -> Goal:
 
 
 def check(goal: Goal) -> None:
-    """Check a goal's form.
+    """Validate a goal's fields.
 
     Raises:
         InvalidField, InvalidId, InvalidJson, TooLarge

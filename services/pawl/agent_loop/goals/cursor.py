@@ -1,4 +1,4 @@
-"""Defines the state of a goal's program."""
+"""The state of a goal's program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tried(msgspec.Struct, frozen=True, array_like=True):
-    """The answer of a recent attempt and the reason why it fell short. Later attempts receive both."""
+    """The answer of a recent attempt, and the reason why it was not sufficient. Later attempts receive both."""
 
     number: int
     answer: str
@@ -23,7 +23,7 @@ class Tried(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GoalCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="program", tag="goal"):
-    """The state of a goal's program. Its values are limited in size, and take up less than 16 KiB in total."""
+    """The state of a goal's program. Its values are bounded, and take up less than 16 KiB in total."""
 
     # All judged attempts. The next one has the number `len(attempts) + 1`.
     attempts: tuple[Attempt, ...] = ()

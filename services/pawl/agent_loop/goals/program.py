@@ -1,7 +1,7 @@
-"""Implements a goal's program. Child runs make attempts, which are judged until the aim is met or a limit is reached.
+"""Implements goals. Child runs make attempts, which are judged until the goal is met or a limit is reached.
 
-Child runs also make judgements by a model, while checks by a tool are ordinary calls. The goal run itself does not call
-any model. Messages from its user reach the next attempt.
+If a model judges, another child run does so. If a tool checks, it is an ordinary call. The goal run itself calls no
+model. Messages from its user are passed to the next attempt.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class GoalProgram(Program):
         attempt = rules.step_of(state, number, Step.ATTEMPT)
         return _next_attempt(state, goal, cursor, now) if attempt is None else _judgement(state, goal, attempt, now)
 
-    def commanded(self, state: State, command: Command, now: float) -> State:  # the ledger checked it
+    def commanded(self, state: State, command: Command, now: float) -> State:  # the ledger has checked the command
         return rules.raised(state, _goal(state), command.kind) if isinstance(command.kind, RaiseGoal) else state
 
     def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:
-        """Record judgements. The progress found by a judgement is reported as progress of the judging call."""
+        """Record judgements. Report the progress that a judgement found as progress of the judging call."""
         after = rules.recorded(after, _goal(after))
         progress = after.run.job_progress
         if progress is None or progress == base.run.job_progress:
@@ -109,7 +109,7 @@ def _judgement(state: State, goal: Goal, attempt: Call, now: float) -> Decision:
 
 
 def _of_attempt(own: RunOptions, goal: Goal, options: RunOptions) -> RunOptions:
-    """Return an attempt's options, with only those tools that the goal allows."""
+    """Return an attempt's options, with only the tools that the goal allows."""
     wanted = goal.attempts_by.tool_names or own.tool_names
     names = tuple(name for name in options.tool_names if not wanted or name in wanted)
     without = own.without_tools or not names

@@ -80,7 +80,7 @@ class GoalServicer(goal_pb2_grpc.GoalServiceServicer):
         reply = await self._ledger.send_command(caller, run_id, command)
         run = run_after(reply, RunNotFound)
         if CommandOutcome(reply.outcome) is CommandOutcome.ACCEPTED:
-            # The run's worker has not applied it yet.
+            # The run's worker has not applied these limits yet.
             run.goal.attempts_max += raised.attempts
             if raised.HasField("deadline_time"):
                 run.goal.deadline_time.CopyFrom(raised.deadline_time)

@@ -43,7 +43,7 @@ _NOT_WANTED: Final = frozenset({CallState.REJECTED, CallState.EXPIRED})
 
 
 class Step(IntEnum):
-    """A call's index in its round."""
+    """The index of a call in its round."""
 
     CHECK_BEFORE = 0
     ATTEMPT = 1
@@ -66,7 +66,7 @@ def step_of(state: State, number: int, step: Step) -> Call | None:
 
 
 def check_before(number: int) -> tuple[int, Step]:
-    """Return the round and step of the check that is made before an attempt."""
+    """Return the round and step of the check before an attempt."""
     return (1, Step.CHECK_BEFORE) if number == 1 else (number - 1, Step.CHECK_LATER)
 
 
@@ -84,7 +84,7 @@ def tools_needed(goal: Goal) -> tuple[str, ...]:
 
 
 def evidence(state: State, attempt: Call) -> Evidence | None:
-    """Return the calls that a judgement may cite; None if the attempt's calls have not been read."""
+    """Return the calls that a judgement may cite, or None if the attempt's calls have not been read."""
     if attempt.child_run_id not in state.named_runs:
         return None
     return judging.evidence_of(attempt, state.named.values())
@@ -104,7 +104,7 @@ def check(state: State, goal: Goal, now: float, *, at: tuple[int, Step]) -> Call
 
 
 def judgement(state: State, goal: Goal, attempted: Call, shown: Evidence, now: float) -> Call:
-    """Return the call that asks the judge. If the first answer cannot be used, this is the second call."""
+    """Return the call to the judge. If the first answer cannot be used, this is the second call."""
     if goal.criterion.judge is None:
         raise RuntimeError("the goal has no judge")
     judge, first = goal.criterion.judge, step_of(state, attempted.round, Step.JUDGEMENT)
@@ -116,7 +116,7 @@ def judgement(state: State, goal: Goal, attempted: Call, shown: Evidence, now: f
 
 
 def recorded(state: State, goal: Goal) -> State:
-    """Return the state with the settled calls recorded in the cursor. Idempotent."""
+    """Return the state after recording the settled calls in the cursor. Idempotent."""
     cursor = cursor_of(state)
     if cursor.met or cursor.failure is not None:
         return state
@@ -143,7 +143,7 @@ def recorded(state: State, goal: Goal) -> State:
 
 
 def raised(state: State, goal: Goal, by: RaiseGoal) -> State:
-    """Return the state with the goal's raised limits, which the ledger has checked."""
+    """Return the state with the goal's raised limits, which the ledger has validated."""
     deadline_time = by.deadline_time if by.deadline_time is not None else goal.deadline_time
     goal = replace(goal, attempts_max=goal.attempts_max + by.attempts, deadline_time=deadline_time)
     if by.tokens:
@@ -153,7 +153,7 @@ def raised(state: State, goal: Goal, by: RaiseGoal) -> State:
 
 
 def limit_reached(goal: Goal, cursor: GoalCursor, now: float) -> RunFailure | None:
-    """Return the failure that ends the goal now; None if the cursor has not reached a limit."""
+    """Return the failure that ends the goal now, or None if no limit has been reached."""
     if cursor.failure is not None:
         return cursor.failure
     count = texts.count(cursor)
@@ -190,7 +190,7 @@ def _draft(state: State, tool_name: str, arguments_json: bytes, now: float, *, a
 
 
 def _judged(state: State, goal: Goal, attempted: Call) -> tuple[Judgement, Call] | None:
-    """Return the judgement of an attempt and the call that made it. Return None if there is no judgement yet."""
+    """Return the judgement of an attempt and the call that made it, or None if there is no judgement yet."""
     first, again = (step_of(state, attempted.round, step) for step in (Step.JUDGEMENT, Step.JUDGED_AGAIN))
     if goal.criterion.judge is None:
         return (judging.by_tool(goal.criterion, first), first) if first is not None and first.settled else None
@@ -249,7 +249,7 @@ def _with(state: State, cursor: GoalCursor, found: Judgement | None = None, call
 
 
 def _hopeless(call: Call) -> RunFailure | None:
-    """Return the failure of a goal whose call was refused; None if another attempt can succeed."""
+    """Return the failure of a goal whose call was refused, or None if another attempt can succeed."""
     if call.state in _NOT_WANTED or _reason(call) in _HOPELESS:
         reason = _reason(call) or call.state.name
         message = f"{call.tool_name}: {judging.error_of(call)}"

@@ -1,5 +1,3 @@
-"""Validates goals and starts them."""
-
 from __future__ import annotations
 
 import hashlib
@@ -54,12 +52,12 @@ class GoalStarting:
         self._ids = ids
 
     async def start(self, caller: Principal, request_id: RequestId, request: goal_pb2.StartGoalRequest) -> run_pb2.Run:
-        """Create a goal run. It is durable when this returns. Idempotent by request id.
+        """Create a goal run and return once it is durable. Idempotent by request id.
 
         Raises:
             InvalidField, InvalidId, InvalidJson, TooLarge: the goal is invalid, or its agent cannot pursue it.
-                AgentNotFound, ToolNotFound, PermissionDenied, InvalidArguments: its agents or the call to its tool are
-                not allowed.
+            AgentNotFound, ToolNotFound, PermissionDenied, InvalidArguments: its agents or the call to its tool are not
+                allowed.
             QueueFull, RequestIdReused
         """
         goal = _ASKED.read(request.goal)
@@ -75,15 +73,15 @@ class GoalStarting:
                 await self._check_current(caller, submission, goal)
             except PawlError as error:
                 refusal = error
-        asked = goal_pb2.StartGoalRequest()
-        asked.CopyFrom(request)
-        asked.ClearField("request_id")
-        submission.asked_program_sha256 = hashlib.sha256(asked.SerializeToString(deterministic=True)).digest()
+        requested = goal_pb2.StartGoalRequest()
+        requested.CopyFrom(request)
+        requested.ClearField("request_id")
+        submission.asked_program_sha256 = hashlib.sha256(requested.SerializeToString(deterministic=True)).digest()
         submission.goal.CopyFrom(wire.GOAL.write(goal))
         return (await unless_refused(submission, refusal, lambda: self._ledger.submit_message(submission))).run
 
     async def _check_current(self, caller: Principal, submission: pb.SubmitMessageRequest, goal: Goal) -> None:
-        """Check what can differ between two equal requests: the time, agents, tools and rules."""
+        """Check what can change between two equal requests: the time, agents, tools and rules."""
         now, options = self._clock.now(), wire.OPTIONS.read(submission.options)
         if goal.deadline_time is not None and goal.deadline_time <= now:
             raise InvalidField("goal.deadline_time must be in the future", field="goal.deadline_time")

@@ -1,4 +1,4 @@
-"""Writes a goal's texts: the tasks of its attempts, and its report."""
+"""Texts for goals: the tasks of attempts, and the report."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def report(state: State, goal: Goal, cursor: GoalCursor) -> str:
 
 
 def task(state: State, goal: Goal, cursor: GoalCursor, number: int) -> str:
-    """Return the task of an attempt: the aim, earlier attempts, why they fell short, and the user's messages."""
+    """Return the task of an attempt: the aim, why earlier attempts were not sufficient, and the user's messages."""
     criterion = goal.criterion
     checked = criterion.judge.rubric if criterion.judge else f"{criterion.tool_name} {criterion.expression}".strip()
     parts = [
         f"Work towards this aim:\n{goal.aim}",
-        f"After your attempt, this decides whether the aim is met: {checked}",
-        f"This is attempt {number} of {goal.attempts_max}. Finish with an answer that says what you did.",
+        f"This check decides whether the aim is met after your attempt: {checked}",
+        f"This is attempt {number} of {goal.attempts_max}. End with an answer that says what you did.",
     ]
     if cursor.reason:
         parts.append(_quoted("The last check found this", [cursor.reason]))
     earlier = cursor.attempts[: len(cursor.attempts) - len(cursor.tried)]
     if cursor.attempts:
         lines = [*(_line(each, tried) for each, tried in enumerate(earlier, 1)), *map(_told, cursor.tried)]
-        parts.append(_quoted("These attempts fell short, do not repeat what did not work", lines))
+        parts.append(_quoted("These attempts did not meet the aim. Do not repeat what did not work", lines))
     said = [each.text for each in state.messages if each.role is Role.USER and each.run_id == state.run.run_id][1:]
     if said:
         parts.append(f"The user added:\n{text.cut_bytes(chr(10).join(said).encode(), _MESSAGES_BYTES_MAX)}")
@@ -54,7 +54,7 @@ def task(state: State, goal: Goal, cursor: GoalCursor, number: int) -> str:
 
 
 def _quoted(header: str, lines: Iterable[str]) -> str:
-    """Return lines that are data, because models and tools have written them, marked as a quotation."""
+    """Quote lines that models or tools have written, so that they read as data."""
     return f"[{header}:]\n> " + "\n".join(lines).replace("\n", "\n> ")
 
 

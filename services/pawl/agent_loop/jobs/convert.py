@@ -13,7 +13,7 @@ from pawl.agent_loop.api.convert import WIRE
 from pawl.agent_loop.loop import wire
 from pawl.agent_loop.loop.rules import checks, progress
 from pawl.agent_loop.loop.rules.assembly import ARGUMENTS_BYTES_MAX
-from pawl.agent_loop.loop.rules.background import AskedJob
+from pawl.agent_loop.loop.rules.background import RequestedJob
 from pawl.agent_loop.loop.rules.condition import Condition
 from pawl.agent_loop.loop.rules.options import NAME_CHARACTERS_MAX
 from pawl.agent_loop.loop.rules.run import JobProgress, Monitor
@@ -45,13 +45,13 @@ def _reports(request: Any) -> JobReports | None:
 WIRE.struct(Condition, run_pb2.JobCondition)
 WIRE.struct(Monitor, run_pb2.JobMonitor)
 _ASKED: Final = WIRE.struct(
-    AskedJob,
+    RequestedJob,
     jobs_pb2.StartJobRequest,
     Exceptions(of_message=("request_id",), read={"reports": _reports}, unwritten=("reports",)),
 )
 
 
-def asked(request: jobs_pb2.StartJobRequest) -> tuple[AskedJob, bytes]:
+def requested_job(request: jobs_pb2.StartJobRequest) -> tuple[RequestedJob, bytes]:
     """Return the requested job and the request's digest.
 
     Raises:
@@ -76,7 +76,7 @@ def asked(request: jobs_pb2.StartJobRequest) -> tuple[AskedJob, bytes]:
 
 
 def job(run: run_pb2.Run) -> jobs_pb2.BackgroundJob:
-    """Return the job. If its run is open, the job includes the time at which it is expected to end."""
+    """Return the job. If its run is open, include the time at which it is expected to end."""
     # The calls of a workflow are its nodes, not iterations.
     counts = () if run.HasField("workflow") else run.call_counts
     ended = {count.state: count.count for count in counts if count.state in _SETTLED}
@@ -121,4 +121,4 @@ def _not_stopped(run: run_pb2.Run) -> str:
     try:
         return msgspec.json.decode(run.output_text, type=_Error).error
     except msgspec.DecodeError:
-        return "Its call could not be stopped and may still be running."
+        return "The job's call could not be stopped and may still be running."

@@ -56,24 +56,24 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
 
     async def StartJob(self, request: jobs_pb2.StartJobRequest, context: Context) -> jobs_pb2.StartJobResponse:
         caller, request_id = require_user(), convert.request_id(request)
-        asked, asked_sha256 = convert_jobs.asked(request)
-        terms, now = background.asked(asked), self._clock.now()
-        job = jobs.new_job(terms, asked.tool_name, asked.arguments_json or b"{}", now)
+        requested, requested_sha256 = convert_jobs.requested_job(request)
+        terms, now = background.requested_terms(requested), self._clock.now()
+        job = jobs.new_job(terms, requested.tool_name, requested.arguments_json or b"{}", now)
         message = StartRunRequest(
-            conversation_id=asked.conversation_id,
+            conversation_id=requested.conversation_id,
             text=jobs.title(job),
-            conversation_key=asked.conversation_key,
-            agent=asked.agent,
-            labels=asked.labels,
+            conversation_key=requested.conversation_key,
+            agent=requested.agent,
+            labels=requested.labels,
         )
         checked, refusal = await self._messages.checked(
-            caller, request_id, message, must_exist=bool(asked.conversation_id)
+            caller, request_id, message, must_exist=bool(requested.conversation_id)
         )
         submission = pb.StartJobRequest(
             message=checked,
             run_id=self._run_id(caller, request_id),
             new_conversation_id=self._ids.new("conv"),
-            asked_sha256=asked_sha256,
+            asked_sha256=requested_sha256,
         )
         if refusal is None:
             try:
@@ -183,14 +183,14 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
         return run
 
     async def of_run(self, caller: Principal, run: run_pb2.Run) -> Sequence[run_pb2.Run]:
-        """Return the open jobs that were started by the run, or by the delegated runs below it, newest first."""
+        """Return the open jobs that the run, or the delegated runs below it, started. The newest come first."""
         wanted = pb.ListJobsRequest(reports_to_conversation_id=_reported_to(run), states=_OPEN)
         return [job for job in (await self._ledger.list_jobs(caller, wanted)).runs if _is_above(run, job)]
 
     async def stop_of_run(
         self, caller: Principal, request_id: RequestId, run: run_pb2.Run, reason: str
     ) -> Sequence[run_pb2.Run]:
-        """Stop the open jobs that `of_run` returns, in the same way as StopJobs. Return the stopped jobs.
+        """Stop the open jobs that `of_run` returns, like StopJobs. Return the stopped jobs.
 
         Raises:
             RequestIdReused, TooLarge, InvalidField
@@ -230,7 +230,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
 
 
 def _reported_to(run: run_pb2.Run) -> str:
-    """Return the conversation to which a run's jobs report: the conversation of its root run."""
+    """Return the conversation to which a run's jobs report, which is the conversation of the root run."""
     root = run.above[0].conversation_id if run.above else ""
     return root or run.reports_to_conversation_id or run.conversation_id
 

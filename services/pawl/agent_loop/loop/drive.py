@@ -1,8 +1,8 @@
 """Drives one claimed run until it is parked, ends, or belongs to another worker.
 
-The ledger is authoritative; `base` is a local copy of it. Facts and events record what has happened since then. Each
-cycle plans from the base and the facts, and commits the changes before it starts new work. If the ledger refuses a
-step, the drive plans again from a fresh copy with the same facts.
+The ledger is authoritative, and `base` is a local copy of it. Facts and events record what has happened since it was
+read. Each cycle plans from the base and the facts, and commits the changes before it starts new work. If the ledger
+refuses a step, the drive plans again from a fresh copy with the same facts.
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ class Drive:
         self._signal.set()
 
     def hand_over(self) -> None:
-        """Ask the drive to stop at its next commit point without settling anything."""
+        """Ask the drive to stop at its next commit without settling anything."""
         self._handing_over = True
         self._signal.set()
 
     async def run(self, loaded: Loaded | None = None) -> DriveEnd:
-        """Drive the run, starting from `loaded` if given. Return why it was released.
+        """Drive the run, starting from `loaded` if it is set. Return the reason for releasing the run.
 
         Raises:
             LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
@@ -159,14 +159,14 @@ class Drive:
     def _slot(self) -> AbstractAsyncContextManager[object]:
         """Return the slot to hold during a step.
 
-        Background runs share a few slots, so that they do not delay other runs. A worker that stops releases all its
-        runs simultaneously, so that they share commits.
+        Background runs share a few slots, so that they do not delay other runs. A stopping worker releases all its runs
+        at the same time, so that they share commits.
         """
         is_limited = self.claim.in_background and not self._handing_over
         return self._dependencies.background_steps.held() if is_limited else nullcontext()
 
     async def _advance(self) -> Wait | Park | Finish | DriveEnd | None:
-        """Commit what has happened, and start the work that follows. Return what to do next, or None to plan again."""
+        """Commit what has happened, and start the work that follows. Return the next step, or None to plan again."""
         self._signal.clear()
         if self._handing_over:
             return await self._release()
@@ -206,10 +206,10 @@ class Drive:
     def _early_model_call(self, plan: Plan) -> StartModel | None:
         """Return the model call that may start while the step that announces it is being written, or None.
 
-        Its output is not used until the step is durable. If the step is refused, everything except the cost of the call
-        is discarded. The call therefore starts early only if a refusal is unlikely, that is, if there are no commands
-        and no recent refusals. The run must not have a token budget either, because only the commit's response says how
-        many tokens are left.
+        Its output is not used until the step is durable. If the step is refused, the output is discarded, but the call
+        still costs money. The call therefore starts early only if a refusal is unlikely: there are no commands and no
+        recent refusals. The run must not have a token budget either, because only the commit's response contains the
+        number of tokens left.
         """
         if self._base.commands or budget.tokens(self._base) or self._woken or self._handing_over or self._refusals:
             return None
@@ -217,7 +217,7 @@ class Drive:
         return next(calls, None)
 
     async def _rest(self, rest: Wait | Park | Finish | DriveEnd) -> DriveEnd | None:
-        """Wait, park or finish."""
+        """Wait for news, park the run or finish it."""
         match rest:
             case DriveEnd():
                 return rest
@@ -237,7 +237,7 @@ class Drive:
                 assert_never(rest)
 
     def _only_output_can_be_there(self) -> bool:
-        """Return whether nothing but model output can have arrived, so that the rules need not run."""
+        """Return whether nothing but model output can have arrived. In that case, the rules need not run."""
         is_quiet = not self._facts and not self._base.commands and MODEL in self._tasks.under_way
         return is_quiet and self._dependencies.clock.monotonic() < self._plan_again_at
 
@@ -249,7 +249,7 @@ class Drive:
         return None
 
     async def _commit_part(self) -> bool:
-        """If the inbox is too large for one step, commit part of it and return True; otherwise return False."""
+        """If the inbox is too large for one step, commit part of it and return True. Otherwise, return False."""
         part = planning.apply_part(self._planning_base(0), self._now(), self._dependencies.step_bytes_max)
         if part is None:
             return False
@@ -258,7 +258,7 @@ class Drive:
         return True
 
     async def _record(self) -> None:
-        """Add the decisions, approvals and results that the next step consumes to the audit chain, each only once."""
+        """Record the decisions, approvals and results that the next step consumes in the audit chain, once each."""
         decided, brought = (*approvals_given(self._base), *decisions(self._base)), results(self._base)
         await self._tasks.tool_calls.record(
             [note for note in decided if note not in self._recorded],
@@ -269,7 +269,7 @@ class Drive:
     async def _report(self, plan: Plan) -> None:
         """Report withdrawn front-end calls to the registry, which counts them.
 
-        The drive normally reports them after the step, when results can no longer arrive. It retries until it succeeds,
+        The drive normally reports them after the step, when no more results can arrive. It retries until it succeeds,
         if necessary on the next worker. A run that ends has no next worker, so its last step reports before the commit,
         with a short timeout.
         """
@@ -313,7 +313,10 @@ class Drive:
         return self._spans
 
     def _has_lapsed_offer(self) -> bool:
-        """Return whether an offer's deadline has passed. Only the ledger knows whether a client has leased the call."""
+        """Return whether an offer's deadline has passed.
+
+        Only the ledger knows whether a client holds a lease on the call.
+        """
         now = self._now()
         offered = (call for call in self._base.open_calls if call.state is CallState.OFFERED)
         return any(call.deadline_time is not None and call.deadline_time <= now for call in offered)
@@ -384,7 +387,7 @@ class Drive:
         return replace(planned, asks_title=self._dependencies.makes_titles and has_answered and not run.depth)
 
     async def _release(self) -> DriveEnd:
-        """Commit the known facts in a step that releases the run, without making new decisions.
+        """Release the run in a step that commits the known facts but makes no new decisions.
 
         If there are no facts, `Worker.hand_over` releases the run.
         """
@@ -404,7 +407,7 @@ class Drive:
     # Facts and events.
 
     def _collect(self, *, at_once: bool) -> None:
-        """Collect new facts, progress, and any output that is due. If there are facts, all output is due."""
+        """Collect new facts, progress and any output that is due. If there are facts, all output is due."""
         progress = self._tasks.progress(at_once=at_once)
         if self._base.run.is_job:
             self._facts += progress
@@ -413,7 +416,7 @@ class Drive:
         self._outbox += self._tasks.output(at_once=at_once or bool(self._facts))
 
     def _has_news(self, progress: ToolProgress) -> bool:
-        """Return whether there is progress to show. A checkpoint repeats the tool's last fraction and message."""
+        """Return whether there is progress to show. A checkpoint alone repeats the tool's last fraction and message."""
         latest, last = (progress.fraction, progress.message), self._progress_shown.get(progress.call_id)
         self._progress_shown[progress.call_id] = latest
         return latest != (None, "") and not (progress.has_checkpoint and latest == last)
@@ -434,7 +437,7 @@ class Drive:
         return step.fitting(sizes, self._dependencies.step_bytes_max)
 
     def _facts_with_seqs(self, taken: int) -> tuple[Fact, ...]:
-        """Return the first `taken` facts. Facts that end a model call get the seqs of all its output."""
+        """Return the first `taken` facts. Add the seqs of all output to facts that end a model call."""
         shown = self._shown_with(self._base.run.last_seq + 1)
         return tuple(
             replace(fact, shown=shown) if isinstance(fact, ModelAnswered | ModelFailed | ModelCut) else fact

@@ -1,4 +1,4 @@
-"""Caches conversation histories, so that job-store sends only the new part when a run is loaded.
+"""Caches of conversation histories. With them, job-store sends only the new part when a worker loads a run.
 
 job-store decides which prefix of a history may be cached and, at the next load, whether the prefix is still valid (see
 its `ledger/rules/prefix.py`). Small histories are sent with the claim and are not cached.
@@ -48,7 +48,7 @@ def history_of(response: pb.LoadRunResponse) -> LoadedHistory:
 
 
 class Histories:
-    """Cached histories by conversation, least recently used first. Limited by size and idle time."""
+    """Cached histories by conversation, least recently used first. Bounded in size and idle time."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -69,9 +69,9 @@ class Histories:
         return self._kept.get(self._conversations.get(run, ("", "")))
 
     def taken(self, response: pb.LoadRunResponse, known: KeptHistory | None) -> LoadedHistory:
-        """Return the complete history, given the response to a request that sent `known`.
+        """Return the complete history from the response to a request that sent `known`.
 
-        Cache the part that may be kept.
+        Cache the part that may be cached.
         """
         before = known if response.continues_known else None
         history = history_of(response)
@@ -108,13 +108,13 @@ class Histories:
             used_at=self._monotonic(),
         )
 
-    def _put(self, key: _Key, kept: KeptHistory) -> None:
+    def _put(self, key: _Key, cached: KeptHistory) -> None:
         self._drop(key)
-        self._kept[key] = kept
-        self._size_bytes += kept.size_bytes
+        self._kept[key] = cached
+        self._size_bytes += cached.size_bytes
         while self._size_bytes > BYTES_MAX:
             self._drop(next(iter(self._kept)))
 
     def _drop(self, key: _Key) -> None:
-        if (kept := self._kept.pop(key, None)) is not None:
-            self._size_bytes -= kept.size_bytes
+        if (cached := self._kept.pop(key, None)) is not None:
+            self._size_bytes -= cached.size_bytes

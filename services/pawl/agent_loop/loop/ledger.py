@@ -75,10 +75,11 @@ class WorkerLedgerClient:
         background_runs_max: int = 64,
         is_idle: bool = False,
     ) -> tuple[dict[Claim, Loaded | None], float | None]:
-        """Claim due runs. Map each claim to the run's state, or to None if `load` must fetch the state.
+        """Claim due runs. Return each claim with the run's state, or with None if `load` must fetch the state.
 
-        The worker holds at most `background_runs_max` jobs and runs that jobs started. If `is_idle` is true and no run
-        was claimed, the second value is `ClaimRunsResponse.wait_seconds`, or None if that field is absent.
+        The worker holds at most `background_runs_max` background runs (jobs, and runs that jobs started). If `is_idle`
+        is true and no run was claimed, the second value is `ClaimRunsResponse.wait_seconds`, or None if that field is
+        absent.
         """
         request = pb.ClaimRunsRequest(
             worker_id=worker_id,
@@ -122,7 +123,7 @@ class WorkerLedgerClient:
         await translated(self._stub.ReleaseWorker(pb.ReleaseWorkerRequest(worker_id=worker_id)))
 
     async def report_crash(self, claim: Claim) -> bool:
-        """Release a run that this worker can neither drive nor end. Return whether the ledger has quarantined the run.
+        """Release a run that this worker can neither drive nor end. Return whether the ledger quarantined the run.
 
         Raises:
             LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
@@ -136,7 +137,7 @@ class WorkerLedgerClient:
 
         Raises:
             LeaseLost, RunEnded, RunNotFound: the run no longer belongs to this worker.
-            InboxChanged, IllegalTransition: nothing was written; reload and plan again.
+            InboxChanged, IllegalTransition: nothing was written. Reload and plan again.
         """
         request = pb.CommitRunRequest(**_fence(claim), commit_id=commit_id, **_STEP.fields(step))
         return await translated(self._stub.CommitRun(request))
@@ -167,7 +168,7 @@ async def calls_of_run(
     run_id: RunId,
     keep: Callable[[Call], Call] = lambda call: call,
 ) -> list[Call]:
-    """Return all calls of one of the user's runs, in call order. `keep` selects what is returned of each call.
+    """Return all calls of one of the user's runs, in order. `keep` selects the fields of each call.
 
     Raises:
         RunNotFound
@@ -188,7 +189,7 @@ def _fence(claim: Claim) -> dict[str, Any]:
 
 
 def _came_along(run: pb.ClaimedRun) -> Loaded | None:
-    """Return the state that was sent with a claim. Return None if none was sent or if it is unreadable."""
+    """Return the state that was sent with a claim, or None if it was not sent or is unreadable."""
     if not run.HasField("loaded"):
         return None
     try:

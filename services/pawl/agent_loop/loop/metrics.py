@@ -15,13 +15,14 @@ _ADDED_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5
 
 
 class PrometheusMeter:
-    """Measures the loop. `provider` stands for the deployment's model server; others have names."""
+    """Metrics of the loop. `provider` is the deployment's model server. Other model servers have names."""
 
     def __init__(self, metrics: Metrics, provider: str, monotonic: Callable[[], float]) -> None:
         self._store, self._provider, self._monotonic = metrics.store, provider, monotonic
         self._model_calls = metrics.counter(
             "model_calls_total",
-            "Model calls ended: answered, cut (stopped), forgotten (step refused), timeout, or a failure class.",
+            "Ended model calls, by outcome: answered, cut (stopped early), forgotten (step refused), timeout, "
+            "or a failure class.",
             ("store", "provider", "outcome"),
         )
         self._tokens = metrics.counter(
@@ -43,11 +44,12 @@ class PrometheusMeter:
         )
         self._added = metrics.histogram(
             "model_added_latency_seconds",
-            "Time that Pawl adds before a model request: from the message, result or retry that makes it due.",
+            "Latency that Pawl adds before a model request: the time since the message, result or retry that "
+            "caused it.",
             buckets=_ADDED_SECONDS,
         )
-        self._executions = metrics.counter("executions_total", "Tool executions ended.", ("outcome",))
-        self._held = metrics.gauge("runs_held", "Runs that this worker is driving.")
+        self._executions = metrics.counter("executions_total", "Ended tool executions.", ("outcome",))
+        self._held = metrics.gauge("runs_held", "Runs held by this worker.")
         self._left = metrics.counter("runs_left_total", "Runs that this worker released, by reason.", ("how",))
 
     def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: ModelTiming) -> None:

@@ -82,7 +82,7 @@ class ModelCall:
         self.first_output_at: float | None = None
 
     def refused(self, terms: ModelTerms, model: str) -> ModelFailed | None:
-        """Return why the call must not be made now; None if it may."""
+        """Return why the call must not be made now, or None if it may."""
         if exhausted := terms.exhausted:
             return ModelFailed(error=budget.used_up(exhausted), answer=self.answer(), jitter=0.0, used_up=exhausted)
         if terms.models and model not in terms.models:
@@ -92,7 +92,7 @@ class ModelCall:
     async def stream(
         self, request: ModelRequest, random: Randomness, take: Callable[[int], Awaitable[TokenBudget | None]] | None
     ) -> ModelAnswer | ModelFailed:
-        """Make the call, unless `take` returns a used-up limit for the prompt's tokens."""
+        """Make the call, unless `take` reports that the prompt's tokens exceed a limit."""
         prompt_bytes = history.size_bytes(request.messages)
         prompt_bytes += len(msgspec.json.encode((request.tools, request.response_format)))
         prompt_tokens = budget.prompt_tokens(self._state, prompt_bytes)
@@ -130,7 +130,7 @@ class ModelCall:
         return budget.counted(self._assembly.usage, prompt_bytes=self._prompt_bytes, output_bytes=self._output_bytes)
 
     def measure(self, outcome: str, meter: Meter) -> None:
-        """Count the call, which has just ended, if it was made."""
+        """Record the metrics of the call that has just ended, if it was made."""
         if self._sent_at is None:
             return
         timing = ModelTiming(
@@ -139,14 +139,14 @@ class ModelCall:
         meter.model_called(self._state.run.store_id, outcome, usage_of(self.usage()), timing)
 
     def output_due_at(self) -> float | None:
-        """Return the monotonic time at which output must be shown; None if there is no output to show."""
+        """Return the monotonic time at which output must be shown, or None if there is no output to show."""
         return None if self._may_be_silent else self._coalescer.due_at()
 
     def take_output(self) -> tuple[OutputDelta, ...]:
         return self._coalescer.take(self._monotonic())
 
     def output_shown(self) -> None:
-        """Record that the output taken so far is durable."""
+        """Record that the output collected so far is durable."""
         self._coalescer.shown(self._monotonic())
 
     def _take(self, piece: Piece) -> None:
@@ -255,14 +255,14 @@ _NO_USER: Final = UserId("")
 
 
 class _Allowance(NamedTuple):
-    """The tokens that runs may use before their budgets are read again, and until when."""
+    """The number of tokens that runs may use before their budgets are read again, and when the allowance expires."""
 
     tokens: float
     until: float
 
 
 class TermsCache:
-    """Remembers the terms of runs with enough tokens left, so that most model calls need not read them."""
+    """A cache of the terms of runs with enough tokens left, so that most model calls need not read them."""
 
     def __init__(self) -> None:
         # By store, user and agent. The user is empty if users have no budget, and the agent if the run's has none.
@@ -273,8 +273,8 @@ class TermsCache:
     ) -> ModelTerms:
         """Return the terms of the run's next model call.
 
-        `tokens` is the run's usage since its last call; `now` is a monotonic time. Drafts and the deployment's default
-        have no budget of their own.
+        `tokens` is the run's usage since its last call, and `now` is a monotonic time. Drafts and the deployment's
+        default have no budget of their own.
         """
         agent = "" if run.agent is None or draft_name(run.agent.name) else run.agent.name
         keys = [(run.store_id, user_id, agent) for user_id in (_NO_USER, run.user_id)]

@@ -29,7 +29,7 @@ Randomness = Callable[[], float]
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that this worker holds. Its commits are fenced by the epoch."""
+    """A run that this worker holds. The epoch fences its commits."""
 
     key: RunKey
     epoch: int
@@ -37,7 +37,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's state in the ledger at `now` (database time), and the tools that the run's client supplied."""
+    """The state of a run in the ledger at `now` (database time), and the tools that the run's client supplied."""
 
     state: State
     now: float
@@ -45,7 +45,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """The claims that the worker still holds, and the claims with unread commands. Both are in the ledger's order."""
+    """Claims that the worker still holds, and claims with unread commands. Both are in the ledger's order."""
 
     held: tuple[Claim, ...]
     with_commands: tuple[Claim, ...]
@@ -107,11 +107,11 @@ class Registry(Protocol):
     ) -> Resolved:
         """Return the named tools or, if `names` is empty, all tools that the user may call.
 
-        Pinned tools keep their version. At most `most` tools are returned; 0 means no limit. With `skip_missing`, tools
-        that do not exist for this user are omitted.
+        Pinned tools keep their version. At most `most` tools are returned (0 means no limit). With `skip_missing`,
+        tools that do not exist for this user are omitted.
 
         Raises:
-            ToolNotFound: a tool does not exist for this user; metadata `tool_name` names it.
+            ToolNotFound: a tool does not exist for this user. Metadata `tool_name` names it.
         """
 
     async def check(
@@ -146,9 +146,9 @@ class Registry(Protocol):
 
 
 class ModelTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and when a model call happened.
+    """The server and times of a model call.
 
-    The times are monotonic, and None for what did not happen. `server` is empty for the deployment's model server.
+    The times are monotonic, and None if the event did not happen. `server` is empty for the deployment's model server.
     """
 
     sent_at: float

@@ -1,4 +1,4 @@
-"""Client for the tool registry."""
+"""A client for the tool registry."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class RegistryClient:
         return Resolved(tools=tuple(map(_TOOL.read, response.tools)), left_out=response.left_out_count)
 
     async def check_own(self, caller: Principal, definitions: Sequence[bytes]) -> tuple[Tool, ...]:
-        """Check a client's tools for one of the user's runs. Return them in the form that the run stores.
+        """Validate a client's tools for one of the user's runs. Return them in the form that the run stores.
 
         Raises:
             InvalidField, InvalidSchema, ToolExists
@@ -141,7 +141,7 @@ class RegistryClient:
         )
 
     async def put_workflow_tool(self, store_id: StoreId, workflow: WorkflowVersion, *, validate_only: bool) -> None:
-        """Register a workflow as a tool of its store. If the version does not have `as_tool`, remove that tool.
+        """Register a workflow as a tool of its store. If the version has no `as_tool`, remove that tool.
 
         Raises:
             ToolExists: the name belongs to another tool.
@@ -201,10 +201,10 @@ class RegistryClient:
         return _STOPPED.read(response)
 
     async def check_answer(self, store_id: StoreId, answer_schema_json: bytes, answer: str) -> None:
-        """Check an answer to a running tool's question.
+        """Validate an answer to a running tool's question.
 
         Raises:
-            InvalidArguments: the answer does not match the schema; the message explains why.
+            InvalidArguments: the answer does not match the schema. The message explains why.
         """
         request = execution_pb2.CheckAnswerRequest(
             store_id=store_id, answer_schema_json=answer_schema_json, answer=answer
@@ -224,7 +224,7 @@ class RegistryClient:
         return (await translated(self._stub.ReadDocument(request))).text
 
     async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
-        """Check an answer against a response format's schema. If `output` is None, check only the schema.
+        """Validate an answer against a response format's schema. If `output` is None, validate only the schema.
 
         Raises:
             InvalidSchema: the schema cannot be used.
@@ -242,7 +242,7 @@ class RegistryClient:
         If `series` is set, the verdict contains the digest for granting the series with these arguments.
 
         Raises:
-            InvalidArguments: the arguments are not allowed; the message lists all problems.
+            InvalidArguments: the arguments are not allowed. The message lists all problems.
         """
         own_tools = (wire.OWN_TOOL.read(tool) for tool in read.own_tools)
         proposed = ProposedCall(

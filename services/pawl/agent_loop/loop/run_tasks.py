@@ -79,7 +79,7 @@ _RATE_SECONDS_MAX: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDependencies:
-    """The dependencies shared by all of a worker's runs.
+    """Dependencies that all of a worker's runs share.
 
     `run_due` makes the worker poll immediately, and `run_due_at` makes it poll at a given monotonic time.
     """
@@ -118,8 +118,8 @@ class WorkerDependencies:
 class RunTasks(Tasks):
     """Performs the work that plans request. Sets `signal` when there is something to collect.
 
-    `now` returns database time; `active_seconds` returns how long the run has been active. `own_tools` holds the tools
-    that the run's client supplied.
+    `now` returns database time, and `active_seconds` returns how long the run has been active. `own_tools` holds the
+    tools that the run's client supplied.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class RunTasks(Tasks):
         self._is_durable.set()
 
     def progress(self, *, at_once: bool) -> tuple[ToolProgress, ...]:
-        """Return and clear the latest progress of each call if it is due. With `at_once`, it need not be due."""
+        """Return and clear the latest progress of each call if it is due or `at_once` is set."""
         due = self.progress_due_at()
         if due is None or not (at_once or due <= self._dependencies.clock.monotonic()):
             return ()
@@ -172,11 +172,11 @@ class RunTasks(Tasks):
         return progress
 
     def progress_due_at(self) -> float | None:
-        """Return the monotonic time at which progress must be shown; None if there is none to show."""
+        """Return the monotonic time at which progress must be shown, or None if there is none to show."""
         return self._progress_not_before if self._progress else None
 
     def output(self, *, at_once: bool) -> tuple[OutputDelta, ...]:
-        """Return and clear the model's output if it is due. With `at_once`, it need not be due."""
+        """Return and clear the model's output if it is due or `at_once` is set."""
         due = self.output_due_at()
         if self._model_call is None or due is None:
             return ()
@@ -188,15 +188,15 @@ class RunTasks(Tasks):
             self._model_call.output_shown()
 
     def output_due_at(self) -> float | None:
-        """Return the monotonic time at which output must be shown; None if there is no output to show."""
+        """Return the monotonic time at which output must be shown, or None if there is no output to show."""
         return self._model_call.output_due_at() if self._model_call else None
 
     def model_usage(self) -> Usage | None:
-        """Return the usage of the last model call so far. Return None if there was none."""
+        """Return the usage of the last model call so far, or None if there was none."""
         return usage_of(self._model_call.usage()) if self._model_call else None
 
     def start_work(self, work: Work, state: State, due_at: float) -> None:
-        """Start the work that was announced in `state`, which is durable, and has been due since `due_at`."""
+        """Start the work that `state` announced. `state` must be durable. The work has been due since `due_at`."""
         start = self.start
         match work:
             case PinTools():
@@ -263,7 +263,7 @@ class RunTasks(Tasks):
         return usage_of(call.usage())
 
     async def cancel_model(self) -> ModelCut | None:
-        """Cancel the model call and return the output received so far. Return None if no call was running."""
+        """Cancel the model call. Return the output received so far, or None if no call was running."""
         call = self._model_call
         if call is None or not await self.cut(MODEL):
             return None
@@ -337,7 +337,7 @@ class RunTasks(Tasks):
     async def _take(self, state: State, server: str, tokens: int) -> TokenBudget | None:
         """Count a call against the limits per minute.
 
-        Return the limit that it must wait for, or None if it may be made.
+        Return the limit for which the call must wait, or None if it may be made now.
         """
         shared, opened = self._dependencies.shared, state.loop.model_call
         if shared is None or opened is None:
@@ -416,7 +416,7 @@ class RunTasks(Tasks):
         try:
             calls = [await until_answered(read) for read in reads]
         except CallNotFound as error:
-            message = "An earlier run whose results this run uses was deleted."
+            message = "This run uses results of an earlier run, which was deleted."
             return RunRefused(failure=limit_failure(error.reason, message))
         if work.run_id:
             asked = (ledger.channel, run.store_id, run.user_id, work.run_id, judging.without_rest)
@@ -442,7 +442,7 @@ class RunTasks(Tasks):
         return AgentRead(call_id=work.call_id, delegates=delegates, agent=agent)
 
     async def _delegates(self, run: Run, pinned: PinnedAgent) -> tuple[str, ...]:
-        """Return the agents to which the run's agent may delegate. For a draft, its current version applies."""
+        """Return the agents to which the run's agent may delegate. For a draft, use its current version."""
         agents, draft = self._dependencies.agents, draft_name(pinned.name)
         if draft:
             read = partial(agents.get_draft, run.store_id, run.user_id, draft)

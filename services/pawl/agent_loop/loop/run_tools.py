@@ -1,4 +1,4 @@
-"""Resolves a run's tools: chosen and pinned when it starts, and the same ones after that."""
+"""A run's tools, which are chosen and pinned when the run starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pawl.values import ExecutionContext
 
 
 class RunTools:
-    """The tools of one run. `own_tools` holds those that the run's client supplied."""
+    """The tools of one run. `own_tools` contains those that the run's client supplied."""
 
     def __init__(self, tool_calls: ToolCalls, own_tools: Sequence[Tool] = ()) -> None:
         self._tool_calls = tool_calls
@@ -66,7 +66,7 @@ class RunTools:
         return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
     async def _registered(self, run: Run, own: Collection[str]) -> Resolved:
-        """Return the run's registered tools. If the tool that the model must call is registered, it is included."""
+        """Return the run's registered tools, including the one that the model must call, if it is registered."""
         options, gives_tools = run.options, run.agent is not None and run.agent.gives_tools
         names = tuple(name for name in options.tool_names if name not in own)
         if options.tool_names and not names:

@@ -1,8 +1,9 @@
-"""Records the spans of runs, named as in OpenTelemetry's GenAI conventions 0.1.0.
+"""Spans of runs, named as in OpenTelemetry's GenAI conventions 0.1.0.
 
 Each drive of a run has a span, which ends when the run parks. The span of a later drive is in the same trace, is a
 child of the first drive's span, and links to the last one. The IDs of these spans are derived from the run and its
-epoch, so that a worker knows them after a crash. Without a tracer, the caller's context is passed on unchanged.
+epoch, so that a worker can reconstruct them after a crash. Without a tracer, the caller's context is passed on
+unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _ENDED_WELL: Final = frozenset({Outcome.SUCCEEDED, Outcome.INPUT_REQUIRED, Outco
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracing:
-    """How to record runs. `model_servers` contains the attributes of the calls of each model server, by its name.
+    """The settings for recording runs. `model_servers` maps each model server to the attributes of its calls.
 
     With `contents`, spans contain prompts, answers, arguments and results.
     """
@@ -51,7 +52,7 @@ class Tracing:
 
 
 def tracing_of(tracer: Tracer | None, model_urls: Mapping[str, str]) -> Tracing | None:
-    """Return how to record runs that call the model servers at these URLs. None without a tracer."""
+    """Return how to record runs that call the model servers at these URLs, or None without a tracer."""
     if tracer is None:
         return None
     servers = {name: _server(url) for name, url in model_urls.items()}
@@ -66,7 +67,7 @@ def _server(model_url: str) -> dict[str, str | int]:
 
 
 class Traced:
-    """Work in progress, and its span if it has one. `traceparent` is the context for the work below it."""
+    """Work in progress, and its span if it has one. `traceparent` is the context for nested work."""
 
     def __init__(self, tracing: Tracing | None = None, span: Span | None = None, *, traceparent: str = "") -> None:
         self.traceparent = tracing.tracer.traceparent_of(span) if tracing and span else traceparent
@@ -75,7 +76,7 @@ class Traced:
         self._tracing, self._span = tracing, span
 
     def contain(self, **contents: Any) -> None:
-        """Add contents as JSON, if they are switched on and not too large. `__` in a name stands for a dot."""
+        """Add contents as JSON if they are enabled and not too large. `__` in a name stands for a dot."""
         if self._tracing is None or not self._tracing.contents:
             return
         with suppress(Exception):  # tracing never fails a run
@@ -92,8 +93,8 @@ class Traced:
 class RunSpans:
     """The spans of one drive of a run.
 
-    `new_trace` is the context of the run's first span, until it is kept with the run. A job has no span of its own:
-    only its calls have. Each iteration of a series has its own trace.
+    `new_trace` is the context of the run's first span, until it is stored with the run. Jobs have no spans of their
+    own, only their calls do. Each iteration of a series has its own trace.
     """
 
     def __init__(self, tracing: Tracing | None, claim: Claim, state: State, *, is_failing: bool = False) -> None:
@@ -130,7 +131,10 @@ class RunSpans:
         self.new_trace = "" if first else self._drive.traceparent
 
     def end(self, state: State, left: str) -> None:
-        """End the drive's span with what the drive has added to the run. `left` says why the run was released."""
+        """End the drive's span, including what the drive has added to the run.
+
+        `left` is the reason for releasing the run.
+        """
         run, span = state.run, self._drive
         span.attributes |= _usage(run.usage - self._usage_before) | {
             "pawl.run.state": run.state.name,
@@ -180,7 +184,7 @@ class RunSpans:
             span.end()
 
     def start_tool_call(self, call: Call | ProposedCall) -> Traced:
-        """Start the span of a call. It is not recorded unless it is ended."""
+        """Start the span of a call. A span that is never ended is not recorded."""
         if self._tracing is None:
             return self._drive
         attributes = {
@@ -197,7 +201,7 @@ class RunSpans:
         return span
 
     def delegated(self, delegations: Iterable[Delegation]) -> tuple[Delegation, ...]:
-        """Return the runs to create with the context that they continue, or to which their own traces link."""
+        """Return the runs to create, each with the context that it continues or to which its own trace links."""
         context = self._drive.traceparent
         if self._is_series:
             return tuple(replace(each, trace_link=self._run.traceparent) for each in delegations)

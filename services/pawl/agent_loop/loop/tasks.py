@@ -1,4 +1,4 @@
-"""Runs named tasks alongside a run's drive and collects the facts that they return."""
+"""Named tasks that run alongside a run's drive, and the facts that they return."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Tasks:
         return facts
 
     async def cut(self, name: str) -> bool:
-        """Cancel a task and wait for it to end. Return whether it was cancelled before it ended."""
+        """Cancel a task and wait for it to end. Return whether the cancellation came before its end."""
         task = self._tasks.get(name)
         if task is None:
             return False
@@ -72,7 +72,7 @@ class Tasks:
 
 
 class Slots:
-    """Limits how many tasks make a step at the same time. Tasks are served in the order in which they arrive.
+    """A limit on the number of tasks that make a step at the same time. Tasks are served in order of arrival.
 
     A step that takes longer than two seconds, for example in an outage, no longer counts, so it cannot block others.
     """

@@ -1,4 +1,4 @@
-"""Calls the registry on behalf of the loop, with retries. Every call ends with a result for the model."""
+"""Calls to the registry on behalf of the loop, with retries. Every call ends with a result for the model."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ToolCalls:
     ) -> Resolved:
         """Return the named tools or, if `names` is empty, all tools that the user may call.
 
-        Retries until there is a response. At most `most` tools are returned; 0 means no limit. `skip_missing` omits
+        Retries until there is a response. At most `most` tools are returned (0 means no limit). `skip_missing` omits
         tools that do not exist for this user.
 
         Raises:
@@ -115,17 +115,17 @@ class ToolCalls:
         return (run.times_itself or bool(run.above)) and self._credential_is_gone(_principal(run))
 
     async def check_output(self, schema_json: bytes, output: str) -> OutputChecked:
-        """Check an answer against a response format's schema. Retries until the registry responds."""
+        """Validate an answer against a response format's schema. Retry until the registry responds."""
         store_id = self._context.store_id
         return await self._retry.until_answered(lambda: self._registry.check_output(store_id, schema_json, output))
 
     def _with_own_tool(self, call: ProposedCall) -> ProposedCall:
-        """Attach the tool if it was supplied with the run, because the registry does not store supplied tools."""
+        """Attach the tool if a client supplied it with the run, because the registry does not store such tools."""
         own = self._own_tools.get(call.tool_name) if call.tool_version else None
         return call if own is None else replace(call, own_tool=own)
 
     async def record(self, decisions: Sequence[RecordedDecision], results: Sequence[RecordedResult]) -> None:
-        """Record decisions and results in the audit chain before they take effect. Retries until this succeeds."""
+        """Record decisions and results in the audit chain before they take effect. Retry until this succeeds."""
         if decisions:
             await self._retry.until_answered(lambda: self._registry.record_decisions(self._context, decisions))
         if results:
@@ -153,10 +153,10 @@ class ToolCalls:
         *,
         traceparent: str = "",
     ) -> ExecutionResult:
-        """Run the call and return how it ended. If `series` is given, the call runs under its grant.
+        """Run the call and return how it ended. With `series`, the call runs under the series' grant.
 
-        Errors from the tool or the registry are not raised; they are part of the result. If an unknown outcome would
-        need an operator, wait while the registry is unavailable, because its journal may know the outcome.
+        Errors from the tool or the registry are not raised. They are part of the result. If an unknown outcome would
+        need an operator, wait while the registry is unavailable, because its journal may contain the outcome.
         """
         execution = Execution(
             call_id=call.call_id,
@@ -188,7 +188,7 @@ class ToolCalls:
     async def stop(self, call: Call) -> Stopped:
         """Stop the call.
 
-        Return the result (if known), and whether the call has stopped. If the registry does not respond, the second
+        Return the result (if known) and whether the call has stopped. If the registry does not respond, the second
         value is False.
         """
         try:
@@ -235,7 +235,7 @@ class ToolCalls:
         return DependencyUnavailable(_UNREACHABLE) if self._needs_operator(call) else _unreachable(call)
 
     def _needs_operator(self, call: Call) -> bool:
-        """Return whether the run stops for an operator if the outcome of the call is unknown."""
+        """Return whether the run must wait for an operator if the outcome of the call is unknown."""
         policy = self._run.options.unknown_outcome_policy
         return policy is UnknownOutcomePolicy.NEEDS_ATTENTION and call.effect_class not in REPEATABLE
 

@@ -62,7 +62,7 @@ _DEFAULTS: Final[dict[type[Enum], Enum]] = {
 
 
 def _result(message: call_pb2.Call) -> CallResult | None:
-    """Return the result, or a placeholder if the ledger has omitted it. Return None if the call is open."""
+    """Return the result, a placeholder if the ledger omitted it, or None if the call is open."""
     if message.HasField("result"):
         return RESULT.read(message.result)
     if not message.result_omitted_bytes:
@@ -71,7 +71,7 @@ def _result(message: call_pb2.Call) -> CallResult | None:
     return CallResult(content_json=b"null", note=f"The result of {size_bytes} bytes is too large to repeat here.")
 
 
-WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is not known"), defaults=_DEFAULTS)
+WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is not a known value"), defaults=_DEFAULTS)
 # For client requests: an unknown value raises InvalidField.
 CLIENTS: Final = Translator(
     lambda unknown: InvalidField(f"{unknown.field} has an unknown value", field=unknown.field),

@@ -121,7 +121,7 @@ class Worker:
         await bus.subscribe(f"pawl.internal.v1.worker.{self.worker_id}", self._on_command)
 
     def wake(self) -> None:
-        """Claim runs immediately, because a request to this process may have made a run due."""
+        """Claim runs immediately, because a request to this process may have made a run claimable."""
         self._work_is_ours.set()
         self._work_may_be_there = True
         self._wakeup.set()
@@ -152,9 +152,9 @@ class Worker:
             await self._throttle(started + _CLAIM_SECONDS_MIN)
 
     def _wake_soon(self) -> None:
-        """Claim runs shortly.
+        """Schedule a claim soon.
 
-        If another claim starts before then, for example for the user's next message, it replaces this one.
+        Any earlier claim, for example for the user's next message, replaces this one.
         """
         if self._soon is None and not self._stopping:
             self._soon = asyncio.get_running_loop().call_later(_CLAIM_SECONDS_MIN, self.wake)
@@ -172,7 +172,7 @@ class Worker:
         return 0.8 + 0.4 * self._random()
 
     def _idle_seconds(self, poll_seconds: float, wait_seconds: float | None) -> float:
-        """Return how long a worker without runs waits for the next poll. See ClaimRunsResponse."""
+        """Return how long an idle worker waits before the next poll. See ClaimRunsResponse."""
         if not self._hears:
             return poll_seconds
         idle_seconds = self._limits.idle_poll_seconds * self._jitter()
@@ -232,7 +232,7 @@ class Worker:
             await self._clock.sleep(min(1.0, max(0.05, soonest - _FENCE_MARGIN_SECONDS - now)))
 
     async def hand_over(self) -> None:
-        """Stop all drives at their next commit point or after a timeout, and release all runs. No calls are settled."""
+        """Stop all drives at their next commit or after a timeout, and release all runs. No calls are settled."""
         self._stopping = True
         self._cancel_soon()
         tasks = [held.task for held in self._held.values()]
@@ -335,7 +335,7 @@ class Worker:
     def _drop(self, claim: Claim, held: _Held, why: str) -> None:
         """Cancel a drive.
 
-        The claim is kept until the drive has ended, so that no second drive starts for the same claim.
+        The claim stays until the drive has ended, so that no second drive starts for the same claim.
         """
         if held.task.cancelling():
             return
@@ -393,9 +393,10 @@ class Worker:
         return True
 
     async def _report_crash(self, claim: Claim) -> str:
-        """Release a run that can be neither driven nor ended, as if this worker had crashed on it.
+        """Release a run that can be neither driven nor ended, as if this worker had crashed while driving it.
 
-        Return the reason to count. If the ledger is unreachable too, the worker tries again at the next renewal.
+        Return the reason to count in the metrics. If the ledger is unreachable too, the worker tries again at the next
+        renewal.
         """
         try:
             quarantined = await self._ledger.report_crash(claim)

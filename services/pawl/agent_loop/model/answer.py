@@ -46,9 +46,9 @@ def _joined(pieces: Iterator[Piece]) -> Iterator[Piece]:
 class Answer:
     """Parses an event stream or a single JSON object into pieces.
 
-    `finished` means that the model has given a finish reason, so the answer is complete even if the connection ends
-    now. `done` means that nothing more will arrive. A body without events, such as a proxy's error page or plain
-    text, is kept for the error message.
+    `finished` means that the model has sent a finish reason, so the answer is complete even if the connection breaks
+    now. `done` means that nothing more will arrive. A body without events, such as a proxy's error page or plain text,
+    becomes part of the error message.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Answer:
         if self._bytes > ANSWER_BYTES_MAX:
             raise ModelError(failure.TOO_LARGE)
         if self._start is not None:
-            # A server that does not stream sends an object. The content type is not reliable.
+            # A server that does not stream sends one object. Its content type is not reliable.
             self._start += data
             text = self._start.lstrip(b"\xef\xbb\xbf \t\r\n")
             if not text:

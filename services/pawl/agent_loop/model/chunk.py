@@ -1,7 +1,7 @@
 """Converts one chunk of a model's stream, or a whole completion, into pieces.
 
-Servers differ wherever the protocol leaves room, and sometimes where it does not. The parser accepts what it can
-interpret; everything else is STREAM_GARBLED.
+Servers differ wherever the protocol leaves room, and sometimes where it does not. The parser accepts everything that it
+can interpret. Anything else is STREAM_GARBLED.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ class _TextChoice(msgspec.Struct):
 
 
 class _TextChunk(msgspec.Struct):
-    """A chunk that contains only text, like nearly all chunks. A `_Chunk` would give the same piece, but is slower."""
+    """A chunk that contains only text, like nearly all chunks.
+
+    A `_Chunk` would return the same piece, but more slowly.
+    """
 
     choices: tuple[_TextChoice]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -117,7 +120,7 @@ def pieces(data: bytes, *, whole: bool = False) -> list[Piece]:
 
 
 def _only_text(data: bytes) -> str | None:
-    """Return the text of a `_TextChunk`. Return None if the chunk must be read as a `_Chunk`."""
+    """Return the text of a `_TextChunk`, or None if the chunk must be parsed as a `_Chunk`."""
     if _may_have_surrogates(data):
         return None
     try:

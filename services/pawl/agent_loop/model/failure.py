@@ -1,4 +1,4 @@
-"""Classifies failures of a model call by status and kind of fault, never by text."""
+"""Failures of model calls, classified by status and kind of problem, never by text."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def of_json(value: Any, depth: int = _DEPTH_MAX) -> str:
 
 
 def error_of(body: str) -> Any:
-    """Return the error in a response body, which may be JSON or text. Markup is removed. Empty for broken JSON."""
+    """Return the error in a response body (JSON or text) without markup. It is empty for broken JSON."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -74,7 +74,7 @@ def error_of(body: str) -> Any:
 
 
 def status_of(error: Any) -> int | None:
-    """Return the HTTP status that corresponds to a reported error's code. Return None if unknown. Text is ignored."""
+    """Return the HTTP status that corresponds to a reported error's code, or None. Ignore the error's text."""
     return next((status for code in codes(error) if (status := _status(code)) is not None), None)
 
 
@@ -91,7 +91,7 @@ def _status(code: Any) -> int | None:
 
 
 def on_one_line(texts: str) -> str:
-    """Return ": " and the text, shortened to one line without a final period. Empty text gives an empty string."""
+    """Return ": " and the text, shortened to one line without a final period. Empty text stays empty."""
     seen = texts[:READ_BYTES_MAX]
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in seen).split())
     if len(line) > _CHARACTERS_MAX:
@@ -111,7 +111,7 @@ _CONTENT: Final = (
     HTTPStatus.UNPROCESSABLE_ENTITY,
 )
 
-TRUNCATED: Final = Problem(reason="STREAM_TRUNCATED", message="The model server's answer broke off.")
+TRUNCATED: Final = Problem(reason="STREAM_TRUNCATED", message="The model server's answer broke off before its end.")
 EMPTY: Final = Problem(reason="EMPTY_STREAM", message="The model server's answer was empty.")
 # The connection could not be opened, or was lost.
 NETWORK: Final = Problem(reason=model.NETWORK, message="The model server cannot be reached.")
@@ -134,7 +134,7 @@ CONTENT_FILTER: Final = Problem(
 
 
 def http_status(status: int, *, error: Any = "", retry_after_seconds: float | None = None) -> Problem:
-    """Return the problem reported by an error response. `error` is its content in any form.
+    """Return the problem that an error response reports. `error` is its content in any form.
 
     408, 409, 429 and 5xx are retryable. A code that reports an invalid credential overrides a status below 500.
     """
@@ -163,7 +163,7 @@ def http_status(status: int, *, error: Any = "", retry_after_seconds: float | No
 
 
 def reported(error: Any) -> Problem:
-    """Return the problem reported by an error inside a stream.
+    """Return the problem that an error inside a stream reports.
 
     A code that is an HTTP status, or corresponds to one, counts as that status. Other errors count as server failures.
     """
@@ -175,9 +175,9 @@ def reported(error: Any) -> Problem:
 
 
 def garbled(data: bytes = b"") -> Problem:
-    """Return the problem for bytes that are not a chunk. A message in these bytes is quoted as the server's."""
+    """Return the problem for bytes that are not a chunk. If they contain a message, quote it as the server's."""
     detail = on_one_line(of_json(error_of(data.decode(errors="replace"))))
-    return Problem(reason="STREAM_GARBLED", message=f"The model server sent data that cannot be read{detail}.")
+    return Problem(reason="STREAM_GARBLED", message=f"The model server sent data that is not valid{detail}.")
 
 
 def headers_timeout(seconds: float) -> Problem:

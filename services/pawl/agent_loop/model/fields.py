@@ -1,7 +1,7 @@
-"""Assembles the unknown fields of a model's answer from its chunks and keeps them verbatim.
+"""Unknown fields of a model's answer, assembled from its chunks and stored verbatim.
 
-The fields are never parsed and re-encoded. Numbers, escapes and key order stay as the model server wrote them, because
-the server may have signed them.
+The fields are never parsed and re-encoded. Numbers, escapes and key order do not change, because the model server may
+have signed them.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Fields:
     """The unknown fields of one object in an answer.
 
     Repeated fields are combined: lists and strings are concatenated, and objects are merged by key. For other values,
-    the last one is kept. An identical repetition of anything but a list counts once.
+    the last one wins. An identical repetition of anything but a list counts once.
     """
 
     def __init__(self) -> None:
         self._values: dict[str, list[bytes]] = {}
 
     def add(self, object_json: bytes) -> None:
-        """Add fields from a JSON object; empty bytes mean none."""
+        """Add fields from a JSON object. Empty bytes mean none."""
         if object_json:
             _collect(self._values, _read(object_json))
 
     def json(self) -> bytes:
-        """Return all fields as a JSON object; empty if there are none."""
+        """Return all fields as a JSON object, or an empty value if there are none."""
         return _object(self._values, _DEPTH_MAX) if self._values else b""
 
 
@@ -63,7 +63,7 @@ def unknown(whole: Mapping[str, msgspec.Raw], known: Collection[str]) -> RawObje
 
 
 def with_calls(message_json: bytes, calls_json: Iterable[bytes]) -> bytes:
-    """Return the fields of a message and its calls as one JSON object; empty if there are none."""
+    """Return the fields of a message and its calls as one JSON object, or an empty value if there are none."""
     of_calls = [call or b"{}" for call in calls_json]
     if all(call == b"{}" for call in of_calls):
         return message_json

@@ -1,6 +1,7 @@
-"""Converts tool names to names that model servers allow: ^[a-zA-Z0-9_-]{1,64}$, without the dot in `<source>.<tool>`.
+"""Tool names that model servers allow: ^[a-zA-Z0-9_-]{1,64}$, without the dot in `<source>.<tool>`.
 
-A dot becomes two underscores. If the result is too long or is another tool's name, it is cut and a digest is added.
+A dot becomes two underscores. If the result is too long or is another tool's name, it is truncated and a digest is
+added.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _NOT_ALLOWED: Final = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 class Names:
-    """Maps one request's tool names to the names that the model server sees, and back. Deterministic."""
+    """A mapping between one request's tool names and the names that the model server receives. Deterministic."""
 
     def __init__(self, offered: Iterable[str]) -> None:
         names = sorted(set(offered))
@@ -40,7 +41,7 @@ class Names:
 
 
 def _forms(name: str) -> Iterator[str]:
-    """Yield possible names for `name`, which has a dot, in order of preference."""
+    """Yield possible names for `name`, which contains a dot, in order of preference."""
     plain = _NOT_ALLOWED.sub("_", name.replace(".", _DOT))
     if len(plain) <= _CHARACTERS_MAX:
         yield plain

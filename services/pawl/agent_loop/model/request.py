@@ -1,4 +1,4 @@
-"""Defines a model call: its request, the pieces of its answer, and its errors."""
+"""A model call: its request, the pieces of its answer, and its errors."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     deadline_seconds: float = 120.0
 
     def shows_outage(self, problem: Problem) -> bool | None:
-        """Return whether the failed call shows that the server cannot answer any request. None if it shows nothing.
+        """Return whether the failed call shows that the server cannot answer any request.
 
-        Clients choose timeouts, so a short one shows nothing.
+        None means that this is unknown. Clients choose timeouts, so a short timeout proves nothing.
         """
         if problem.reason == ROUND_TIMEOUT:
             return None
@@ -58,7 +58,7 @@ class ReasoningPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A fragment of a tool call. Any field may be missing; see `Assembly` for how fragments are matched."""
+    """A fragment of a tool call. Any field may be missing. See `Assembly` for how fragments are matched."""
 
     index: int | None = None
     call_id: str = ""
@@ -81,7 +81,7 @@ class ProviderState(msgspec.Struct, frozen=True, kw_only=True):
 class UsageReport(Usage, frozen=True, kw_only=True):
     """The usage of a model call so far. A later report replaces an earlier one.
 
-    `prompt_bytes` is the prompt's size if the model server reported its tokens; otherwise 0.
+    `prompt_bytes` is the prompt's size if the model server reported its tokens, and otherwise 0.
     """
 
     model_calls: int = 1
@@ -89,7 +89,7 @@ class UsageReport(Usage, frozen=True, kw_only=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """The model server reported the end of the answer. `reason` is informational."""
+    """The end of the answer, as the model server reported it. `reason` is informational."""
 
     reason: str
 
@@ -138,12 +138,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_free(self) -> bool:
-        """True if no model received the prompt, so that it cost no tokens."""
+        """True if no model received the prompt, so the call cost no tokens."""
         return self.reason in _NOT_SENT or self.reason.startswith("HTTP_")
 
 
 class ModelError(Exception):
-    """Raised when a model call has failed. Lower layers do not retry; the caller decides what to do."""
+    """Raised when a model call has failed. Lower layers do not retry. The caller decides what to do."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -155,7 +155,7 @@ class ModelPort(Protocol):
         """Call the model and yield the pieces of its answer as they arrive.
 
         Use it inside `contextlib.aclosing`, which closes the connection when the consumer is cancelled or stops early.
-        A stream that ends normally is complete, and one of its last pieces is `Finished`. Deadlines only count while
+        A stream that ends normally is complete, and one of its last pieces is `Finished`. Deadlines count only while
         the consumer awaits a piece. Text may contain NUL and lone surrogates, which `Assembly` and `Coalescer` replace.
 
         Raises:

@@ -8,7 +8,7 @@ from pawl.agent_loop.model.request import SERVER_UNKNOWN, ModelError, ModelPort,
 
 
 class ModelServers:
-    """The deployment's model servers by name; the name of the default one is empty."""
+    """The deployment's model servers by name. The default server's name is empty."""
 
     def __init__(self, servers: Mapping[str, ModelPort]) -> None:
         self._servers = servers

@@ -1,4 +1,4 @@
-"""Shares the limits and outages of model servers with all other agent-loop processes."""
+"""Limits and outages of model servers, shared with all other agent-loop processes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _REPORT_SECONDS: Final = 1.0
 
 
 class PerMinute(NamedTuple):
-    """The limits per minute of a model server. 0 means no limit."""
+    """A model server's limits per minute. 0 means no limit."""
 
     requests: int = 0
     tokens: int = 0
 
 
 class SharedModels:
-    """`servers` contains the limits of each model server by its name. The default server's name is empty."""
+    """Shared state of model servers. `servers` maps names to limits. The default server's name is empty."""
 
     def __init__(self, stub: models_pb2_grpc.ModelServiceAsyncStub, servers: Mapping[str, PerMinute]) -> None:
         self._stub = stub
@@ -51,12 +51,15 @@ class SharedModels:
         return wait_seconds
 
     def used(self, store_id: StoreId, server: str, tokens: int) -> None:
-        """Note that a call used `tokens` more than were counted. A negative number means that it used fewer."""
+        """Record that a call used `tokens` more than were counted. A negative number means fewer."""
         self._uncounted[store_id, server] += tokens
         self._has_uncounted.set()
 
     async def count_ended(self) -> None:
-        """Count the tokens of ended calls. A restart loses the tokens of open calls and of those ended just before."""
+        """Count the tokens of ended calls.
+
+        A restart loses the tokens of open calls and of calls that ended just before.
+        """
         while await self._has_uncounted.wait():
             self._has_uncounted.clear()
             while self._uncounted:
@@ -71,9 +74,9 @@ class SharedModels:
     async def report(
         self, server: str, *, outages: int = 0, answered: bool = False, attempts: bool = False
     ) -> pb.ReportModelServerResponse | None:
-        """Report how a server answers.
+        """Report how a server responds.
 
-        Return what all processes have reported, or None if job-store does not answer.
+        Return the reports of all processes, or None if job-store does not answer.
         """
         request = pb.ReportModelServerRequest(
             model_server=server, outages=outages, answered=answered, attempts=attempts

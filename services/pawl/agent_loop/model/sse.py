@@ -17,9 +17,9 @@ class EventTooLargeError(Exception):
 
 
 class SseDecoder:
-    """Returns the data of each event as soon as it is complete.
+    """A decoder that returns the data of each event as soon as it is complete.
 
-    The same bytes give the same events, regardless of how they are split.
+    The same bytes produce the same events, however they are split.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class SseDecoder:
     def flush(self) -> bytes | None:
         """Return the data of an unfinished event at the end of the stream, if there is one.
 
-        The standard would discard the event. It is kept because some servers omit the last empty line.
+        The standard would discard the event. This decoder returns it, because some servers omit the last empty line.
 
         Raises:
             EventTooLargeError: the event is too large.

@@ -1,4 +1,4 @@
-"""Checks and renders the inputs of workflows that schedules and triggers start."""
+"""Inputs of workflows that schedules and triggers start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRIGGER: Final[expressions.Names] = {"event": None}
 
 
 def check(definition: ScheduleDefinition | TriggerDefinition) -> bool:
-    """Check a definition that starts a workflow. Return whether all firings have the same input.
+    """Validate a definition that starts a workflow. Return whether all firings have the same input.
 
     Raises:
         InvalidField: a field is set that only applies to runs without a workflow, or the input is invalid.
@@ -45,7 +45,7 @@ def check(definition: ScheduleDefinition | TriggerDefinition) -> bool:
 
 
 def rendered(definition: ScheduleDefinition | TriggerDefinition, scope: Mapping[str, Any]) -> bytes:
-    """Return the input with the values of its expressions.
+    """Return the input with its expressions replaced by their values.
 
     Raises:
         InvalidArguments: an expression fails.

@@ -45,7 +45,7 @@ _LATE_SECONDS: Final = 60
 class ScheduleServicer:
     """Fires schedules when they are due or when users trigger them. `stub` calls job-store, which stores the schedules.
 
-    The methods here need agents; `forward` passes the others to job-store.
+    The methods here need agents. `forward` passes the others to job-store.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ScheduleServicer:
 
         Raises:
             ScheduleNotFound, RequestIdReused
-            DependencyUnavailable: the schedule kept changing, or the ledger is unavailable.
+            DependencyUnavailable: the schedule changed repeatedly, or the ledger is unavailable.
         """
         request = schedules_pb2.GetDueScheduleRequest(store_id=caller.store_id, user_id=caller.user_id, name=name)
         for _ in range(_TRIGGERS_MAX):
@@ -141,7 +141,7 @@ class ScheduleServicer:
                 start = self._clock.monotonic()
 
     async def _claim(self) -> tuple[Sequence[DueSchedule], float]:
-        """Return due schedules and the number of seconds until there may be more."""
+        """Return due schedules, and the number of seconds until more may be due."""
         try:
             claimed = await translated(
                 self._stub.ClaimSchedules(schedules_pb2.ClaimSchedulesRequest(schedules_max=_CLAIMED_MAX))
@@ -186,9 +186,9 @@ def fire_note(due: DueSchedule, now: datetime, backfill_time: datetime | None = 
     expected_time = _expected_time(due)
     when = f"{_time_text(due, backfill_time, now)} ({due.definition.time_zone or 'UTC'})"
     if backfill_time is not None:
-        how = f"It is for the scheduled time {when} in the past (a backfill)."
+        how = f"It is for the past scheduled time {when} (a backfill)."
     elif expected_time is None:
-        how = f"It was started by hand at {when}."
+        how = f"It was started manually at {when}."
     else:
         late_seconds = int((now - expected_time).total_seconds())
         how = f"It was due at {when}"

@@ -1,4 +1,4 @@
-"""Prepares the messages of runs started by schedules and triggers, as if their users had started them."""
+"""Messages of runs started by schedules and triggers, prepared as if their users had started them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def caller_of(owner: ScheduleOwner) -> Principal:
 
 
 async def fire_safely(kind: str, owner: ScheduleOwner, firing: Awaitable[object]) -> None:
-    """Fire a schedule or trigger. If this fails, log the error; the schedule or trigger will be claimed again."""
+    """Fire a schedule or trigger. If this fails, log the error. The schedule or trigger will be claimed again."""
     try:
         await firing
     except (*RETRYABLE, ScheduleNotFound, TriggerNotFound) as error:
@@ -70,7 +70,7 @@ async def fire_safely(kind: str, owner: ScheduleOwner, firing: Awaitable[object]
 
 
 class ClaimPause:
-    """Waits between claims of due schedules or events."""
+    """A pause between claims of due schedules or events."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -81,7 +81,7 @@ class ClaimPause:
         self._changed.set()
 
     def claiming(self) -> None:
-        """Forget the changes noted so far, because the claim that is about to start will see them."""
+        """Discard the changes noted so far, because the claim that is about to start will find them."""
         self._changed.clear()
 
     async def wait(self, seconds: float) -> None:
@@ -114,7 +114,7 @@ class Starting:
 
         Raises:
             AgentNotFound, WorkflowNotFound, InvalidField, InvalidId, TooLarge: the run cannot be started.
-            InvalidArguments: the workflow does not take this input.
+            InvalidArguments: the workflow does not accept this input.
         """
         if not definition.workflow:
             if definition.input_json:
@@ -141,15 +141,17 @@ class Starting:
     ) -> tuple[SubmitMessageRequest | None, str]:
         """Return a run's message, or the reason why the run cannot be started.
 
-        `scope` has the values that the templates in a workflow's input may use. The run's trace links to the request
-        that fires it or, if there is none, to the run `last_run_id` of the previous firing.
+        `scope` contains the values that the templates in a workflow's input may use. The run's trace links to the
+        request that fires it or, if there is none, to `last_run_id`, the run of the previous firing.
 
         Raises:
-            PawlError: one of the transient errors in RETRYABLE.
+            PawlError: a transient error in RETRYABLE.
         """
         try:
             if self._credential_is_gone(caller):
-                raise PermissionDenied("the API key that last saved or resumed it was revoked or has lost a role")
+                raise PermissionDenied(
+                    "the API key that last saved or resumed the schedule was revoked or has lost a role"
+                )
             if definition.workflow:
                 message = await self._workflow(caller, definition, request_id, inputs.rendered(definition, scope))
             else:
@@ -177,10 +179,10 @@ class Starting:
     async def _workflow(
         self, caller: Principal, definition: Definition, request_id: RequestId, input_json: bytes
     ) -> SubmitMessageRequest:
-        asked = StartWorkflowRequest(
+        requested = StartWorkflowRequest(
             request_id=request_id, name=definition.workflow, input_json=input_json, labels=definition.labels
         )
-        message, refusal = await self._workflows.submission(caller, asked)
+        message, refusal = await self._workflows.submission(caller, requested)
         if refusal is not None:
             raise refusal
         return message

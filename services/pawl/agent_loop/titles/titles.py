@@ -51,7 +51,7 @@ _log = logs.get_logger(__name__)
 
 
 class TitleMaker:
-    """Creates titles with the model. If this fails for a conversation, the ledger schedules a few retries."""
+    """Creates titles with the model. After a failure, the ledger schedules a few retries."""
 
     def __init__(
         self,

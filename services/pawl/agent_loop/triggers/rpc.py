@@ -43,7 +43,7 @@ _RETRY_SECONDS: Final = 1.0
 class TriggerServicer:
     """Fires triggers. `stub` calls job-store, which stores the triggers.
 
-    The methods here need agents or parse untrusted data; `forward` passes the others to job-store.
+    The methods here need agents or parse untrusted data. `forward` passes the others to job-store.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class TriggerServicer:
 
         Raises:
             TriggerNotFound, BadSignature, WebhookTooOld, TriggerPaused, InvalidField, TooLarge
-            DependencyUnavailable: the trigger kept changing, or the ledger is unavailable.
+            DependencyUnavailable: the trigger changed repeatedly, or the ledger is unavailable.
         """
         headers = _checked(headers, body)
         data = outside.read_body(body)
@@ -154,7 +154,7 @@ class TriggerServicer:
                 await self._pause.wait(wait_seconds)
 
     async def _fire_waiting(self) -> float:
-        """Fire triggers for waiting events. Return the number of seconds until there may be more."""
+        """Fire triggers for waiting events. Return the number of seconds until more events may be due."""
         try:
             response = await translated(
                 self._stub.ClaimEvents(triggers_pb2.ClaimEventsRequest(events_max=_CLAIMED_MAX))
@@ -172,21 +172,21 @@ class TriggerServicer:
     async def _fire(
         self, due: DueTrigger, event: TriggerEvent, *, claimed: bool = False, mail: MailPosition | None = None
     ) -> FireTriggerResponse:
-        asked = TriggerDefinition()
-        asked.CopyFrom(due.definition)
-        if not asked.workflow:
-            asked.text = outside.put_into(asked.text, event.data)
-        if asked.conversation_pointer:  # Otherwise, an event uses the trigger's current key.
-            asked.conversation_key = event.conversation_key
-        scope = msgspec.json.decode(event.data) if asked.workflow else {}
-        message, refusal = await self._starting.message(caller_of(due.owner), asked, scope)
+        requested = TriggerDefinition()
+        requested.CopyFrom(due.definition)
+        if not requested.workflow:
+            requested.text = outside.put_into(requested.text, event.data)
+        if requested.conversation_pointer:  # Otherwise, an event uses the trigger's current key.
+            requested.conversation_key = event.conversation_key
+        scope = msgspec.json.decode(event.data) if requested.workflow else {}
+        message, refusal = await self._starting.message(caller_of(due.owner), requested, scope)
         if message is not None:
             message.labels.update(outside.mail_labels(event.data))
         request = triggers_pb2.FireTriggerRequest(
             due=due, event=event, claimed=claimed, message=message, refusal=refusal, mail=mail
         )
         response = await translated(self._stub.FireTrigger(request))
-        self._pause.note_change()  # It may have to wait.
+        self._pause.note_change()  # The event may have to wait.
         return response
 
     def _event(self, due: DueTrigger, event_id: str, source: dict[str, str], data: dict[str, Any]) -> TriggerEvent:

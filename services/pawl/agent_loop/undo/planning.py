@@ -36,9 +36,9 @@ async def sources(
 ) -> tuple[UndoSource, ...]:
     """Return a run's calls, each with the calls that tried to undo it, without result contents.
 
-    The calls of a workflow or goal run include those of the runs below it. If rounds of a job are no longer stored,
-    they share one source, which contains their number. Calls whose results a rerun reuses are not included; instead, a
-    source refers to their run. Unless `open_may_be_left`, all runs below must have ended.
+    The calls of a workflow or goal run include those of the runs below it. Rounds of a job that are no longer stored
+    share one source, which contains their number. If a rerun reuses results of another run, a source refers to that run
+    instead of its calls. Unless `open_may_be_left`, all runs below must have ended.
 
     Raises:
         RunNotFound: the user does not have this run.

@@ -1,4 +1,4 @@
-"""Determines which of a run's calls can be undone, in which order they are undone, and what the results are.
+"""The undo of a run's calls: which ones can be undone, in which order, and with what results.
 
 The ids of undo attempts are derived from the call's id. Earlier attempts are therefore visible from the calls alone,
 and no attempt is made twice.
@@ -54,7 +54,7 @@ class CallUndo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UndoSource(msgspec.Struct, frozen=True, kw_only=True):
-    """One of a run's calls, with the calls that tried to undo it, oldest first. Result contents may be omitted."""
+    """One of a run's calls, with the calls that tried to undo it, oldest first. Contents of results may be omitted."""
 
     call: Call
     attempts: tuple[Call, ...] = ()
@@ -91,14 +91,14 @@ def undo_call_id(call_id: CallId, attempt: int) -> CallId:
 
 
 def inverse_of(call: Call) -> Inverse | None:
-    """Return the call's inverse; None if the call did not succeed or cannot be reversed."""
+    """Return the call's inverse, or None if the call did not succeed or cannot be reversed."""
     return call.result.inverse if call.state is CallState.SUCCEEDED and call.result is not None else None
 
 
 def is_carried_out_below(call: Call) -> bool:
     """Return whether a child run (but not an undo) carried out the call.
 
-    If so, the child's calls are undone instead.
+    In this case, the child's calls are undone instead.
     """
     return call.child_run_id != "" and call.state is not CallState.DETACHED and call.tool_name != UNDO_RUN
 
@@ -113,7 +113,7 @@ def in_order(sources: Iterable[UndoSource], call_id: CallId = CallId("")) -> tup
 
 
 def outcome_of(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
-    """Return the outcome of a call in the undo run `undo_run_id`. Without it, return the outcome to expect now."""
+    """Return the outcome of a call in the undo run `undo_run_id` or, without that id, the outcome to expect now."""
     call, inverse = source.call, inverse_of(source.call)
     if source.reused_run_id:
         reason = f"It reuses results of run {source.reused_run_id}: undo that run to undo their effects."
@@ -195,7 +195,7 @@ def report(planned: UndoPlan | None, run: Run, calls: Mapping[CallId, Call]) -> 
 
 
 def failure(planned: UndoPlan, run: Run, calls: Mapping[CallId, Call]) -> RunFailure | None:
-    """Return the failure of an undo that has run all its steps; None if all of them have succeeded."""
+    """Return the failure of an undo that has run all its steps, or None if all steps succeeded."""
     found = [_outcome(step, run, calls) for step in planned.steps]
     failed = [each for each in found if each.state is not UndoState.UNDONE]
     if not failed:
@@ -241,21 +241,21 @@ def _end(source: UndoSource) -> tuple[float, int, int]:
 
 def _without_inverse(call: Call) -> tuple[UndoState, str]:
     if call.imported:
-        return UndoState.CANNOT_BE_UNDONE, "It was made elsewhere, before the conversation was imported."
+        return UndoState.CANNOT_BE_UNDONE, "It was made in another system, before the conversation was imported."
     if call.effect_class is EffectClass.READ_ONLY:
         return UndoState.NOTHING_TO_UNDO, "It was read-only."
     if call.context is ExecutionContext.HUMAN or (call.question is not None and not call.attempt):
         return UndoState.NOTHING_TO_UNDO, "It was a question."
     if _is_in_doubt(call):
-        return UndoState.CANNOT_BE_UNDONE, "It is not known whether it took effect."
+        return UndoState.CANNOT_BE_UNDONE, "It is unknown whether it took effect."
     if call.state is CallState.DETACHED:
-        return UndoState.CANNOT_BE_UNDONE, f"Job {call.child_run_id} runs it: undo that run."
+        return UndoState.CANNOT_BE_UNDONE, f"Job {call.child_run_id} ran it: undo that run."
     if call.state is not CallState.SUCCEEDED:
         return UndoState.NOTHING_TO_UNDO, "It did not succeed."
     if _was_answered(call):
         return UndoState.NOTHING_TO_UNDO, "A user answered instead; it was not run."
     if call.child_run_id:
-        return UndoState.CANNOT_BE_UNDONE, f"Run {call.child_run_id} carried it out: undo that run."
+        return UndoState.CANNOT_BE_UNDONE, f"Run {call.child_run_id} ran it: undo that run."
     return UndoState.CANNOT_BE_UNDONE, "Its tool does not support undo."
 
 
@@ -266,7 +266,10 @@ def _tried(last: Call | None, undo_run_id: RunId) -> tuple[UndoState, str]:
     if not last.settled:
         return UndoState.NEEDS_APPROVAL if last.state in WITH_PEOPLE else UndoState.RUNNING, ""
     if _is_in_doubt(last):
-        return UndoState.CANNOT_BE_UNDONE, "It is not known whether its inverse took effect, so it is not run again."
+        return (
+            UndoState.CANNOT_BE_UNDONE,
+            "It is unknown whether its inverse took effect, so the inverse is not run again.",
+        )
     if last.state is CallState.SUCCEEDED and not _was_answered(last):
         return UndoState.UNDONE if own else UndoState.ALREADY_UNDONE, ""
     if not own:
@@ -298,7 +301,7 @@ def _why(call: Call) -> str:
         except msgspec.DecodeError:
             content = None
     text = content.get("error") if isinstance(content, dict) else content
-    return _line(text) if isinstance(text, str) and text else f"The inverse ended as {call.state.name}."
+    return _line(text) if isinstance(text, str) and text else f"The inverse ended in the state {call.state.name}."
 
 
 def _line(text: str) -> str:

@@ -30,7 +30,7 @@ class Undoing:
         self._defaults = defaults
 
     async def preview(self, caller: Principal, run_id: RunId, call_id: CallId) -> tuple[CallUndo, ...]:
-        """Return what undoing a run, or one of its calls, would do. Calls are in undo order. Makes no changes.
+        """Return what undoing a run, or one of its calls, would do. Calls are in undo order. Changes nothing.
 
         Raises:
             RunNotFound, CallNotFound, RunNotEnded
@@ -39,7 +39,7 @@ class Undoing:
         return await self._outcomes(owner, run_id, call_id)
 
     async def start(self, caller: Principal, request_id: RequestId, run_id: RunId, call_id: CallId) -> run_pb2.Run:
-        """Create the undo run. It is durable when this returns. Idempotent by request id.
+        """Create the undo run and return once it is durable. Idempotent by request id.
 
         Raises:
             RunNotFound, CallNotFound, RunNotEnded, QueueFull, RequestIdReused
@@ -48,11 +48,11 @@ class Undoing:
         if call_id:
             await self._outcomes(owner, run_id, call_id)
         # Calls that needed two people's approval must not be undone by one person.
-        asked = AskedOptions(approvals_required=run.options.approvals_required)
+        requested = AskedOptions(approvals_required=run.options.approvals_required)
         message = submission(
             owner,
-            asked_options=asked,
-            options=complete(asked, self._defaults),
+            asked_options=requested,
+            options=complete(requested, self._defaults),
             request_id=request_id,
             conversation_id=run.conversation_id,
             conversation_must_exist=True,
@@ -65,7 +65,7 @@ class Undoing:
         return created
 
     async def report(self, caller: Principal, run_id: RunId) -> tuple[CallUndo, ...]:
-        """Return an undo's results so far for each call, in undo order.
+        """Return an undo's results so far, call by call, in undo order.
 
         Raises:
             RunNotFound

@@ -1,4 +1,4 @@
-"""Creates the child runs of workflows: other workflows, items of maps, and agents with a node's options."""
+"""Child runs of workflows: other workflows, items of maps, and agents with a node's options."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class NotStarted(Exception):
 
 
 def named(call: Call) -> RunWorkflow | None:
-    """Return the workflow that carries out a delegated call, with its input. None if a map's items or an undo do."""
+    """Return the workflow that carries out a delegated call, and its input.
+
+    Return None for a map's items or an undo.
+    """
     if call.tool_name in {RUN_ITEMS, UNDO_RUN}:
         return None
     if call.tool_name == RUN_WORKFLOW:
@@ -117,14 +120,14 @@ def _items(state: State, call: Call) -> PinnedWorkflow:
 
 
 def _workflow(state: State, call: Call) -> PinnedWorkflow:
-    asked, read = named(call), state.agents.get(call.call_id)
-    if asked is None or read is None or not read.workflow_version:
-        name = "" if asked is None else asked.workflow
+    requested, read = named(call), state.agents.get(call.call_id)
+    if requested is None or read is None or not read.workflow_version:
+        name = "" if requested is None else requested.workflow
         raise NotStarted("WORKFLOW_NOT_FOUND", f"There is no workflow {name[:64]}, or it does not have that version.")
-    if len(bytes(asked.input)) > INPUT_BYTES_MAX:
-        message = f"The input is {len(bytes(asked.input))} bytes; at most {INPUT_BYTES_MAX} are allowed."
+    if len(bytes(requested.input)) > INPUT_BYTES_MAX:
+        message = f"The input is {len(bytes(requested.input))} bytes; at most {INPUT_BYTES_MAX} are allowed."
         raise NotStarted("INVALID_ARGUMENTS", message)
-    return PinnedWorkflow(name=asked.workflow, version=read.workflow_version, input_json=bytes(asked.input))
+    return PinnedWorkflow(name=requested.workflow, version=read.workflow_version, input_json=bytes(requested.input))
 
 
 def _options(state: State) -> RunOptions:

@@ -1,6 +1,6 @@
 """The state of a workflow run's program: the progress of each node. Outputs are stored in the calls, not here.
 
-The id of a node's call contains the node's number in its graph, so that the state can be updated from the calls alone,
+The id of a node's call contains the node's number in its graph, so the state can be updated from the calls alone,
 before the definition has been read.
 """
 
@@ -48,7 +48,7 @@ ENDED: Final = frozenset({NodeState.SUCCEEDED, NodeState.FAILED, NodeState.SKIPP
 
 
 class NodeKey(NamedTuple):
-    """Identifies a call of a node. `chunk` is a chunk of a map, counted from 0."""
+    """The key of a node's call. `chunk` is a chunk of a map, counted from 0."""
 
     iteration: int
     attempt: int
@@ -56,15 +56,15 @@ class NodeKey(NamedTuple):
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A node that has started or ended. Times are milliseconds since the start of the run.
+    """The state of a node that has started or ended. Times are milliseconds since the start of the run.
 
     `start_ms` is the start of the current attempt. A RETRYING or waiting node continues at `due_ms`. If a RUNNING node
     has an `end_ms`, its call has ended (with `reason` if it failed), and the program decides what happens next. `stop`
-    says why the node is being stopped. `value` is the output of a condition, or true if a person's answer is the
-    default. A map has started `chunks` chunks of its `items`, and `open_chunks` are open. `failed_items` items have
-    failed, and at most `tolerate` may fail; `chunk` is the chunk that failed the map. `event` is the number of the
+    is the reason why the node is being stopped. `value` is the output of a condition, or true if a person's answer is
+    the default. A map has started `chunks` chunks of its `items`, and `open_chunks` are open. `failed_items` items have
+    failed, and at most `tolerate` may fail. `chunk` is the chunk that failed the map. `event` is the number of the
     event that ended a wait. `origin` is the position in `WorkflowCursor.origins`, counted from 1, of the run that made
-    the node's calls; 0 for this run.
+    the node's calls. It is 0 for this run.
     """
 
     state: NodeState
@@ -100,11 +100,11 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class WorkflowCursor(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="program", tag="workflow"
 ):
-    """The state of a workflow run. `nodes` are the nodes that have started or ended, by their number in the graph.
+    """The state of a workflow run. `nodes` maps numbers in the graph to the nodes that have started or ended.
 
-    `events` has the names and numbers of the events that no node has taken, oldest first. `failure` is the reason and
-    message with which the run fails once its calls have ended and, unless it is part of a map, its effects are undone
-    (`is_undone`).
+    `events` contains the names and numbers of the events that no node has consumed, oldest first. `failure` is the
+    reason and message with which the run fails once its calls have ended and, unless it is part of a map, its effects
+    are undone (`is_undone`).
     """
 
     start_time: float = 0.0
@@ -157,13 +157,13 @@ def event_call_id(run_id: RunId, number: int) -> CallId:
 
 
 def undo_call_id(run_id: RunId) -> CallId:
-    """Return the id of the call whose child run undoes the effects of a run that fails."""
+    """Return the id of the call whose child run undoes the effects of a failing run."""
     return CallId(f"undo_{_digest(run_id)}")
 
 
 @lru_cache(maxsize=4096)
 def parsed(call: CallId) -> tuple[int, NodeKey] | None:
-    """Return the number and key of the node that made a call; None for other calls."""
+    """Return the number and key of the node that made a call, or None for other calls."""
     found = _CALL_ID.fullmatch(call)
     return None if found is None else (int(found[2]), NodeKey(int(found[3]), int(found[4]), int(found[5])))
 
@@ -220,12 +220,12 @@ def _with_chunk(known: NodeRecord, number: int, call: Call) -> NodeRecord:
     if known.failed_items <= known.tolerate:
         return known
     # Each concurrent chunk was allowed all the failures that were left when it started.
-    message = f"{known.failed_items} items failed, and at most {known.tolerate} may fail."
+    message = f"{known.failed_items} items failed; at most {known.tolerate} may fail."
     return replace(known, reason=found.reason or "MAP_FAILED", message=message, chunk=number)
 
 
 def _with_undo(failure: tuple[str, str] | None, call: Call) -> tuple[str, str] | None:
-    """Return the failure of a run whose undo has ended. If the undo failed, the failure's message says so."""
+    """Return the failure of a run whose undo has ended. If the undo failed, the message reports that too."""
     if failure is None or call.state is CallState.SUCCEEDED:
         return failure
     return failure[0], f"{failure[1]} Not everything was undone: run {call.child_run_id} ended with {reason_of(call)}."
@@ -243,7 +243,7 @@ def reason_of(call: Call) -> str:
 class ChunkOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The output of a run that processes items of a map.
 
-    The output of a failed item is null. `reason` is why one of them failed.
+    The output of a failed item is null. `reason` explains why one of the items failed.
     """
 
     outputs: list[msgspec.Raw] = []
@@ -256,7 +256,7 @@ def chunk_count(items: int) -> int:
 
 
 def chunk_items(items: int, number: int) -> range:
-    """Return the indexes of a chunk's items. All chunks have about the same size."""
+    """Return the indexes of a chunk's items. All chunks are about equally large."""
     count = chunk_count(items)
     return range(number * items // count, (number + 1) * items // count)
 

@@ -1,6 +1,6 @@
 """The parts of a workflow definition.
 
-A definition is a JSON document. Its strings are templates; see `expressions`.
+A definition is a JSON document. Its strings are templates (see `expressions`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class NodeRetry(_Part, frozen=True, kw_only=True):
-    """The number of attempts in total, and the delay before the second.
+    """The retry policy of a node: the total number of attempts, and the delay before the second one.
 
     Each later delay is `factor` times longer, up to an hour.
     """
@@ -55,7 +55,7 @@ class NodeRetry(_Part, frozen=True, kw_only=True):
 
 
 class Repeat(_Part, frozen=True, kw_only=True):
-    """Runs the node again until the expression is true, but at most `max` times in total."""
+    """Runs the node until the expression is true, but at most `max` times in total."""
 
     until: Text
     max: Annotated[int, Meta(ge=1, le=1000)] = 20
@@ -68,7 +68,7 @@ class GoTo(_Part, frozen=True, kw_only=True):
 
 
 class Node(_Part, frozen=True, kw_only=True, tag_field="kind"):
-    """Fields of every node. In nodes of a branch or a map, none of them is set."""
+    """Fields that every node has. Nodes in a branch or a map set none of them."""
 
     after: tuple[NodeName, ...] = ()
     join: Quorum = "all"
@@ -126,7 +126,7 @@ class HumanNode(CallNode, frozen=True, kw_only=True, tag="human"):
 
 
 class ConditionNode(Node, frozen=True, kw_only=True, tag="condition"):
-    """Continues with the nodes in `then` or `else`. Its output is whether the expression is true."""
+    """Continues with the nodes in `then` or `else`. Its output is the value of the expression."""
 
     if_: Text = field(name="if")
     then: tuple[NodeName, ...] = ()
@@ -142,7 +142,7 @@ class ParallelNode(TimedNode, frozen=True, kw_only=True, tag="parallel"):
 
 
 class MapNode(TimedNode, frozen=True, kw_only=True, tag="map"):
-    """Runs a node for each item of a list. Its output is the list of their outputs. A tolerated failure gives null."""
+    """Runs a node for each item of a list. Its output is the list of outputs, with null for a tolerated failure."""
 
     # A string must be one expression that returns a list.
     items: str | list[Any]
@@ -164,7 +164,10 @@ class WorkflowNode(CallNode, frozen=True, kw_only=True, tag="workflow"):
 
 
 class WaitNode(TimedNode, frozen=True, kw_only=True, tag="wait"):
-    """Waits for a duration, until a time, or for an event. Exactly one is set. The event's payload is the output."""
+    """Waits for a duration, until a time, or for an event, of which exactly one is set.
+
+    The output is the event's payload.
+    """
 
     seconds: Seconds | None = None
     # A time in RFC 3339, or in seconds since 1970.
@@ -197,7 +200,7 @@ class WorkflowDefinition(_Part, frozen=True, kw_only=True):
 
     @property
     def waits(self) -> frozenset[str]:
-        """The nodes outside of branches that wait for an event. Each has a token."""
+        """Nodes outside of branches that wait for an event. Each has a token."""
         return frozenset(name for name, node in self.nodes.items() if isinstance(node, WaitNode) and node.event)
 
     @property
@@ -222,7 +225,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def decode(data: bytes) -> WorkflowDefinition:
-    """Read a saved definition. For all other definitions, use `parsing.parse`."""
+    """Decode a saved definition. For all other definitions, use `parsing.parse`."""
     return _decode(data)
 
 
@@ -252,7 +255,7 @@ def walk(definition: WorkflowDefinition) -> Iterator[tuple[str, AnyNode]]:
 
 
 def templates(node: AnyNode) -> dict[str, Any]:
-    """Return the values of a node that may contain expressions, by path. The nodes inside it are not included."""
+    """Return the values of a node that may contain expressions, by path. Exclude the nodes inside it."""
     found = {name.rstrip("_"): getattr(node, name) for name in _TEMPLATES[type(node)]}
     if isinstance(node, CallNode) and node.repeat is not None:
         found["repeat.until"] = node.repeat.until

@@ -1,4 +1,4 @@
-"""Drafts the calls of nodes. Only tool calls need a check by the registry."""
+"""Drafts of the calls of nodes. The registry checks only tool calls."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EVENT: Final = "event"
 
 
 class RunWorkflow(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a call that another workflow carries out. Version 0 means the newest."""
+    """Arguments of a call that another workflow carries out. Version 0 means the newest."""
 
     workflow: str
     version: int = 0
@@ -46,7 +46,7 @@ class RunWorkflow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunItems(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a call that processes items of a map. See `MapChunk`."""
+    """Arguments of a call that processes items of a map. See `MapChunk`."""
 
     node: str
     first_index: int
@@ -56,7 +56,7 @@ class RunItems(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chunk(NamedTuple):
-    """The number of a map's chunk. Also says how many of its items may fail, and how many may be open at a time."""
+    """A chunk of a map: its number, how many of its items may fail, and how many may be open at a time."""
 
     number: int
     failures_max: int
@@ -108,7 +108,7 @@ def of_node(values: Values, step: Step, record: NodeRecord | None, run: Run, now
 
 
 def has_too_few_approvers(node: HumanNode, run: Run) -> bool:
-    """Return whether a node asks one person for an approval, while the run requires more approvals."""
+    """Return whether a node asks one person for an approval although the run requires more approvals."""
     return node.form == "approval" and node.who != "approvers" and run.options.approvals_required > 1
 
 

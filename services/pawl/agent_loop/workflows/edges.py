@@ -23,10 +23,10 @@ class Edge(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """A node starts when its join over `control` is met and all sources in `others` have ended.
+    """The incoming edges of a node.
 
-    `control` maps sources to kinds of edges. `others` are references. If a node has only references, they are its
-    control edges instead.
+    It starts once its join over `control` is met and all sources in `others` have ended. `control` maps sources to
+    kinds of edges. `others` contains references. If a node has only references, they are its control edges instead.
     """
 
     control: Mapping[str, EdgeKind]
@@ -34,7 +34,7 @@ class Incoming(NamedTuple):
 
 
 def references(node: AnyNode) -> frozenset[str]:
-    """Return the names of all nodes to which a node, or a node inside it, refers."""
+    """Return the names of all nodes to which a node, or any node inside it, refers."""
     found = expressions.references(templates(node))
     return found.union(*(references(each) for each in below(node).values()))
 

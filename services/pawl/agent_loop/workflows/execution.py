@@ -1,4 +1,4 @@
-"""Describes the current state of a workflow run's nodes (WorkflowService.GetExecution)."""
+"""The current state of a workflow run's nodes (WorkflowService.GetExecution)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NEVER_RAN: Final = frozenset({NodeState.SKIPPED, NodeState.CANCELLED})
 
 
 class Execution:
-    """The nodes of a workflow run, with the calls that have been read."""
+    """Nodes of a workflow run, and the calls that have been read."""
 
     def __init__(self, run: Run, graph: Graph, cursor: WorkflowCursor) -> None:
         pinned = run.workflow or PinnedWorkflow(name="", version=0)
@@ -52,7 +52,7 @@ class Execution:
         self._positions = {number: position for position, number in enumerate(started, 1)}
 
     def add_calls(self, calls: Iterable[call_pb2.Call]) -> None:
-        """Add calls, some of which may lack their results."""
+        """Add calls. Some of them may lack their results."""
         for message in calls:
             call = self._calls[CallId(message.call_id)] = wire.CALL.read(message)
             self._omitted_bytes[call.call_id] = message.result_omitted_bytes
@@ -77,7 +77,7 @@ class Execution:
 
     @property
     def last_calls(self) -> set[CallId]:
-        """The calls that `tree` shows.
+        """Calls that `tree` shows.
 
         For each node, this is the last call or, if another attempt is about to start, the previous one.
         """
@@ -117,7 +117,7 @@ class Execution:
         return message
 
     def output(self, step: Step) -> bytes:
-        """Return the output of a node as JSON; empty until it has succeeded.
+        """Return the output of a node as JSON, or an empty value if it has not succeeded.
 
         Raises:
             CallsNeeded: calls must be added first.
@@ -132,13 +132,13 @@ class Execution:
 
     @property
     def current(self) -> list[str]:
-        """The paths of the nodes that are running or waiting, in the order in which they started."""
+        """Paths of the nodes that are running or waiting, in the order in which they started."""
         steps = (self._graph.steps[number] for number in self._positions)
         return [step.path for step in steps if self._state(step) in _OPEN]
 
     @property
     def failed(self) -> str:
-        """The path of the node whose failure fails the run; empty if there is none."""
+        """The path of the node whose failure fails the run, or an empty string if there is none."""
         failures_max = self._chunk.failures_max if self._chunk is not None else 0
         found = graphs.first_failure(self._graph, self._cursor, failures_max)
         return found.path if found is not None else ""
@@ -229,7 +229,7 @@ def _state_of(call: Call) -> pb.NodeState.ValueType:
 
 
 def _error_text(call: Call | None) -> str:
-    """Return the error in a call's result; empty if it has none."""
+    """Return the error in a call's result, or an empty string if it has none."""
     if call is None or call.result is None:
         return ""
     try:

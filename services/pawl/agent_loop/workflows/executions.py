@@ -106,8 +106,8 @@ class Executions:
         graph = await self._graphs.of(caller.store_id, wire.WORKFLOW.read(run.workflow))
         names = sorted({step.node.event or "" for step in graph.steps if isinstance(step.node, WaitNode)} - {""})
         if name not in names:
-            known = f"it waits for {', '.join(names)}" if names else "it waits for no events"
-            raise InvalidField(f"name: no node of the workflow waits for {name!r:.130}; {known}", field="name")
+            known = f"it is waiting for {', '.join(names)}" if names else "it is not waiting for any event"
+            raise InvalidField(f"name: no node of the workflow is waiting for {name!r:.130}; {known}", field="name")
 
     async def awaits(self, caller: Principal, run_id: RunId, name: str) -> bool:
         """Return whether a node of a run is waiting for an event."""
@@ -118,7 +118,7 @@ class Executions:
         )
 
     async def of_token(self, caller: Principal, token: str) -> tuple[Principal, RunId, str]:
-        """Find the run in the caller's store that has this token. Return its user, the run, and the token's event.
+        """Return the user and the run with this token in the caller's store, and the token's event.
 
         Raises:
             CompletionNotFound: no run in the store has this token.
@@ -142,7 +142,7 @@ class Executions:
         return user, RunId(run_id), name
 
     async def _event(self, caller: Principal, found: WorkflowRun, record: NodeRecord) -> str:
-        """Return the name of the event that ended a wait of this run. Return an empty string if no event did."""
+        """Return the name of the event that ended a wait of this run, or an empty string if no event did."""
         if not record.event or record.origin:
             return ""
         call_id = cursors.event_call_id(RunId(found.run.run_id), record.event)
@@ -250,7 +250,7 @@ class Executions:
         return found, reruns.rerun(found.graph, found.cursor, run_id, number, undone)
 
     async def _undone(self, caller: Principal, found: WorkflowRun) -> set[int]:
-        """Return the nodes of a run, reused ones included, with effects that were undone."""
+        """Return the nodes of a run, including reused ones, with effects that were undone."""
         cursor, own, undone = found.cursor, RunId(found.run.run_id), set[int]()
         for run_id in (own, *cursor.origins):
             for source in await sources(self._ledger.channel, caller.store_id, caller.user_id, run_id):

@@ -1,8 +1,8 @@
 """Templates: JSON values whose strings may contain CEL expressions, as in `Hello ${input.name}`.
 
-A string that is exactly one `${...}` has the value of the expression, with its type. In other strings, values are
-inserted. Strings are inserted unchanged, and other values as JSON. `$${` is a literal `${`. A path such as
-`nodes.fetch.output.lines[0]` is followed without CEL, so its data may be larger.
+A string that is exactly one `${...}` becomes the value of the expression, with its type. In other strings, values are
+inserted: strings unchanged, other values as JSON. `$${` is a literal `${`. A path such as `nodes.fetch.output.lines[0]`
+is resolved without CEL, so its data may be larger.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Inserted(NamedTuple):
 
     @property
     def path(self) -> _Path | None:
-        """The fields and indexes of a plain path; None for any other expression."""
+        """Fields and indexes of a plain path, or None for any other expression."""
         return _plain_path(self.source)
 
 
@@ -76,7 +76,7 @@ def references(template: Any) -> frozenset[str]:
 
 
 def token_names(template: Any, waits: frozenset[str]) -> frozenset[str]:
-    """Return the nodes in `waits` whose tokens a template reads."""
+    """Return the nodes in `waits` whose tokens a template uses."""
     paths = [path for path in _read_paths(template) if path[0] == "tokens"]
     # `tokens["a"]` and `tokens` may read any of them.
     return waits if any(len(path) == 1 for path in paths) else waits.intersection(path[1] for path in paths)
@@ -121,7 +121,10 @@ def check(template: Any, names: Names, path: str = "") -> list[DefinitionFault]:
 
 
 def result_type(text: str, names: Names) -> str:
-    """Return the CEL type, such as BOOL, of a checked string that is one expression. DYN if it depends on the data."""
+    """Return the CEL type, such as BOOL, of a string that is one checked expression.
+
+    DYN means that it depends on data.
+    """
     (part,) = _inserted(text)
     if part.path is not None:
         return "DYN"
@@ -130,7 +133,7 @@ def result_type(text: str, names: Names) -> str:
 
 
 def render(template: Any, scope: Mapping[str, Any]) -> Any:
-    """Return the template with the values of its expressions.
+    """Return the template with its expressions replaced by their values.
 
     Raises:
         ExpressionError: an expression fails, or the expressions cost too much or return more than RESULT_BYTES_MAX.
@@ -234,7 +237,7 @@ def _check_path(path: tuple[str, ...], names: Names, where: str) -> list[Definit
         return []
     fields = names[path[0]]
     if path[0] == "nodes" and len(path) == 1:
-        return [DefinitionFault(where, "nodes is not a value", "write nodes.NAME.output")]
+        return [DefinitionFault(where, "nodes cannot be used as a value", "write nodes.NAME.output")]
     if fields is not None and len(path) > 1 and path[1] not in fields:
         return [DefinitionFault(where, f"{path[0]}.{path[1]} does not exist", near(path[1], fields))]
     if path[0] == "nodes" and not _NODE_FIELDS.issuperset(path[2:3] or ("",)):
@@ -294,7 +297,7 @@ def _has(value: Any, step: str | int) -> bool:
 
 
 def _used(paths: frozenset[tuple[str, ...]], scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of the scope that an expression reads. CEL would convert the whole scope."""
+    """Return the part of the scope that an expression uses, because CEL would convert the whole scope."""
     used: dict[str, Any] = {}
     for path in sorted(paths):
         source: Any = scope

@@ -1,4 +1,4 @@
-"""Decides which nodes start, end or are skipped, based on the states of all nodes. Does not evaluate expressions."""
+"""Decides which nodes start, end or are skipped, from the states of all nodes. Does not evaluate expressions."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def _add_branches(steps: list[Step], number: int) -> None:
 def ready(graph: Graph, cursor: WorkflowCursor, checking: Collection[int], now_ms: int) -> tuple[Step, ...]:
     """Return the nodes to start now, in order.
 
-    At most `concurrency` nodes with calls are open. This includes nodes that wait for a retry, and the nodes in
-    `checking`, whose calls the registry is checking.
+    At most `concurrency` nodes with calls are open, including nodes that wait for a retry and nodes in `checking`,
+    whose calls the registry is checking.
     """
     held = {step.number for step in graph.steps if _holds_slot(step, cursor.nodes.get(step.number))}
     free = graph.concurrency - len(held.union(checking))
@@ -142,7 +142,7 @@ def ready(graph: Graph, cursor: WorkflowCursor, checking: Collection[int], now_m
 
 
 def open_maps(graph: Graph, cursor: WorkflowCursor) -> tuple[Step, ...]:
-    """Return the maps that have items left to start."""
+    """Return the maps that still have items to start."""
     return tuple(
         step
         for step in graph.steps
@@ -169,9 +169,9 @@ def is_ready(graph: Graph, cursor: WorkflowCursor, step: Step, now_ms: int) -> b
 
 
 def advanced(graph: Graph, cursor: WorkflowCursor, with_calls: Collection[int], now_ms: int) -> WorkflowCursor:
-    """Return the cursor after all changes that follow from the time and from the states of other nodes.
+    """Return the cursor after all changes that follow from the time and the states of other nodes.
 
-    `with_calls` are the nodes with an open call. A node that is being stopped ends once its call has ended.
+    `with_calls` contains the nodes with an open call. A node that is being stopped ends once its call has ended.
     """
     while True:
         changed = {}
@@ -186,7 +186,7 @@ def advanced(graph: Graph, cursor: WorkflowCursor, with_calls: Collection[int], 
 
 
 def after_call(step: Step, record: NodeRecord, *, until: bool | None) -> NodeRecord:
-    """Return the state of a node whose call has ended. After a success, `until` is the value of `repeat.until`."""
+    """Return the state of a node after its call has ended. After a success, `until` is the value of `repeat.until`."""
     node, end_ms = step.node, record.end_ms or 0
     if not record.reason:
         repeat = node.repeat if isinstance(node, CallNode) else None
@@ -231,7 +231,7 @@ def failed(record: NodeRecord, now_ms: int, reason: str, message: str) -> NodeRe
 
 
 def next_time(graph: Graph, cursor: WorkflowCursor) -> int | None:
-    """Return when the next wait, delay or timeout ends, in milliseconds. Return None if there is none."""
+    """Return when the next wait, delay or timeout ends, in milliseconds, or None if there is none."""
     times = []
     for step in graph.steps:
         record = cursor.nodes.get(step.number)
@@ -245,7 +245,7 @@ def next_time(graph: Graph, cursor: WorkflowCursor) -> int | None:
 
 
 def first_failure(graph: Graph, cursor: WorkflowCursor, failures_max: int) -> Step | None:
-    """Return the node that fails the run. This is the first failed node after `failures_max` others."""
+    """Return the node that fails the run: the first failed node after `failures_max` others."""
     found = [step for step in graph.steps if _fails_run(step, cursor.nodes.get(step.number))]
     found.sort(key=lambda step: cursor.nodes[step.number].end_ms or 0)
     return found[failures_max] if len(found) > failures_max else None
@@ -340,7 +340,7 @@ def _start(graph: Graph, cursor: WorkflowCursor, step: Step) -> Literal["ready",
 
 
 def _edge(graph: Graph, cursor: WorkflowCursor, source: int, kind: EdgeKind) -> bool | None:
-    """Return whether an edge is active. Return None if its source has not ended."""
+    """Return whether an edge is active, or None if its source has not ended."""
     record, node = cursor.nodes.get(source), graph.steps[source].node
     if record is None or record.state not in ENDED:
         return None

@@ -77,7 +77,7 @@ class Nodes:
         self._added: list[Call] = []
         self._drafts: list[Call] = []
 
-    # Nodes that end.
+    # Ending nodes.
 
     def settle(self) -> None:
         """Update the cursor until the calls, events and time cause no further changes."""
@@ -155,7 +155,7 @@ class Nodes:
         self._events_taken += 1
         return replace(record, state=NodeState.SUCCEEDED, end_ms=self._now_ms, event=event[1])
 
-    # Nodes that start.
+    # Starting nodes.
 
     def start(self) -> bool:
         """Start nodes until the cursor changes, because a change can affect the order.
@@ -236,7 +236,7 @@ class Nodes:
             free -= share
 
     def conclude(self) -> None:
-        """Set the output of a run that processes items of a map, once all of them have ended."""
+        """Set the output of a run for items of a map, once all of these have ended."""
         if self._pinned.chunk is None or self._state.run.output_json:
             return
         if not graph.has_ended(self._graph, self._cursor):

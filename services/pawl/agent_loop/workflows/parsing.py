@@ -1,4 +1,4 @@
-"""Reads definitions that people and models write, and reports all faults together."""
+"""Parses definitions that people and models write, and reports all faults together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ANY_TEXTS: Final = ("${true}", "X")
 
 
 class DefinitionError(ValueError):
-    """Raised if a definition has faults. At most FAULTS_MAX faults are given, sorted by path.
+    """Raised if a definition has faults. Lists at most FAULTS_MAX of them, sorted by path.
 
     `rest` is the definition without its faulty parts. Some of them are replaced by placeholders. It is None if too
     little remains, or if there are too many nodes.
@@ -68,7 +68,7 @@ def read(document: Any) -> WorkflowDefinition:
 
 
 def _usable(kind: Any, value: Any, path: str, faults: list[DefinitionFault]) -> Any:
-    """Return the value without its faulty parts, to validate the rest. Return UNSET if nothing remains."""
+    """Return the value without its faulty parts, so that the rest can be validated, or UNSET if nothing remains."""
     bare = _bare(kind)
     if isinstance(value, dict) and (structs := [each for each in _options(bare) if _is_struct(each)]):
         struct = _chosen(structs, value, path, faults)
@@ -142,7 +142,7 @@ def _fits(kind: Any, value: Any, path: str, faults: list[DefinitionFault]) -> bo
 
 
 def _wanted(kind: Any) -> str:
-    """Describe the values of a field's type."""
+    """Describe the values that a field's type allows."""
     options = [option for option in _options(kind) if option not in (NoneType, UnsetType)]
     if any(_bare(option) is float for option in options):
         options = [option for option in options if _bare(option) is not int]

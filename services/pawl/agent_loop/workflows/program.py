@@ -1,4 +1,4 @@
-"""Implements a workflow's program. A node starts once the nodes before it have ended. The run ends when all have ended.
+"""Implements a workflow. A node starts once the nodes before it have ended, and the run ends when all have ended.
 
 Its cursor holds the state of each node. A node that makes a call ends when the call has its result. The id of the call
 is derived from the run, the node, the iteration and the attempt, so that no call is made twice.
@@ -52,14 +52,14 @@ class WorkflowProgram(Program):
         return state.graph is not None and _Moment(state, state.graph, now).proposes(call_id)
 
     def commanded(self, state: State, command: Command, now: float) -> State:
-        """Pause or resume the run, or keep an event for the nodes that wait for it."""
+        """Pause or resume the run, or store an event for the nodes that wait for it."""
         cursor = cursor_of(state)
         match command.kind:
             case Pause() as pause:
                 return _with_cursor(state, replace(cursor, is_paused=not pause.resumes))
             case Event() as event:
                 number = cursor.events_received + 1
-                # The ledger limits the number of events that no node has taken.
+                # The ledger limits the number of events that no node has consumed.
                 events = (*cursor.events, (event.name, number))
                 cursor = replace(cursor, events=events, events_received=number)
                 call = drafting.of_event(state.run, number, event.name, event.payload_json, now)
@@ -83,7 +83,7 @@ def _with_cursor(state: State, cursor: WorkflowCursor) -> State:
 
 
 class _Moment(Nodes):
-    """Decides what a run does next, based on its state and the time."""
+    """The next steps of a run, based on its state and the time."""
 
     def decision(self) -> Decision:
         state, before = self._state, cursor_of(self._state)
@@ -136,7 +136,7 @@ class _Moment(Nodes):
     # Calls to stop, and the end.
 
     def _stopping(self) -> Decision | None:
-        """Return how to stop the calls of nodes that are being stopped, and of maps that start no further chunks."""
+        """Return how to stop the calls of nodes that are being stopped, and of maps that start no more chunks."""
         state, to_stop = self._state, []
         for call in state.open_calls:
             found = cursors.parsed(call.call_id)
@@ -150,9 +150,9 @@ class _Moment(Nodes):
         return StopCalls(call_ids=tuple(to_stop)) if to_stop else None
 
     def _drains(self) -> bool:
-        """Return whether running calls may end before the run fails. This is so if their effects will or may be undone.
+        """Return whether running calls may finish before the run fails, because their effects will or may be undone.
 
-        If a call is stopped instead, it is unclear whether it took effect.
+        If a call were stopped, it would be unclear whether it took effect.
         """
         step = self._first_failure()
         is_drained = step is not None and (self._pinned.chunk is not None or step.node.on_error == "undo")
@@ -162,7 +162,7 @@ class _Moment(Nodes):
         """Stop nodes that have no running call.
 
         Once no call is open, undo all effects, unless the run is part of a map. Return the failure once nothing is left
-        to do; None until then.
+        to do, and None until then.
         """
         if self._cursor.failure is None:
             self._cursor = replace(self._cursor, failure=(failure.reason, failure.message))

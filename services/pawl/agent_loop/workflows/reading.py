@@ -1,4 +1,4 @@
-"""Reads pinned workflow versions, which never change. Keeps the graphs of the versions that were used most recently."""
+"""Pinned workflow versions, which never change. The graphs of recently used versions are cached."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class WorkflowReader(Protocol):
 
 
 class Graphs:
-    """Reads the graphs of workflow versions, and keeps those that were used most recently."""
+    """Graphs of workflow versions. Recently used ones are cached."""
 
     def __init__(self, reader: WorkflowReader) -> None:
         self._reader = reader
         self._kept: OrderedDict[tuple[StoreId, str, int], Graph] = OrderedDict()
 
     async def of(self, store_id: StoreId, pinned: PinnedWorkflow) -> Graph:
-        """Return a run's graph. It covers the whole workflow, or only some items of a map.
+        """Return a run's graph: the whole workflow, or only some items of a map.
 
         Raises:
             WorkflowNotFound
@@ -63,7 +63,7 @@ class Graphs:
         return graph.of_items(found, chunk.node, indexes, chunk.concurrency)
 
     async def version(self, store_id: StoreId, name: str, version: int) -> int:
-        """Return `version` if it exists. For 0, return the newest version, or 0 if there is none."""
+        """Return `version` if it exists. For version 0, return the newest version, or 0 if there is none."""
         try:
             return (await self._reader.get(store_id, name, version)).version
         except WorkflowNotFound:

@@ -1,4 +1,4 @@
-"""Decides which finished nodes of a run a new run reuses (WorkflowService.RerunFrom)."""
+"""Decides which finished nodes a new run reuses from an earlier run (WorkflowService.RerunFrom)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Rerun(NamedTuple):
 def rerun(
     graph: Graph, cursor: WorkflowCursor, run_id: RunId, number: int, undone: Collection[int] = frozenset()
 ) -> Rerun:
-    """Return how to run node `number` of an ended run again, together with all nodes that depend on it.
+    """Return how to rerun node `number` of an ended run, together with all nodes that depend on it.
 
     A node is reused if it succeeded or was skipped, and depends on no node that runs again. A branch depends on the
     nodes before its parallel node, but not on the other branches. An output node always runs again, because it sets the
-    output of the new run; the nodes after it do not, because its value is the same.
+    output of the new run. The nodes after it do not, because its value is the same.
 
     Nodes with `undone` effects run again. So do nodes that use the token of a wait that runs again, because the new
     wait has a new token.
@@ -41,16 +41,16 @@ def rerun(
             break
         chosen |= with_old_token
     outputs = {step.number for step in graph.steps if isinstance(step.node, OutputNode)}
-    kept = {
+    reused = {
         node
         for node, record in cursor.nodes.items()
         if node not in again and not (node in outputs and record.state is NodeState.SUCCEEDED)
     }
-    return Rerun(cursor.reused(kept, run_id), again)
+    return Rerun(cursor.reused(reused, run_id), again)
 
 
 def _with_dependents(graph: Graph, cursor: WorkflowCursor, chosen: Collection[int]) -> frozenset[int]:
-    """Return the chosen nodes together with the nodes that must then run again too."""
+    """Return the chosen nodes together with the nodes that must also run again."""
     again, opened = set(chosen), set[int]().union(*(_parents(graph, number) for number in chosen))
     for step in graph.steps:
         sources = {source for source, _ in step.control} | set(step.others)
@@ -60,14 +60,14 @@ def _with_dependents(graph: Graph, cursor: WorkflowCursor, chosen: Collection[in
         if step.parent in again or sources & (again | opened):
             again.add(step.number)
         elif step.parent is not None and step.parent not in opened:
-            continue  # Its parallel node is reused with all branches.
+            continue  # The parallel node that contains it is reused with all branches.
         elif record is None or record.state not in _REUSABLE:
             (opened if step.branches else again).add(step.number)
     return frozenset(again | opened)
 
 
 def _with_tokens(graph: Graph, cursor: WorkflowCursor, again: Collection[int]) -> frozenset[int]:
-    """Return the nodes that have succeeded and used the tokens of these nodes."""
+    """Return the nodes that succeeded and used the tokens of these nodes."""
     waits = graph.definition.waits.intersection(graph.steps[number].path for number in again)
     using = {step.number for step in graph.steps if expressions.token_names(templates(step.node), waits)}
     return frozenset(using & _succeeded(cursor))

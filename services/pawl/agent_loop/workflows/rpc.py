@@ -1,4 +1,4 @@
-"""Serves pawl.agent.v1.WorkflowService. job-store serves ListWorkflows and ListWorkflowVersions."""
+"""Implements pawl.agent.v1.WorkflowService. job-store implements ListWorkflows and ListWorkflowVersions."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class WorkflowServicer:
             response.repeated_effects.extend(await self._executions.effects(caller, found, rerun.again))
             return response
         workflow = found.run.workflow
-        asked = pb.StartWorkflowRequest(
+        requested = pb.StartWorkflowRequest(
             request_id=convert.request_id(request),
             name=workflow.name,
             version=workflow.version,
@@ -89,7 +89,7 @@ class WorkflowServicer:
         )
         state = msgspec.json.encode(rerun.start)
         reused = {"rerun_of_run_id": run_id, "rerun_node": request.node, "start_state": state}
-        response.run.CopyFrom(await self._starting.start(caller, asked, reused))
+        response.run.CopyFrom(await self._starting.start(caller, requested, reused))
         return response
 
     async def PauseExecution(self, request: pb.PauseExecutionRequest, context: Context) -> pb.PauseExecutionResponse:

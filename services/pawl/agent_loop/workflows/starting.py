@@ -1,5 +1,3 @@
-"""Starts runs of workflows."""
-
 from __future__ import annotations
 
 import hashlib
@@ -42,9 +40,9 @@ class WorkflowStarting:
     async def start(
         self, caller: Principal, request: StartWorkflowRequest, reused: Mapping[str, Any] = {}
     ) -> run_pb2.Run:
-        """Create a run. It is durable when this returns. Idempotent by request id.
+        """Create a run and return once it is durable. Idempotent by request id.
 
-        `reused` has the fields of `PinnedWorkflow` that a rerun sets.
+        `reused` contains the fields of `PinnedWorkflow` that a rerun sets.
 
         Raises:
             WorkflowNotFound: also if the workflow was deleted.
@@ -58,14 +56,14 @@ class WorkflowStarting:
     async def submission(
         self, caller: Principal, request: StartWorkflowRequest, reused: Mapping[str, Any] = {}
     ) -> tuple[pb.SubmitMessageRequest, PawlError | None]:
-        """Return the ledger's request to start a run. Also return the error with which to refuse a new run, or None.
+        """Return the ledger's request to start a run, and the error with which to refuse a new run, if any.
 
         Raises:
             PawlError: any error of `start` about the request itself.
         """
         name = check_id(request.name, "name")
         content = strict_json.loads(request.input_json or b"{}", bytes_max=INPUT_BYTES_MAX)
-        asked = PinnedWorkflow(
+        requested = PinnedWorkflow(
             name=name,
             version=request.version,
             input_json=strict_json.dumps_canonical(content),
@@ -81,8 +79,8 @@ class WorkflowStarting:
         refusal: PawlError | None = None
         try:
             found = await self._workflows.of_run(caller, name, request.version)
-            await self._check_input(caller, found.input_schema_json, asked.input_json)
-            pinned = wire.WORKFLOW.fields(msgspec.structs.replace(asked, version=found.version))
+            await self._check_input(caller, found.input_schema_json, requested.input_json)
+            pinned = wire.WORKFLOW.fields(msgspec.structs.replace(requested, version=found.version))
         except (WorkflowNotFound, InvalidArguments) as error:
             refusal = error
         message = submission(
@@ -95,7 +93,7 @@ class WorkflowStarting:
             policy=MessagePolicy.QUEUE,
             labels=labels,
             workflow=pinned,
-            asked_program_sha256=_digest(asked),
+            asked_program_sha256=_digest(requested),
         )
         return message, refusal
 
@@ -107,6 +105,6 @@ class WorkflowStarting:
             raise InvalidArguments(f"the input does not match the workflow's schema: {'; '.join(faults)}")
 
 
-def _digest(asked: PinnedWorkflow) -> bytes:
+def _digest(requested: PinnedWorkflow) -> bytes:
     """Return a digest of the fields that must be equal in a repeated request."""
-    return hashlib.sha256(msgspec.msgpack.encode(msgspec.structs.replace(asked, start_state=b""))).digest()
+    return hashlib.sha256(msgspec.msgpack.encode(msgspec.structs.replace(requested, start_state=b""))).digest()

@@ -1,4 +1,4 @@
-"""Finds the semantic faults of a definition, and reports all of them together."""
+"""Validates the semantics of definitions, and reports all faults together."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _RESERVED: Final = frozenset({"input", "nodes", "run", "output", "iteration", "i
 
 
 def faults(definition: WorkflowDefinition, *, names: frozenset[str]) -> list[DefinitionFault]:
-    """Return all faults. `names` contains all nodes that exist, including those that could not be read."""
+    """Return all faults. `names` contains all nodes, including those that could not be parsed."""
     nodes = tuple(walk(definition))
     count = sum(expressions.count(templates(node)) for _, node in nodes)
     if len(nodes) > NODES_MAX:
@@ -107,13 +107,13 @@ def _of_whole(definition: WorkflowDefinition, names: frozenset[str]) -> Iterator
     yield from (
         DefinitionFault(f"nodes.{name}", f"the name {name} is reserved")
         for name in sorted(names)
-        # Other names have a fault of their form.
+        # Names of any other form are already reported as malformed.
         if name.isidentifier() and not expressions.is_name(name)
     )
 
 
 def _targets(node: Node, names: frozenset[str], path: str) -> Iterator[DefinitionFault]:
-    """Check that the nodes to which a node refers (outside of expressions) exist."""
+    """Check that all nodes to which a node refers outside of expressions exist."""
     lists: dict[str, tuple[str, ...]] = {"after": node.after}
     if isinstance(node, ConditionNode):
         lists |= {"then": node.then, "else": node.else_}
@@ -222,7 +222,7 @@ def _of_expressions(node: AnyNode, scope: dict[str, frozenset[str] | None], path
 
 
 def _inputs(definition: WorkflowDefinition) -> frozenset[str] | None:
-    """Return the fields of `input`. Return None if its schema does not list them all."""
+    """Return the fields of `input`, or None if its schema does not list all of them."""
     properties: Any = definition.input.get("properties")
     is_open = definition.input.get("additionalProperties", False)
     is_open = is_open or not {"patternProperties", "allOf", "anyOf", "oneOf", "$ref"}.isdisjoint(definition.input)
@@ -240,7 +240,7 @@ def _joins(found: Mapping[str, Incoming], definition: WorkflowDefinition) -> Ite
 
 
 def _sides(found: Mapping[str, Incoming]) -> Iterator[DefinitionFault]:
-    """Find nodes on one side of a condition that read nodes on the other side. Only one side ever runs."""
+    """Find nodes on one side of a condition that use nodes on the other side. Only one side ever runs."""
     # The condition and side of each node with no other control edge.
     sides = {
         name: edge
@@ -258,7 +258,7 @@ def _sides(found: Mapping[str, Incoming]) -> Iterator[DefinitionFault]:
 
 
 def _cycles(found: Mapping[str, Incoming]) -> Iterator[DefinitionFault]:
-    """Report cycles of nodes. The reported cycles do not share any node."""
+    """Report cycles of nodes. No node appears in two reported cycles."""
     while True:
         try:
             order(found)

@@ -84,7 +84,9 @@ class Values:
         return self
 
     def rendered(self, template: Any, step: Step, extra: Mapping[str, Any] = {}) -> Any:
-        """Return a node's template with the values of its expressions. `extra` contains additional values, by name.
+        """Return a node's template with its expressions replaced by their values.
+
+        `extra` contains more values, by name.
 
         Raises:
             CallsNeeded: calls must be read first.
@@ -93,7 +95,7 @@ class Values:
         return expressions.render(template, {**self._scope(step, expressions.references(template)), **extra})
 
     def output(self, step: Step) -> Any:
-        """Return a node's output. Return None unless the node has succeeded.
+        """Return a node's output, or None unless the node has succeeded.
 
         Raises:
             CallsNeeded, ExpressionError
@@ -143,7 +145,7 @@ class Values:
         return b"[" + b",".join(map(bytes, parts)) + b"]"
 
     def error(self, step: Step) -> dict[str, str] | None:
-        """Return the reason and message with which a node failed. Return None unless the node has failed.
+        """Return the reason and message of a node's failure, or None unless the node has failed.
 
         Raises:
             CallsNeeded
@@ -217,10 +219,10 @@ def state_name(record: NodeRecord | None) -> str:
 
 
 def value_of(node: AnyNode, content: Any) -> Any:
-    """Return the output of a node whose call has the result `content`.
+    """Return the output of a node whose call returned `content`.
 
     Raises:
-        ExpressionError: the answer of an agent is not the JSON that was requested.
+        ExpressionError: an agent's answer is not the requested JSON.
     """
     match node:
         case AgentNode():
@@ -246,12 +248,12 @@ def _cursor(data: bytes) -> WorkflowCursor:
 
 @lru_cache(maxsize=32)
 def _decoded(data: bytes) -> Any:
-    # Callers do not change the value.
+    # The value is shared, so callers must not change it.
     return msgspec.json.decode(data)
 
 
 def time_of(value: Any) -> float:
-    """Return a time that is given in RFC 3339 or in seconds since 1970.
+    """Parse a time in RFC 3339 format or in seconds since 1970.
 
     Raises:
         ExpressionError
@@ -273,7 +275,7 @@ def wait_token(key: bytes, run_id: RunId, node: str) -> str:
 
 
 def event_of_token(node: str) -> str:
-    """Return the name of the event that only this node takes. A definition cannot contain such a name."""
+    """Return the name of the event that only this node accepts. A definition cannot contain such a name."""
     return f"#{node}"
 
 

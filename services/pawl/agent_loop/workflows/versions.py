@@ -38,7 +38,7 @@ _log = logs.get_logger(__name__)
 
 
 class WorkflowLedger:
-    """Client for job-store's workflow API.
+    """A client for job-store's workflow API.
 
     It does not retry. Every method may raise DependencyUnavailable and can be retried.
     """
@@ -127,7 +127,7 @@ class Workflows:
         _log.info("workflow.deleted", store=caller.store_id, user=caller.user_id, workflow=name)
 
     async def get(self, caller: Principal, name: str, version: int) -> WorkflowVersion:
-        """Return a version. Version 0 means the newest version. A deleted workflow has only explicit versions.
+        """Return a version. Version 0 means the newest version, which a deleted workflow no longer has.
 
         Raises:
             WorkflowNotFound
@@ -146,7 +146,7 @@ class Workflows:
     async def _checked(
         self, caller: Principal, definition_json: bytes, tools: Mapping[str, OfferedTool]
     ) -> WorkflowDefinition:
-        """Parse a definition and check that everything to which it refers exists, even if it has other faults.
+        """Parse a definition, and check that everything to which it refers exists, even if it has other faults.
 
         Raises:
             DefinitionError: the definition has faults. The error lists all of them.
@@ -199,7 +199,7 @@ class Workflows:
     async def _uses(
         self, caller: Principal, definition: WorkflowDefinition, tools: Mapping[str, OfferedTool]
     ) -> list[str]:
-        """Return the workflows that a run starts in their newest version, either directly or through fixed versions.
+        """Return the workflows that a run starts in their newest versions, directly or through fixed versions.
 
         Raises:
             WorkflowNotFound

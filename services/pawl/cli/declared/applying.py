@@ -1,4 +1,4 @@
-"""Applies a set of files to a store. Validates all files, shows the changes, and then makes the changes in order."""
+"""Applies a set of files to a store. Validates all files, shows the changes, and makes them in order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ApplyError(CommandError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSet:
-    """Files and what to do with them. `name` is the name of the set. It is empty for files without pawl.yaml."""
+    """Files and what to do with them. `name` is the name of the set, or empty for files without pawl.yaml."""
 
     name: str
     asked: Mapping[Key, Asked]
@@ -48,7 +48,10 @@ class FileSet:
 
     @property
     def is_deployments(self) -> bool:
-        """Whether it has only settings of the whole deployment. A deployment key has no store, and so no sets."""
+        """True if the set contains only settings of the whole deployment.
+
+        A deployment key has no store, and so no sets.
+        """
         return not self.name and set(self.order) == {Key("settings", "deployment")}
 
     @property
@@ -62,7 +65,7 @@ def read(
     """Read a set from files and folders.
 
     Raises:
-        CommandError: A file is invalid; the message lists every problem with its file and line.
+        CommandError: A file is invalid. The message lists every problem with its file and line.
     """
     named = {name for path in paths if (name := files.read_set(path))}
     if len(named) > 1 or (named and len(paths) > 1):
@@ -166,19 +169,19 @@ async def _validated(
             if not remaining:
                 valid[key] = Saved(State(definition, is_partial=True))
         else:
-            if needs:  # It is not known yet what they offer, so save it again after them.
+            if needs:  # The missing resources may change the result, so save this one again after they exist.
                 comments = current[key].comments if exists else ()
                 saved = Saved(State(asked.definition, comments, is_partial=True), saved.outcome)
             valid[key] = saved
             if key.kind == "source" and saved.state != current.get(key):
-                later.add(key)  # It may add tools.
+                later.add(key)  # The resource may add tools.
     if problems:
         raise ApplyError("\n".join(problems), may_pass=all(problems.values()))
     return valid
 
 
 async def _take(target: AsyncClient, wanted: FileSet, step: Step, *, exists: bool) -> Saved | None:
-    """Write the declaration first, then the resource. After a crash in between, no resource is without its owner."""
+    """Write the declaration first, then the resource. After a crash in between, every resource still has its owner."""
     version, kind = step.version, wanted.kinds[step.key.kind]
     declaration = pb.Declaration(kind=step.key.kind, name=step.key.name, set=wanted.name, version=version)
     if step.claims:

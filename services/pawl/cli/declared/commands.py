@@ -88,9 +88,9 @@ async def export(
 async def apply_at_start(
     options: SuiteOptions, *, prefix: str = "PAWL_APPLY: ", report: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Apply the set in PAWL_APPLY to a suite that has just started, and print the changes and errors.
+    """Apply the set in PAWL_APPLY to a suite that has just started. Print the changes and errors.
 
-    `report` is called with the problem of each attempt; empty if there is none.
+    `report` is called after each attempt with the problem, which is empty if there is none.
     """
     if options.apply is not None:
         printed = set[str]()
@@ -132,7 +132,7 @@ async def _until_applied(
 
 
 async def _leased(target: AsyncClient, wanted: FileSet) -> AsyncIterator[str]:
-    """Apply files while this process holds the lease of their set. The lease is only needed to change resources.
+    """Apply files while this process holds the lease of their set. The lease is needed only to change resources.
 
     Raises:
         Conflict: Another process has the lease.

@@ -1,26 +1,22 @@
-"""Reads and writes files that declare resources. Errors include the file and the line."""
+"""Files that declare resources: reading and writing them. Errors include the file and the line."""
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import yaml
-from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
-from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from google.protobuf.json_format import ParseError
 from google.protobuf.message import Message
 
-from pawl.chassis import strict_json
 from pawl.chassis.ids import is_id
 from pawl.cli import wording
 from pawl.cli.command import read_file
+from pawl.cli.declared.documents import InvalidDocument, Place, to_document, to_message
 from pawl.cli.declared.rules import KINDS, Key, folder
 from pawl.cli.failure import CommandError
 from pawl.errors import PawlError
@@ -29,26 +25,16 @@ from pawl.settings.v1.settings_pb2 import SettingsLayer
 SET_FILE: Final = "pawl.yaml"
 ENDINGS: Final = (".yaml", ".yml", ".json")
 _FILE_BYTES_MAX: Final = 1024 * 1024
-# Default values of agents' options, which are left out of the output.
-_DEFAULTS: Final = (
-    *("ROUND_LIMIT_POLICY_FINAL_ANSWER", "BATCH_ORDER_WAIT_FOR_DECISIONS", "UNKNOWN_OUTCOME_POLICY_TELL_MODEL"),
-    *("TOKEN_BUDGET_POLICY_WAIT", "APPROVAL_EXPIRY_POLICY_DENY", "MODE_AUTO"),
-)
 _DEPTH_MAX: Final = 100
 _BOOLEAN: Final = "tag:yaml.org,2002:bool"
-_UNKNOWN_FIELD: Final = re.compile(r'Message type "\S+" has (no field named "[^"]*").*', re.DOTALL)
 # The names and indexes in a path.
 PARTS: Final = re.compile(r"[^.\[\]]+")
-_INTEGERS: Final = (FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_UINT64)
 # Maps of values by name, each with a corresponding map of secret names.
 _VALUE_MAPS: Final = {"headers": "secret_headers", "environment": "secret_environment"}
 _SECRET_NAME: Final = re.compile(r"auth|cookie|credential|key\b|passw|secret|token", re.IGNORECASE)
 _SECRET_VALUE: Final = re.compile(
     r"(bearer\s+|whsec_|sk-)\S{8,}|[a-z]+://[^/@\s]*:[^/@\s]+@.*", re.IGNORECASE | re.DOTALL
 )
-
-# A position in a document: names and indexes.
-_Path: TypeAlias = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +44,12 @@ class Asked:
     key: Key
     definition: Any
     file: Path
-    lines: Mapping[_Path, int]
+    lines: Mapping[Place, int]
 
     def problem(self, text: str, field: str = "") -> str:
         """Return `text` as an error message that starts with the file and the line.
 
-        The line is that of the deepest field mentioned in `text` or `field`.
+        The line is where the deepest field mentioned in `text` or `field` is.
         """
         return f"{self.file}:{_line(self.lines, f'{text} {field}')}: {text}"
 
@@ -75,7 +61,7 @@ class Asked:
 
 
 def read_set(folder: Path) -> str:
-    """Return the name of the set in a folder. Empty if the folder has no pawl.yaml.
+    """Return the name of the set in a folder, or an empty string if the folder has no pawl.yaml.
 
     Raises:
         CommandError: pawl.yaml is invalid.
@@ -119,7 +105,7 @@ def to_yaml(kind: str, definition: Message | Mapping[str, Any], comments: Sequen
     """Return the content of a resource's file, followed by comments."""
     fields: dict[str, Any] = {} if kind == "agent" else {"kind": kind}
     if isinstance(definition, Message):
-        fields |= _shown(definition.DESCRIPTOR, MessageToDict(definition, preserving_proto_field_name=True))
+        fields |= to_document(definition)
     else:
         fields |= definition
     text: str = yaml.dump(fields, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
@@ -165,8 +151,10 @@ def _documents(file: Path, types: Mapping[str, type[Any]], problems: list[str]) 
             except yaml.YAMLError:
                 raise
             except Exception as error:  # noqa: BLE001  # PyYAML raises many types for invalid values.
-                text = _refusal(error)
-                problems.append(f"{file}:{_line(lines, text)}: {text}")
+                known = isinstance(error, ParseError | PawlError)
+                text = _short(error if known else f"invalid value: {error}")
+                line = lines.get(error.place) if isinstance(error, InvalidDocument) else _line(lines, text)
+                problems.append(f"{file}:{line or lines[()]}: {text}")
             else:
                 problems += [
                     f"{file}:{lines.get(place, lines[()])}: {problem}" for place, problem in _secrets(document, ())
@@ -176,12 +164,7 @@ def _documents(file: Path, types: Mapping[str, type[Any]], problems: list[str]) 
         loader.dispose()
 
 
-def _refusal(error: Exception) -> str:
-    text = str(error) if isinstance(error, ParseError | PawlError) else f"invalid value: {error}"
-    return _short(_UNKNOWN_FIELD.sub(r"there is \1", text))
-
-
-def _asked(file: Path, document: Any, lines: Mapping[_Path, int], types: Mapping[str, type[Any]]) -> Asked:
+def _asked(file: Path, document: Any, lines: Mapping[Place, int], types: Mapping[str, type[Any]]) -> Asked:
     in_folder = [each for each in types if folder(each) == file.absolute().parent.name]
     usual = in_folder[0] if in_folder else "agent" if "agent" in types else next(iter(types))
     kind = document.get("kind", usual) if isinstance(document, dict) else usual
@@ -195,75 +178,12 @@ def _asked(file: Path, document: Any, lines: Mapping[_Path, int], types: Mapping
     fields = {name: value for name, value in document.items() if name != "kind"}
     if types[kind] is dict:  # A workflow, which is JSON. YAML reads times as dates.
         return Asked(Key(kind, document["name"]), json.loads(json.dumps(fields, default=str)), file, lines)
-    definition = ParseDict(_natural(types[kind].DESCRIPTOR, fields), types[kind]())
+    definition: Any = to_message(fields, types[kind]())
     name = wording.short_name(SettingsLayer.DESCRIPTOR, definition.layer) if kind == "settings" else document["name"]
     return Asked(Key(kind, name), definition, file, lines)
 
 
-def _natural(kind: Any, value: Any) -> Any:
-    """Convert a document to protobuf JSON: `schema` to `schema_json`, text to bytes, ALLOW to RULE_EFFECT_ALLOW."""
-    if isinstance(value, list):
-        return [_natural(kind, each) for each in value]
-    if not isinstance(value, dict) or kind is None:
-        return value
-    if kind.GetOptions().map_entry:
-        return {name: _natural(kind.fields_by_name["value"].message_type, each) for name, each in value.items()}
-    made: dict[str, Any] = {}
-    for name, each in value.items():
-        field = kind.fields_by_name.get(name)
-        if field is None and f"{name}_json" in kind.fields_by_name:
-            made[f"{name}_json"] = base64.b64encode(strict_json.dumps_canonical(each)).decode()
-        elif field is not None and field.type == FieldDescriptor.TYPE_BYTES and isinstance(each, str):
-            made[name] = base64.b64encode(each.encode()).decode()
-        elif field is not None and field.enum_type is not None:
-            several = isinstance(each, list)
-            named = [_value_name(field.enum_type, one) for one in (each if several else [each])]
-            made[name] = named if several else named[0]
-        elif isinstance(each, datetime):
-            made[name] = (each if each.tzinfo else each.replace(tzinfo=UTC)).isoformat()
-        else:
-            made[name] = _natural(field.message_type, each) if field is not None and field.message_type else each
-    return made
-
-
-def _value_name(kind: EnumDescriptor, typed: Any) -> Any:
-    named = [value.name for value in kind.values if value.name.endswith(f"_{typed}".upper())]
-    return named[0] if len(named) == 1 and typed not in kind.values_by_name else typed
-
-
-def _shown(kind: Any, value: Any) -> Any:
-    """Convert protobuf JSON to a document without default values. This is the inverse of `_natural`."""
-    if isinstance(value, list):
-        return [_shown(kind, each) for each in value]
-    if not isinstance(value, dict) or kind is None:
-        return value
-    if kind.GetOptions().map_entry:
-        held = kind.fields_by_name["value"]
-        read = int if held.type in _INTEGERS else partial(_shown, held.message_type)
-        return {name: read(each) for name, each in sorted(value.items())}
-    made: dict[str, Any] = {}
-    for name, each in value.items():
-        field = kind.fields_by_name[name]
-        if field.type == FieldDescriptor.TYPE_BYTES:
-            content = base64.b64decode(each)
-            is_json = name.endswith("_json")
-            made[name.removesuffix("_json")] = json.loads(content) if is_json else content.decode(errors="replace")
-        elif field.type in _INTEGERS:
-            made[name] = int(each)
-        elif field.enum_type is not None and each not in _DEFAULTS:
-            names = [_short_name(field.enum_type, one) for one in (each if isinstance(each, list) else [each])]
-            made[name] = names if isinstance(each, list) else names[0]
-        elif field.enum_type is None and (shown := _shown(field.message_type, each)) != {}:
-            made[name] = shown
-    return made
-
-
-def _short_name(kind: EnumDescriptor, name: str) -> str:
-    short = wording.short_name(kind, kind.values_by_name[name].number).upper()
-    return short if _value_name(kind, short) == name else name
-
-
-def _secrets(value: Any, place: _Path) -> Iterator[tuple[_Path, str]]:
+def _secrets(value: Any, place: Place) -> Iterator[tuple[Place, str]]:
     if isinstance(value, Mapping):
         for name, each in value.items():
             yield from _secrets(each, (*place, name))
@@ -282,7 +202,7 @@ def _is_secret(name: str, value: str) -> bool:
     return bool(value) and bool(_SECRET_NAME.search(name) or _SECRET_VALUE.fullmatch(value))
 
 
-def _lines(node: yaml.Node, place: _Path) -> Iterator[tuple[_Path, int]]:
+def _lines(node: yaml.Node, place: Place) -> Iterator[tuple[Place, int]]:
     """Yield the line of each position in a document."""
     yield place, node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
@@ -295,7 +215,7 @@ def _lines(node: yaml.Node, place: _Path) -> Iterator[tuple[_Path, int]]:
             yield from _lines(value, (*place, index))
 
 
-def _line(lines: Mapping[_Path, int], text: str) -> int:
+def _line(lines: Mapping[Place, int], text: str) -> int:
     words = set(re.findall(r"\w+", text))
     names = [place for place in lines if place and str(place[-1]) in words]
     return lines[max(names, key=lambda place: (len(words & {str(each) for each in place}), len(place)), default=())]
@@ -311,9 +231,9 @@ def _short(error: object) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Rejects duplicate keys, because YAML would keep only the last.
+    """A YAML loader that rejects duplicate keys, of which YAML would keep only the last.
 
-    Rejects aliases, because they expand exponentially.
+    It also rejects aliases, because they can expand exponentially.
     """
 
     _depth = 0
@@ -353,7 +273,7 @@ _Loader.add_implicit_resolver(_BOOLEAN, re.compile("(?:true|True|TRUE|false|Fals
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes multi-line strings as blocks."""
+    """A YAML writer that formats multi-line strings as blocks."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -1,4 +1,4 @@
-"""Reads, validates, saves and deletes each kind of resource that files can declare."""
+"""The kinds of resources that files can declare, and how to read, validate, save and delete each of them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Saved:
 
 
 class Kind(Protocol):
-    """How to manage one kind of resource. `definition` is the type of its files."""
+    """Operations on one kind of resource. `definition` is the type of its files."""
 
     definition: type[Any]
 
@@ -92,9 +92,7 @@ class _Agents:
         await ask(target, agents_pb2.DeleteAgentRequest(name=name))
 
 
-class Faulty(Exception):  # It carries several faults, each of which is an error.
-    """Raised when a definition has faults. Each fault has a path and a message."""
-
+class Faulty(Exception):  # The exception contains several faults, each of which is an error.
     def __init__(self, faults: Iterable[WorkflowFault]) -> None:
         self.faults = [(each.path, each.message + (f" ({each.hint})" if each.hint else "")) for each in faults]
         super().__init__("; ".join(f"{path}: {text}" for path, text in self.faults))
@@ -120,7 +118,7 @@ class Workflows:
         """Save a workflow.
 
         Raises:
-            Faulty: The definition has faults; only with `validate_only`.
+            Faulty: The definition has faults. Raised only with `validate_only`.
         """
         request = workflow_pb2.SaveWorkflowRequest(
             definition_json=json.dumps(asked).encode(), validate_only=validate_only
@@ -203,11 +201,11 @@ class _Rules:
             request = rule_pb2.CreateRuleRequest(rule=asked, validate_only=True)
             return Saved(State(_terms((await ask(target, request)).rule)))
         earlier = (await self._named(target)).get(asked.name, [])
-        kept = next((rule for rule in earlier if _terms(rule) == asked), None)
-        if kept is None:
-            kept = (await ask(target, rule_pb2.CreateRuleRequest(rule=asked))).rule
-        await self._revoke(target, (rule for rule in earlier if rule.rule_id != kept.rule_id))
-        return Saved(State(_terms(kept)))
+        matching = next((rule for rule in earlier if _terms(rule) == asked), None)
+        if matching is None:
+            matching = (await ask(target, rule_pb2.CreateRuleRequest(rule=asked))).rule
+        await self._revoke(target, (rule for rule in earlier if rule.rule_id != matching.rule_id))
+        return Saved(State(_terms(matching)))
 
     async def delete(self, target: AsyncClient, name: str) -> None:
         await self._revoke(target, (await self._named(target)).get(name, ()))
@@ -261,7 +259,7 @@ _TEXTS: Final = ("models", "model_server")
 
 
 class _SettingsLayers:
-    """The layers of settings that the caller may change. A file has all values of its layer."""
+    """Layers of settings that the caller may change. A file contains all values of its layer."""
 
     definition: type[Any] = settings_pb2.Settings
 
@@ -272,7 +270,7 @@ class _SettingsLayers:
     async def current(self, target: AsyncClient) -> Mapping[str, State]:
         found = dict[str, State]()
         for layer in settings_pb2.SettingsLayer.values()[1:]:
-            with suppress(PermissionDenied, InvalidField):  # It is another's, or a deployment key has no store.
+            with suppress(PermissionDenied, InvalidField):  # Another user's layer, or no store.
                 settings = await self._read(target, layer)
                 if _names(settings):
                     same = settings_pb2.Settings(layer=layer, version=settings.version)
@@ -304,13 +302,13 @@ def _names(settings: settings_pb2.Settings) -> set[str]:
 
 
 def _values(settings: settings_pb2.Settings) -> State:
-    kept = settings_pb2.Settings()
-    kept.CopyFrom(settings)
+    shown = settings_pb2.Settings()
+    shown.CopyFrom(settings)
     for name in ("store_id", "version", "update_time", "update_user_id"):
-        kept.ClearField(name)
-    for switch in kept.switches.values():
+        shown.ClearField(name)
+    for switch in shown.switches.values():
         switch.ClearField("set_time")
-    return State(kept)
+    return State(shown)
 
 
 def _of_agent(agent: agent_pb2.AgentVersion) -> State:
@@ -318,7 +316,7 @@ def _of_agent(agent: agent_pb2.AgentVersion) -> State:
 
 
 def _at(definition: Any, path: str) -> Any:
-    """Return an object that has only the field at a path such as `nodes.fetch.tool`."""
+    """Return an object that contains only the field at a path such as `nodes.fetch.tool`."""
     names = files.PARTS.findall(path)
     found = definition
     for name in names[:-1]:
@@ -331,12 +329,12 @@ def _of_workflow(workflow: WorkflowVersion) -> State:
 
 
 def _terms(rule: rule_pb2.Rule) -> rule_pb2.Rule:
-    kept = rule_pb2.Rule()
-    kept.CopyFrom(rule)
+    shown = rule_pb2.Rule()
+    shown.CopyFrom(rule)
     for name in _RULE_OUTPUTS:
-        kept.ClearField(name)
-    kept.name = rule.name or rule.rule_id
-    return kept
+        shown.ClearField(name)
+    shown.name = rule.name or rule.rule_id
+    return shown
 
 
 def _settings(channel: channel_pb2.Channel) -> channel_pb2.Channel:
@@ -410,8 +408,10 @@ def without(key: Key, definition: Any, later: Collection[Key]) -> Any:
         case "agent":
             made.delegates_to[:] = [name for name in made.delegates_to if not is_later("agent", name)]
             for field in ("names", "patterns"):
-                kept = [name for name in getattr(made.tools, field) if not is_later("source", name.partition(".")[0])]
-                getattr(made.tools, field)[:] = [name for name in kept if not is_later("workflow", name)]
+                remaining = [
+                    name for name in getattr(made.tools, field) if not is_later("source", name.partition(".")[0])
+                ]
+                getattr(made.tools, field)[:] = [name for name in remaining if not is_later("workflow", name)]
         case "rule":
             if made.scope == rule_pb2.RULE_SCOPE_AGENT and is_later("agent", made.scope_id):
                 made.scope, made.scope_id = rule_pb2.RULE_SCOPE_STORE, ""

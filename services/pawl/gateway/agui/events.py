@@ -1,7 +1,7 @@
 """Converts a run's log to AG-UI events, for both generations of the protocol. Performs no I/O.
 
-Ids depend only on the log. Every conversion of a log therefore gives the same ids, wherever in the log it starts. The
-input is protobuf JSON, and the output is AG-UI JSON.
+Ids depend only on the log. Every conversion of a log therefore results in the same ids, wherever in the log it starts.
+The input is protobuf JSON, and the output is AG-UI JSON.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def decoded(content: str) -> str:
 
 
 def arguments(call: Json) -> str:
-    """Return a call's arguments as text. The text is JSON, unless the model wrote something else."""
+    """Return a call's arguments as text, which is JSON unless the model wrote something else."""
     return decoded(call.get("argumentsJson", "")) or call.get("proposedArguments", "")
 
 
 def output_id(run_id: str, first_output_seq: object) -> str:
-    """Return an assistant message's id, which combines its run's id with the seq of its first output."""
+    """Return an assistant message's id, which combines its run's id and the seq of its first output."""
     return f"{run_id}-{first_output_seq}"
 
 
 def message_of(message: Json, client_ids: Names) -> list[Json]:
-    """Convert a message to AG-UI messages, with its reasoning first. Calls are left out. A notice gives no messages."""
+    """Convert a message to AG-UI messages, reasoning first and without calls. A notice becomes no message."""
     role, text = message.get("role"), message.get("text", "")
     if role == "ROLE_USER":
         parts = message.get("parts", ())
@@ -82,7 +82,7 @@ def is_settled(call: Json) -> bool:
 
 
 class Fold:
-    """Converts one run's events to AG-UI events, in order. Events that it has already seen are skipped.
+    """Converts one run's events to AG-UI events, in order. Ignores events that it has already processed.
 
     Every START is followed by its END before the AG-UI run finishes. A MESSAGES_SNAPSHOT retracts the output of a
     failed attempt, so that no text appears twice.
@@ -155,7 +155,7 @@ class Fold:
     def attach(self) -> list[Json]:
         """Return the events that bring a newly attached client up to date.
 
-        They contain complete messages and partial output, and report whether an operator is needed.
+        The events contain complete messages and partial output, and report whether an operator is needed.
         """
         events = [self.snapshot(), *_step("STEP_STARTED", self._step)]
         for (prefix, role), message in self._open.items():

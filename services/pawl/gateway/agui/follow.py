@@ -1,4 +1,4 @@
-"""Finds the turns of a thread that no AG-UI request started, and the changes to its jobs."""
+"""Turns of a thread that no AG-UI request started, and changes to its jobs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _EMPTY: Final = frozenset({run_pb2.RUN_STATE_CANCELLED, run_pb2.RUN_STATE_EXPIRE
 async def changes(
     services: Services, metadata: Metadata, conversation_id: str, shown: Mapping[str, int]
 ) -> AsyncGenerator[Json, None]:
-    """Yield each run of a conversation that no AG-UI request started, once the run has started. Also yield job changes.
+    """Yield each started run of a conversation that no AG-UI request started. Also yield job changes.
 
-    The watch is closed while the caller streams a run, and continues after it at the same position. In `shown`, the
-    caller keeps the last seq of each run that it has streamed. A waiting run is yielded again when it continues.
+    The watch closes while the caller streams a run, and then continues at the same position. In `shown`, the caller
+    stores the last seq of each run that it has streamed. A waiting run is yielded again when it continues.
 
     Raises:
         PawlError: The watch failed, for example because the conversation was erased.

@@ -1,4 +1,4 @@
-"""Serves the AG-UI endpoint. A thread is a conversation, and all state is in Pawl."""
+"""The AG-UI endpoint. A thread is a conversation, and all state is in Pawl."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class _Thread:
             raise ConversationNotFound("This thread has no messages yet. Follow it after its first run.")
 
     async def follow(self) -> AsyncGenerator[Json, None]:
-        """Yield a snapshot, then an AG-UI run for each turn that was not started by an AG-UI request. Never ends.
+        """Yield a snapshot, then an AG-UI run for each turn that no AG-UI request started. Never ends.
 
         If a job changes between turns, the change is an AG-UI run that contains only the job's activity.
         """
@@ -364,7 +364,7 @@ class _Thread:
         return Fold(run_id, legacy=found.is_legacy, before=before, client_ids=names, results=results)
 
     async def _is_known(self, message: Json) -> bool:
-        """Return whether Pawl already has the message. This is so if the client received it from Pawl."""
+        """Return whether Pawl already has the message, because the client received it from Pawl."""
         if not (self._conversation_id and message["id"].startswith(_MESSAGE)):
             return False
         known = await self._pages("ListMessages", {"conversationId": self._conversation_id}, "messages")
@@ -404,7 +404,7 @@ class _Thread:
         return [await self._run(job["jobId"]) for job in self._open_jobs if job.get("state") == "RUN_STATE_WAITING"]
 
     async def _job(self, job_id: str) -> Json | None:
-        """Return a job of the thread. Return None if the thread has no such job."""
+        """Return a job of the thread, or None if the thread has no such job."""
         try:
             job: Json = (await self._call(_GET_JOB, {"jobId": job_id}))["job"]
         except RunNotFound:
@@ -421,7 +421,7 @@ class _Thread:
     async def _known(self, runs: Iterable[Json], call_ids: Collection[str]) -> dict[str, Json]:
         """Return the calls of runs and their child runs.
 
-        If `call_ids` has other calls, add the calls of recent jobs.
+        If `call_ids` contains other calls, add the calls of recent jobs.
         """
         calls = await self._calls([run_id for run in runs for run_id in (run["runId"], *run.get("childRunIds", ()))])
         if self._conversation_id and not set(call_ids) <= calls.keys() | {"budget"}:

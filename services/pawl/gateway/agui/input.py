@@ -1,4 +1,4 @@
-"""Parses AG-UI requests, converts their answers, and determines how an AG-UI run ends."""
+"""AG-UI requests and their answers: parsing and conversion. Also determines how an AG-UI run ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Resume(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Options(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """Pawl's own options in a request, `forwardedProps.pawl`."""
+    """Options of Pawl in a request, `forwardedProps.pawl`."""
 
     agent: str = ""
     on_disconnect: str = "continue"
@@ -79,7 +79,7 @@ class Input(msgspec.Struct, frozen=True, rename="camel"):
     def id_of(self, verb: str, value: object) -> str:
         """Return a request id that is always the same for the same answers.
 
-        The AG-UI run's id is not enough, because some front ends reuse it for each resume.
+        The AG-UI run's id alone is not enough, because some front ends reuse it for each resume.
         """
         return f"{self.request_id}_{_hash(verb, json.dumps(value, sort_keys=True))[:16]}"
 
@@ -95,7 +95,7 @@ class Input(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def user_ids(self) -> Names:
-        """The ids of user messages, by text."""
+        """Ids of user messages, by text."""
         found: Names = {}
         for each in self.messages:
             if each.get("role") == "user":
@@ -119,7 +119,7 @@ def read(value: Any) -> Input:
     """Parse a RunAgentInput.
 
     Raises:
-        InvalidField: The input is invalid; the message gives the position.
+        InvalidField: The input is invalid. The message contains the position.
     """
     try:
         found = msgspec.convert(value, Input)
@@ -145,7 +145,7 @@ def read_stop(value: Any) -> Stop:
     """Parse a request to stop a run.
 
     Raises:
-        InvalidField: The request is invalid; the message gives the position.
+        InvalidField: The request is invalid. The message contains the position.
     """
     try:
         found = msgspec.convert(value, Stop)
@@ -156,7 +156,7 @@ def read_stop(value: Any) -> Stop:
 
 
 def options_of(found: Input) -> Options:
-    """Return Pawl's own options from a request.
+    """Return the options for Pawl in a request.
 
     Raises:
         InvalidField: An option is invalid.
@@ -275,7 +275,7 @@ def _approval(call: Json) -> Json:
     shown |= {"agent": visible(call["agentName"])} if call.get("agentName") else {}
     message = visible(asked.get("preview", "")) or f"Allow {call.get('toolName', '')} to run?"
     until = datetime.fromisoformat(call["deadlineTime"]) if call.get("deadlineTime") else None
-    message += f"\n\n{undecided(until)}"
+    message += f"\n\n{undecided(until, is_extended=asked.get('escalated', False))}"
     return _interrupt(call, asked.get("digest", ""), "tool_call", message, _APPROVAL) | {"metadata": {"pawl": shown}}
 
 
@@ -311,7 +311,7 @@ def _word(of: Json, name: str, prefix: str) -> str:
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """The requests of a resume: decisions on calls, tokens to add to runs, and runs to stop."""
+    """Requests of a resume: decisions on calls, tokens to add to runs, and runs to stop."""
 
     decisions: list[Json]
     tokens: dict[str, int]
@@ -364,7 +364,7 @@ def answers(resume: Sequence[Resume], run: Json, jobs: Sequence[Json], known: Ma
 
 
 def _is_older(name: str, given: Mapping[str, Resume]) -> bool:
-    """Return whether the request answers another version of the interrupt. This is reported as a mismatch."""
+    """Return whether the request answers another version of the interrupt, which is reported as a mismatch."""
     return any(other.partition(".")[0] == name.partition(".")[0] != "budget" for other in given)
 
 

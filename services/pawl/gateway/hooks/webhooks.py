@@ -1,4 +1,4 @@
-"""Handles requests without a credential: webhooks for triggers, call completions, and unsubscribe links."""
+"""Requests without a credential: webhooks for triggers, call completions, and unsubscribe links."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BODY_BYTES_MAX: Final = 256 * 1024
 
 
 async def deliver(calls_of_store: CallsOfStore, request: Request) -> Response:
-    """Handle `POST /hooks/{store_id}/{trigger_id}`: respond with the firing. If the status is 200, it is durable."""
+    """Handle `POST /hooks/{store_id}/{trigger_id}`: respond with the firing, which is durable if the status is 200."""
     trigger_id = request.path_params["trigger_id"]
     call = calls_of_store(request.path_params["store_id"], TriggerNotFound)
     if not is_id(trigger_id):

@@ -1,4 +1,4 @@
-"""Identifies callers by a bearer key or by a browser's session cookie."""
+"""Identifies callers by a bearer key or a browser's session cookie."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Login(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Callers:
-    """Creates browser sessions for keys, and reads them from requests. All state is in the cookies."""
+    """Browser sessions, which are created for keys and read from requests. All state is in the cookies."""
 
     def __init__(
         self, seal: Seal, services: Services, clock: Clock, *, session_seconds: float, problems_file: Path
@@ -177,5 +177,5 @@ def renewal_cookie(request: Request) -> str:
 
 
 def is_secure(request: Request) -> bool:
-    """Return whether cookies need HTTPS. They do, unless the gateway is on this machine."""
+    """Return whether cookies require HTTPS, which is the case unless the gateway is on this machine."""
     return request.url.scheme == "https" or not hosts.is_loopback(request.headers.get("host", ""))

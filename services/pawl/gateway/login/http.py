@@ -1,4 +1,4 @@
-"""Handles logins with identity providers: redirect, callback with a code, and renewal."""
+"""Logins with identity providers: redirect, callback with a code, and renewal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logs.get_logger(__name__)
 
 
 class OpenIdLogins:
-    """Creates sessions for browsers whose users log in at an identity provider. All state is in cookies."""
+    """Sessions for browsers whose users log in with an identity provider. All state is in cookies."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class OpenIdLogins:
         return response
 
     async def finish(self, request: Request) -> Response:
-        """Handle `GET /login/return/{name}`: the browser comes back from the provider, with or without a code."""
+        """Handle `GET /login/return/{name}`, to which the provider redirects the browser, with or without a code."""
         try:
             response = await self._finish(request)
         except PawlError as error:
@@ -111,7 +111,7 @@ class OpenIdLogins:
         return response
 
     async def log_out(self, request: Request) -> Response:
-        """Handle `POST /login/out`: delete the session and revoke the refresh token at the provider."""
+        """Handle `POST /login/out`: delete the session, and revoke the refresh token at the provider."""
         response = self._callers.log_out(request)
         if sealed := request.cookies.get(renewal_cookie(request)):
             with suppress(Unauthenticated, InvalidField):
@@ -167,7 +167,7 @@ class OpenIdLogins:
         )
 
     def _return_url(self, request: Request, provider: Provider) -> str:
-        """Return the redirect URI. It is different for each provider (RFC 9700, 4.4)."""
+        """Return the redirect URI, which is different for each provider (RFC 9700, 4.4)."""
         host = request.headers.get("host", "")
         # A proxy that terminates TLS may not report the scheme. On loopback, there is no proxy.
         own = f"{request.url.scheme}://{host}" if hosts.is_loopback(host) else self._public_url

@@ -1,4 +1,4 @@
-"""Implements the HTTP client for identity providers' discovery and token endpoints."""
+"""An HTTP client for identity providers' discovery and token endpoints."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Providers:
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        """The system's CAs, loaded on the first login."""
+        """The system's CA certificates, loaded on the first login."""
         return httpx2.create_ssl_context()
 
     async def endpoints(self, provider: Provider) -> Endpoints:
@@ -127,7 +127,7 @@ class Providers:
 
 
 def _code(content: bytes) -> str:
-    """Return the error code (RFC 6749, 5.2). It helps operators find misconfigurations."""
+    """Return the error code (RFC 6749, 5.2), which helps operators find misconfigurations."""
     try:
         return msgspec.json.decode(content, type=_Refusal).error[:64]
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Defines the rules for logins with an identity provider, using the authorization code flow with PKCE.
+"""Rules for logins with an identity provider, using the authorization code flow with PKCE.
 
 Sources: OpenID Connect Core 1.0, RFC 7636, RFC 9700. The resulting token is the session's key. The services check it
 like any other key.
@@ -68,7 +68,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """A browser's right to get a new token when its current one expires."""
+    """A browser's right to get a new token when its current token expires."""
 
     # Matches the id in the session, so that a renewal never applies to another user's session.
     renewal_id: str
@@ -90,7 +90,7 @@ def parse_providers(content: bytes) -> tuple[Provider, ...]:
     """Parse PAWL_GATEWAY_OIDC_FILE, a JSON list.
 
     Raises:
-        ValueError: The file is invalid; the message describes the first fault.
+        ValueError: The file is invalid. The message describes the first fault.
     """
     found: tuple[Provider, ...] = msgspec.json.decode(content, type=_Providers)
     if len({provider.name for provider in found}) < len(found):
@@ -160,7 +160,7 @@ def revocation_form(provider: Provider, refresh_token: str) -> dict[str, str]:
 
 
 def authorization(provider: Provider) -> str | None:
-    """Return the header that authenticates the gateway (RFC 6749, 2.3.1). None if there is no client secret."""
+    """Return the header that authenticates the gateway (RFC 6749, 2.3.1), or None without a client secret."""
     if provider.client_secret is None:
         return None
     pair = f"{quote(provider.client_id, safe='')}:{quote(provider.client_secret, safe='')}"
@@ -190,7 +190,7 @@ class _Claims(msgspec.Struct, frozen=True):
 
 
 def _nonce(token: str) -> str | None:
-    """Return a token's nonce without checking the signature. None if it has no nonce or is malformed."""
+    """Return a token's nonce, or None if it has no nonce or is malformed. The signature is not checked."""
     payload = token.split(".")[1] if token.count(".") == 2 else ""  # noqa: PLR2004  # header, payload, signature
     try:
         return msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=_Claims).nonce
@@ -199,7 +199,7 @@ def _nonce(token: str) -> str | None:
 
 
 def safe_path(to: str) -> str:
-    """Return `to` if it is a path on this site. For anything else, such as the URL of another site, return `/`."""
+    """Return `to` if it is a path on this site. For anything else, such as another site's URL, return `/`."""
     is_ours = to.startswith("/") and not to.startswith(("//", "/\\")) and len(to) <= _PATH_LENGTH_MAX
     return to if is_ours and to.isascii() and to.isprintable() else "/"
 

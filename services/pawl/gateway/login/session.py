@@ -1,4 +1,4 @@
-"""Seals browser sessions in cookies."""
+"""Browser sessions, sealed in cookies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def metadata(key: str, *, store: str = "", user: str = "") -> tuple[tuple[str, s
 
 
 def cookie_name(name: str, port: int | None, *, secure: bool) -> str:
-    """Return a cookie's name. A secure cookie cannot be set by another host or without TLS.
+    """Return a cookie's name. Other hosts, or connections without TLS, cannot set a secure cookie.
 
     The name contains the port, because browsers share cookies between a host's ports.
     """
@@ -99,8 +99,8 @@ class Seal:
         """Return the key in a one-time login code.
 
         Raises:
-            Unauthenticated: The code is for another gateway, has been used, has expired, or may have been used because
-                it was created before `since`.
+            Unauthenticated: The code is for another gateway, has been used, has expired, or was created before `since`
+                and may have been used.
         """
         self._used = {nonce: end_time for nonce, end_time in self._used.items() if end_time > now}
         code = browser_seal.read(self._keys, text)

@@ -1,4 +1,4 @@
-"""Reads request bodies and builds responses. Errors use the Connect protocol."""
+"""Request bodies and responses. Errors use the Connect protocol."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Pages:
         }
 
     def page(self, request: Request) -> Response:
-        """Handle `GET` for one of the console's files or pages."""
+        """Handle `GET` requests for the console's files and pages."""
         found = self._files.get(request.scope["path"].removeprefix("/") or _INDEX)
         if found is None and "text/html" in request.headers.get("accept", ""):
             found = self._files.get(_INDEX)

@@ -1,4 +1,4 @@
-"""Checks a request's host, origin and headers before it is read.
+"""Checks of a request's host, origin and headers, made before the request is read.
 
 Browsers send the session cookie with every request to the gateway, whichever page makes the request. A request with a
 cookie must therefore come from one of the gateway's pages. A request with a key may come from anywhere.
@@ -32,7 +32,7 @@ _ONCE: Final = frozenset(
 
 
 def check_host(host: str, allowed: Collection[str]) -> None:
-    """Accept only allowed `Host` headers. Loopback is always allowed.
+    """Check that the `Host` header is allowed. Loopback is always allowed.
 
     This protects against DNS rebinding, because a page whose hostname resolves to this machine sends its own hostname.
 
@@ -65,7 +65,7 @@ def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def check_frame(headers: Mapping[str, str]) -> None:
-    """Refuse a request with two lengths, which would allow request smuggling (RFC 9112, 6.1).
+    """Check that a request does not have two lengths, which would allow request smuggling (RFC 9112, 6.1).
 
     Raises:
         InvalidField: The request has both Transfer-Encoding and Content-Length.
@@ -75,7 +75,7 @@ def check_frame(headers: Mapping[str, str]) -> None:
 
 
 def check_caller(names: Iterable[str]) -> None:
-    """Refuse repeated credential headers.
+    """Check that credential headers are not repeated.
 
     Raises:
         InvalidField: A header is repeated. A proxy may have added its own copy.
@@ -106,7 +106,7 @@ def check_page(method: str, headers: Mapping[str, str]) -> None:
 
 
 def check_json(content_type: str | None) -> None:
-    """Require the JSON content type, which forms on other pages cannot send.
+    """Check for the JSON content type, which forms on other pages cannot send.
 
     Raises:
         InvalidField: The request has another content type.
@@ -141,7 +141,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_name(host: str) -> str:
-    """Return the host from a `Host` header in lower case, without the port. Empty if the header is invalid."""
+    """Return the host from a `Host` header in lower case and without the port, or nothing if the header is invalid."""
     found = _HOST.fullmatch(host.lower())
     return (found["six"] or found["name"]).rstrip(".") if found else ""
 

@@ -1,8 +1,8 @@
-"""Serves server-sent event streams.
+"""Server-sent event streams.
 
 Each event stream carries several gRPC streams, because browsers open only six connections per host. A pending message
-blocks only its own gRPC stream, so that a slow reader does not use any additional memory. References to sent messages
-are dropped immediately, because a thousand tabs may wait for hours for their next message.
+blocks only its own gRPC stream, so a slow reader uses no additional memory. References to sent messages are dropped
+immediately, because a thousand tabs may wait for hours for their next message.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Sources: TypeAlias = Sequence[AsyncGenerator[Event, None]]
 
 
 class Streams:
-    """Opens streams and closes them on shutdown."""
+    """Opens streams, and closes them on shutdown."""
 
     def __init__(
         self, callers: Callers, services: Services, counters: Counters, closing: asyncio.Event, *, streams_max: int
@@ -81,7 +81,10 @@ class Streams:
         self._ending: asyncio.Task[None] | None = None
 
     async def many(self, request: Request) -> Response:
-        """Handle `POST /stream`: stream the messages of all subscriptions. Each message has its subscription's key."""
+        """Handle `POST /stream`: stream the messages of all subscriptions.
+
+        Each message includes its subscription's key.
+        """
         metadata = self._callers.credential(request)
         try:
             subscriptions = msgspec.convert(await read_json(request, _BYTES_MAX), _Subscriptions).subscriptions

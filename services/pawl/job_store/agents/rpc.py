@@ -67,16 +67,16 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         self._limits_of = limits_of
 
     async def PutAgent(self, request: ledger.PutAgentRequest, context: Context) -> ledger.PutAgentResponse:
-        asked = self._allowed(request)
+        requested = self._allowed(request)
         delegates_to = tuple(request.definition.delegates_to)
-        kept, created = await self._agents.put(
+        stored, created = await self._agents.put(
             check_id(request.store_id, "store_id"),
             check_id(request.definition.name, "definition.name"),
             delegates_to,
-            lambda agents, newest, now: saved(AGENT, asked(create_time=now), delegates_to, agents, newest),
+            lambda agents, newest, now: saved(AGENT, requested(create_time=now), delegates_to, agents, newest),
             validate_only=request.validate_only,
         )
-        return ledger.PutAgentResponse(agent=_message(kept), created=created)
+        return ledger.PutAgentResponse(agent=_message(stored), created=created)
 
     async def GetAgent(self, request: ledger.GetAgentRequest, context: Context) -> ledger.GetAgentResponse:
         store_id, name = check_id(request.store_id, "store_id"), check_id(request.name, "name")
@@ -109,15 +109,15 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         )
 
     async def PutDraft(self, request: ledger.PutDraftRequest, context: Context) -> ledger.PutDraftResponse:
-        asked = self._allowed(request)
+        requested = self._allowed(request)
         delegates_to = tuple(request.definition.delegates_to)
-        kept, created = await self._agents.put_draft(
+        stored, created = await self._agents.put_draft(
             check_id(request.store_id, "store_id"),
             check_id(request.user_id, "user_id"),
-            lambda agents, drafts, now: drafted(asked(create_time=now), delegates_to, agents, drafts),
+            lambda agents, drafts, now: drafted(requested(create_time=now), delegates_to, agents, drafts),
             validate_only=request.validate_only,
         )
-        return ledger.PutDraftResponse(agent=_draft(kept), created=created)
+        return ledger.PutDraftResponse(agent=_draft(stored), created=created)
 
     async def GetDraft(self, request: ledger.GetDraftRequest, context: Context) -> ledger.GetDraftResponse:
         store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
@@ -154,7 +154,7 @@ def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[
 
 
 class Budgets:
-    """Reads the token budgets of agents, and those that `limits_of` returns for a store and its users."""
+    """Reads the token budgets of agents, and the budgets that `limits_of` returns for a store and its users."""
 
     def __init__(self, agents: PostgresAgents, usage: PostgresTokens, limits_of: LimitsOf) -> None:
         self._agents = agents
@@ -162,7 +162,7 @@ class Budgets:
         self._limits_of = limits_of
 
     async def of(self, store_id: StoreId, user_id: UserId, agent_name: str) -> Sequence[ledger.TokenBudget]:
-        """Return the budgets of a user's runs. The agent's name is empty if it has no budget."""
+        """Return the budgets of a user's runs. A budget that belongs to no agent has an empty agent name."""
         limits = dict(self._limits_of(store_id).tokens)
         used = dict(await self._usage.tokens(store_id, user_id)) if limits else {}
         newest = await self._agents.get(store_id, agent_name, 0) if agent_name else None

@@ -1,4 +1,4 @@
-"""Defines the rules for saving drafts of agents. The rules for versions are in `job_store.versions`."""
+"""Rules for saving drafts of agents. The rules for versions are in `job_store.versions`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ SaveDraft: TypeAlias = Callable[[Mapping[str, DefinitionRow], Mapping[str, Versi
 
 
 def drafted(
-    asked: VersionRow,
+    requested: VersionRow,
     delegates_to: tuple[str, ...],
     agents: Mapping[str, DefinitionRow],
     drafts: Mapping[str, VersionRow],
 ) -> VersionRow:
-    """Return the draft that results from saving `asked`. If nothing has changed, this is the existing draft.
+    """Return the draft that results from saving `requested`. If nothing has changed, return the existing draft.
 
-    `agents` has all the store's agents by name, and `drafts` has all the user's drafts. The delegations of a draft must
-    be valid for an agent with its name.
+    `agents` contains all the store's agents by name, and `drafts` all the user's drafts. The delegations of a draft
+    must be valid for an agent with its name.
 
     Raises:
         AgentNotFound, AgentCycle: See `versions.rules.saved`.
         TooLarge: The user has too many drafts.
     """
-    check_uses(AGENT, asked.name, delegates_to, agents)
-    own = drafts.get(asked.name)
-    if own is not None and own.content == asked.content:
+    check_uses(AGENT, requested.name, delegates_to, agents)
+    own = drafts.get(requested.name)
+    if own is not None and own.content == requested.content:
         return own
     if own is None and len(drafts) >= DRAFTS_MAX:
         raise TooLarge(f"a user can have at most {DRAFTS_MAX} drafts: delete one first")
-    return replace(asked, version=own.version + 1 if own is not None else 1)
+    return replace(requested, version=own.version + 1 if own is not None else 1)

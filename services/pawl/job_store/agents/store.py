@@ -62,12 +62,12 @@ class PostgresAgents(PostgresVersions):
             await connection.execute(LOCK, store_id)
             now = await connection.fetchval("SELECT clock_timestamp()")
             drafts = {row["name"]: read(row) for row in await connection.fetch(_DRAFTS, store_id, user_id)}
-            kept = save(await self.known(connection, store_id), drafts, now)
-            if kept is drafts.get(kept.name):
-                return kept, False
+            stored = save(await self.known(connection, store_id), drafts, now)
+            if stored is drafts.get(stored.name):
+                return stored, False
             if not validate_only:
-                await connection.execute(_PUT_DRAFT, *values(kept))
-        return kept, True
+                await connection.execute(_PUT_DRAFT, *values(stored))
+        return stored, True
 
     async def get_draft(self, store_id: StoreId, user_id: UserId, name: str) -> VersionRow | None:
         row = await self._database.fetchrow(_DRAFT, store_id, user_id, name)
@@ -77,5 +77,5 @@ class PostgresAgents(PostgresVersions):
         return await run_lists.fetch(self._database, _LIST_DRAFTS, (store_id, user_id, after), read, rows_max=rows_max)
 
     async def delete_draft(self, store_id: StoreId, user_id: UserId, name: str) -> bool:
-        """Remove a draft; return False if there is no such draft."""
+        """Delete a draft. Return False if there is no such draft."""
         return bool(affected(await self._database.execute(_DELETE_DRAFT, store_id, user_id, name)))

@@ -59,7 +59,7 @@ def history(messages: Iterable[message_pb2.Message], calls: Mapping[str, call_pb
 
 
 def summary(text: str) -> pb.HistoryMessage:
-    """Return the user message that stands for deleted messages. The text is empty if the reader may not see it."""
+    """Return the user message that replaces deleted messages."""
     return _of_user(f"Summary of the conversation so far:\n\n{text}" if text else "Earlier messages were deleted.")
 
 
@@ -72,11 +72,11 @@ def _answer(message: message_pb2.Message, calls: list[call_pb2.Call]) -> Iterato
     text = _plain(message.text or message.refusal, _TEXT_BYTES_MAX)
     if not text.strip() and not calls:
         return
-    asked = [
+    requested = [
         pb.HistoryCall(call_id=_id(call), tool_name=_name(call.tool_name), arguments_json=_arguments(call))
         for call in calls
     ]
-    yield pb.HistoryMessage(role=pb.HISTORY_ROLE_ASSISTANT, text=text, calls=asked)
+    yield pb.HistoryMessage(role=pb.HISTORY_ROLE_ASSISTANT, text=text, calls=requested)
     yield from map(_result, calls)
 
 

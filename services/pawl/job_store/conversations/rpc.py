@@ -100,8 +100,8 @@ class ConversationServicer:
             response.messages.append(exporting.summary(summary.text))
             page = await read(after=summary.summarised_to_number if summary.text else 0)
         shown = [messages.message_for(row, page.user_id, user.user_id) for row in page.rows]
-        asked = [CallId(call_id) for message in shown for call_id in message.call_ids]
-        found = await self._exports.calls(user.store_id, user.user_id, asked)
+        requested = [CallId(call_id) for message in shown for call_id in message.call_ids]
+        found = await self._exports.calls(user.store_id, user.user_id, requested)
         calls = {str(row.call_id): messages.call_shown_to(row, user.user_id) for row in found.rows}
         last_number = exporting.put(response, shown, calls, cut_at=found.rows[-1].call_id if found.has_more else "")
         if page.has_more or (shown and last_number < shown[-1].number):

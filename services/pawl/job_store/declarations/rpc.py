@@ -29,11 +29,11 @@ class DeclarationServicer:
         return pb.ListDeclarationsResponse(declarations=await self._declarations.list(user.store_id, user.user_id))
 
     async def PutDeclaration(self, request: pb.PutDeclarationRequest, context: Context) -> pb.PutDeclarationResponse:
-        user, asked = require_user(), request.declaration
-        owner_id = _owner_id(user, asked)
-        check_id(asked.set, "declaration.set")
-        kept = await self._declarations.put(user.store_id, owner_id, asked, user.user_id)
-        return pb.PutDeclarationResponse(declaration=kept)
+        user, requested = require_user(), request.declaration
+        owner_id = _owner_id(user, requested)
+        check_id(requested.set, "declaration.set")
+        stored = await self._declarations.put(user.store_id, owner_id, requested, user.user_id)
+        return pb.PutDeclarationResponse(declaration=stored)
 
     async def DeleteDeclaration(
         self, request: pb.DeleteDeclarationRequest, context: Context
@@ -54,24 +54,24 @@ class DeclarationServicer:
         return pb.LeaseSetResponse()
 
 
-def _owner_id(user: Principal, asked: pb.Declaration) -> str:
-    """Return the owner of a private declaration; empty if it belongs to the store.
+def _owner_id(user: Principal, requested: pb.Declaration) -> str:
+    """Return the owner of a private declaration, or an empty string if the declaration belongs to the store.
 
     Raises:
         InvalidField: The kind, name or version is invalid.
         PermissionDenied: The declaration belongs to the store, and the caller is not an admin.
     """
-    if asked.kind not in _OF_STORE | _OF_USER:
+    if requested.kind not in _OF_STORE | _OF_USER:
         kinds = ", ".join(sorted(_OF_STORE | _OF_USER))
-        raise InvalidField(f"declaration.kind must be one of {kinds}, got {asked.kind!r}", field="declaration.kind")
-    if not 0 < len(asked.name) <= _NAME_CHARACTERS_MAX or not asked.name.isprintable():
+        raise InvalidField(f"declaration.kind must be one of {kinds}, got {requested.kind!r}", field="declaration.kind")
+    if not 0 < len(requested.name) <= _NAME_CHARACTERS_MAX or not requested.name.isprintable():
         raise InvalidField(
             f"declaration.name must be 1 to {_NAME_CHARACTERS_MAX} printable characters", field="declaration.name"
         )
-    if asked.version >= 1 << 63:
+    if requested.version >= 1 << 63:
         raise InvalidField("declaration.version must be less than 2^63", field="declaration.version")
-    if asked.kind in _OF_USER:
+    if requested.kind in _OF_USER:
         return user.user_id
     if Role.ADMIN not in user.roles:
-        raise PermissionDenied(f"declaring a {asked.kind} requires the admin role")
+        raise PermissionDenied(f"declaring a {requested.kind} requires the admin role")
     return ""

@@ -51,8 +51,8 @@ class PostgresDeclarations(DatabaseAdapter):
         """Return the store's declarations and the user's own, by kind and name."""
         return [_message(row) for row in await self._database.fetch(_LIST, store_id, user_id)]
 
-    async def put(self, store_id: StoreId, owner_id: str, asked: Declaration, by: UserId) -> Declaration:
-        """Create a declaration if its version is 0. Otherwise, change it.
+    async def put(self, store_id: StoreId, owner_id: str, requested: Declaration, by: UserId) -> Declaration:
+        """Create a declaration if `version` is 0. Otherwise, change it.
 
         `owner_id` is empty if the declaration belongs to the store.
 
@@ -60,37 +60,40 @@ class PostgresDeclarations(DatabaseAdapter):
             Conflict: The version is not the current one.
             TooLarge: The owner has too many declarations.
         """
-        key = (store_id, owner_id, asked.kind, asked.name)
-        if asked.version:
-            row = await self._database.fetchrow(_CHANGE, *key, asked.set, by, asked.version)
+        key = (store_id, owner_id, requested.kind, requested.name)
+        if requested.version:
+            row = await self._database.fetchrow(_CHANGE, *key, requested.set, by, requested.version)
         elif await self._database.fetchval(_COUNT, store_id, owner_id) >= DECLARATIONS_MAX:
             raise TooLarge(f"{owner_id or 'the store'} already has {DECLARATIONS_MAX} declarations, the maximum")
         else:
-            row = await self._database.fetchrow(_ADD, *key, asked.set, by)
+            row = await self._database.fetchrow(_ADD, *key, requested.set, by)
         if row is None:
-            raise await self._conflict(store_id, owner_id, asked)
+            raise await self._conflict(store_id, owner_id, requested)
         return _message(row)
 
-    async def delete(self, store_id: StoreId, owner_id: str, asked: Declaration) -> None:
+    async def delete(self, store_id: StoreId, owner_id: str, requested: Declaration) -> None:
         """Delete a declaration.
 
         Raises:
             Conflict: The version is not the current one.
         """
-        if not await self._database.fetchval(_DELETE, store_id, owner_id, asked.kind, asked.name, asked.version):
-            raise await self._conflict(store_id, owner_id, asked)
+        if not await self._database.fetchval(
+            _DELETE, store_id, owner_id, requested.kind, requested.name, requested.version
+        ):
+            raise await self._conflict(store_id, owner_id, requested)
 
     async def lease(self, store_id: StoreId, user_id: UserId, set_name: str, holder_id: str, seconds: int) -> bool:
-        """Lease a user's set for the next `seconds`; return False if another holder has the lease."""
+        """Lease a user's set for the next `seconds`. Return False if another holder has the lease."""
         return bool(await self._database.fetchval(_LEASE, store_id, user_id, set_name, holder_id, float(seconds)))
 
-    async def _conflict(self, store_id: StoreId, owner_id: str, asked: Declaration) -> Conflict:
-        found = await self._database.fetchrow(_GET, store_id, owner_id, asked.kind, asked.name)
+    async def _conflict(self, store_id: StoreId, owner_id: str, requested: Declaration) -> Conflict:
+        found = await self._database.fetchrow(_GET, store_id, owner_id, requested.kind, requested.name)
         state = "has no declaration" if found is None else f"was changed by {found['update_user_id']}"
         return Conflict(
-            f"the {asked.kind} {asked.name!r} {state}, so version {asked.version} is outdated: read it again",
-            kind=asked.kind,
-            name=asked.name,
+            f"the {requested.kind} {requested.name!r} {state}, "
+            f"so version {requested.version} is outdated: read it again",
+            kind=requested.kind,
+            name=requested.name,
         )
 
 

@@ -1,10 +1,3 @@
-"""Erases conversations.
-
-Users start an erasure, a sweep on any replica carries it out, and a receipt shows its progress. On JetStream, the sweep
-removes the life-cycle events of erased runs, and keeps a list of erased conversation ids that outlives the database.
-Subscribers to `pawl.v1.<store>.erased.<conversation>` can erase their own copies.
-"""
-
 from __future__ import annotations
 
 import asyncio
@@ -52,7 +45,7 @@ _CONFIG: Final = StreamConfig(
 
 
 class JetStreamErasures:
-    """Removes life-cycle events of erased runs from JetStream, and keeps the list of erased conversations.
+    """Removes life-cycle events of erased runs from JetStream, and keeps a list of erased conversations there.
 
     All methods raise DependencyUnavailable while NATS is unavailable.
     """
@@ -103,7 +96,7 @@ class JetStreamErasures:
 
 
 async def _scan(jetstream: JetStreamContext, stream: str, subject: str) -> AsyncIterator[Sequence[Msg]]:
-    """Yield the messages that a stream now holds on a subject, without payloads.
+    """Yield the messages that a stream currently holds on a subject, without payloads.
 
     If there is no stream, yield nothing.
     """
@@ -193,7 +186,7 @@ class Erasing:
                 yield erasure.key, items
 
     async def run(self) -> None:
-        """Run the sweep every five seconds, and whenever an erasure starts."""
+        """Run the sweep every five seconds, and also whenever an erasure starts."""
         while True:
             tasks.check_cancelled()
             self._started.clear()
@@ -201,7 +194,7 @@ class Erasing:
             await tasks.within(_SWEEP_SECONDS, self._started.wait())
 
     async def sweep(self) -> None:
-        """Advance all open erasures as far as possible. A failing step does not block the others."""
+        """Advance all open erasures as far as possible. A failing step does not block the other erasures."""
         if self._log is not None:
             await self._attempt(self._apply_log(self._log), "log")
         await self._attempt(self._sweep_open(), "open")
@@ -223,7 +216,7 @@ class Erasing:
         self._purge_at = now + (now - start) * _PURGE_PAUSE
 
     async def _open(self, parts: Collection[Part], *, without: Collection[Part]) -> AsyncIterator[Erasure]:
-        """Yield all open erasures page by page, so that a stuck erasure does not block the rest."""
+        """Yield all open erasures page by page, so that a stuck erasure does not block the others."""
         last: Erasure | None = None
         while page := await self.erasures.open(parts, without=without, after=last, rows_max=_ERASURES_MAX):
             for erasure in page:

@@ -1,4 +1,4 @@
-"""Defines the parts of a conversation's permanent erasure, and the data that remains."""
+"""The parts of a conversation's permanent erasure, and the data that remains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FRONT_END: Final = 2
 
 
 class Part(StrEnum):
-    """The parts of an erasure. RUNS comes first and LEDGER second; the others follow in any order.
+    """Parts of an erasure. RUNS comes first and LEDGER second. The others follow in any order.
 
     LOG does not wait for any other part.
     """

@@ -1,4 +1,4 @@
-"""Creates and revokes API keys, and synchronises them with the services."""
+"""API keys: creating and revoking them, and synchronising them with the services."""
 
 from __future__ import annotations
 
@@ -47,35 +47,35 @@ class Keys:
         self._clock = clock
         self._ids = ids
 
-    async def create(self, governor: Principal, asked: Key, request_id: str = "") -> MadeKey:
+    async def create(self, governor: Principal, requested: Key, request_id: str = "") -> MadeKey:
         """Create a key. A request id creates at most one key.
 
         Raises:
             PermissionDenied: The caller may not create the key.
             InvalidField: The key is invalid, or the store has too many.
-            TooLarge: The store keeps too many ended keys.
+            TooLarge: The store has too many ended keys.
             InvalidId: The store or user id is malformed.
             RequestIdReused: The request id created a different key.
         """
-        key = keys.new_key(governor, asked, key_id=KeyId(self._ids.new("key")), now=self._now())
+        key = keys.new_key(governor, requested, key_id=KeyId(self._ids.new("key")), now=self._now())
         secret = secret_of(secrets.token_bytes(SECRET_BYTES))
         event = event_of(KeyEventKind.KEY_CREATED, key, time=key.create_time, governor=governor)
         digest = digest_of(secret)
-        kept = await self.repository.add(
+        stored = await self.repository.add(
             key, event, digest, keys.check_new, request_id=request_id, request_hash=_hash(key)
         )
-        if kept.key_id != key.key_id:
-            return MadeKey(key=kept, secret="")
+        if stored.key_id != key.key_id:
+            return MadeKey(key=stored, secret="")
         _log.info(
             "key.created",
-            key_id=kept.key_id,
-            key_store=kept.store_id,
-            key_user=kept.user_id,
-            roles=sorted(kept.roles),
-            by=kept.create_user_id,
-            credential=kept.create_credential_id,
+            key_id=stored.key_id,
+            key_store=stored.store_id,
+            key_user=stored.user_id,
+            roles=sorted(stored.roles),
+            by=stored.create_user_id,
+            credential=stored.create_credential_id,
         )
-        return MadeKey(key=kept, secret=secret)
+        return MadeKey(key=stored, secret=secret)
 
     async def bootstrap(self) -> MadeKey:
         """Create the deployment's first key.
@@ -94,9 +94,9 @@ class Keys:
         )
         secret = secret_of(secrets.token_bytes(SECRET_BYTES))
         event = event_of(KeyEventKind.KEY_BOOTSTRAPPED, key, time=key.create_time)
-        kept = await self.repository.add(key, event, digest_of(secret), _check_first)
-        _log.info("key.bootstrapped", key_id=kept.key_id)
-        return MadeKey(key=kept, secret=secret)
+        stored = await self.repository.add(key, event, digest_of(secret), _check_first)
+        _log.info("key.bootstrapped", key_id=stored.key_id)
+        return MadeKey(key=stored, secret=secret)
 
     async def list(
         self, governor: Principal, store_id: str, *, include_ended: bool, before: str, keys_max: int
@@ -128,12 +128,12 @@ class Keys:
         if revoked is key:
             return key
         event = event_of(KeyEventKind.KEY_REVOKED, key, time=now, governor=governor)
-        kept = await self.repository.revoke(revoked, event)
-        _log.info("key.revoked", key_id=key_id, by=kept.revoke_user_id, credential=kept.revoke_credential_id)
-        return kept
+        stored = await self.repository.revoke(revoked, event)
+        _log.info("key.revoked", key_id=key_id, by=stored.revoke_user_id, credential=stored.revoke_credential_id)
+        return stored
 
     async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
-        """Return the keys that changed after `after_change`, and record the use of keys.
+        """Return the keys that changed after `after_change`, and record which keys were used.
 
         Raises:
             InvalidField: The request reports too many used keys.
@@ -156,5 +156,5 @@ def _check_first(_key: Key, live_keys: int, _kept_keys: int) -> None:
 
 
 def _hash(key: Key) -> bytes:
-    asked = (key.name, key.store_id, key.user_id, sorted(key.roles), key.decides_for_users, key.expire_time)
-    return hashlib.sha256(msgspec.msgpack.encode(asked)).digest()
+    requested = (key.name, key.store_id, key.user_id, sorted(key.roles), key.decides_for_users, key.expire_time)
+    return hashlib.sha256(msgspec.msgpack.encode(requested)).digest()

@@ -90,7 +90,7 @@ def _governor() -> Principal:
     """Return the caller after checking that it may manage keys.
 
     Raises:
-        PermissionDenied: The caller is a delegate without the right to decide. With a new key, it could give itself
+        PermissionDenied: The caller is a delegate without the right to decide. With a new key, it could grant itself
             that right.
     """
     principal = current_principal()
@@ -102,7 +102,7 @@ def _governor() -> Principal:
 
 
 def _asked(message: pb.Key) -> Key:
-    """Return the fields of a key that a request may set. The service sets the others.
+    """Return the fields of a key that a request may set. The service sets the other fields.
 
     Raises:
         InvalidField: `expire_time` is not a valid time.

@@ -1,4 +1,4 @@
-"""Defines API keys, and the rules for who may manage them."""
+"""API keys, and the rules for who may manage them."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def is_deployment(governor: Principal) -> bool:
 
 
 def makers(governor: Principal) -> frozenset[UserId]:
-    """Return the `maker_user_ids` of keys that a caller creates. The result is empty if a new chain starts."""
+    """Return the `maker_user_ids` of keys that a caller creates. It is empty if a new chain starts."""
     if is_deployment(governor) or governor.credential_id == LOCAL_CREDENTIAL:
         return frozenset()
     return governor.people | {governor.user_id}
 
 
 def governed_store(governor: Principal, named: str) -> StoreId:
-    """Return the store whose keys are requested. By default, this is the caller's store.
+    """Return the store whose keys are requested, by default the caller's store.
 
     Raises:
         PermissionDenied: The caller does not manage the store's keys.
@@ -87,8 +87,8 @@ def governed_store(governor: Principal, named: str) -> StoreId:
     return store_id
 
 
-def new_key(governor: Principal, asked: Key, *, key_id: KeyId, now: datetime) -> Key:
-    """Return the key that a caller requests.
+def new_key(governor: Principal, requested: Key, *, key_id: KeyId, now: datetime) -> Key:
+    """Return the key that a caller requests to create.
 
     The caller must also run `check_new`.
 
@@ -97,9 +97,9 @@ def new_key(governor: Principal, asked: Key, *, key_id: KeyId, now: datetime) ->
         InvalidField: The key is invalid.
         InvalidId: The store or user id is malformed.
     """
-    store_id = governed_store(governor, asked.store_id)
-    _check_meaning(asked, store_id)
-    _check_may_give(governor, asked.roles)
+    store_id = governed_store(governor, requested.store_id)
+    _check_meaning(requested, store_id)
+    _check_may_give(governor, requested.roles)
     if len(makers(governor)) > MAKERS_MAX:
         message = (
             f"a chain of keys can have at most {MAKERS_MAX} users: create the key with an earlier key of the chain"
@@ -107,12 +107,12 @@ def new_key(governor: Principal, asked: Key, *, key_id: KeyId, now: datetime) ->
         raise InvalidField(message, field="key")
     return Key(
         key_id=key_id,
-        name=asked.name,
+        name=requested.name,
         store_id=store_id,
-        user_id=asked.user_id,
-        roles=asked.roles,
-        decides_for_users=asked.decides_for_users,
-        expire_time=asked.expire_time,
+        user_id=requested.user_id,
+        roles=requested.roles,
+        decides_for_users=requested.decides_for_users,
+        expire_time=requested.expire_time,
         create_time=now,
         create_user_id=governor.user_id,
         create_credential_id=governor.credential_id,
@@ -121,11 +121,11 @@ def new_key(governor: Principal, asked: Key, *, key_id: KeyId, now: datetime) ->
 
 
 def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
-    """Check that a store with this many live and retained keys may have one more.
+    """Check that a store with this many live and retained keys may have another one.
 
     Raises:
         InvalidField: The store has too many live keys, or the new key has already expired.
-        TooLarge: The store keeps too many ended keys.
+        TooLarge: The store has too many ended keys.
     """
     if key.expire_time is not None and key.expire_time <= key.create_time:
         raise InvalidField(_EXPIRE_TIME, field="key.expire_time")
@@ -145,7 +145,7 @@ def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
 
 
 def revoked(governor: Principal, key: Key, *, now: datetime) -> Key:
-    """Return the key after its revocation by the caller. A key that was already revoked is returned unchanged.
+    """Return the key after the caller has revoked it. A key that was already revoked does not change.
 
     Raises:
         KeyNotFound: The caller does not manage such a key.
@@ -157,28 +157,29 @@ def revoked(governor: Principal, key: Key, *, now: datetime) -> Key:
     return replace(key, revoke_time=now, revoke_user_id=governor.user_id, revoke_credential_id=governor.credential_id)
 
 
-def _check_meaning(asked: Key, store_id: StoreId) -> None:
-    check_id(asked.user_id, "user_id")
-    if len(asked.name) > NAME_LENGTH_MAX or not asked.name.isprintable():
+def _check_meaning(requested: Key, store_id: StoreId) -> None:
+    check_id(requested.user_id, "user_id")
+    if len(requested.name) > NAME_LENGTH_MAX or not requested.name.isprintable():
         raise InvalidField(f"name must be at most {NAME_LENGTH_MAX} characters, all printable", field="key.name")
-    if len(asked.roles) > ROLES_MAX or not all(map(is_id, asked.roles)):
+    if len(requested.roles) > ROLES_MAX or not all(map(is_id, requested.roles)):
         raise InvalidField(
-            f"roles must have at most {ROLES_MAX} entries, each matching ^[A-Za-z0-9_-]{{1,64}}$", field="key.roles"
+            f"roles must have at most {ROLES_MAX} entries, each with 1 to 64 letters, digits, _ and -",
+            field="key.roles",
         )
-    if not rights(asked.roles):
+    if not rights(requested.roles):
         raise InvalidField(f"roles: {OWN_ROLES_GO_BESIDE}", field="key.roles")
-    if Role.DEPLOYMENT in asked.roles and len(asked.roles) > 1:
+    if Role.DEPLOYMENT in requested.roles and len(requested.roles) > 1:
         raise InvalidField("the deployment role cannot be combined with other roles", field="key.roles")
-    if (Role.DEPLOYMENT in asked.roles) != (store_id == DEPLOYMENT_STORE):
+    if (Role.DEPLOYMENT in requested.roles) != (store_id == DEPLOYMENT_STORE):
         wrong = (
             "deployment keys have no store and are created with a deployment key (first: `pawl keys bootstrap`)"
-            if Role.DEPLOYMENT in asked.roles
-            else "store_id is required: specify the key's store (`pawl keys create --in-store`)"
+            if Role.DEPLOYMENT in requested.roles
+            else "store_id is required: specify the key's store, as in `pawl keys create --store STORE`"
         )
         raise InvalidField(wrong, field="key.store_id")
-    if asked.decides_for_users and Role.DELEGATE not in asked.roles:
+    if requested.decides_for_users and Role.DELEGATE not in requested.roles:
         raise InvalidField("decides_for_users requires the delegate role", field="key.decides_for_users")
-    if asked.expire_time is not None and asked.expire_time >= _TIME_MAX:
+    if requested.expire_time is not None and requested.expire_time >= _TIME_MAX:
         raise InvalidField(_EXPIRE_TIME, field="key.expire_time")
 
 
@@ -217,7 +218,7 @@ class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def event_of(kind: KeyEventKind, key: Key, *, time: datetime, governor: Principal | None = None) -> KeyEvent:
-    """Return the event for an action on `key`. `governor` is None if the action was made directly in the database."""
+    """Return the event for an action on `key`. `governor` is None if the action was taken directly in the database."""
     event = KeyEvent(
         time=time,
         kind=kind,

@@ -92,7 +92,7 @@ class PostgresKeyRepository:
     ) -> Key:
         """Store the key and its event, or return the key that the same request created.
 
-        An empty request id never matches.
+        An empty request id never matches an earlier request.
 
         `check_new` receives the key, the number of the store's live keys, and the number of its live and ended keys.
 
@@ -115,7 +115,7 @@ class PostgresKeyRepository:
         return key
 
     async def get(self, key_id: KeyId, store_id: StoreId | None) -> Key | None:
-        """Return a key, or None if there is none. If `store_id` is set, only keys of that store are found."""
+        """Return a key, or None if there is none. If `store_id` is set, search only that store."""
         row = await self._database.fetchrow(_GET, key_id, store_id)
         return None if row is None else _key(dict(row))
 
@@ -156,8 +156,8 @@ class PostgresKeyRepository:
         self, store_id: StoreId | None, key_id: str, kind: KeyEventKind | None, *, before: int, events_max: int
     ) -> Sequence[KeyEvent]:
         """Return events below `before`, newest first. None or empty arguments match all."""
-        asked = {"key_id": key_id or None, "store_id": store_id, "kind": kind}
-        given = {column: value for column, value in asked.items() if value is not None}
+        requested = {"key_id": key_id or None, "store_id": store_id, "kind": kind}
+        given = {column: value for column, value in requested.items() if value is not None}
         rows = await self._database.fetch(events_of(*given), before, events_max, *given.values())
         return [
             KeyEvent(**dict(row) | {"kind": KeyEventKind(row["kind"]), "roles": frozenset(row["roles"])})
@@ -166,7 +166,7 @@ class PostgresKeyRepository:
 
 
 def events_of(*columns: str) -> str:
-    """Return a statement that lists events filtered by these columns. The first column must have an index."""
+    """Return a statement that lists events, filtered by these columns. The first column must have an index."""
     order = ", ".join(f"{column} DESC" for column in (*columns[:1], "event_id"))
     # With an equality on the first column, the planner could scan the primary key, which has the same order but reads
     # other rows too.

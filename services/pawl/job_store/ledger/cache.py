@@ -1,4 +1,4 @@
-"""Caches the runs whose last step was written by this replica, and estimates the database's time."""
+"""Caches the runs whose last step this replica wrote, and estimates the database's time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUN_BYTES_MAX: Final = 1024 * 1024
 
 
 class RunCache:
-    """Holds up to `RUNS_MAX` runs and `BYTES_MAX` bytes. Evicts the least recently used."""
+    """A cache of up to `RUNS_MAX` runs and `BYTES_MAX` bytes. Evicts the least recently used entries."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic

@@ -1,4 +1,4 @@
-"""Forks conversations: finds the fork point, then creates the fork in one transaction."""
+"""Forks of conversations: finds the fork point, then creates the fork in one transaction."""
 
 from __future__ import annotations
 
@@ -22,21 +22,15 @@ _SEARCHED_MAX: Final = 4096
 
 
 class Forks:
-    """Forks conversations.
-
-    A possible fork point remains possible, so it is found before the transaction. The transaction checks that all
-    messages still exist.
-    """
-
     def __init__(self, reads: Reads, conversations: ConversationReads, group_commit: GroupCommit) -> None:
         self._reads = reads
         self._conversations = conversations
         self._group_commit = group_commit
 
-    async def fork(self, asked: ForkConversation, *, size_bytes: int) -> ConversationRow:
+    async def fork(self, requested: ForkConversation, *, size_bytes: int) -> ConversationRow:
         """Fork a conversation.
 
-        `asked` has no path yet. If its number is 0, the conversation is forked at the last possible point.
+        `requested` has no path yet. If its number is 0, fork the conversation at the last possible point.
 
         Idempotent by request id.
 
@@ -46,16 +40,18 @@ class Forks:
             PastTooLong: The conversation is the result of too many forks in a row.
             RequestIdReused: The request id was used with a different payload.
         """
-        for key in asked.request_keys:
-            if earlier := same(await self._conversations.request(key), asked.fingerprint):
-                return await self._conversations.by_id(asked.store_id, asked.user_id, earlier.conversation_id)
-        source = await self._conversations.by_id(asked.store_id, asked.user_id, asked.conversation_id)
-        if source.user_id != asked.user_id:
+        for key in requested.request_keys:
+            if earlier := same(await self._conversations.request(key), requested.fingerprint):
+                return await self._conversations.by_id(requested.store_id, requested.user_id, earlier.conversation_id)
+        source = await self._conversations.by_id(requested.store_id, requested.user_id, requested.conversation_id)
+        if source.user_id != requested.user_id:
             raise ConversationNotFound  # The conversation is only shared for reading.
-        number = await self._fork_point(source, asked.number)
+        number = await self._fork_point(source, requested.number)
         path = forks.path_to(source, await self._conversations.segments(source), number)
-        operation = replace(asked, number=number, path=path)
-        return await self._group_commit.run(operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=asked.store_id)
+        operation = replace(requested, number=number, path=path)
+        return await self._group_commit.run(
+            operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=requested.store_id
+        )
 
     async def _fork_point(self, source: ConversationRow, wanted: int) -> int:
         last = await self._last(source, await self._open_calls(source))
@@ -84,7 +80,7 @@ class Forks:
         return max(forks.fork_points(heads, open_calls), default=0)
 
     async def _open_calls(self, source: ConversationRow) -> frozenset[CallId]:
-        """Return the calls that have no result. Only the active run can have any."""
+        """Return the calls that have no result. Only the active run can have such calls."""
         if source.active_run_id is None:
             return frozenset()
         key = RunKey(source.store_id, source.active_run_id)

@@ -1,4 +1,4 @@
-"""Implements group commit: operations that arrive together share one transaction.
+"""Group commit: operations that arrive together share one transaction.
 
 While one group is being written, the next one gathers. If operations arrive concurrently, a writer also waits briefly
 for more of them. Under load, a second group is written in parallel, so that a slow disk does not block everyone. Under
@@ -8,8 +8,8 @@ database, so any number of replicas can do this concurrently.
 Operations that users wait for are written before the runs' own work, but each group has room for both. Within a lane,
 stores take turns, so that a busy store delays only itself.
 
-In a database that is sharded by store, a transaction over several stores would be distributed and slow. There, a group
-has operations of one store only, and the stores are spread over several queues by a hash, each with a writer.
+In a database that is sharded by store, a transaction over several stores would be distributed and slow. There, each
+group has operations of one store only. A hash assigns the stores to several queues, each with its own writer.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Lanes(Generic[T]):
     def next_group(
         self, size: Callable[[T], int], *, operations_max: int, bytes_max: int, one_store: bool = False
     ) -> list[T]:
-        """Take the next group, of one store or of several.
+        """Remove and return the next group, of one store or of several.
 
-        If both lanes have operations, a part of each limit is reserved for each lane.
+        If both lanes have operations, each lane gets a reserved part of each limit.
 
         The last operation may exceed `bytes_max`. Operations of size 0, whose callers were cancelled, are dropped.
         """
@@ -77,7 +77,7 @@ class Lanes(Generic[T]):
         return _take(work, store, group, size, operations_max=most, bytes_max=bytes_max)
 
     def _next_store(self) -> StoreId:
-        """Return the store of the next group. The lanes take turns, so that stores with only work get theirs."""
+        """Return the store of the next group. The two lanes take turns."""
         self._turn = Lane.WORK if self._turn is Lane.PEOPLE else Lane.PEOPLE
         return (self._lines[self._turn] or next(line for line in self._lines.values() if line)).next_key()
 
@@ -107,7 +107,7 @@ def _take(
 # Maximum number of operations in one group.
 OPERATIONS_MAX: Final = 128
 
-# A group of this size takes no more operations.
+# A group of this size accepts no more operations.
 GROUP_BYTES_MAX: Final = 8 * 1024 * 1024
 
 # Maximum number of waiting operations; more are refused with OVERLOADED.
@@ -190,7 +190,7 @@ class GroupCommit:
         store_id: StoreId,
         lane: Lane = Lane.WORK,
     ) -> T:
-        """Return the result of an operation on rows of this store once it is durable.
+        """Return the result of an operation on rows of this store, once it is durable.
 
         Cancelling the caller does not undo an accepted operation.
 
@@ -228,7 +228,7 @@ class GroupCommit:
                 await queue.arrived.wait()
 
     async def _write_and_answer(self, group: Sequence[_Waiting]) -> None:
-        """Write a group and answer all its callers, even after errors. Otherwise, callers would wait forever."""
+        """Write a group and answer all its callers, even after errors, so that no caller waits forever."""
         try:
             await self._write(group)
         except Exception as error:  # noqa: BLE001  # see above
@@ -264,7 +264,10 @@ class GroupCommit:
             await self._announce(written)
 
     async def _write_steps(self, group: Sequence[_Waiting]) -> Sequence[_Waiting]:
-        """Write a group's steps with one statement, if possible, and answer them. Return the operations that remain."""
+        """Write and answer as many of a group's steps as possible with one statement.
+
+        Return the remaining operations.
+        """
         start = self._monotonic()
         try:
             written = await self._journal.write_steps([waiting.operation for waiting in group])
@@ -318,7 +321,7 @@ class GroupCommit:
 
 
 def _weight(waiting: _Waiting) -> int:
-    """Return the size of an operation within its group; 0 if its caller was cancelled."""
+    """Return the size of an operation within its group, or 0 if its caller was cancelled."""
     return 0 if waiting.answer.done() else max(1, waiting.size_bytes)
 
 

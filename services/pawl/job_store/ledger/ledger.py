@@ -1,4 +1,4 @@
-"""The ledger's use cases. Changes go through group commit, while leases and reads go directly to the store."""
+"""The ledger's use cases. Changes go through group commit, but leases and reads go directly to the store."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ class Ledger:
 
     async def release_worker(self, worker_id: WorkerId) -> int:
         released = await self.leases.release(worker_id)
-        # Even if nothing was released: only that worker may have known when a parked run is due.
+        # Do this even if nothing was released, because only that worker may have known when a parked run is due.
         await self._announcer.work_ready()
         return released
 
     async def update_conversation(self, update: UpdateConversation, *, size_bytes: int) -> ConversationRow:
         """Change a conversation and return it. Stop the jobs of users who may no longer write to it.
 
-        If the service crashes between the two steps, a repeated request stops the jobs. So does any other request that
-        ends other users' right to write.
+        If the service crashes between the two steps, a repeated request stops the jobs, and so does any other request
+        that ends other users' right to write.
         """
         changed: ConversationRow = await self.group_commit.run(
             update, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=update.store_id
@@ -94,7 +94,7 @@ class Ledger:
         await self.group_commit.run(send, size_bytes=len(payload), store_id=run.store_id)
 
     async def report_crash(self, run: RunKey, epoch: int) -> bool:
-        """Release a run that its worker can neither run nor end; return whether the run is now quarantined.
+        """Release a run that its worker can neither run nor end. Return whether the run is now quarantined.
 
         See `ReportCrash`.
         """
@@ -146,7 +146,7 @@ class Ledger:
     async def _sweep(
         self, keys: Sequence[T], store_of: Callable[[T], StoreId], operation: Callable[[tuple[T, ...]], Operation[int]]
     ) -> int:
-        """Run one operation for all keys of a store, or one per key if that fails. The next sweep retries failures."""
+        """Run one operation for all keys of a store or, if that fails, one per key. The next sweep retries failures."""
         by_store: defaultdict[StoreId, list[T]] = defaultdict(list)
         for key in keys:
             by_store[store_of(key)].append(key)

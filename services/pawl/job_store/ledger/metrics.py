@@ -1,5 +1,3 @@
-"""Defines the ledger's Prometheus metrics."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -85,7 +83,7 @@ class PrometheusMeter:
             self._batch_size.observe(events)
 
     def work_ended(self, started: Iterable[RunRow], ended: Iterable[RunRow], ended_calls: Iterable[CallRow]) -> None:
-        """Count the work of a durable group."""
+        """Record the metrics of a durable group."""
         for run in started:
             self._started.labels(self._store(run.store_id)).inc()
         for run in ended:
@@ -117,7 +115,7 @@ class PrometheusMeter:
 
 
 def _cause(run: RunRow) -> str:
-    """Return a failed run's failure class, or a cancelled run's stop cause; empty for other runs."""
+    """Return a failed run's failure class or a cancelled run's stop cause. Other runs have an empty cause."""
     if run.state is RunState.FAILED:
         name = FailureClass.Name(Run.FromString(run.failure).failure.failure_class)
         return name.removeprefix("FAILURE_CLASS_").lower()

@@ -1,4 +1,4 @@
-"""Encodes a position in a list as a page token. The token is bound to the list's method and filter."""
+"""Page tokens, which encode a position in a list. A token is bound to the list's method and filter."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ Small: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Large: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-def page_size(asked: int) -> int:
-    """Return the number of rows per page; 0 means 50.
+def page_size(requested: int) -> int:
+    """Return the number of rows per page. 0 means 50.
 
     Raises:
         InvalidField: The size is over 200.
     """
-    if asked > PAGE_MAX:
-        raise InvalidField(f"page_size must be at most {PAGE_MAX}, got {asked}", field="page_size")
-    return asked or PAGE_DEFAULT
+    if requested > PAGE_MAX:
+        raise InvalidField(f"page_size must be at most {PAGE_MAX}, got {requested}", field="page_size")
+    return requested or PAGE_DEFAULT
 
 
 def make_token(method: str, selection: tuple[object, ...], position: object) -> str:
@@ -43,12 +43,12 @@ def make_token(method: str, selection: tuple[object, ...], position: object) -> 
 
 
 def next_token(method: str, selection: tuple[object, ...], page: Page[R], position_of: Callable[[R], object]) -> str:
-    """Return the token of the next page. It is empty on the last page."""
+    """Return the token of the next page, which is empty on the last page."""
     return make_token(method, selection, position_of(page.rows[-1])) if page.has_more else ""
 
 
 def read_token(token: str, method: str, selection: tuple[object, ...], position: type[T]) -> T | None:
-    """Return the position in the token; None for an empty token.
+    """Return the position in the token, or None for an empty token.
 
     Raises:
         InvalidPageToken: The token was made for another method or filter, or is malformed.
@@ -66,5 +66,5 @@ def read_token(token: str, method: str, selection: tuple[object, ...], position:
 
 
 def _seal(method: str, selection: tuple[object, ...], where: bytes) -> bytes:
-    """Return a checksum that detects damaged tokens and tokens of other lists. The checksum is not a secret."""
+    """Return a checksum that detects damaged tokens and tokens of other lists. It is not a secret."""
     return hashlib.sha256(msgspec.msgpack.encode([method, selection, where])).digest()[:_SEAL_BYTES]

@@ -1,4 +1,4 @@
-"""Defines the ports that the ledger's use cases need."""
+"""Interfaces that the ledger's use cases need."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A durable group. `outcomes` has the result or the error of each operation, in order."""
+    """A durable group. `outcomes` contains the result or the error of each operation, in order."""
 
     outcomes: Sequence[Any | Exception]
     events: Sequence[LogRow] = ()
@@ -62,11 +62,11 @@ class Journal(Protocol):
     async def write(self, operations: Sequence[Operation[Any]]) -> Written:
         """Apply the operations in order in one transaction.
 
-        Each operation succeeds or is refused independently.
+        Each operation succeeds or fails independently.
 
         Raises:
-            GroupConflict: Nothing was written; try again.
-            DependencyUnavailable: The database is unavailable; the group may have been written.
+            GroupConflict: Nothing was written. Try again.
+            DependencyUnavailable: The database is unavailable. The group may have been written.
         """
 
 
@@ -82,10 +82,10 @@ class Announcer(Protocol):
         """Notify idle workers that a run has become claimable."""
 
     async def inboxes_changed(self, inboxes: Collection[tuple[StoreId, UserId]]) -> None:
-        """Notify watchers of these users' pending items that they should poll again."""
+        """Tell watchers of these users' pending items to poll again."""
 
     async def conversations_changed(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> None:
-        """Notify watchers of these conversations that they should read them again."""
+        """Tell watchers of these conversations to read them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +130,9 @@ class AttentionRepository(Protocol):
     async def listed(
         self, store_id: StoreId, *, run_id: RunId, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunView]:
-        """Return a store's runs that need an operator, with their calls in doubt. The longest waiting come first.
+        """Return a store's runs that need an operator, with their calls in doubt. The longest-waiting runs come first.
 
-        If `run_id` is set, returns only that run. Starts after `after`.
+        If `run_id` is set, return only that run. Start after `after`.
 
         Raises:
             RunNotFound: The run `run_id` does not exist.
@@ -153,7 +153,7 @@ class Limits:
     queue_max: int = 100
     store_queue_max: int = 10_000
     inbox: inbox.Limits = inbox.LIMITS
-    # Features that are switched off.
+    # Disabled features.
     off: frozenset[Feature] = frozenset()
     # Token budgets of the store and each user, by what a run waits for.
     tokens: Mapping[WaitKind, int] = field(default_factory=dict)
@@ -163,11 +163,11 @@ class Limits:
     # Limits of model calls; 0 for none.
     model_requests_per_minute: int = 0
     model_tokens_per_minute: int = 0
-    # The most that new runs may have of some limits (pawl.event.v1.RunLimits).
+    # The maximums of some limits of new runs (pawl.event.v1.RunLimits).
     of_runs: Mapping[str, int] = field(default_factory=dict)
 
     def refused_model(self, models: Iterable[str]) -> str:
-        """Return the first of the models that the store may not use. Empty names stand for the default."""
+        """Return the first of the models that the store may not use. An empty name means the default model."""
         return next((each for each in models if self.models and each and each not in self.models), "")
 
 

@@ -1,4 +1,4 @@
-"""Defines ports and values for reads, claims and leases, which do not change the ledger's content."""
+"""Interfaces and values for reads, claims and leases, which do not change the ledger's content."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Claimed:
     """A run that a worker holds.
 
     `is_quiet` means that the run has just been claimed and that no client holds any of its calls. Such a run has not
-    taken a step yet, or was only waiting for a point in time. The conversation, the number of its last message, and how
+    taken a step yet, or was only waiting for a certain time. The conversation, the number of its last message, and how
     long the run was due are set only by a claim, not by a renewal.
     """
 
@@ -61,7 +61,7 @@ class Renewed:
 class RunView:
     """A run and its pending calls.
 
-    `waits`, if set, includes the waits of child runs. `active` has the other open calls, if they were read.
+    `waits`, if set, includes the waits of child runs. `active` contains the other open calls, if they were read.
     `situations`, if read, explains why the run is not making progress: its own situation first, then those of its
     descendants.
     """
@@ -74,7 +74,7 @@ class RunView:
 
 
 def view_of(situations: Sequence[Situation]) -> RunView:
-    """Return the view of the first run, with the open calls of all given runs. The other runs are its descendants."""
+    """Return the view of the first run, with the open calls of all given runs. The others are its descendants."""
     run = situations[0].run
     waits = {wait for each in situations for wait in each.run.waits}
     open_calls = [(each.run, call) for each in situations for call in each.calls]
@@ -89,7 +89,7 @@ def view_of(situations: Sequence[Situation]) -> RunView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingFilter:
-    """A filter on pending items. With a user, it selects that user's items; without one, all that approvers may see.
+    """A filter on pending items. With a user, it selects that user's items, otherwise all that approvers may see.
 
     Empty fields match everything. States and a tool name match only calls. With `approves`, a user's calls include
     those that only approvers may decide on.
@@ -107,8 +107,8 @@ class RunFilter:
     """A filter on a user's runs, and their order by creation time. By default, the newest run comes first.
 
     Empty fields match everything. A run must match one of `waits` and all of `labels`. `reports_to` is the conversation
-    that jobs report to. `running_jobs_of_store` matches all users' open jobs that are not being stopped; it can be
-    combined only with `stopped_by`. `stopped_by` also matches jobs that this command has stopped; with `reports_to`,
+    that jobs report to. `running_jobs_of_store` matches all users' open jobs that are not being stopped. It can be
+    combined only with `stopped_by`. `stopped_by` also matches jobs that this command has stopped. With `reports_to`,
     jobs stopped by another command do not match.
     """
 
@@ -149,11 +149,11 @@ class Loaded:
     """Everything that a run's owner needs, from one snapshot.
 
     `user_id` is the user of the conversation. Call results are omitted if they are too large in total. `omitted_bytes`
-    has the size of each omitted result, and 0 for the others. Of other users' runs, only the newest that fit completely
-    are included, as messages without calls or summaries. `failures` has the failures of those FAILED runs that have
-    messages. `shared_tokens_left` is what remains of the run's token budget. It is 0 if the run that owns the budget
-    was removed, and None if there is no budget. If `known` is set, the messages and calls only continue that prefix,
-    which is still valid.
+    contains the size of each omitted result, and 0 for the others. Of other users' runs, only the newest that fit
+    completely are included, as messages without calls or summaries. `failures` contains the failures of FAILED runs
+    that have messages. `shared_tokens_left` is what remains of the run's token budget. It is 0 if the run that owns the
+    budget was removed, and None if there is no budget. If `known` is set, that prefix is still valid, and the messages
+    and calls continue it.
     """
 
     run: RunRow
@@ -172,11 +172,11 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogGap:
-    """A gap that stands for the removed events from `from_seq` to `to_seq`. It contains a snapshot of their run.
+    """A gap that replaces the removed events from `from_seq` to `to_seq`. It contains a snapshot of their run.
 
-    For an ended run, the snapshot has the newest messages and calls, and the numbers of the others. For an open job
-    with a trimmed log, the snapshot does not have any calls, and `omitted_calls` is the number of removed calls. Large
-    results are omitted: `omitted_bytes` has the size of each omitted result, and 0 for the others.
+    For an ended run, the snapshot contains the newest messages and calls, and the number of omitted ones. For an open
+    job with a trimmed log, the snapshot contains no calls, and `omitted_calls` is the number of removed calls. Large
+    results are omitted: `omitted_bytes` contains the size of each omitted result, and 0 for the others.
     """
 
     from_seq: int
@@ -212,7 +212,7 @@ class MessagePage(Page[MessageRow]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedRuns:
-    """The versions of those of a user's runs in a conversation that have changed, oldest first, read at `time`.
+    """Versions of a user's changed runs in a conversation, oldest first, read at `time`.
 
     The version of a run changes whenever the run, its calls, or the runs that execute its calls change. It is empty
     while one of these runs is waiting to be claimed, because its reasons depend on other runs.
@@ -228,7 +228,7 @@ class ChangedRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationFilter:
-    """A filter on a user's conversations by whether they are archived, by word prefixes and by labels.
+    """A filter on a user's conversations: by archive state, word prefixes and labels.
 
     Fields that are None or empty match everything. With `shared`, the filter applies to conversations that other users
     share, instead of the user's own.
@@ -245,20 +245,20 @@ class ConversationFilter:
 
 
 class DueTimes(Protocol):
-    """The times from which runs may be claimed. All times are the database's."""
+    """Times from which runs may be claimed. All times are the database's."""
 
     async def times(self) -> tuple[datetime, datetime]:
         """Return the database's time, and the latest time that its clock has ever shown, accurate to five seconds.
 
-        If the second time is later, the clock went back, and no replica has called `bring_forward` since then.
+        If the second time is later, the clock was set back, and no replica has called `bring_forward` since then.
         """
 
     async def bring_forward(self, seconds: float) -> int:
-        """Make runs claimable earlier by this many seconds, because the clock went back. Return the number of runs.
+        """Make runs claimable earlier by this many seconds after the clock was set back. Return the number of runs.
 
-        Runs that were due are due again, and leases expire soon. Leases of up to 30 s that were given or renewed after
-        the clock went back do not change. It is safe to repeat this, because a run that is claimed too early waits
-        again.
+        Runs that were due are due again, and leases expire soon. Leases of up to 30 s that were granted or renewed
+        after the clock was set back do not change. It is safe to repeat this, because a run that is claimed too early
+        simply waits again.
         """
 
 
@@ -272,8 +272,8 @@ class Leases(DueTimes, Protocol):
 
         Afterwards, the worker holds at most `background_runs_max` background runs, unless it already held more.
 
-        Claims are fair between stores: every store is served once before any store is served again, up to `runs_max`,
-        and the next claim continues after the last store served.
+        Claims are fair between stores. Every store is served once before any store is served again, up to `runs_max`.
+        The next claim continues after the last store served.
         """
 
     async def wait_seconds(self) -> float | None:
@@ -298,14 +298,14 @@ class Reads(Protocol):
     """
 
     async def run(self, key: RunKey, user_id: UserId) -> RunView:
-        """Return a run, with its waits and the waits of the runs that execute its calls, from one snapshot.
+        """Return a run from one snapshot, with its waits and the waits of the runs that execute its calls.
 
         Raises:
             RunNotFound: The user has no such run.
         """
 
     async def loop_state(self, key: RunKey) -> bytes:
-        """Return the state that the run's owner stored with its last commit; empty before the first.
+        """Return the state that the run's owner stored with its last commit, which is empty before the first commit.
 
         Raises:
             RunNotFound: No such run.
@@ -343,7 +343,7 @@ class Reads(Protocol):
     ) -> list[tuple[CallRow, int]]:
         """Return the user's calls with these ids, without arguments or spec. Unknown ids are skipped.
 
-        Results over `result_bytes_max` are left out; each row comes with the size of a result that was left out, or 0.
+        Omit results over `result_bytes_max`. Each row includes the size of its omitted result, or 0.
         """
 
     async def runs(
@@ -365,7 +365,7 @@ class Reads(Protocol):
     ) -> Page[CallRow]:
         """Return a run's calls in call order, starting after `after`.
 
-        This also works for another user's run whose conversation is shared together with its calls.
+        This also works for another user's run if the conversation and its calls are shared.
 
         Raises:
             RunNotFound: The user has no such run.
@@ -408,10 +408,10 @@ class Reads(Protocol):
         """
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
-        """Return a run's events after a seq, at most `events_max` and about 1 MiB.
+        """Return a run's events after a seq: at most `events_max`, and about 1 MiB.
 
-        Return at least one if there are any. A gap stands for removed events. The events that follow the gap are
-        included.
+        Return at least one event if there are any. A gap replaces removed events, and is followed by the events after
+        it.
 
         Raises:
             RunNotFound: The user has no such run.
@@ -454,4 +454,4 @@ class ConversationReads(Protocol):
         """Return the segments of a fork's past, in order. Return nothing if the conversation is not a fork."""
 
     async def request(self, key: RequestKey) -> RequestRow | None:
-        """Return the earlier request with this key; None if there is none."""
+        """Return the earlier request with this key, or None if there is none."""

@@ -1,6 +1,6 @@
-"""Keeps life-cycle events in PostgreSQL: those still to be sent to JetStream, and those already sent.
+"""Life-cycle events in PostgreSQL: those to be sent to JetStream, and those already sent.
 
-The stream acknowledges events before it syncs them, and an operator may wipe it. Sent events are therefore kept for a
+The stream acknowledges events before it syncs them, and an operator may wipe it. Sent events are therefore stored for a
 while, with their sequence number in the stream. If the stream was recreated, or ends before that number, the event is
 lost. It then returns to the outbox and is sent again under the same id.
 
@@ -88,7 +88,7 @@ _log = logs.get_logger(__name__)
 class PostgresOutbox:
     """Life-cycle events that the stream does not have yet, or that it has lost.
 
-    An advisory lock lets only one replica relay events at a time. This keeps their order.
+    An advisory lock lets only one replica relay events at a time, which preserves their order.
     """
 
     def __init__(self, database: Database) -> None:
@@ -98,7 +98,7 @@ class PostgresOutbox:
     async def relay(self, stream: JetStreamLifecycle, *, events_max: int) -> int:
         """Send the oldest events and mark those that the stream has stored. Return how many have left the outbox.
 
-        Returns 0 while another replica relays or the stream is unavailable. No event is lost.
+        Return 0 while another replica is relaying or the stream is unavailable. No event is lost.
         """
         end = await stream.end()
         if end is None:

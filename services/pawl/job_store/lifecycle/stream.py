@@ -56,7 +56,7 @@ _log = logs.get_logger(__name__)
 class JetStreamLifecycle:
     """The stream of life-cycle events. The stream may lose its newest events, or all of them.
 
-    If the stream is missing, it is created, even after NATS was wiped.
+    If the stream is missing, for example because NATS was wiped, it is created.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -90,7 +90,7 @@ class JetStreamLifecycle:
         """Send events in order to the stream that `end` returned. Return the `outbox_id` and seq of the stored events.
 
         An event that is unreadable or too large for the stream is dropped, and is returned with seq 0. Events that are
-        not returned may have been stored as well. It is safe to send them again.
+        not returned may have been stored too. It is safe to send them again.
         """
         stored: dict[int, int] = {}
         for start in range(0, len(events), _UNACKNOWLEDGED_MAX):
@@ -107,7 +107,7 @@ class JetStreamLifecycle:
         return stored
 
     async def _send_one(self, event: Lifecycle) -> int | None:
-        """Return the event's seq in the stream. Return 0 if it was dropped, or None if it may not have been stored."""
+        """Return the event's seq in the stream, 0 if it was dropped, or None if it may not have been stored."""
         kind = event.type.removeprefix("run.").replace(".", "_")
         headers = {
             "Nats-Msg-Id": event.event_id,
@@ -125,7 +125,7 @@ class JetStreamLifecycle:
             payload = fitting(event.payload, self._bus.payload_bytes_max)
         except DecodeError:
             _log.exception("lifecycle.unreadable", event_id=event.event_id)
-            return 0  # Dropped, as below.
+            return 0  # The event is dropped, as below.
         if len(payload) > self._bus.payload_bytes_max:
             # Later events must not wait forever. The notifier misses this one; the ledger has it.
             _log.error("lifecycle.too_large_for_nats", event_id=event.event_id, bytes_max=self._bus.payload_bytes_max)
@@ -139,9 +139,10 @@ class JetStreamLifecycle:
 
 
 def fitting(payload: bytes, bytes_max: int) -> bytes:
-    """Return an event, shortened if it is over `bytes_max`. The run's longest fields go first, then all long fields.
+    """Return an event, shortened if it is over `bytes_max`.
 
-    Calls lose their arguments, which the approver reads from the ledger.
+    The run's longest fields are cut first, then all long fields. Calls lose their arguments, which approvers can read
+    from the ledger.
     """
     if len(payload) <= bytes_max:
         return payload
@@ -173,8 +174,8 @@ def _without_arguments(event: event_pb2.RunEvent) -> event_pb2.RunEvent:
 async def put_stream(bus: Bus, config: StreamConfig) -> StreamInfo:
     """Create or update a stream.
 
-    In a cluster it has three replicas, or as many as it has if too few servers are available; later connections try
-    again. It never gets fewer.
+    In a cluster, it gets three replicas. If too few servers are available, its number of replicas does not change, and
+    later connections try again. The number never decreases.
     """
     jetstream = bus.jetstream()
     try:
@@ -196,5 +197,5 @@ async def _put(jetstream: JetStreamContext, config: StreamConfig, *, exists: boo
         except BadRequestError as error:
             if error.err_code != _NAME_IN_USE:
                 raise
-    # It exists, or another replica has created it first.
+    # The stream exists, or another replica has just created it.
     return await jetstream.update_stream(config)

@@ -1,8 +1,8 @@
 """Counts model calls per minute, and outages of model servers, in PostgreSQL.
 
 A rate's row holds the time at which the rate will be fully available again (generic cell rate algorithm). A call may be
-made if one request or token is left, and is then counted in full, so that large calls need not wait for longer than
-small ones. If the row's time is more than an hour ahead, the row was written before the clock was set back, and counts
+made if one request or token is left, and is then counted in full, so that large calls need not wait longer than small
+ones. A time more than an hour ahead means that the clock was set back after the row was written. The rate then counts
 as unused.
 """
 
@@ -53,7 +53,7 @@ _HOUR_SECONDS: Final = 3600.0
 
 
 class Rate(NamedTuple):
-    """A limit per minute and the part that a call uses. For limits of model servers, the store ID is empty."""
+    """A limit per minute, and how much of it a call uses. For limits of model servers, the store ID is empty."""
 
     store_id: StoreId
     name: str
@@ -62,7 +62,7 @@ class Rate(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The time for which the call uses the whole rate."""
+        """The time in seconds for which the call uses the whole rate."""
         return max(-_HOUR_SECONDS, min(_HOUR_SECONDS, self.unit_seconds * self.used))
 
     @property
@@ -70,7 +70,7 @@ class Rate(NamedTuple):
         return _MINUTE_SECONDS / self.per_minute
 
 
-class Exceeded(Exception):  # It rolls back the transaction.
+class Exceeded(Exception):  # Raising it rolls back the transaction.
     def __init__(self, rate: Rate, wait_seconds: float) -> None:
         super().__init__(rate.name)
         self.rate = rate
@@ -103,6 +103,6 @@ class PostgresModels(DatabaseAdapter):
         return bool(await self._database.fetchval(_ATTEMPT, model_server, seconds))
 
     async def outage(self, model_server: str) -> tuple[int, float]:
-        """Return the number of outages in a row and the seconds for which the server remains closed."""
+        """Return the number of consecutive outages, and the seconds for which the server remains closed."""
         row = await self._database.fetchrow(_OUTAGE, model_server)
         return (0, 0.0) if row is None else (row["outages"], row["closed_seconds"])

@@ -1,4 +1,4 @@
-"""Defines schedules, and the rules for firing them."""
+"""Schedules, and the rules for firing them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Owner(Actor, frozen=True, kw_only=True):
 
 
 class FireRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a firing. It fired at a scheduled time, for an event, or for a user's request (`request_id`)."""
+    """The outcome of a firing at a scheduled time, for an event, or for a user's request (`request_id`)."""
 
     due_time: datetime
     fire_time: datetime
@@ -85,7 +85,7 @@ class StarterRow(Owner, frozen=True, kw_only=True):
     `failures` counts refused firings (except manual firings) and runs that failed or expired, since a run last
     completed or the row was resumed. Once the run `last_run_id` has ended, it is counted, and `last_run_counted` is
     True. `fires` are newest first. `credential_ended` means that the API key for its runs was revoked, has expired or
-    was removed; it is only set on rows that are loaded for firing.
+    was removed. It is set only on rows that are loaded for firing.
     """
 
     name: str
@@ -132,30 +132,30 @@ Change: TypeAlias = Callable[[ScheduleRow | None, int, datetime], ScheduleRow]
 
 
 class ClaimedSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A due schedule that was claimed at `now`. `is_busy` means that the last run it started is still open."""
+    """A due schedule that was claimed at `now`. `is_busy` means that the last run that it started is still open."""
 
     row: ScheduleRow
     now: datetime
     is_busy: bool
 
 
-def saved(row: ScheduleRow, asked: Definition, owner: Owner, now: datetime) -> ScheduleRow:
-    """Return a schedule with a new definition or owner. If both are the same, the schedule is returned unchanged.
+def saved(row: ScheduleRow, requested: Definition, owner: Owner, now: datetime) -> ScheduleRow:
+    """Return a schedule with a new definition or owner. If both are unchanged, return the same schedule.
 
     A firing that waits for the previous run is skipped.
 
     A scheduled time that has not fired yet stays due, unless the timing changes.
     """
-    if asked == row.definition and owner == owner_of(row):
+    if requested == row.definition and owner == owner_of(row):
         return row
-    changed = replace(row, **asdict(owner), definition=asked, generation=row.generation + 1)
-    if timing.same_times(asked, row.definition):
+    changed = replace(row, **asdict(owner), definition=requested, generation=row.generation + 1)
+    if timing.same_times(requested, row.definition):
         return due_next(_without_waiting(changed, now), row.due_time, now)
     return _due_anew(changed, now)
 
 
 def paused(row: ScheduleRow, note: str, now: datetime, *, automatic: bool = False) -> ScheduleRow:
-    """Return a paused schedule. If it was already paused, it keeps its pause time but gets the new note."""
+    """Return a paused schedule. A schedule that was already paused keeps its pause time but gets the new note."""
     return replace(
         marked_paused(_without_waiting(row, now), note, now, automatic=automatic), due_time=None, claim_at=None
     )
@@ -188,7 +188,7 @@ def owner_of(row: StarterRow) -> Owner:
 
 def put(
     row: ScheduleRow | None,
-    asked: Definition,
+    requested: Definition,
     owner: Owner,
     now: datetime,
     *,
@@ -196,7 +196,7 @@ def put(
     count: int,
     must_exist: bool,
 ) -> ScheduleRow:
-    """Return the schedule that results from saving `asked`. If `row` is None, create it with the id `new_id`.
+    """Return the schedule that results from saving `requested`. If `row` is None, create it with the id `new_id`.
 
     `count` is the number of schedules that the user has.
 
@@ -206,20 +206,20 @@ def put(
         TooLarge: The user has too many schedules.
     """
     if row is not None:
-        if not must_exist and asked != row.definition:
+        if not must_exist and requested != row.definition:
             raise ScheduleExists
-        return saved(row, asked, owner, now) if must_exist else row
+        return saved(row, requested, owner, now) if must_exist else row
     if must_exist:
         raise ScheduleNotFound
     if count >= SCHEDULES_MAX:
         raise TooLarge(f"you already have {SCHEDULES_MAX} schedules, which is the maximum: delete one first")
     fields: dict[str, Any] = asdict(owner)
-    made = ScheduleRow(**fields, schedule_id=new_id, name=asked.name, definition=asked, create_time=now)
+    made = ScheduleRow(**fields, schedule_id=new_id, name=requested.name, definition=requested, create_time=now)
     return _due_anew(made, now)
 
 
 def check_note(note: str) -> str:
-    """Return the note for a pause after checking it.
+    """Return the note for a pause if it is valid.
 
     Raises:
         TooLarge: The note is longer than 1000 bytes.
@@ -235,7 +235,7 @@ def check_note(note: str) -> str:
 def judge(
     definition: Definition, due: datetime | None, now: datetime, *, is_busy: bool, has_waiting: bool
 ) -> tuple[FireOutcome, str]:
-    """Return the outcome of a firing, and the reason for the outcome. The run may still be refused.
+    """Return the outcome of a firing, and the reason for it. The run may still be refused.
 
     `due` is None for a manual firing, which is never late.
 
@@ -265,7 +265,7 @@ def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tupl
 def with_fire(row: StarterT, fire: FireRow) -> StarterT:
     """Return a schedule or trigger with `fire` added. If the firing was waiting, `fire` replaces its earlier entry.
 
-    The newest `FIRES_MAX` entries are kept. A waiting entry is kept even if it is older.
+    The newest `FIRES_MAX` entries remain, and also a waiting entry, even if it is older.
     """
     rest: list[FireRow] = []
     for old in row.fires:
@@ -284,7 +284,7 @@ def with_fire(row: StarterT, fire: FireRow) -> StarterT:
 
 
 def with_ending(row: StarterT, state: RunState | None) -> StarterT:
-    """Count the last run of a schedule or trigger once it has ended. A `state` of None means that it was removed."""
+    """Count the last run of a schedule or trigger after its end. A `state` of None means that the run was removed."""
     if row.last_run_counted or (state is not None and not state.is_terminal):
         return row
     failures = row.failures
@@ -296,7 +296,7 @@ def with_ending(row: StarterT, state: RunState | None) -> StarterT:
 
 
 def due_next(row: ScheduleRow, due: datetime | None, now: datetime) -> ScheduleRow:
-    """Return a schedule with its next scheduled time. If a firing is waiting, it is checked again within a second."""
+    """Return a schedule with its next scheduled time. If a firing is waiting, check it again within a second."""
     next_poll = now + timedelta(seconds=POLL_SECONDS) if row.waiting_time is not None else None
     times = [time for time in (due, next_poll) if time is not None]
     return replace(row, due_time=due, claim_at=min(times, default=None))

@@ -1,4 +1,4 @@
-"""Saves schedules, claims them when due, and fires them."""
+"""Saves schedules, claims due schedules and fires them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DueSchedule(NamedTuple):
 
 
 class Starters(Generic[StarterT]):
-    """Operations that schedules and triggers have in common. `absent` is raised if the row does not exist."""
+    """Operations that schedules and triggers share. `absent` is raised if the row does not exist."""
 
     def __init__(self, rows: PostgresStarters[StarterT], absent: type[PawlError]) -> None:
         self._rows = rows
@@ -83,7 +83,7 @@ class Schedules(Starters[ScheduleRow]):
         self._ids = ids
 
     async def put(
-        self, owner: Owner, asked: Definition, *, must_exist: bool, validate_only: bool = False
+        self, owner: Owner, requested: Definition, *, must_exist: bool, validate_only: bool = False
     ) -> ScheduleRow:
         """Create or change a schedule. With `validate_only`, nothing is stored.
 
@@ -93,14 +93,14 @@ class Schedules(Starters[ScheduleRow]):
             InvalidField: The timing is invalid.
             ScheduleExists, ScheduleNotFound, TooLarge: See `schedules.put`.
         """
-        timing.check(asked)
+        timing.check(requested)
         new_id = self._ids.new("sch")
         return await self._repository.change(
             owner.store_id,
             owner.user_id,
-            asked.name,
+            requested.name,
             lambda row, count, now: schedules.put(
-                row, asked, owner, now, new_id=new_id, count=count, must_exist=must_exist
+                row, requested, owner, now, new_id=new_id, count=count, must_exist=must_exist
             ),
             validate_only=validate_only,
         )
@@ -134,7 +134,7 @@ class Schedules(Starters[ScheduleRow]):
     async def fire(self, fire: Fire, size_bytes: int) -> FireRow | None:
         """Fire a schedule.
 
-        If the schedule has changed since it was claimed, nothing happens, and the result is None.
+        If the schedule has changed since it was claimed, do nothing and return None.
 
         Raises:
             ScheduleNotFound: The schedule does not exist.

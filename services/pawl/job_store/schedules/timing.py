@@ -1,4 +1,4 @@
-"""Computes the times at which a schedule is due."""
+"""Computes when a schedule is due."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INTERVAL_SECONDS_MAX: Final = 366 * 86_400
 JITTER_SECONDS_MAX: Final = 3600
 CATCH_UP_SECONDS: Final = 3600
 CATCH_UP_SECONDS_MAX: Final = 86_400
-# Maximum number of missed scheduled times that are made up for.
+# Maximum number of missed scheduled times that fire later.
 CAUGHT_UP_MAX: Final = 100
 
 # How far ahead to search for scheduled times. This bounds the search for rare days.
@@ -87,7 +87,7 @@ class _Cron(CronSim):
 
 
 def due_times(timing: Timing, schedule_id: str, after: datetime, until: datetime | None = None) -> Iterator[datetime]:
-    """Yield the scheduled times after `after` and before `until`, in order and with jitter added.
+    """Yield the scheduled times after `after` and before `until`, in order and including jitter.
 
     By default, `until` is `HORIZON` later.
     """
@@ -137,12 +137,11 @@ def jitter(timing: Timing, schedule_id: str) -> timedelta:
 def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) -> datetime | None:
     """Return the scheduled time to fire after `due`, or None if there is none.
 
-    Missed times are skipped if they are too old to make up for. Of the others, only the newest `CAUGHT_UP_MAX` are
-    kept.
+    Missed times that are too old to catch up are skipped. Of the others, only the newest `CAUGHT_UP_MAX` remain.
     """
     first = max(due, caught_up_from(timing, now))
     most = CAUGHT_UP_MAX - (not is_missed(timing, due, now))
-    # Only the latest missed times are made up for, and they may be far back: widen the search until enough are found.
+    # Only the latest missed times fire later, and they may be far in the past. Widen the search until enough are found.
     span = CAUGHT_UP_MAX * timedelta(seconds=timing.interval_seconds or 60)
     while True:
         begin = max(first, now - span)
@@ -182,7 +181,7 @@ def _check_cron(timing: Timing) -> None:
 
 
 def cron_text(cron: str) -> str:
-    """Describe a valid cron expression in words. If it restricts both kinds of day, only one of them must match."""
+    """Describe a valid cron expression in words. If it restricts both kinds of day, a day needs to match only one."""
     text = CronSim(cron, _EPOCH).explain()
     _, _, day, _, weekday = cron.split()
     return text if "*" in {day[0], weekday[0]} else text.replace(" and on ", " or on ")
@@ -224,7 +223,7 @@ def _cron_times(timing: Timing, after: datetime, end: datetime) -> Iterator[date
 
 @lru_cache(maxsize=1024)
 def _shifts_unevenly(name: str, year: int) -> bool:
-    """Return whether a zone's clocks shift by a fraction of an hour in `year` or the next year."""
+    """Return whether a time zone's clocks shift by a fraction of an hour in `year` or the next year."""
     first = [datetime(when, month, 1, tzinfo=zone(name)) for when in (year, year + 1) for month in range(1, 13)]
     return len({(time.utcoffset() or timedelta()) % timedelta(hours=1) for time in first}) > 1
 

@@ -12,7 +12,7 @@ from pawl.errors import InvalidField
 from pawl.job_store.ledger.pages import Large, make_token, page_size, read_token
 from pawl.job_store.ledger.store.usage import PostgresTokens
 from pawl.job_store.store_settings.rules import (
-    Decided,
+    EffectiveValue,
     Layer,
     Settings,
     Switch,
@@ -54,24 +54,24 @@ class SettingsServicer(settings_pb2_grpc.SettingsServiceServicer):
         return pb.GetSettingsResponse(settings=_SETTINGS.write(self._settings.all.layer(layer, store_id)))
 
     async def UpdateSettings(self, request: pb.UpdateSettingsRequest, context: Context) -> pb.UpdateSettingsResponse:
-        caller, asked = current_principal(), request.settings
-        layer = _LAYER.read(asked.layer)
-        store_id = layer_of(caller, layer, asked.store_id, writes=True)
-        if asked.version >= 1 << 63:
+        caller, requested = current_principal(), request.settings
+        layer = _LAYER.read(requested.layer)
+        store_id = layer_of(caller, layer, requested.store_id, writes=True)
+        if requested.version >= 1 << 63:
             raise InvalidField("settings.version must be less than 2^63", field="settings.version")
         read = _SETTINGS.read(
             pb.Settings(
-                layer=asked.layer,
+                layer=requested.layer,
                 store_id=store_id,
-                version=asked.version,
-                switches=asked.switches,
-                limits=asked.limits,
-                models=asked.models,
-                model_server=asked.model_server,
+                version=requested.version,
+                switches=requested.switches,
+                limits=requested.limits,
+                models=requested.models,
+                model_server=requested.model_server,
             )
         )
-        kept = await self._settings.update(caller, read, request.unset, only_check=request.validate_only)
-        return pb.UpdateSettingsResponse(settings=_SETTINGS.write(kept))
+        stored = await self._settings.update(caller, read, request.unset, only_check=request.validate_only)
+        return pb.UpdateSettingsResponse(settings=_SETTINGS.write(stored))
 
     async def ExplainSettings(self, request: pb.ExplainSettingsRequest, context: Context) -> pb.ExplainSettingsResponse:
         caller = current_principal()
@@ -100,10 +100,10 @@ class SettingsServicer(settings_pb2_grpc.SettingsServiceServicer):
         return pb.ListSettingsChangesResponse(changes=map(_CHANGE.write, page), next_page_token=token)
 
 
-def _explanation(decided: Decided) -> pb.Explanation:
+def _explanation(effective: EffectiveValue) -> pb.Explanation:
     return pb.Explanation(
-        name=decided.name,
-        value=decided.shown,
-        layer=_LAYER.write(decided.layer) if decided.layer else pb.SETTINGS_LAYER_UNSPECIFIED,
-        reason=decided.reason,
+        name=effective.name,
+        value=effective.shown,
+        layer=_LAYER.write(effective.layer) if effective.layer else pb.SETTINGS_LAYER_UNSPECIFIED,
+        reason=effective.reason,
     )

@@ -1,9 +1,9 @@
-"""Defines switches and store limits. Determines which layer decides each value (LOOP-14, RES-3)."""
+"""Feature switches and store limits, and the layer that decides each value (LOOP-14, RES-3)."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
 from typing import Final
@@ -57,12 +57,12 @@ class Limit(StrEnum):
 
     @property
     def has_default(self) -> bool:
-        """Whether it has a value if no layer sets it. Others are then unlimited."""
+        """True if the limit has a value even if no layer sets it. Other limits then do not apply."""
         return self in {Limit.ACTIVE_RUNS, Limit.ACTIVE_RUNS_PER_USER, Limit.BACKGROUND_RUNS, Limit.WEIGHT}
 
     @property
     def maximum(self) -> int:
-        """The highest value. Without a default, it means that there is no limit."""
+        """The highest value. If the limit has no default, the highest value means that there is no limit."""
         if self is Limit.WEIGHT:
             return _WEIGHT_MAX
         return RUNS_MAX if self.has_default else TOKENS_MAX
@@ -120,7 +120,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The values that one layer has set. `version` is 0 if the layer has never set any."""
+    """Values that one layer has set. `version` is 0 if the layer has never set any."""
 
     layer: Layer
     store_id: StoreId = ALL_STORES
@@ -135,13 +135,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def texts(self) -> dict[str, str]:
-        """The values by name, as text for the list of changes."""
+        """Values by name, as text for the list of changes."""
         texts = {name: str(value) for name, value in {**self.switches, **self.limits}.items()}
         named = {MODELS: ", ".join(self.models), MODEL_SERVER: self.model_server}
         return texts | {name: text for name, text in named.items() if text}
 
 
-class Decided(msgspec.Struct, frozen=True, kw_only=True):
+class EffectiveValue(msgspec.Struct, frozen=True, kw_only=True):
     """A value that applies to a store, and the layer that decides it. The layer is None if no layer sets the value."""
 
     name: str
@@ -158,7 +158,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_set(self) -> bool:
-        """Whether a layer or the process has set it. Otherwise, there is no limit."""
+        """True if a layer or the process has set the value. Otherwise, there is no limit."""
         return self.name not in list(Limit) or Limit(self.name).has_default or self.value < TOKENS_MAX
 
 
@@ -179,7 +179,7 @@ def _hundredth(feature: Feature, store_id: StoreId) -> float:
 class AllSettings:
     """All layers of all stores. `started_with` holds the limits set when the process started.
 
-    Features in `forced_off` are off in all stores.
+    Features in `forced_off` are disabled in all stores.
     """
 
     def __init__(
@@ -192,54 +192,56 @@ class AllSettings:
     def layer(self, layer: Layer, store_id: StoreId) -> Settings:
         return self._layers.get((layer, store_id)) or Settings(layer=layer, store_id=store_id)
 
-    def switch(self, feature: Feature, store_id: StoreId) -> Decided:
-        """Return whether a feature is on in a store, as 1 or 0."""
+    def switch(self, feature: Feature, store_id: StoreId) -> EffectiveValue:
+        """Return whether a feature is enabled in a store, as 1 or 0."""
         if feature in self._forced_off:
-            return Decided(name=feature, value=0, layer=None, reason="Switched off when the process started.")
+            return EffectiveValue(name=feature, value=0, layer=None, reason="Switched off when the process started.")
         switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(feature)
         if switch is None:
-            return Decided(name=feature, value=1, layer=None, reason=_NOT_SET)
-        return Decided(
+            return EffectiveValue(name=feature, value=1, layer=None, reason=_NOT_SET)
+        return EffectiveValue(
             name=feature,
             value=int(is_on(feature, switch, store_id)),
             layer=Layer.DEPLOYMENT,
             reason=f"The switch is {switch}.",
         )
 
-    def limit(self, name: Limit, store_id: StoreId) -> Decided:
-        """Return the limit of a store. This is the value that its admins have set or, if that is lower, its ceiling."""
+    def limit(self, name: Limit, store_id: StoreId) -> EffectiveValue:
+        """Return the limit of a store: the value that its admins have set or, if that is lower, its ceiling."""
         ceiling = self.ceiling(name, store_id)
-        asked = self.layer(Layer.STORE, store_id).limits.get(name)
-        if asked is None:
+        requested = self.layer(Layer.STORE, store_id).limits.get(name)
+        if requested is None:
             return ceiling
-        if asked > ceiling.value:
-            return replace(ceiling, reason=f"{ceiling.reason} The store's own limit of {asked} is above this ceiling.")
-        return Decided(
+        if requested > ceiling.value:
+            return replace(
+                ceiling, reason=f"{ceiling.reason} The store's own limit of {requested} is above this ceiling."
+            )
+        return EffectiveValue(
             name=name,
-            value=asked,
+            value=requested,
             layer=Layer.STORE,
             reason="Set by the store's admins" + (f"; the ceiling is {ceiling.value}." if ceiling.is_set else "."),
         )
 
-    def ceiling(self, name: Limit, store_id: StoreId) -> Decided:
+    def ceiling(self, name: Limit, store_id: StoreId) -> EffectiveValue:
         reasons = {Layer.CEILING: "Set for this store by a deployment key.", Layer.DEPLOYMENT: "Set for all stores."}
         for layer, reason in reasons.items():
             set_in = self.layer(layer, store_id if layer is Layer.CEILING else ALL_STORES)
             if name in set_in.limits:
-                return Decided(name=name, value=set_in.limits[name], layer=layer, reason=reason)
+                return EffectiveValue(name=name, value=set_in.limits[name], layer=layer, reason=reason)
         if not name.has_default:
             reason = "Only agent-loop's limits file applies." if name in RUN_LIMITS else _NOT_SET
-            return Decided(name=name, value=name.maximum, layer=None, reason=reason)
+            return EffectiveValue(name=name, value=name.maximum, layer=None, reason=reason)
         started = self._started_with[name]
-        return Decided(name=name, value=started, layer=None, reason="Set when the process started.")
+        return EffectiveValue(name=name, value=started, layer=None, reason="Set when the process started.")
 
     def off(self, store_id: StoreId) -> frozenset[Feature]:
         return frozenset(feature for feature in Feature if not self.switch(feature, store_id).value)
 
-    def explained(self, store_id: StoreId) -> Sequence[Decided]:
+    def explained(self, store_id: StoreId) -> Sequence[EffectiveValue]:
         switches = [self.switch(feature, store_id) for feature in Feature]
         models, server = self.models(store_id), self._model_server(store_id)
-        allowed = Decided(
+        allowed = EffectiveValue(
             name=MODELS,
             text=", ".join(models) or "all",
             layer=next((each.layer for each in self._of(store_id) if each.models), None),
@@ -252,12 +254,12 @@ class AllSettings:
         return [self.layer(each, ALL_STORES if each is Layer.DEPLOYMENT else store_id) for each in reversed(Layer)]
 
     def allowed_models(self, store_id: StoreId) -> Sequence[str]:
-        """Return the models that the deployment allows in a store; empty for all."""
+        """Return the models that the deployment allows in a store, or nothing if it allows all."""
         _, *above = self._of(store_id)
         return next((each.models for each in above if each.models), ())
 
     def models(self, store_id: StoreId) -> Sequence[str]:
-        """Return the models that a store may use; empty for all."""
+        """Return the models that a store may use, or nothing if it may use all."""
         own, allowed = self.layer(Layer.STORE, store_id).models, self.allowed_models(store_id)
         if own and allowed:
             # If the deployment no longer allows any of the store's models, its own list is void.
@@ -268,22 +270,22 @@ class AllSettings:
         return next((each for each in self._of(store_id) if each.model_server), None)
 
     def server(self, store_id: StoreId) -> str:
-        """Return the name of a store's model server; empty for the default one."""
+        """Return the name of a store's model server, which is empty for the default server."""
         set_in = self._server(store_id)
         name = set_in.model_server if set_in is not None else ""
         return "" if name == _DEFAULT_SERVER else name
 
-    def _model_server(self, store_id: StoreId) -> Decided:
+    def _model_server(self, store_id: StoreId) -> EffectiveValue:
         set_in = self._server(store_id)
         if set_in is None:
-            return Decided(name=MODEL_SERVER, text=_DEFAULT_SERVER, layer=None, reason=_NOT_SET)
-        return Decided(
+            return EffectiveValue(name=MODEL_SERVER, text=_DEFAULT_SERVER, layer=None, reason=_NOT_SET)
+        return EffectiveValue(
             name=MODEL_SERVER, text=set_in.model_server, layer=set_in.layer, reason="Set by a deployment key."
         )
 
     @property
     def cancels_before(self) -> datetime | None:
-        """Where runs are off, open runs that were created before this time are cancelled. None if they are not."""
+        """Return the time before which open runs were created if they must be cancelled because runs are disabled."""
         switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(Feature.RUNS)
         is_forced = Feature.RUNS in self._forced_off
         if switch is None or switch.set_time is None or not switch.cancel_open_runs or is_forced:
@@ -291,35 +293,38 @@ class AllSettings:
         return switch.set_time + _SPREAD
 
 
-def with_usage(decided: Decided, used: Mapping[WaitKind, tuple[int, datetime]], *, of_user: bool) -> Decided:
+def with_usage(
+    effective: EffectiveValue, used: Mapping[WaitKind, tuple[int, datetime]], *, of_user: bool
+) -> EffectiveValue:
     """Add to the explanation of a token budget how much of it is used, and when its day or month ends.
 
-    Budgets of users are explained only with `of_user`, if `used` has the caller's tokens in the store.
+    Budgets of users are explained only with `of_user`, which means that `used` contains the caller's tokens in the
+    store.
     """
-    kind = next((each for name, each in TOKEN_LIMITS.items() if name == decided.name), None)
-    if kind is None or not decided.is_set or ("user" in decided.name and not of_user):
-        return decided
+    kind = next((each for name, each in TOKEN_LIMITS.items() if name == effective.name), None)
+    if kind is None or not effective.is_set or ("user" in effective.name and not of_user):
+        return effective
     tokens, end_time = used[kind]
-    whose = "You have" if "user" in decided.name else "The store has"
-    text = f"used {tokens} tokens. A new period starts" if tokens < decided.value else "used it up. It is renewed"
-    return replace(decided, reason=f"{decided.reason} {whose} {text} at {end_time:%Y-%m-%d %H:%M} UTC.")
+    whose = "You have" if "user" in effective.name else "The store has"
+    text = f"used {tokens} tokens. A new period starts" if tokens < effective.value else "used it up. It is renewed"
+    return replace(effective, reason=f"{effective.reason} {whose} {text} at {end_time:%Y-%m-%d %H:%M} UTC.")
 
 
 def governs_all(caller: Principal) -> bool:
     """Return whether the caller may change the settings of all stores.
 
-    Only deployment keys and the local key's owner may.
+    Only deployment keys and the owner of the local key may.
     """
     is_owner = caller.credential_id == LOCAL_CREDENTIAL and Role.ADMIN in caller.roles
     return Role.DEPLOYMENT in caller.roles or is_owner
 
 
 def layer_of(caller: Principal, layer: Layer, store_id: str, *, writes: bool = False) -> StoreId:
-    """Return the store whose layer is requested. By default, this is the caller's own store.
+    """Return the store whose layer is requested, by default the caller's own store.
 
     Raises:
-        PermissionDenied: The caller may not read or, if it `writes`, change the layer.
-        InvalidField: A store is given for the layer DEPLOYMENT, or missing for another layer.
+        PermissionDenied: The caller may not read the layer or, with `writes`, change it.
+        InvalidField: The request names a store for the layer DEPLOYMENT, or no store for another layer.
         InvalidId: The store id is malformed.
     """
     if writes and layer is Layer.STORE and Role.ADMIN not in caller.roles:
@@ -337,11 +342,11 @@ def layer_of(caller: Principal, layer: Layer, store_id: str, *, writes: bool = F
 
 
 def store_of(caller: Principal, store_id: str) -> StoreId:
-    """Return the requested store. By default, this is the caller's own store.
+    """Return the requested store, by default the caller's own store.
 
     Raises:
-        PermissionDenied: It is another store, and the caller has no deployment key.
-        InvalidField: The caller has a deployment key and gave no store.
+        PermissionDenied: The request names another store, and the caller has no deployment key.
+        InvalidField: The caller has a deployment key, and the request names no store.
         InvalidId: The store id is malformed.
     """
     named = check_id(store_id, "store_id", optional=True) or caller.store_id
@@ -352,26 +357,29 @@ def store_of(caller: Principal, store_id: str) -> StoreId:
     return StoreId(named)
 
 
-def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: datetime) -> Settings:
-    """Return the layer, changed at `now`, with the values in `asked` set and the values in `unset` removed.
+def updated(requested: Settings, unset: Collection[str], current: AllSettings, now: datetime) -> Settings:
+    """Return the layer after setting the values in `requested` and removing the values in `unset` at `now`.
 
     Increases the version by one.
 
     Raises:
-        Conflict: The version of `asked` is not the current one.
+        Conflict: The version of `requested` is not the current one.
         InvalidField: A name is unknown, or a value is out of range.
     """
-    kept, limits = current.layer(asked.layer, asked.store_id), asked.limits
-    switches = {name: replace(switch, set_time=now) for name, switch in asked.switches.items()}
-    if asked.version != kept.version:
-        by = f" by {kept.update_user_id}" if kept.update_user_id else ""
-        raise Conflict(f"the settings were changed{by}, so version {asked.version} is outdated: read them again")
-    _check_names(switches, Feature, "switches")
-    _check_names(limits, Limit, "limits")
+    stored, limits = current.layer(requested.layer, requested.store_id), requested.limits
+    switches = {name: replace(switch, set_time=now) for name, switch in requested.switches.items()}
+    if requested.version != stored.version:
+        by = f" by {stored.update_user_id}" if stored.update_user_id else ""
+        raise Conflict(f"the settings were changed{by}, so version {requested.version} is outdated: read them again")
+    _check_names(switches, Feature, "settings.switches")
+    _check_names(limits, Limit, "settings.limits")
     for name in unset:
-        if name not in kept.texts or name in asked.texts:
-            raise InvalidField(f"{name!r} is not set in this layer, or the request sets it", field="unset")
-    if switches and kept.layer is not Layer.DEPLOYMENT:
+        _check_names([name], [*Feature, *Limit, MODELS, MODEL_SERVER], "unset")
+        if name not in stored.texts:
+            raise InvalidField(f"{name!r} is not set in the layer {stored.layer.name}", field="unset")
+        if name in requested.texts:
+            raise InvalidField(f"{name!r} cannot be set and unset in the same request", field="unset")
+    if switches and stored.layer is not Layer.DEPLOYMENT:
         raise InvalidField("switches can be set only for all stores, by a deployment key", field="settings.switches")
     for name, switch in switches.items():
         _check_switch(name, switch)
@@ -380,36 +388,36 @@ def updated(asked: Settings, unset: Collection[str], current: AllSettings, now: 
         maximum = Limit(name).maximum
         if not 1 <= value <= maximum:
             raise InvalidField(f"{name} must be between 1 and {maximum}, got {value}", field=field)
-        ceiling = current.ceiling(Limit(name), kept.store_id).value
-        if kept.layer is Layer.STORE and value > ceiling:
+        ceiling = current.ceiling(Limit(name), stored.store_id).value
+        if stored.layer is Layer.STORE and value > ceiling:
             raise InvalidField(f"{name} must be at most {ceiling}, the store's ceiling, got {value}", field=field)
-    _check_models(asked, current)
+    _check_models(requested, current)
     return replace(
-        kept,
-        models=asked.models or (() if MODELS in unset else kept.models),
-        model_server=asked.model_server or ("" if MODEL_SERVER in unset else kept.model_server),
-        version=kept.version + 1,
+        stored,
+        models=requested.models or (() if MODELS in unset else stored.models),
+        model_server=requested.model_server or ("" if MODEL_SERVER in unset else stored.model_server),
+        version=stored.version + 1,
         update_time=now,
-        switches={name: value for name, value in {**kept.switches, **switches}.items() if name not in unset},
-        limits={name: value for name, value in {**kept.limits, **limits}.items() if name not in unset},
+        switches={name: value for name, value in {**stored.switches, **switches}.items() if name not in unset},
+        limits={name: value for name, value in {**stored.limits, **limits}.items() if name not in unset},
     )
 
 
-def _check_names(names: Collection[str], known: type[StrEnum], field: str) -> None:
+def _check_names(names: Collection[str], known: Iterable[str], field: str) -> None:
     for name in names:
-        if name not in list(known):
-            raise InvalidField(f"{name!r} is unknown: use {', '.join(known)}", field=f"settings.{field}")
+        if name not in (every := list(known)):
+            raise InvalidField(f"{name!r} is unknown: use one of {', '.join(every)}", field=field)
 
 
-def _check_models(asked: Settings, current: AllSettings) -> None:
-    if len(asked.models) > _MODELS_MAX:
-        text = f"models must have at most {_MODELS_MAX} entries, got {len(asked.models)}"
+def _check_models(requested: Settings, current: AllSettings) -> None:
+    if len(requested.models) > _MODELS_MAX:
+        text = f"models must have at most {_MODELS_MAX} entries, got {len(requested.models)}"
         raise InvalidField(text, field="settings.models")
-    if asked.model_server and asked.layer is Layer.STORE:
+    if requested.model_server and requested.layer is Layer.STORE:
         raise InvalidField("model_server can be set only by a deployment key", field="settings.model_server")
-    check_id(asked.model_server, "settings.model_server", optional=True)
-    allowed = current.allowed_models(asked.store_id) if asked.layer is Layer.STORE else ()
-    for name in asked.models:
+    check_id(requested.model_server, "settings.model_server", optional=True)
+    allowed = current.allowed_models(requested.store_id) if requested.layer is Layer.STORE else ()
+    for name in requested.models:
         if not 0 < len(name) <= _MODEL_CHARACTERS_MAX or not name.isprintable():
             text = f"a model's name must have 1 to {_MODEL_CHARACTERS_MAX} printable characters, got {name!r}"
             raise InvalidField(text, field="settings.models")

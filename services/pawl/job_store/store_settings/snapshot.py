@@ -1,4 +1,4 @@
-"""Holds the settings of all stores in memory, and changes them."""
+"""The settings of all stores, which are held in memory and can be changed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ _log = logs.get_logger(__name__)
 class SettingsSnapshot:
     """The settings that this process last read. `run` reads them every second.
 
-    `started_with` holds the limits that apply if no layer sets them. Features in `forced_off` are off in all stores.
+    `started_with` holds the limits that apply if no layer sets them. Features in `forced_off` are disabled in all
+    stores.
     """
 
     def __init__(
@@ -119,8 +120,10 @@ class SettingsSnapshot:
         of_stores = {store_id: self._slots(store_id) for _, store_id in self._layers if store_id}
         self.overrides = {store_id: slots for store_id, slots in of_stores.items() if slots != self.default}
 
-    async def update(self, caller: Principal, asked: Settings, unset: Collection[str], *, only_check: bool) -> Settings:
-        """Change a layer and record the change. `asked` contains the layer, its version, and the values to set.
+    async def update(
+        self, caller: Principal, requested: Settings, unset: Collection[str], *, only_check: bool
+    ) -> Settings:
+        """Change a layer and record the change. `requested` contains the layer, its version, and the values to set.
 
         Raises:
             Conflict: The version is not the current one.
@@ -129,12 +132,12 @@ class SettingsSnapshot:
 
         def change(layers: Sequence[Settings], now: datetime) -> tuple[Settings, Settings]:
             current = self._combined(layers)
-            after = updated(asked, unset, current, now)
-            return current.layer(asked.layer, asked.store_id), msgspec.structs.replace(
+            after = updated(requested, unset, current, now)
+            return current.layer(requested.layer, requested.store_id), msgspec.structs.replace(
                 after, update_user_id=caller.user_id, update_credential_id=caller.credential_id
             )
 
-        settings = await self.repository.update(asked.store_id, change, only_check=only_check)
+        settings = await self.repository.update(requested.store_id, change, only_check=only_check)
         if not only_check:
             _log.info(
                 "settings.changed",
@@ -142,7 +145,7 @@ class SettingsSnapshot:
                 settings_store=settings.store_id,
                 by=caller.user_id,
                 credential=caller.credential_id,
-                names=sorted(map(str, {*asked.texts, *unset})),
+                names=sorted(map(str, {*requested.texts, *unset})),
             )
             with suppress(PawlError):  # the next poll reads it
                 await self.refresh()

@@ -66,7 +66,7 @@ class OpenRun(NamedTuple):
 
 
 class SettingsChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change to a layer. It has the changed values before and after the change."""
+    """A change to a layer, with the changed values before and after it."""
 
     change: int
     time: datetime
@@ -98,7 +98,7 @@ class PostgresSettings(DatabaseAdapter):
     ) -> Settings:
         """Change a layer and record the change.
 
-        `change` receives the layers that apply to the store, and the current time. It returns one of them before and
+        `change` receives the layers that apply to the store, and the current time. It returns one layer before and
         after the change.
 
         Raises:
@@ -124,7 +124,7 @@ class PostgresSettings(DatabaseAdapter):
         return after
 
     async def wake(self, store_id: StoreId, waits: Sequence[WaitKind]) -> None:
-        """Let workers claim runs that wait only for one of these, in a store."""
+        """Make runs in a store claimable if they wait only for one of these budgets."""
         await self._database.execute(_WAKE, store_id, [bytes([each]) for each in waits])
 
     async def stores_with_open_runs(self) -> Sequence[StoreId]:
@@ -133,7 +133,7 @@ class PostgresSettings(DatabaseAdapter):
     async def open_runs(
         self, store_id: StoreId, created_before: datetime, *, after_run: str, runs_max: int
     ) -> Sequence[OpenRun]:
-        """Return runs by id that have not ended and are not being stopped."""
+        """Return the ids of open runs that are not being stopped."""
         rows = await self._database.fetch(_RUNS_TO_CANCEL, store_id, created_before, after_run, runs_max)
         return [OpenRun(RunKey(store_id, row["run_id"]), row["user_id"], row["options"]) for row in rows]
 

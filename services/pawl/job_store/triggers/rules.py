@@ -1,4 +1,4 @@
-"""Defines triggers, and the events that fire them."""
+"""Triggers, and the events that fire them."""
 
 from __future__ import annotations
 
@@ -126,11 +126,12 @@ class FormerSecret(msgspec.Struct, frozen=True):
 class TriggerRow(StarterRow, frozen=True, kw_only=True):
     """A trigger.
 
-    Changes that affect how events are handled increment `generation`; firing does not.
+    Changes that affect how events are handled increment `generation`. Firings do not.
 
-    `former_secrets` are newest first. `claim_at` is the end of the mailbox lease; None for webhooks and while paused.
-    `last_uid` is the UID of the last delivered message. `unreachable_report_time` is the time of the last report that
-    the mailbox cannot be read. `refused_count` counts webhooks with an invalid key or signature, or an old signature.
+    `former_secrets` are newest first. `claim_at` is the end of the mailbox lease, or None for webhooks and during a
+    pause. `last_uid` is the UID of the last delivered message. `unreachable_report_time` is the time of the last report
+    that the mailbox cannot be read. `refused_count` counts webhooks with an invalid key or signature, or an old
+    signature.
     """
 
     trigger_id: str
@@ -187,7 +188,7 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
     """A lane of events that run one at a time, with the last event's run and the waiting event.
 
     `event_id` is empty if no event waits. If `awaits_run` is set, the event waits for that run to end. Otherwise, it
-    waits until a point in time. `first_time` is when the waiting event arrived or, if it has replaced others, when the
+    waits until a certain time. `first_time` is when the waiting event arrived or, if it has replaced others, when the
     first of these arrived.
     """
 
@@ -216,50 +217,54 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
 TriggerChange: TypeAlias = Callable[[TriggerRow | None, int, datetime], TriggerRow]
 
 
-def check(asked: TriggerDefinition) -> None:
+def check(requested: TriggerDefinition) -> None:
     """Validate a definition.
 
     Raises:
-        InvalidField: The definition is invalid; the metadata names the field.
+        InvalidField: The definition is invalid. The metadata names the field.
     """
-    if asked.mailbox is not None:
-        _check_mailbox(asked.mailbox)
-    elif asked.webhook is None:
+    if requested.mailbox is not None:
+        _check_mailbox(requested.mailbox)
+    elif requested.webhook is None:
         raise InvalidField("set either `webhook` or `mailbox`", field="definition.webhook")
-    if asked.text.count(PLACEHOLDER) > 1:
+    if requested.text.count(PLACEHOLDER) > 1:
         raise InvalidField(f"text may contain {PLACEHOLDER} only once", field="definition.text")
-    if asked.conversation_key and asked.conversation_pointer:
+    if requested.conversation_key and requested.conversation_pointer:
         message = "set conversation_key or conversation_pointer, not both"
         raise InvalidField(message, field="definition.conversation_pointer")
     for name in ("conversation_pointer", "concurrency_pointer"):
-        _check_pointer(getattr(asked, name), f"definition.{name}")
-    if asked.debounce_seconds > DEBOUNCE_SECONDS_MAX:
+        _check_pointer(getattr(requested, name), f"definition.{name}")
+    if requested.debounce_seconds > DEBOUNCE_SECONDS_MAX:
         raise InvalidField(
-            f"debounce_seconds must be at most {DEBOUNCE_SECONDS_MAX}, got {asked.debounce_seconds}",
+            f"debounce_seconds must be at most {DEBOUNCE_SECONDS_MAX}, got {requested.debounce_seconds}",
             field="definition.debounce_seconds",
         )
 
 
-def _check_mailbox(asked: MailboxSource) -> None:
+def _check_mailbox(requested: MailboxSource) -> None:
     polled = POLL_SECONDS_RANGE
     problems = {
-        "host": "" if _HOST.fullmatch(asked.host) else "must be a server's name or address",
-        "port": "" if asked.port <= _PORT_MAX else f"must be at most {_PORT_MAX}",
-        "username": "" if _NAME.fullmatch(asked.username) else "must be 1 to 256 printable ASCII characters",
+        "host": "" if _HOST.fullmatch(requested.host) else "must be a server's name or address",
+        "port": "" if requested.port <= _PORT_MAX else f"must be at most {_PORT_MAX}",
+        "username": "" if _NAME.fullmatch(requested.username) else "must be 1 to 256 printable ASCII characters",
         "password_secret": ""
-        if 1 <= len(asked.password_secret) <= SECRET_CHARACTERS_MAX
+        if 1 <= len(requested.password_secret) <= SECRET_CHARACTERS_MAX
         else "must be the name of a secret",
-        "folder": "" if not asked.folder or _FOLDER.fullmatch(asked.folder) else "must be ASCII without quotes",
-        "poll_seconds": "" if asked.poll_seconds in {0, *polled} else f"must be between {polled[0]} and {polled[-1]}",
-        "authserv_id": "" if not asked.authserv_id or _TOKEN.fullmatch(asked.authserv_id) else "must name a server",
+        "folder": "" if not requested.folder or _FOLDER.fullmatch(requested.folder) else "must be ASCII without quotes",
+        "poll_seconds": ""
+        if requested.poll_seconds in {0, *polled}
+        else f"must be between {polled[0]} and {polled[-1]}",
+        "authserv_id": ""
+        if not requested.authserv_id or _TOKEN.fullmatch(requested.authserv_id)
+        else "must name a server",
         "senders": ""
-        if len(asked.senders) <= SENDERS_MAX and all(map(_SENDER.fullmatch, asked.senders))
+        if len(requested.senders) <= SENDERS_MAX and all(map(_SENDER.fullmatch, requested.senders))
         else f"must be addresses, or domains like @example.com, at most {SENDERS_MAX}",
     }
     for name, problem in problems.items():
         if problem:
             raise InvalidField(f"mailbox.{name} {problem}", field=f"definition.mailbox.{name}")
-    if not asked.authserv_id and not asked.senders:
+    if not requested.authserv_id and not requested.senders:
         message = "mailbox.authserv_id, mailbox.senders or both are required, to identify trusted senders"
         raise InvalidField(message, field="definition.mailbox.authserv_id")
 
@@ -274,19 +279,19 @@ def _check_pointer(pointer: str, field: str) -> None:
         raise InvalidField(f"{field} must be a JSON pointer such as /order/id", field=field)
 
 
-def filled_in(asked: TriggerDefinition) -> TriggerDefinition:
+def filled_in(requested: TriggerDefinition) -> TriggerDefinition:
     """Return a definition with its mailbox defaults filled in. INBOX is case-insensitive (RFC 9051, 5.1)."""
-    mailbox = asked.mailbox
+    mailbox = requested.mailbox
     if mailbox is None:
-        return asked
+        return requested
     folder = mailbox.folder if mailbox.folder.upper() not in {"", "INBOX"} else "INBOX"
     port = mailbox.port or (143 if mailbox.plaintext else 993)
-    return replace(asked, mailbox=replace(mailbox, host=mailbox.host.lower(), port=port, folder=folder))
+    return replace(requested, mailbox=replace(mailbox, host=mailbox.host.lower(), port=port, folder=folder))
 
 
 def put(
     row: TriggerRow | None,
-    asked: TriggerDefinition,
+    requested: TriggerDefinition,
     owner: Owner,
     now: datetime,
     *,
@@ -295,7 +300,7 @@ def put(
     count: int,
     must_exist: bool,
 ) -> TriggerRow:
-    """Return the trigger that results from saving `asked`. If `row` is None, create it with `new_id` and `secret`.
+    """Return the trigger that results from saving `requested`. If `row` is None, create it with `new_id` and `secret`.
 
     `count` is the number of triggers that the user has.
 
@@ -312,22 +317,22 @@ def put(
             raise TooLarge(f"you already have {TRIGGERS_MAX} triggers, which is the maximum: delete one first")
         fields: dict[str, Any] = asdict(owner)
         made = TriggerRow(
-            **fields, trigger_id=new_id, name=asked.name, definition=asked, create_time=now, secret=secret
+            **fields, trigger_id=new_id, name=requested.name, definition=requested, create_time=now, secret=secret
         )
         return _readable(made, now)
     if not must_exist:
-        if asked != row.definition:
+        if requested != row.definition:
             raise TriggerExists
         return row
     old = row.definition.mailbox
-    if (asked.mailbox is None) != (old is None):
+    if (requested.mailbox is None) != (old is None):
         raise InvalidField(
             "a trigger cannot change between webhook and mailbox: create another one", field="definition.mailbox"
         )
-    changed = saved(row, asked, owner)
-    if changed is row or asked.mailbox is None:
+    changed = saved(row, requested, owner)
+    if changed is row or requested.mailbox is None:
         return changed
-    if old is not None and old.folder_key != asked.mailbox.folder_key:
+    if old is not None and old.folder_key != requested.mailbox.folder_key:
         changed = replace(changed, uid_validity=0, last_uid=0)
     return _readable(changed, now)
 
@@ -365,15 +370,15 @@ def reported(row: TriggerRow, position: MailPosition | None, reason: str, now: d
 
 
 def paused(row: TriggerRow, note: str, now: datetime, *, automatic: bool = False) -> TriggerRow:
-    """Return a paused trigger. If it was already paused, it keeps its pause time but gets the new note."""
+    """Return a paused trigger. A trigger that was already paused keeps its pause time but gets the new note."""
     return replace(schedules.marked_paused(row, note, now, automatic=automatic), claim_at=None)
 
 
-def saved(row: TriggerRow, asked: TriggerDefinition, owner: Owner) -> TriggerRow:
-    """Return a trigger with a new definition or credential. Waiting events are kept."""
-    if asked == row.definition and owner == schedules.owner_of(row):
+def saved(row: TriggerRow, requested: TriggerDefinition, owner: Owner) -> TriggerRow:
+    """Return a trigger with a new definition or credential. Waiting events remain."""
+    if requested == row.definition and owner == schedules.owner_of(row):
         return row
-    return replace(row, **asdict(owner), definition=asked, generation=row.generation + 1)
+    return replace(row, **asdict(owner), definition=requested, generation=row.generation + 1)
 
 
 def resumed(row: TriggerRow, owner: Owner, now: datetime) -> TriggerRow:

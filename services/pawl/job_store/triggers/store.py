@@ -85,7 +85,7 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         super().__init__(database, tables.TRIGGERS, tables.TRIGGERS.read)
 
     async def of_id(self, store_id: StoreId, trigger_id: str) -> tuple[TriggerRow, datetime] | None:
-        """Return any user's trigger and the time; None if there is no such trigger."""
+        """Return any user's trigger and the time, or None if there is no such trigger."""
         record = await self._database.fetchrow(_OF_ID, store_id, trigger_id)
         return None if record is None else (self._readable(record), record["now"])
 
@@ -93,7 +93,7 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         await self._database.execute(_ADD_REFUSALS, key.store_id, key.trigger_id, count, reason)
 
     async def claim(self, *, events_max: int) -> Sequence[tuple[TriggerRow, LaneRow]]:
-        """Claim waiting events that may fire; return their triggers and lanes."""
+        """Claim waiting events that may fire. Return their triggers and lanes."""
         lease, poll = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=POLL_SECONDS)
         lanes = list(map(tables.LANES.read, await self._database.fetch(_CLAIM, events_max, lease, poll)))
         owners = [row.store_id for row in lanes], [row.trigger_id for row in lanes]
@@ -104,14 +104,14 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         return tuple((triggers[key], row) for key, row in found if key in triggers)
 
     async def wait_seconds(self) -> float | None:
-        """Return the number of seconds until the next event can be claimed; None if there is none."""
+        """Return the number of seconds until the next event can be claimed, or None if there is none."""
         seconds: float | None = await self._database.fetchval(_WAIT)
         return seconds
 
     async def lease_mailboxes(self, reader_id: str) -> Sequence[TriggerRow]:
-        """Lease mailboxes to a process and renew its leases.
+        """Lease mailboxes to a process, and renew its existing leases.
 
-        Return the triggers of all mailboxes that it has leased.
+        Return the triggers of all its leased mailboxes.
         """
         return _read(await self._database.fetch(_LEASE_MAILBOXES, reader_id, MAILBOX_LEASE_TIME, LEASED_MAX))
 

@@ -121,9 +121,9 @@ class Triggers(Starters[TriggerRow]):
         self.lease_mailboxes = repository.lease_mailboxes
 
     async def put(
-        self, owner: Owner, asked: TriggerDefinition, *, must_exist: bool, validate_only: bool = False
+        self, owner: Owner, requested: TriggerDefinition, *, must_exist: bool, validate_only: bool = False
     ) -> tuple[TriggerRow, str]:
-        """Create or change a trigger and return it. If this created a webhook trigger, also return the secret.
+        """Create or change a trigger and return it. For a new webhook trigger, also return the secret.
 
         With `validate_only`, nothing is stored.
 
@@ -133,20 +133,20 @@ class Triggers(Starters[TriggerRow]):
             InvalidField: The definition is invalid.
             TriggerExists, TriggerNotFound, TooLarge: See `triggers.put`.
         """
-        triggers.check(asked)
-        asked = triggers.filled_in(asked)
+        triggers.check(requested)
+        requested = triggers.filled_in(requested)
         new_id, secret = self._ids.new("trg"), self._random_bytes(SECRET_BYTES)
         row = await self._repository.change(
             owner.store_id,
             owner.user_id,
-            asked.name,
+            requested.name,
             lambda row, count, now: triggers.put(
                 row,
-                asked,
+                requested,
                 owner,
                 now,
                 new_id=new_id,
-                secret=secret if asked.webhook is not None else b"",
+                secret=secret if requested.webhook is not None else b"",
                 count=count,
                 must_exist=must_exist,
             ),
@@ -211,7 +211,7 @@ class Triggers(Starters[TriggerRow]):
     async def _count_refusal(self, row: TriggerRow, reason: str, now: datetime) -> None:
         """Count a refusal.
 
-        If the last one was stored over a minute ago, store it in the row; otherwise keep it in memory.
+        Store the count in the row at most once a minute. Until then, hold it in memory.
         """
         count, _ = self._refusals.get(row.key, (0, ""))
         self._refusals[row.key] = (count + 1, reason)
@@ -242,7 +242,7 @@ class Triggers(Starters[TriggerRow]):
         return claimed, pause_seconds(await self._repository.wait_seconds(), len(claimed))
 
     async def leased(self, key: TriggerKey, generation: int) -> TriggerRow | None:
-        """Return the trigger of a leased mailbox; None if the trigger has changed or was paused.
+        """Return the trigger of a leased mailbox, or None if the trigger has changed or was paused.
 
         Raises:
             TriggerNotFound: The trigger does not exist.

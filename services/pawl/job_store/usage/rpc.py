@@ -35,7 +35,7 @@ _NO_TIME: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Position(msgspec.Struct, frozen=True, array_like=True):
-    """The last row of a page, and the period of the first page, because both ends may depend on the time."""
+    """The last row of a page, and the period of the first page, because both of its ends may depend on the time."""
 
     start: datetime
     end: datetime

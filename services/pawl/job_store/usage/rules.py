@@ -1,4 +1,4 @@
-"""Decides which usage figures a caller may see, and which hours or days a request covers."""
+"""Access to usage figures, and the hours or days that a request covers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Dimension(IntEnum):
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures to return. Empty values select all. `start` and `end` are full hours, or full days unless by hour."""
+    """Figures to return. Empty values select all. `start` and `end` are full days, or full hours for hourly figures."""
 
     store_id: StoreId
     user_id: UserId
@@ -60,10 +60,10 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scope(caller: Principal, store_id: StoreId, user_id: UserId) -> tuple[StoreId, UserId]:
-    """Return the store and user whose figures the caller gets; empty for all.
+    """Return the store and user whose figures the caller gets. Empty values mean all.
 
     Raises:
-        PermissionDenied: The caller may not see those that it asks for.
+        PermissionDenied: The caller may not see the requested figures.
     """
     is_of_all = governs_all(caller)
     if store_id and store_id != caller.store_id and not is_of_all:
@@ -79,7 +79,7 @@ def times(start: datetime | None, end: datetime | None, period: Period, now: dat
     """Return the requested start and end in full hours or days.
 
     Raises:
-        InvalidField: They are in the wrong order, or there are no figures by the hour that old.
+        InvalidField: The end is not after the start, or the start is too old for hourly figures.
     """
     unit = _HOUR if period is Period.HOUR else _DAY
     default = _HOURS_DEFAULT * _HOUR if period is Period.HOUR else _DAYS_DEFAULT * _DAY
@@ -104,7 +104,7 @@ def dimensions(numbers: Sequence[int]) -> tuple[Dimension, ...]:
     """Return the dimensions in the order of the rows.
 
     Raises:
-        InvalidField: One is unknown or repeated, or tools and models are combined.
+        InvalidField: A dimension is unknown or repeated, or tools and models are combined.
     """
     known = {each.value for each in Dimension}
     if len(set(numbers)) != len(numbers) or not known.issuperset(numbers):
@@ -123,5 +123,5 @@ def check_kinds(selection: Selection) -> None:
 
 
 def days(selection: Selection) -> tuple[date, date]:
-    """Return the first and last day with figures of the selection."""
+    """Return the first and last day with figures for the selection."""
     return selection.start.date(), (selection.end - _HOUR).date()

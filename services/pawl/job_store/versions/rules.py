@@ -1,4 +1,4 @@
-"""Defines the versions of a store's named definitions, such as agents, and the rules for saving a new version."""
+"""Versions of a store's named definitions, such as agents, and the rules for saving a new version."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DefinitionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A definition, with the number of its newest version and the definitions that this version uses."""
+    """A definition, the number of its newest version, and the definitions that this version uses."""
 
     name: str
     version: int
@@ -56,14 +56,14 @@ Save: TypeAlias = Callable[[Mapping[str, DefinitionRow], VersionRow | None, date
 
 def saved(
     kind: Kind,
-    asked: VersionRow,
+    requested: VersionRow,
     uses: tuple[str, ...],
     known: Mapping[str, DefinitionRow],
     newest: VersionRow | None,
 ) -> VersionRow:
-    """Return the newest version of a definition after `asked` is saved.
+    """Return the newest version of a definition after `requested` is saved.
 
-    If nothing has changed, this is `newest` itself. `known` has all the store's definitions of this kind by name.
+    If nothing has changed, this is `newest` itself. `known` contains all the store's definitions of this kind, by name.
     `newest` is this definition's newest version, even if the definition is deleted.
 
     Raises:
@@ -71,10 +71,10 @@ def saved(
         kind.cycle: The definition would refer to itself, directly or through others.
         TooLarge: The store has too many definitions, or this one has too many versions.
     """
-    own = known.get(asked.name)
-    check_uses(kind, asked.name, uses, known)
+    own = known.get(requested.name)
+    check_uses(kind, requested.name, uses, known)
     is_live = own is not None and not own.is_deleted
-    if is_live and newest is not None and newest.content == asked.content:
+    if is_live and newest is not None and newest.content == requested.content:
         return newest
     if not is_live and sum(not each.is_deleted for each in known.values()) >= LIVE_MAX:
         raise TooLarge(f"a store can have at most {LIVE_MAX} {kind.name}s: delete one first")
@@ -85,7 +85,7 @@ def saved(
     version = own.version if own is not None else 0
     if version >= VERSIONS_MAX:
         raise TooLarge(f"{kind.name}s can have at most {VERSIONS_MAX} versions: save it under another name")
-    return replace(asked, version=version + 1)
+    return replace(requested, version=version + 1)
 
 
 def check_uses(kind: Kind, name: str, uses: tuple[str, ...], known: Mapping[str, DefinitionRow]) -> None:
@@ -100,7 +100,7 @@ def check_uses(kind: Kind, name: str, uses: tuple[str, ...], known: Mapping[str,
 
 
 def cycle_of(name: str, uses: tuple[str, ...], known: Mapping[str, DefinitionRow]) -> tuple[str, ...]:
-    """Return the cycle that would arise if a definition referred to these definitions. Empty if there is none.
+    """Return the cycle that references to these definitions would create, or nothing if there is none.
 
     Deleted definitions count too, because recreating one restores its references.
     """

@@ -96,14 +96,14 @@ class PostgresVersions:
             known = await self.known(connection, store_id)
             row = await connection.fetchrow(_VERSION, store_id, kind, name, known[name].version if name in known else 0)
             newest = None if row is None else read(row)
-            kept = save(known, newest, now)
-            if kept is newest:
-                return kept, False
+            stored = save(known, newest, now)
+            if stored is newest:
+                return stored, False
             if not validate_only:
-                await connection.execute(_ADD, kind, *values(kept))
-                await connection.execute(_PUT, store_id, kind, name, kept.version, uses)
+                await connection.execute(_ADD, kind, *values(stored))
+                await connection.execute(_PUT, store_id, kind, name, stored.version, uses)
                 await self.changed(connection, store_id, name)
-        return kept, True
+        return stored, True
 
     async def get(self, store_id: StoreId, name: str, version: int) -> VersionRow | None:
         """Return a version, or None if it does not exist.
@@ -128,7 +128,7 @@ class PostgresVersions:
         return await run_lists.fetch(self._database, _VERSIONS, arguments, read, rows_max=rows_max)
 
     async def delete(self, store_id: StoreId, name: str, user_id: UserId, credential_id: CredentialId) -> bool:
-        """Mark a definition as deleted; return False if it does not exist."""
+        """Mark a definition as deleted. Return False if it does not exist."""
         async with self._database.transaction() as connection:
             await connection.execute(LOCK, store_id)
             done = await connection.execute(_DELETE, store_id, self._kind.name, name, user_id, credential_id)
@@ -141,7 +141,7 @@ class PostgresVersions:
         return {row["name"]: DefinitionRow(**dict(row) | {"uses": tuple(row["uses"])}) for row in rows}
 
     async def changed(self, connection: Connection, store_id: StoreId, name: str) -> None:
-        """Update what depends on a definition in the transaction that changes the definition."""
+        """Update everything that depends on a definition, in the transaction that changes it."""
 
 
 def read(row: Record) -> VersionRow:

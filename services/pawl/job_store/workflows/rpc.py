@@ -52,7 +52,7 @@ class WorkflowLedgerServicer(workflows_pb2_grpc.WorkflowLedgerServiceServicer):
         self._workflows = workflows
 
     async def PutWorkflow(self, request: ledger.PutWorkflowRequest, context: Context) -> ledger.PutWorkflowResponse:
-        asked = partial(
+        requested = partial(
             VersionRow,
             store_id=check_id(request.store_id, "store_id"),
             name=check_id(request.workflow.name, "workflow.name"),
@@ -61,14 +61,14 @@ class WorkflowLedgerServicer(workflows_pb2_grpc.WorkflowLedgerServiceServicer):
             create_credential_id=check_id(request.credential_id, "credential_id", optional=True),
         )
         uses = tuple(sorted(set(request.uses)))
-        kept, created = await self._workflows.put(
+        stored, created = await self._workflows.put(
             check_id(request.store_id, "store_id"),
             request.workflow.name,
             uses,
-            lambda known, newest, now: saved(WORKFLOW, asked(create_time=now), uses, known, newest),
+            lambda known, newest, now: saved(WORKFLOW, requested(create_time=now), uses, known, newest),
             validate_only=request.validate_only,
         )
-        return ledger.PutWorkflowResponse(workflow=message_of(kept, workflow_pb2.WorkflowVersion), created=created)
+        return ledger.PutWorkflowResponse(workflow=message_of(stored, workflow_pb2.WorkflowVersion), created=created)
 
     async def GetWorkflow(self, request: ledger.GetWorkflowRequest, context: Context) -> ledger.GetWorkflowResponse:
         store_id, name = check_id(request.store_id, "store_id"), check_id(request.name, "name")

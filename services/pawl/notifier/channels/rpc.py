@@ -58,14 +58,14 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
 
     async def CreateChannel(self, request: pb.CreateChannelRequest, context: Context) -> pb.CreateChannelResponse:
         request_id = check_id(request.request_id, "request_id", optional=True)
-        asked = _saved_by(require_user(), checked(_CHANNEL.read(request.channel)))
+        requested = _saved_by(require_user(), checked(_CHANNEL.read(request.channel)))
         inbox = caller_inbox()
-        host = self._host(inbox, asked)
-        channel_id = ChannelId(self._ids.new(_PREFIXES[asked.kind]))
-        channel = replace(asked, channel_id=channel_id, enabled=True, disable_reason="", create_time=self._now())
+        host = self._host(inbox, requested)
+        channel_id = ChannelId(self._ids.new(_PREFIXES[requested.kind]))
+        channel = replace(requested, channel_id=channel_id, enabled=True, disable_reason="", create_time=self._now())
         secret = secrets.token_bytes(SECRET_BYTES)
-        terms = repr((asked.name, asked.url, [kind.value for kind in asked.kinds], asked.after_seconds))
-        kept = await self._repository.create(
+        terms = repr((requested.name, requested.url, [kind.value for kind in requested.kinds], requested.after_seconds))
+        stored = await self._repository.create(
             inbox,
             channel,
             host=host,
@@ -77,9 +77,9 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
             created_before=request.created_before if request.validate_only else 0,
         )
         self._on_due()
-        is_new = kept.channel_id == channel_id and not request.validate_only
-        has_secret = is_new and asked.kind is ChannelKind.WEBHOOK
-        return pb.CreateChannelResponse(channel=_CHANNEL.fields(kept), secret=_text(secret) if has_secret else "")
+        is_new = stored.channel_id == channel_id and not request.validate_only
+        has_secret = is_new and requested.kind is ChannelKind.WEBHOOK
+        return pb.CreateChannelResponse(channel=_CHANNEL.fields(stored), secret=_text(secret) if has_secret else "")
 
     async def GetChannel(self, request: pb.GetChannelRequest, context: Context) -> pb.GetChannelResponse:
         channel = await self._repository.channel(caller_inbox(), _id(request.channel_id))
@@ -93,21 +93,21 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         change = _CHANGE.read(request)
 
         def changed(before: Channel) -> tuple[Channel, str]:
-            asked = _saved_by(caller, checked(change.of(before)))
-            if asked.kind is not before.kind:
+            requested = _saved_by(caller, checked(change.of(before)))
+            if requested.kind is not before.kind:
                 raise InvalidField(
                     f"url: a channel's kind ({before.kind}) cannot be changed: create another channel", field="url"
                 )
-            if asked.kind is ChannelKind.EMAIL:
-                return self._changed_email(before, asked), EMAIL_HOST
-            stays = asked.url == before.url and not asked.enabled
-            return asked, read_target(asked.url).host if stays else self._host(inbox, asked)
+            if requested.kind is ChannelKind.EMAIL:
+                return self._changed_email(before, requested), EMAIL_HOST
+            stays = requested.url == before.url and not requested.enabled
+            return requested, read_target(requested.url).host if stays else self._host(inbox, requested)
 
-        kept = await self._repository.update(
+        stored = await self._repository.update(
             inbox, channel_id, changed, code=self._own(channel_id), validate_only=request.validate_only
         )
         self._on_due()
-        return pb.UpdateChannelResponse(channel=_CHANNEL.fields(kept))
+        return pb.UpdateChannelResponse(channel=_CHANNEL.fields(stored))
 
     async def DeleteChannel(self, request: pb.DeleteChannelRequest, context: Context) -> pb.DeleteChannelResponse:
         await self._repository.delete(caller_inbox(), _id(request.channel_id))
@@ -172,21 +172,21 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         return pb.ResendDeliveriesResponse(deliveries=deliveries)
 
     async def _resend(self, delivery_ids: Sequence[str]) -> Sequence[pb.ChannelDelivery]:
-        kept = await self._repository.resend(caller_inbox(), list(map(DeliveryId, delivery_ids)))
+        stored = await self._repository.resend(caller_inbox(), list(map(DeliveryId, delivery_ids)))
         self._on_due()
-        return kept
+        return stored
 
-    def _changed_email(self, before: Channel, asked: Channel) -> Channel:
+    def _changed_email(self, before: Channel, requested: Channel) -> Channel:
         """Return a changed e-mail channel.
 
         If the address is new, the channel is disabled until the address is confirmed.
         """
-        if asked.url != before.url:
+        if requested.url != before.url:
             self._check_email()
-            return replace(asked, enabled=False)
-        if asked.enabled and before.confirm_time is None:
+            return replace(requested, enabled=False)
+        if requested.enabled and before.confirm_time is None:
             raise InvalidField(f"{UNCONFIRMED}: confirm it to enable the channel", field="enabled")
-        return asked
+        return requested
 
     def _host(self, inbox: Inbox, channel: Channel) -> str:
         if channel.kind is ChannelKind.EMAIL:

@@ -1,4 +1,4 @@
-"""Defines channels: the webhooks and e-mail addresses that receive a user's notifications."""
+"""Channels: the webhooks and e-mail addresses that receive a user's notifications."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def kind_of(url: str) -> ChannelKind:
 
 
 def code_of(secret: bytes, url: str) -> str:
-    """Return the code that confirms an address. It is valid as long as the channel has this secret."""
+    """Return the code that confirms an address. It is valid while the channel has this secret."""
     digest = hmac.digest(secret, f"confirm {url}".encode(), hashlib.sha256)
     return f"{int.from_bytes(digest[:8]) % 10**CODE_DIGITS:0{CODE_DIGITS}}"
 
@@ -68,7 +68,7 @@ def unsubscribe_token(secret: bytes, store_id: StoreId, channel_id: ChannelId, u
 
 
 def channel_of_token(token: str) -> ChannelId | None:
-    """Return the channel id in a token. Return None if it has no valid id. The token is not verified."""
+    """Return the channel id in a token, or None if it contains no valid id. The token is not verified."""
     channel_id = token.partition(".")[0]
     return ChannelId(channel_id) if is_id(channel_id) else None
 
@@ -123,7 +123,7 @@ class ChannelChange:
 
 
 def checked(channel: Channel) -> Channel:
-    """Validate a channel and fill in its defaults. Only e-mail URLs are validated here.
+    """Return a channel with its defaults, after validating it. Only e-mail URLs are validated here.
 
     Raises:
         InvalidField: A field is invalid.

@@ -211,7 +211,7 @@ class PostgresChannels(DatabaseAdapter):
         validate_only: bool = False,
         created_before: int = 0,
     ) -> Channel:
-        """Create a channel. If an earlier copy of the request has already created one, return that channel.
+        """Create a channel. If the same request has already created a channel, return that one.
 
         A code is sent to a new e-mail address. With `validate_only`, nothing is created or sent, and `created_before`
         more channels count towards the limit.
@@ -271,8 +271,8 @@ class PostgresChannels(DatabaseAdapter):
     ) -> Channel:
         """Atomically replace a channel with the channel and host that `change` returns.
 
-        With `validate_only`, only check. Disabling the channel ends its waiting deliveries. A code is sent to a new
-        e-mail address.
+        With `validate_only`, only validate the change. Disabling the channel ends its waiting deliveries. A code is
+        sent to a new e-mail address.
 
         Raises:
             PawlError: Any error that `change` raises.
@@ -301,7 +301,7 @@ class PostgresChannels(DatabaseAdapter):
             await connection.execute(_DELETE_DELIVERIES, channel_id)
 
     async def send_code(self, inbox: Inbox, code: OwnDelivery) -> None:
-        """Send a new code. It replaces the previous code.
+        """Send a new code, which replaces the previous code.
 
         Raises:
             InvalidField: The channel has no address to confirm, or too many codes were sent.
@@ -313,7 +313,7 @@ class PostgresChannels(DatabaseAdapter):
             await _send_code(connection, inbox, row["url"], code)
 
     async def confirm(self, inbox: Inbox, channel_id: ChannelId, code: str) -> Channel:
-        """Confirm a channel's address and enable the channel. If it is already confirmed, nothing happens.
+        """Confirm a channel's address and enable the channel. Has no effect if the address is already confirmed.
 
         Raises:
             InvalidField: The channel is not an e-mail channel, or the code is wrong or no longer valid.
@@ -364,7 +364,7 @@ class PostgresChannels(DatabaseAdapter):
         _existing(await self._database.fetchrow(_ROTATE, inbox.store_id, inbox.user_id, channel_id, secret, *limits))
 
     async def add_test(self, inbox: Inbox, test: OwnDelivery) -> pb.ChannelDelivery:
-        """Create a test delivery. If one is waiting, return that. Only the newest 20 ended tests are kept."""
+        """Create a test delivery, or return the one that is waiting. Only the newest 20 ended tests are stored."""
         async with self._database.transaction() as connection:
             _existing(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, test.channel_id))
             await connection.execute(_FORGET_TESTS, test.channel_id, TESTS_KEPT)
@@ -406,12 +406,12 @@ class PostgresChannels(DatabaseAdapter):
         return sorted(counts, key=lambda each: each.state)
 
     async def resend(self, inbox: Inbox, delivery_ids: Sequence[DeliveryId]) -> Sequence[pb.ChannelDelivery]:
-        """Send deliveries again now, with a fresh attempt count. Return them in the same order as the ids.
+        """Reset the attempts of deliveries and send them now. Return them in the same order as the ids.
 
-        If a delivery is in progress, it continues.
+        A delivery that is in progress continues.
 
         Raises:
-            DeliveryNotFound: One of the deliveries is not the user's, or is a code. Nothing is sent.
+            DeliveryNotFound: One of the deliveries belongs to another user, or is a code. Nothing is sent.
         """
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_RESEND, inbox.store_id, inbox.user_id, delivery_ids)
@@ -431,7 +431,7 @@ async def end_disabled(
 ) -> None:
     """End a disabled channel's waiting deliveries and queue a NATS event. If `notice_time` is set, notify the user.
 
-    The caller must hold the locks on the inbox, the channel and the channel's waiting deliveries.
+    The caller must hold the locks on the inbox, the channel and its waiting deliveries.
     """
     await connection.execute(_END_WAITING, channel.channel_id)
     event = (inbox.store_id, inbox.user_id, channel.channel_id, ended_by, channel.disable_reason)

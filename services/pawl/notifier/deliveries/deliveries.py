@@ -35,7 +35,7 @@ _log = logs.get_logger(__name__)
 
 class ChannelSender(Protocol):
     async def send(self, attempt: Attempt) -> Outcome:
-        """Attempt a delivery. Returns within 16 s, regardless of the receiver. Safe to cancel."""
+        """Attempt a delivery. Return within 16 s, whatever the receiver does. Safe to cancel."""
 
     async def finish(self, attempt: Attempt) -> None:
         """Wait for an attempt's background work, such as a DNS lookup that timed out. Safe to cancel."""
@@ -46,8 +46,8 @@ class Deliveries:
 
     Each delivery is claimed before an attempt, so that two replicas never attempt the same delivery. If a process dies,
     its claims expire and count as failed attempts. If a process stops cleanly, it releases its claims. Attempts are
-    limited per host, user and store, and to one at a time for a failing channel. A receiver that hangs therefore delays
-    only its own deliveries.
+    limited per host, user and store, and to one at a time for a failing channel, so a receiver that hangs delays only
+    its own deliveries.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Deliveries:
         self._due.set()
 
     async def run(self) -> None:
-        """Try deliveries until cancelled. Releases claims on exit."""
+        """Attempt due deliveries until cancelled. Release claims on exit."""
         try:
             while True:
                 self._due.clear()
@@ -125,7 +125,7 @@ class Deliveries:
         self.wake()
 
     async def _hold(self, attempt: Attempt) -> None:
-        """Attempt a delivery. It occupies its slots until all its work has ended."""
+        """Attempt a delivery. The delivery occupies its slots until all its work has ended."""
         await self._try(attempt)
         await self._senders[kind_of(attempt.url)].finish(attempt)
 

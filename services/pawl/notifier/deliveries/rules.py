@@ -1,4 +1,4 @@
-"""Defines the rules for deliveries: links, limits, the retry schedule, and the decision before each attempt."""
+"""Rules for deliveries: links, limits, the retry schedule, and the decision before each attempt."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from pawl.notifier.preferences.rules import Preferences, quiet_until
 
 
 def link_to(draft: Draft, public_url: str) -> str:
-    """Return the URL of the console page for the draft's call or run. Empty if there is no such page.
+    """Return the URL of the console page for the draft's call or run, or an empty string if there is no such page.
 
-    The URL is also empty if there is no `public_url`. This is the address at which browsers reach the gateway.
+    The result is also empty without `public_url`, the address at which browsers reach the gateway.
     """
     if not public_url:
         return ""
@@ -34,7 +34,7 @@ def link_to(draft: Draft, public_url: str) -> str:
 
 
 def unsubscribe_link(public_url: str, store_id: StoreId, token: str) -> str:
-    """Return the URL of an e-mail channel's unsubscribe page. Empty if there is no `public_url`."""
+    """Return the URL of an e-mail channel's unsubscribe page, or an empty string without `public_url`."""
     return f"{public_url}/unsubscribe/{store_id}/{token}" if public_url else ""
 
 
@@ -97,7 +97,7 @@ class Candidate:
 
     @property
     def slots(self) -> Mapping[str, Hashable]:
-        """The slots that an attempt occupies. The keys are the same as in TRIES_MAX_AT_ONCE."""
+        """Slots that an attempt occupies. The keys are the same as in TRIES_MAX_AT_ONCE."""
         return {"host": self.host, "user": self.inbox, "store": self.inbox.store_id, "all": ""}
 
 
@@ -136,7 +136,7 @@ class Outcome:
 
     @property
     def wait_seconds(self) -> float:
-        """How long the receiver asked to wait before the next attempt, with status 429 or 503. Otherwise, 0."""
+        """The number of seconds to wait before the next attempt, as requested with status 429 or 503, or 0."""
         return min(self.retry_after_seconds or 0.0, RETRY_AFTER_SECONDS_MAX) if self.status in _LATER else 0.0
 
     @property
@@ -150,7 +150,7 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """The reason why the attempt failed. Empty if it did not fail."""
+        """The reason why the attempt failed, or an empty string if it did not fail."""
         return "" if self.is_success else self.error or f"the receiver answered {self.status}"
 
 
@@ -270,7 +270,7 @@ def _next_email(due: Due, now: datetime) -> datetime | None:
 
 
 def choose(candidates: Sequence[Candidate], in_progress: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates that may be tried now, in order. Takes into account which are already in progress."""
+    """Return the candidates that may be attempted now, in order, given the attempts in progress."""
     taken = Counter(slot for each in in_progress for slot in each.slots.items())
     tried = Counter(each.channel_id for each in in_progress)
     chosen: list[Candidate] = []
@@ -295,7 +295,7 @@ def type_of(kind: NotificationKind) -> str:
 
 
 def body_of(draft: Draft, public_url: str = "") -> str:
-    """Return a notification's JSON body. Deterministic. If there is a `public_url`, the body includes a link."""
+    """Return a notification's JSON body, including a link if there is a `public_url`. Deterministic."""
     data = {
         "notification_id": draft.notification_id,
         "store_id": draft.inbox.store_id,

@@ -31,7 +31,7 @@ TRY_SECONDS: Final = 15.0
 
 
 class SignedPosts:
-    """Sends webhooks. Reads only the status and the Retry-After header of the response. See `ChannelSender`."""
+    """Sends webhooks. Of the response, reads only the status and the Retry-After header. See `ChannelSender`."""
 
     def __init__(self, egress: Egress, clock: Clock) -> None:
         self._egress = egress
@@ -101,7 +101,7 @@ class _Payload(msgspec.Struct):
 
 
 def email_message(attempt: Attempt, *, sender: str, public_url: str = "") -> bytes:
-    """Return the e-mail for a delivery. If there is a `public_url`, it has an unsubscribe link (RFC 8058)."""
+    """Return the e-mail for a delivery. With a `public_url`, it includes an unsubscribe link (RFC 8058)."""
     payload = msgspec.json.decode(attempt.body, type=_Payload)
     data, domain = payload.data, sender.partition("@")[2]
     title, body, link, foot = texts(attempt)
@@ -130,7 +130,7 @@ def email_message(attempt: Attempt, *, sender: str, public_url: str = "") -> byt
 
 
 def _unsubscribe_headers(link: str) -> bytes:
-    """Return the headers for one-click unsubscribing. EmailMessage would encode long values; these are not encoded."""
+    """Return the headers for one-click unsubscribing, unencoded, because EmailMessage would encode long values."""
     lines = [f"List-Unsubscribe: <{link}>"] if link else []
     if link.startswith("https:"):
         lines.append("List-Unsubscribe-Post: List-Unsubscribe=One-Click")
@@ -188,7 +188,7 @@ class Emails:
         return replace(outcome, latency_seconds=self._clock.monotonic() - started)
 
     async def finish(self, attempt: Attempt) -> None:
-        """Return immediately, because attempts do not leave any background work."""
+        """Return immediately, because attempts leave no background work."""
 
     async def _sent(self, server: SmtpServer, attempt: Attempt) -> Outcome:
         recipient = attempt.url.removeprefix("mailto:")

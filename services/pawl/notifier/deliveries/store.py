@@ -188,7 +188,7 @@ class PostgresDeliveries(DatabaseAdapter):
     """
 
     async def due(self, in_progress: Sequence[Candidate], *, limit: int) -> Sequence[Candidate]:
-        """Return due deliveries. Hosts, users, stores and failing channels without a free slot are excluded.
+        """Return due deliveries, except those whose host, user, store or failing channel has no free slot.
 
         Users with the fewest deliveries in progress come first. For each user, the deliveries that have been due
         longest come first.
@@ -217,12 +217,12 @@ class PostgresDeliveries(DatabaseAdapter):
         ]
 
     async def due_seconds(self) -> float | None:
-        """Return the seconds until the next delivery is due. Negative if it is overdue, None if none is waiting."""
+        """Return the seconds until the next delivery is due: negative if it is overdue, None if none is waiting."""
         seconds: float | None = await self._database.fetchval(_DUE_SECONDS)
         return seconds
 
     async def claim(self, candidates: Sequence[Candidate], *, seconds: float) -> Sequence[Attempt]:
-        """Claim deliveries that are still due and should be sent now. No other process tries a claimed delivery.
+        """Claim deliveries that are still due and should be sent now. No other process attempts a claimed delivery.
 
         Other deliveries are postponed or ended, as `plan` decides.
         """
@@ -247,7 +247,7 @@ class PostgresDeliveries(DatabaseAdapter):
         return [_attempt(by_id[row["delivery_id"]], row, until) for row, each in plans if each.sends]
 
     async def release(self, attempts: Sequence[Attempt]) -> None:
-        """Release claims as if they had never been made. Attempts that have already been settled are not affected."""
+        """Release claims as if they had never been made. This does not affect attempts that are already settled."""
         ids = [attempt.candidate.delivery_id for attempt in attempts]
         await self._database.execute(RELEASE, ids, [attempt.claim_until for attempt in attempts])
 
@@ -274,9 +274,9 @@ class PostgresDeliveries(DatabaseAdapter):
         await self._database.execute(_NOTE_VIEWERS, *map(list, columns))
 
     async def count_waiting(self) -> Mapping[ChannelKind, tuple[int, float]]:
-        """Return how many deliveries are waiting for each kind of channel, and how long the oldest has been due.
+        """Return, for each kind of channel, how many deliveries are waiting and how long the oldest has been due.
 
-        The delay is in seconds. It does not cover deliveries that are in progress, or deliveries to failing channels.
+        The delay is in seconds. It excludes deliveries in progress and deliveries to failing channels.
         """
         rows = await self._database.fetch(_COUNT_WAITING)
         found = {ChannelKind(row["kind"]): (row["count"], row["delay_seconds"]) for row in rows}
@@ -332,7 +332,7 @@ def _settlement(attempt: Attempt, outcome: Outcome, verdict: Verdict) -> tuple[o
 
 
 def _plan(row: asyncpg.Record) -> Plan:
-    """Return the plan for a delivery. If planning fails, it is tried again after increasing pauses."""
+    """Return the plan for a delivery. If planning fails, the delivery is planned again after increasing pauses."""
     now: datetime = row["now"]
     pause = min(max(now - row["insert_time"], _UNREADABLE_PAUSE_MIN), _UNREADABLE_PAUSE_MAX)
     judged = read_each("delivery", [row], lambda each: plan(_due(each), now), itemgetter("delivery_id"))

@@ -1,4 +1,4 @@
-"""Decides which run events become notifications. Users are notified about their runs, and approvers about calls."""
+"""Rules for notifications about run events. Users are notified about their runs, and approvers about calls."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _AWAITING: Final = call_pb2.CALL_STATE_AWAITING_APPROVAL
 
 
 def asks(event: event_pb2.RunEvent) -> bool:
-    """Return whether a call starts waiting for other users because it is newly proposed, edited, or escalated."""
+    """Return whether a call starts waiting for other users, because it is newly proposed, edited, or escalated."""
     return _asks_in(event.call_changed.call, event.call_changed.call.state)
 
 
@@ -77,7 +77,7 @@ def drafts_of(event: event_pb2.RunEvent, approvers: Collection[UserId]) -> list[
 
 
 def job_end_of(event: event_pb2.RunEvent) -> Draft | None:
-    """Return the notification to send if the conversation cannot report a job's end; None if the user needs none.
+    """Return the notification to send if the conversation cannot report a job's end, or None if none is needed.
 
     A user who stopped the job is not notified.
     """
@@ -115,8 +115,7 @@ def need_resolved_by(event: event_pb2.RunEvent) -> ResolvedNeed | None:
 def _of_run(event: event_pb2.RunEvent) -> Draft | None:
     """Return the notification for a run's user.
 
-    Returns None if the run was replaced by a newer message, if a sub-run or job has ended, or if a job turn has no
-    output.
+    Return None if a newer message replaced the run, if a child run or job has ended, or if a job turn has no output.
     """
     run = event.run_changed.run
     is_of_call = bool(run.parent_run_id or run.reports_to_conversation_id)
@@ -192,7 +191,7 @@ def _request(event: event_pb2.RunEvent, user_id: UserId, kind: NotificationKind,
     call = event.call_changed.call
     expire_time = call.deadline_time.ToDatetime(tzinfo=UTC) if call.HasField("deadline_time") else None
     text = call.question.question or call.approval.preview or call.approval.cause
-    body = _body(text, undecided(expire_time))
+    body = _body(text, undecided(expire_time, is_extended=call.approval.escalated))
     # Each user receives a separate notification about the event.
     own_id = notification_id(EventId(f"{event.event_id}/{user_id}"))
     return replace(_draft(event, user_id, kind, title, body), notification_id=own_id, call_id=CallId(call.call_id))

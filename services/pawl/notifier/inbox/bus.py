@@ -1,4 +1,4 @@
-"""Handles the notifier's NATS messages: notifications, channel events, and reports of which users watch which runs."""
+"""The notifier's NATS messages: notifications, channel events, and reports of which users watch which runs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Publication:
     """Publishes new notifications and channel events as soon as it is woken. Also polls every five seconds.
 
     Rows are locked, published and marked in one transaction, so that two replicas never publish the same row. If the
-    process crashes during this transaction, a row is published again with the same id.
+    process crashes during this transaction, rows are published again with the same ids.
     """
 
     def __init__(self, store: PostgresStore, bus: Bus, counters: PrometheusCounters) -> None:
@@ -95,7 +95,7 @@ class Publication:
             await within(pause, self._new.wait())
 
     async def publish_all(self) -> None:
-        """Publish the notifications that are waiting. If channel events are due, publish them too.
+        """Publish all waiting notifications and all due channel events.
 
         Raises:
             DependencyUnavailable: The database or the bus is unavailable.

@@ -93,10 +93,9 @@ class JetStreamLifecycle:
 
 
 async def _fetch(subscription: JetStreamContext.PullSubscription) -> list[Msg]:
-    """Return pending messages, at most one batch. If there are no events for a while, return nothing.
+    """Return pending messages, at most one batch, or nothing if there are no events for a while.
 
-    If several messages are fetched, the fetch waits for the last of them. The first message is therefore fetched
-    separately.
+    A fetch of several messages waits for the last one, so the first message is fetched separately.
     """
     try:
         messages = await subscription.fetch(1, timeout=_WAIT_SECONDS)
@@ -112,7 +111,7 @@ async def _fetch(subscription: JetStreamContext.PullSubscription) -> list[Msg]:
 
 
 def read_event(subject: str, data: bytes) -> event_pb2.RunEvent:
-    """Parse a run event and validate the fields used by notifications.
+    """Parse a run event, and validate the fields that notifications use.
 
     Raises:
         PoisonEvent: The payload is not a RunEvent, an id or time is invalid, or the event's store is not the one in its
@@ -200,7 +199,7 @@ class Intake:
                 self._counters.events.labels("notified" if is_notified else "ignored").inc()
 
     async def _notify(self, events: Sequence[event_pb2.RunEvent], traces: Sequence[str]) -> list[bool]:
-        """Write notifications and mark resolved needs. Return for each event whether it has a notification."""
+        """Write notifications and mark resolved needs. For each event, return whether it has a notification."""
         store_ids = {StoreId(event.store_id) for event in events if asks(event)}
         approvers = await self._store.approvers(store_ids) if store_ids else {}
         found = [drafts_of(event, approvers.get(StoreId(event.store_id), ())) for event in events]
@@ -224,7 +223,7 @@ class Intake:
             self._on_new(added)
 
     async def _postpone(self, message: Message, error: Exception) -> None:
-        """Retry an event that failed when it was handled alone. It is rejected only if its own values are at fault."""
+        """Retry an event that failed when it was handled alone. Reject it only if its own values are at fault."""
         _log.warning("intake.event_failed", attempt=message.metadata.num_delivered, exc_info=error)
         if isinstance(error, PoisonEvent) and message.metadata.num_delivered >= ATTEMPTS_MAX:
             await self._reject(message)

@@ -47,7 +47,7 @@ def page_size(requested: int) -> int:
 
 
 def several_ids(ids: Collection[str], field: str) -> list[str]:
-    """Validate a list of ids.
+    """Return a list of ids if it is valid.
 
     Raises:
         InvalidField: There are no ids, or more than 200.

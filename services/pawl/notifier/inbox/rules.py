@@ -1,4 +1,4 @@
-"""Defines notifications and inboxes."""
+"""Notifications and inboxes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Draft:
     """A notification before it has a number in its inbox.
 
     `notification_id` is derived from the event, so the same event always produces the same draft. `call_id` is the call
-    to decide on, and `channel_id` is the disabled channel. Each is empty if there is none.
+    to decide on, and `channel_id` is the disabled channel. Both may be empty.
     """
 
     inbox: Inbox
@@ -76,10 +76,10 @@ class Draft:
 
 
 def shown(draft: Draft) -> Draft:
-    """Return a draft as channels see it. If it is about another user's call, it has no conversation id.
+    """Return a draft as channels show it. If it is about another user's call, it has no conversation id.
 
-    In this case, the conversation belongs to the other user. The inbox keeps the conversation id, so that erasing the
-    conversation also erases the notification.
+    In that case, the conversation belongs to the other user. The inbox still stores the conversation id, so that
+    erasing the conversation also erases the notification.
     """
     if draft.kind in OF_OTHERS:
         return replace(draft, conversation_id=ConversationId(""))
@@ -88,7 +88,7 @@ def shown(draft: Draft) -> Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedNeed:
-    """A user's action that was needed and no longer is. Applies to notifications created before `time`.
+    """Need for a user's action that no longer exists. Applies to notifications created before `time`.
 
     If `call_id` is set, that call had to be approved. Otherwise, the run itself needed the user. With `run_ended`, the
     approvals of all the run's calls are no longer needed either.
@@ -102,9 +102,9 @@ class ResolvedNeed:
 
 
 class PoisonEvent(Exception):
-    """Raised for an event that cannot be read, or whose values cannot be stored."""
+    """Raised for an event that cannot be parsed, or whose values cannot be stored."""
 
 
 def notification_id(event_id: EventId) -> NotificationId:
-    """Return the id of the notification about an event. Deterministic; works for any event id."""
+    """Return the id of the notification about an event. Deterministic, and valid for any event id."""
     return NotificationId(f"ntf_{hashlib.sha256(event_id.encode()).hexdigest()[:40]}")

@@ -283,8 +283,8 @@ class PostgresStore(DatabaseAdapter):
     async def add(self, drafts: Sequence[Draft]) -> Added:
         """Add drafts to their inboxes in one transaction. Return how many were new, and how many deliveries they got.
 
-        The drafts are durable on return. This is idempotent: adding a known notification has no effect and does not use
-        up a number.
+        The drafts are durable on return. Idempotent: adding an existing notification has no effect and uses up no
+        number.
 
         Raises:
             PoisonEvent: A draft's values can never be stored. None of the drafts were stored.
@@ -345,7 +345,7 @@ class PostgresStore(DatabaseAdapter):
         """Mark notifications as read. Return them in the order of `ids`. Idempotent.
 
         Raises:
-            NotificationNotFound: One of them is not in the inbox. None are marked.
+            NotificationNotFound: One of them is not in the inbox. Nothing is marked.
         """
         wanted = list(dict.fromkeys(ids))
         async with self._database.transaction() as connection:
@@ -406,11 +406,11 @@ class PostgresStore(DatabaseAdapter):
         await self._database.execute(_UNMARK_OLD)
 
     async def note_approver(self, inbox: Inbox) -> None:
-        """Record that an inbox's user is an approver for the store, and was seen just now."""
+        """Record that an inbox's user is an approver for the store, and was active just now."""
         await self._database.execute(_NOTE_APPROVER, inbox.store_id, inbox.user_id)
 
     async def approvers(self, store_ids: Collection[StoreId]) -> Mapping[StoreId, Sequence[UserId]]:
-        """Return the approvers of each store. These are the 100 who were seen most recently."""
+        """Return the approvers of each store: the 100 who were active most recently."""
         found: dict[StoreId, list[UserId]] = {store_id: [] for store_id in store_ids}
         for record in await self._database.fetch(_APPROVERS, sorted(store_ids), _APPROVERS_MAX):
             found[record["store_id"]].append(UserId(record["user_id"]))
@@ -418,7 +418,7 @@ class PostgresStore(DatabaseAdapter):
 
 
 def added_columns(drafts: Sequence[Draft], public_url: str = "") -> list[Sequence[object]]:
-    """Return the arguments for ADD. Bodies sent to channels have links if there is a `public_url`."""
+    """Return the arguments for ADD. Bodies sent to channels contain links if there is a `public_url`."""
     columns: list[Sequence[object]] = [
         [draft.inbox.store_id for draft in drafts],
         [draft.inbox.user_id for draft in drafts],

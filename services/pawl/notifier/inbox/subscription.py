@@ -1,4 +1,4 @@
-"""Handles subscriptions to an inbox. Existing notifications come first, then new ones from any replica."""
+"""Subscriptions to an inbox. Existing notifications come first, then new ones from any replica."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ _log = logs.get_logger(__name__)
 class Subscriptions:
     """This replica's subscribers.
 
-    A subscriber reads pages from the store and has no queue. A slow subscriber therefore holds only its own page. The
-    bus wakes subscribers (`wake`). One query per second finds, for all subscribers, the notifications that the bus has
-    dropped.
+    A subscriber reads pages from the store and has no queue, so a slow subscriber holds only its own page. The bus
+    wakes subscribers (`wake`). One query per second finds notifications that the bus has dropped, for all subscribers.
     """
 
     def __init__(self, store: PostgresStore, counters: PrometheusCounters) -> None:
@@ -62,12 +61,12 @@ class Subscriptions:
     async def follow(
         self, inbox: Inbox, *, approves: bool, after_number: int | None, silence_seconds: float
     ) -> AsyncGenerator[Notification | None, None]:
-        """Yield each notification after a number once, in order. None means only new notifications. Never ends.
+        """Yield each notification after `after` once, in order. None means only new notifications. Never ends.
 
         Yields None after `silence_seconds` without a notification. Close the iterator when done.
 
         Raises:
-            DependencyUnavailable: The database is unavailable; follow again from the last number.
+            DependencyUnavailable: The database is unavailable. Follow again from the last number.
         """
         follower = _Follower()
         self._followers.setdefault(inbox, {})[follower] = None

@@ -36,8 +36,8 @@ class PreferenceServicer(preference_pb2_grpc.PreferenceServiceServicer):
         change.check()
         await self._repository.change(inbox, change)
         self._on_change()
-        kept = await self._repository.preferences(inbox)
-        return pb.UpdatePreferencesResponse(preferences=_PREFERENCES.fields(kept))
+        stored = await self._repository.preferences(inbox)
+        return pb.UpdatePreferencesResponse(preferences=_PREFERENCES.fields(stored))
 
     async def MuteConversation(
         self, request: pb.MuteConversationRequest, context: Context

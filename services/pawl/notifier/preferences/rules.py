@@ -1,4 +1,4 @@
-"""Defines users' preferences: which notifications are delivered, and when."""
+"""Users' preferences: which notifications are delivered, and when."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class QuietTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mute:
-    """A conversation that is muted until a given time, or forever."""
+    """A conversation that is muted until a certain time, or forever."""
 
     conversation_id: ConversationId
     until_time: datetime | None = None
@@ -100,7 +100,7 @@ def _check_quiet(quiet: QuietTimes) -> None:
 
 
 def quiet_until(quiet: QuietTimes, now: datetime) -> datetime | None:
-    """Return when the quiet hours that include `now` end. None if `now` is not within quiet hours."""
+    """Return when the current quiet hours end, or None if `now` is not within quiet hours."""
     if not quiet.hours:
         return None
     try:

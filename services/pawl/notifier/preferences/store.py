@@ -55,7 +55,7 @@ class PostgresPreferences(DatabaseAdapter):
         return preferences_of(row, tuple(found)) if row is not None else Preferences(mutes=tuple(found))
 
     async def change(self, inbox: Inbox, change: PreferencesChange) -> None:
-        """Change preferences and re-plan waiting deliveries."""
+        """Change preferences, and update the plans of waiting deliveries."""
         kinds = list(change.kinds.kinds) if change.kinds is not None else None
         quiet = msgspec.json.encode(change.quiet).decode() if change.quiet is not None else None
         await self._database.execute(_CHANGE, inbox.store_id, inbox.user_id, kinds, quiet)

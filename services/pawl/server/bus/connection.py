@@ -1,11 +1,11 @@
-"""Connects to NATS, which may be unavailable.
+"""The connection to NATS, which may be unavailable.
 
-Nothing here waits for the server or fails because of it. NATS carries wake-ups and live events, but never the record.
-Without NATS, Pawl is slower but still correct.
+Nothing here waits for the server or fails because of it. NATS carries wake-ups and live events, but never durable
+state. Without NATS, Pawl is slower but still correct.
 
-nats-py's own reconnection is disabled. It does not cover the first connection, stops for good after one refused login
-(which a restarting server can cause), and dies silently after an unexpected error. Instead, a loop here creates a new
-client for each connection and subscribes again.
+nats-py's own reconnection is disabled. It does not cover the first connection, stops permanently after one refused
+login (which a restarting server can cause), and fails silently after an unexpected error. Instead, a loop here creates
+a new client for each connection and subscribes again.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ Hook = Callable[[], Awaitable[None]]
 async def flush(client: Client) -> None:
     """Return once the server has received all earlier messages and subscriptions.
 
-    nats-py's own `flush` writes its PING ahead of buffered data, so this data may reach the server after the PONG, or
-    never. If no caller awaits a PONG, it ends nats-py's reader. Therefore, if the caller is cancelled, the wait
-    continues until the PONG arrives or the connection is lost.
+    nats-py's own `flush` writes its PING ahead of buffered data, which may then reach the server after the PONG, or
+    never. A PONG that nothing awaits ends nats-py's reader. Therefore, if the caller is cancelled, the wait continues
+    until the PONG arrives or the connection is lost.
     """
     await tasks.shield(_flushed(client))
 
@@ -59,7 +59,7 @@ async def _flushed(client: Client) -> None:
 
 
 class _Client(Client):
-    """A NATS client that always reports a lost connection, and sends no plaintext if the URL has `tls://`.
+    """A NATS client that always reports a lost connection and never sends plaintext to a `tls://` URL.
 
     nats-py trusts the server's greeting, which a man in the middle can forge, and would then send the password in
     plaintext. When a connection is lost, nats-py tries to send buffered data. If that fails, nats-py never reports the
@@ -83,8 +83,8 @@ class Bus:
     """A connection to NATS. Entering the async context manager does not wait for the connection.
 
     `url` contains one or more `nats://user:password@host:port` URLs, separated by commas. None disables the bus. `name`
-    appears in NATS monitoring. With `tls://`, nothing is sent before the server has shown a valid certificate for its
-    host. `tls` creates the TLS context of each connection. By default, the system's authorities are trusted.
+    appears in NATS monitoring. With `tls://`, nothing is sent before the server has presented a valid certificate for
+    its host. `tls` creates the TLS context of each connection. By default, the system's CA certificates are trusted.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Bus:
         return isinstance(self._client, _Client) and self._client.is_clustered
 
     async def wait_connected(self) -> None:
-        """Return once the bus is connected. This may never happen."""
+        """Wait until the bus is connected, which may never happen."""
         await self._connected.wait()
 
     async def ping(self) -> None:
@@ -144,7 +144,7 @@ class Bus:
             raise DependencyUnavailable("NATS is not connected")
 
     async def publish(self, subject: str, data: bytes) -> None:
-        """Publish a message at most once. Never waits for the server, and never raises because of it.
+        """Publish a message at most once. Never waits for the server, and never raises if it is unavailable.
 
         Messages are dropped and counted while the bus is not connected or the outbox is full.
         """

@@ -1,4 +1,4 @@
-"""Holds messages waiting to be written to NATS, limited in number and bytes."""
+"""Bounded queue of messages waiting to be written to NATS."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Subscription:
         self._current: NatsSubscription | None = None
 
     async def unsubscribe(self) -> None:
-        """Receive no more messages. Idempotent."""
+        """Stop receiving messages. Idempotent."""
         self._forget(self)
         current, self._current = self._current, None
         if current is not None:

@@ -77,8 +77,8 @@ class Database:
     """A pool of connections to PostgreSQL. An async context manager.
 
     Entering it waits up to `start_timeout_seconds` for the server. The server cancels a statement after
-    `statement_timeout_seconds`. Errors mention `variable` as the source of the URL. `waited` gets the seconds of each
-    wait for a connection.
+    `statement_timeout_seconds`. Errors name `variable` as the source of the URL. `waited` is called with the seconds of
+    each wait for a connection.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class Database:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        pool, kept = self._pool, self._kept
+        pool, idle = self._pool, self._kept
         self._pool = self._kept = None
-        if pool is None or kept is None:
+        if pool is None or idle is None:
             return
         await self._heartbeat.__aexit__()
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
-                await kept.close()
+                await idle.close()
                 await pool.close()
         except (asyncpg.InterfaceError, *_UNREACHABLE):
             pool.terminate()
@@ -145,16 +145,16 @@ class Database:
             DependencyUnavailable: The server is unreachable, unusable or stopped, or a statement timed out. A statement
                 in progress may or may not have been executed.
         """
-        kept = self._kept
-        if kept is None:
+        idle = self._kept
+        if idle is None:
             raise DependencyUnavailable("the database is closed")
         deadline = asyncio.get_running_loop().time() + _ACQUIRE_TIMEOUT_SECONDS
         async with nullcontext() if urgent else self._slot(deadline):
             # Read this before taking a connection, because all connections may expire while this one is being opened.
-            generation = kept.generation
-            connection = await self._take(kept, deadline)
+            generation = idle.generation
+            connection = await self._take(idle, deadline)
             try:
-                async with self._lent(kept, connection, generation):
+                async with self._lent(idle, connection, generation):
                     yield connection
             except _UNUSABLE as error:
                 raise _unavailable(error) from error
@@ -164,7 +164,7 @@ class Database:
         """Lend a connection inside a transaction, which is committed at the end or rolled back on any exception.
 
         Raises:
-            DependencyUnavailable: See `acquire`. If this is raised during the commit, the transaction may have been
+            DependencyUnavailable: See `acquire`. If the commit fails in this way, the transaction may have been
                 committed.
         """
         async with self.acquire(urgent=urgent) as connection, connection.transaction():
@@ -206,12 +206,12 @@ class Database:
             raise DependencyUnavailable("the database is closed")
         await self._heartbeat.check()
 
-    async def _take(self, kept: IdleConnections, deadline: float) -> PooledConnection:
+    async def _take(self, idle: IdleConnections, deadline: float) -> PooledConnection:
         if self._heartbeat.is_unavailable:
             raise DependencyUnavailable(self._heartbeat.failure)
         try:
-            with nullcontext() if kept.has_idle else self._timed():
-                return await kept.take(deadline)
+            with nullcontext() if idle.has_idle else self._timed():
+                return await idle.take(deadline)
         except _NO_SESSION as error:
             if isinstance(error, _REFUSING):
                 self._heartbeat.note_refused()
@@ -245,7 +245,7 @@ class Database:
             self._waited(clock.time() - started)
 
     @asynccontextmanager
-    async def _lent(self, kept: IdleConnections, connection: PooledConnection, generation: int) -> AsyncIterator[None]:
+    async def _lent(self, idle: IdleConnections, connection: PooledConnection, generation: int) -> AsyncIterator[None]:
         server_pid = connection.get_server_pid()
         self._held[connection] = asyncio.get_running_loop().time()
         is_fit = False
@@ -262,7 +262,7 @@ class Database:
             raise
         except _UNFIT:
             connection.terminate()
-            await kept.expire()
+            await idle.expire()
             raise
         except _OUTDATED:
             raise
@@ -274,7 +274,7 @@ class Database:
             del self._held[connection]
             # A connection that cannot be returned is terminated. Its work is already done.
             with suppress(*_NO_SESSION):
-                await kept.give(connection, generation=generation, is_fit=is_fit)
+                await idle.give(connection, generation=generation, is_fit=is_fit)
 
     def _is_in_use(self) -> bool:
         """Return whether a caller may be waiting for the server."""
@@ -283,7 +283,7 @@ class Database:
         return bool(self._kept and self._kept.waiting) or any(taken > since for taken in self._held.values())
 
     def _cut(self) -> None:
-        """Terminate the connections that are waiting for a frozen server."""
+        """Close the connections that are waiting for a frozen server."""
         for connection in self._held:
             # An old connection whose user has not noticed yet that it is lost.
             with suppress(asyncpg.InterfaceError):
@@ -308,9 +308,9 @@ class Database:
     async def _reset(self, connection: Connection) -> None:
         """Reset a connection that returns to the pool, usually without a round trip.
 
-        No session state outlives a transaction, and asyncpg rolls back an open transaction. However, a statement is
-        sent in two halves. If it is cancelled between them, the server waits for the second half and would mistake the
-        next statement for it.
+        No session state outlives a transaction, and asyncpg rolls back an open transaction. However, asyncpg sends a
+        statement in two parts. If it is cancelled between them, the server waits for the second part and would mistake
+        the next statement for it.
         """
         server_pid = connection.get_server_pid()
         if server_pid in self._cut_short:
@@ -390,7 +390,7 @@ T = TypeVar("T")
 
 
 def read_each(kind: str, rows: Iterable[R], read: Callable[[R], T], id_of: Callable[[R], object]) -> list[T]:
-    """Return the result of `read` for each row. If `read` raises, the row is logged with its id and skipped."""
+    """Return the result of `read` for each row. Skip a row for which `read` raises, and log the row's id."""
     found: list[T] = []
     for row in rows:
         try:

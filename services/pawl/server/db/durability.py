@@ -1,4 +1,4 @@
-"""Checks that PostgreSQL settings keep acknowledged commits after a power failure."""
+"""A check that PostgreSQL's settings protect acknowledged commits against a power failure."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _log = logs.get_logger(__name__)
 async def require_durable(database: Database, *, unsafe_allowed: bool) -> None:
     """Check that commits of this pool are durable before they are acknowledged.
 
-    The values that are in effect in a session are checked, including those set for the role, for the database, or in
-    the URL. Later changes are not noticed. With `unsafe_allowed`, a failed check only logs a warning.
+    This checks the values in effect in a session, including those set for the role, for the database, or in the URL. It
+    does not notice later changes. With `unsafe_allowed`, a failed check only logs a warning.
 
     Raises:
         StartError: One of `fsync`, `full_page_writes` and `synchronous_commit` is off.

@@ -46,7 +46,7 @@ class ErasureWork:
             await self._clock.sleep(_POLL_SECONDS)
 
     async def sweep(self) -> None:
-        """Erase everything that is due. A conversation that cannot be erased waits for the next sweep."""
+        """Erase all listed conversations. A conversation that cannot be erased waits for the next sweep."""
         failed: set[tuple[str, str]] = set()
         with translating():
             async for part in self._stub.ListErasures(pb.ListErasuresRequest(), timeout=_DEADLINE_SECONDS):

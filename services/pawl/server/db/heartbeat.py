@@ -1,4 +1,4 @@
-"""Checks PostgreSQL in a separate session while statements wait for it."""
+"""A health check for PostgreSQL. It uses its own session while statements wait."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Heartbeat:
 
     It checks every second while `is_in_use` returns True or the server is unusable.
 
-    If a check gets no answer, `on_frozen` is called, because waiting sessions would otherwise keep waiting. If a check
-    finds a read-only server, such as a standby or an old primary, `on_read_only` is called.
+    If a check gets no answer, `on_frozen` is called. Otherwise, waiting sessions would wait forever. If a check finds a
+    read-only server, such as a standby or an old primary, `on_read_only` is called.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Heartbeat:
             raise DependencyUnavailable(self.failure)
 
     def note_refused(self) -> None:
-        """Record that the server refused a session. No other session is attempted until the next check."""
+        """Record that the server refused a session. No new session is opened until the next check."""
         self._note(_UNREACHED, is_unavailable=True)
 
     async def _repeat(self) -> None:
@@ -105,7 +105,7 @@ class Heartbeat:
             self._on_frozen()
 
     async def _ask(self) -> str:
-        """Return the server's problem, or an empty string."""
+        """Return the server's problem, or an empty string if it is usable."""
         try:
             if self._session is None or self._session.is_closed():
                 self._session = await self._connect()

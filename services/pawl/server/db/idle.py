@@ -1,4 +1,4 @@
-"""Keeps pool connections checked out between uses. This is cheaper than returning them."""
+"""Pooled connections that stay checked out between uses. This is cheaper than returning them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _USES: Final = 1000
 
 
 class PoolConnection(asyncpg.Connection):
-    """Rolls back an open transaction on return to the pool, even after an interrupted ROLLBACK."""
+    """A connection that rolls back an open transaction on return to the pool, even after an interrupted ROLLBACK."""
 
     async def _reset(self) -> None:
         # Otherwise asyncpg reports a transaction that was never ended to the event loop.
@@ -33,7 +33,7 @@ class PoolConnection(asyncpg.Connection):
 
 
 class IdleConnections:
-    """Takes connections from a pool. Returns them only if a caller is waiting or the connection is broken.
+    """Connections taken from a pool, and returned only if a caller is waiting or the connection is broken.
 
     Taking and returning a pool connection costs a task and three timers, which is more than sending a statement.
     """
@@ -71,10 +71,10 @@ class IdleConnections:
             self.waiting -= 1
 
     async def give(self, connection: PooledConnection, *, generation: int, is_fit: bool) -> None:
-        """Keep a connection for the next caller, or return it to the pool. `is_fit` means that it had no error.
+        """Store a connection for the next caller, or return it to the pool. `is_fit` means that it had no error.
 
         Raises:
-            Exception: The pool could not take the connection back and dropped it.
+            Exception: The pool could not accept the connection and closed it.
         """
         self._uses += 1
         is_due = self.waiting or self._is_closed or generation != self.generation or not self._uses % _USES
@@ -88,14 +88,14 @@ class IdleConnections:
             _end(self._idle.popleft()[0])
 
     async def expire(self) -> None:
-        """Expire all open sessions. After its current use, none of them is used again."""
+        """Expire all open sessions. None of them is reused after its current use."""
         self.generation += 1
         await self._pool.expire_connections()
         while self._idle:
             _end(self._idle.pop()[0])
 
     async def close(self) -> None:
-        """Return idle connections to the pool now. The others follow when their users return them."""
+        """Return idle connections to the pool. Connections in use follow when their users return them."""
         self._is_closed = True
         while self._idle:
             await self._release(self._idle.pop()[0])

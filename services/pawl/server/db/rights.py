@@ -1,7 +1,7 @@
-"""Grants a service's role its privileges on a schema that another role owns.
+"""Privileges of a service's role on a schema that another role owns.
 
 The privileges are granted at every start, so that they cover new tables. The role can read and write rows, but in
-append-only tables it can only read and insert them. It cannot create, alter or drop anything.
+append-only tables only read and insert them. It cannot create, alter or drop anything.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Rights:
 
 
 async def give(connection: Connection, schema: str, rights: Rights) -> None:
-    """Grant the role its privileges on `schema` and revoke others. Idempotent and atomic.
+    """Grant the role its privileges on `schema` and revoke all others. Idempotent and atomic.
 
-    The connection must be the owner's. If the role itself is the owner, nothing happens.
+    The connection must belong to the owner. If the role itself is the owner, nothing changes.
     """
     if await connection.fetchval("SELECT current_user") == rights.role:
         return

@@ -1,6 +1,6 @@
 """Creates a service's schema from its `schema.sql`.
 
-There are no migrations before release 0.1. A database that another version created is refused.
+There are no migrations before release 0.1. A service refuses a database that another version created.
 """
 
 from __future__ import annotations

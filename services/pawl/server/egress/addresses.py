@@ -1,4 +1,4 @@
-"""Classifies IP addresses as public, private or never reachable. Looks up names.
+"""Classifies IP addresses (public, private or never reachable), and looks up names.
 
 The ranges are from the IANA registries of special-purpose addresses (RFC 6890) as of 2026. Python's own tables differ
 between versions.
@@ -120,7 +120,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 async def look_up(host: str, port: int) -> Sequence[AddressInfo]:
-    """Return the addresses of a host, like `socket.getaddrinfo`.
+    """Look up the addresses of a host, like `socket.getaddrinfo`.
 
     Each call uses its own daemon thread, because uvloop has only two threads for all lookups.
 
@@ -149,7 +149,7 @@ async def resolve_by_system(host: str, port: int) -> list[str]:
 
 
 class Lookups:
-    """Limits the number of concurrent name lookups, which cannot be cancelled. Each key (a store) has a quota."""
+    """Limits on concurrent name lookups, which cannot be cancelled. Each key (a store) has a quota."""
 
     def __init__(self, resolve: Resolve = resolve_by_system, *, at_once_max: int = AT_ONCE_MAX) -> None:
         self._resolve = resolve
@@ -158,7 +158,7 @@ class Lookups:
     async def start(self, key: Hashable, host: str, port: int) -> asyncio.Future[Sequence[str]]:
         """Start a lookup and return it. If the caller is cancelled, the lookup continues.
 
-        This waits while the key's quota is used up. It is safe to cancel during this wait.
+        Waits while the key's quota is used up. Safe to cancel during this wait.
         """
         await self._slots.enter(key)
         lookup = asyncio.ensure_future(self._resolve(host, port))

@@ -1,4 +1,4 @@
-"""Sends outbound requests that the rules allow. Limits their time and size, and checks each redirect again."""
+"""Outbound requests, with limits on time and size. Each request and each redirect must be allowed by the rules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CodingError(Exception):
 
 
 class Unpacker:
-    """Decompresses a body as it arrives, and stops once the result is too long.
+    """A decompressor for a body that arrives in parts. It stops once the result is too long.
 
     Even a decompression bomb yields at most `bytes_max` + 1 bytes.
 
@@ -91,7 +91,7 @@ class RequestFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboundRequest:
-    """A request. Only GET and HEAD requests follow redirects; other requests are never sent twice."""
+    """A request. Only GET and HEAD requests follow redirects. No other request is ever sent twice."""
 
     url: str
     method: str = "GET"
@@ -119,7 +119,7 @@ class OutboundResponse:
 
 
 class Egress(Protocol):
-    """Sends outbound HTTP requests on behalf of a store. All code that fetches URLs for a store uses this."""
+    """Outbound HTTP requests on behalf of a store. All code that fetches URLs for a store uses this."""
 
     def check(self, store_id: StoreId, url: str, *, with_secrets: bool = False) -> None:
         """Check a URL against the rules without resolving its host.
@@ -133,8 +133,8 @@ class Egress(Protocol):
     async def send(self, store_id: StoreId, request: OutboundRequest) -> OutboundResponse:
         """Send a request and follow its redirects. Return the final response, whatever its status.
 
-        For each hop, the host and all its addresses are checked, and the connection uses one of those addresses. Safe
-        to cancel.
+        For each hop, this checks the host and all its addresses, and connects to one of these addresses. Safe to
+        cancel.
 
         Raises:
             EgressRefused: The request or a redirect is not allowed.
@@ -156,9 +156,9 @@ _log = logs.get_logger(__name__)
 
 
 class GuardedEgress:
-    """Implements Egress. A store without rules (its own or `*`) may reach the public internet.
+    """Implementation of Egress. A store without rules (its own or `*`) may reach the public internet.
 
-    Cookies are neither kept nor sent, and environment proxies are not used.
+    Cookies are neither stored nor sent, and environment proxies are not used.
     """
 
     def __init__(
@@ -189,11 +189,10 @@ class GuardedEgress:
             rules.check_secrets(target)
 
     async def locate(self, store_id: StoreId, url: str) -> tuple[Target, Sequence[Address]]:
-        """Return the target of a URL and its addresses, for non-HTTP protocols that send a password.
+        """Return the target of a URL and its addresses, for protocols other than HTTP that send a password.
 
         Raises:
-            EgressRefused: The deployment does not list the host, or the host must not be reached or must not receive
-                secrets.
+            EgressRefused: The deployment does not list the host, or forbids connections or secrets to it.
         """
         target = read_target(url)
         rules_of(self._rules, store_id).check_named(target)
@@ -253,7 +252,7 @@ class _Sent:
         self.is_sent = False
 
     async def trace(self, event: str, _: object) -> None:
-        """Note when httpcore starts to send the request."""
+        """Record when httpcore starts to send the request."""
         self.is_sent = self.is_sent or event.endswith("send_request_headers.started")
 
 
@@ -309,7 +308,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_egress_file(path: Path | None) -> dict[str, EgressRules]:
-    """Return the rules by store. `*` has the rules of all other stores. Empty if there is no file.
+    """Return the rules by store. `*` has the rules of all other stores. The result is empty if there is no file.
 
     Raises:
         StartError: The file cannot be read, or has an invalid entry.

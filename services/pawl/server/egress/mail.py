@@ -1,4 +1,4 @@
-"""Reads the SMTP server from the settings and sends mail through it."""
+"""Sends mail through the SMTP server from the settings."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class SmtpServer:
     ) -> Mapping[str, object]:
         """Send a message over a new connection.
 
-        If some recipients were refused and others accepted, return those refused. Takes at most `seconds`. Errors after
-        the server has accepted the message are ignored. `sender` defaults to the message's sender.
+        If some recipients were refused and others accepted, return those refused. Takes at most `seconds`. Errors are
+        ignored once the server has accepted the message. `sender` defaults to the message's sender.
 
         Raises:
             aiosmtplib.SMTPException: The message was refused, or the connection broke, perhaps after it was accepted.

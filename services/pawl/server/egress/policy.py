@@ -1,7 +1,7 @@
 """Rules for outbound requests: parses URLs and checks hosts and addresses.
 
 URLs are parsed more strictly than RFC 3986 requires. Anything on which parsers disagree (user names, percent signs and
-odd numbers in a host) is refused, so that no later parser sees a different host.
+unusual numbers in a host) is refused, so that no later parser reads a different host.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _IDEOGRAPHIC_STOP: Final = "\u3002"
 
 
 class EgressRefused(Exception):
-    """Raised for a request that must not be sent. The model may see the message, which has no resolved addresses."""
+    """Raised for a request that must not be sent.
+
+    The message contains no resolved addresses and may be shown to the model.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,7 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """The host and port as in the Host header. The default port is left out."""
+        """The host and port as in the Host header, without the default port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -151,8 +154,8 @@ def _read_host(text: str) -> tuple[str, Address | None]:
 def no_address(target: Target) -> EgressRefused:
     """Return the error that refuses a host because of its addresses.
 
-    It is the same for a name that does not exist, so that callers cannot find out which names exist in the deployment's
-    network.
+    The error is the same for a name that does not exist, so callers cannot find out which names exist in the
+    deployment's network.
     """
     if target.address is not None:
         problem = f"{target.authority} is not an allowed address"
@@ -196,7 +199,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressRules:
-    """Rules for what a store may reach. By default, this is the public internet on ports 80 and 443."""
+    """Rules about what a store may reach. The default is the public internet on ports 80 and 443."""
 
     # If set, only these hosts are allowed.
     hosts: tuple[HostPattern, ...] | None = None
@@ -240,9 +243,9 @@ class EgressRules:
             raise EgressRefused(f"{target.authority} is not listed in PAWL_EGRESS_FILE")
 
     def _opens(self, target: Target) -> bool:
-        """Return whether the deployment has opened this target explicitly.
+        """Return whether the deployment explicitly allows this target.
 
-        A host name inside an opened network does not count.
+        A host name inside an allowed network does not count.
         """
         if any(opening.host == target.host and opening.port == target.port for opening in self.openings):
             return True
@@ -252,8 +255,8 @@ class EgressRules:
     def check_addresses(self, target: Target, addresses: Sequence[Address]) -> None:
         """Check that a target has at least one address and that all its addresses may be reached.
 
-        A single forbidden address is enough for a refusal. A name with both a public and a private address is an attack
-        or a mistake, and a client would use either of them at random.
+        A single forbidden address is enough for a refusal. A name with both public and private addresses is an attack
+        or a mistake, and a client could connect to either.
 
         Raises:
             EgressRefused: An address is not allowed, or the target has no address.
@@ -274,7 +277,7 @@ def read_rules(hosts: Iterable[str] | None, private: Iterable[str]) -> EgressRul
     """Parse a deployment's rules.
 
     Raises:
-        ValueError: An entry is invalid; the message names it and the problem.
+        ValueError: An entry is invalid. The message names it and the problem.
     """
     return EgressRules(
         hosts=None if hosts is None else tuple(map(_read_pattern, hosts)),

@@ -28,10 +28,10 @@ INFORMATIONAL_MAX: Final = 10
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """Sends a request if the rules allow its host and all addresses of that host.
+    """Sends a request if the rules allow its host and all of the host's addresses.
 
-    The name is resolved once and the connection uses a checked address, which prevents DNS rebinding. Certificates and
-    the Host header still use the name. Connections are not reused, because a connection that was opened for one name
+    The name is resolved once and the connection uses a checked address, which prevents DNS rebinding. Certificate
+    checks and the Host header still use the name. Connections are not reused, because a connection opened for one name
     must not serve another name with the same address. Environment proxies are not used.
 
     A client that uses this transport must not follow redirects blindly. Each request is checked here, but the client is
@@ -143,7 +143,7 @@ class _Connection(httpcore2.AsyncHTTPConnection):
 
 
 class _Http11(httpcore2.AsyncHTTP11Connection):
-    """Fails after too many 1xx responses, which httpcore would read without limit and without yielding."""
+    """HTTP/1.1 connection that limits 1xx responses, which httpcore would read without limit and without yielding."""
 
     _informational = 0
 

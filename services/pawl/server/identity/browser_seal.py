@@ -1,6 +1,6 @@
-"""Seals one-time browser login codes.
+"""Sealed one-time browser login codes.
 
-A process on the gateway's machine that has the gateway's seal key creates them.
+They are created by a process on the gateway's machine that has the gateway's seal key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def close(seal_keys: str, code: Code) -> str:
 
 
 def read(seal_keys: str, text: str) -> Code | None:
-    """Return the code in a sealed string. Return None if this deployment did not seal it."""
+    """Return the code in a sealed string, or None if this deployment did not seal it."""
     try:
         return msgspec.json.decode(box(seal_keys, "code").decrypt(text.encode()), type=Code)
     except (InvalidToken, msgspec.DecodeError, UnicodeEncodeError):
@@ -41,7 +41,10 @@ def read(seal_keys: str, text: str) -> Code | None:
 
 
 def box(seal_keys: str, purpose: str) -> MultiFernet:
-    """Return the cipher for one purpose. The first of the comma-separated keys encrypts, and any of them decrypts."""
+    """Return the cipher for one purpose.
+
+    The first of the comma-separated keys encrypts, and all of them can decrypt.
+    """
     keys = [key for each in seal_keys.split(",") if (key := each.strip())]
     digests = [hashlib.sha256(f"pawl gateway {purpose}\n{key}".encode()).digest() for key in keys]
     return MultiFernet([Fernet(base64.urlsafe_b64encode(digest)) for digest in digests])

@@ -1,4 +1,4 @@
-"""Checks the credentials that a process accepts: the local key, service keys, API keys and tokens."""
+"""The credentials that a process accepts: the local key, service keys, API keys and tokens."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def parse_keys(content: bytes) -> dict[bytes, Credential]:
-    """Return the credentials in an API keys file by digest. It is a JSON list of {key, store_id, user_id, roles}.
+    """Return the credentials in an API keys file, by digest.
+
+    The file is a JSON list of {key, store_id, user_id, roles}.
 
     Raises:
         ValueError: The file is malformed or lists a key twice.
@@ -112,7 +114,7 @@ def parse_service_key(content: bytes) -> str:
 
 
 def service_key(settings: ServiceSettings, clock: Clock) -> Callable[[], str] | None:
-    """Return a function that returns the key which this service sends to others. A changed key file is reloaded.
+    """Return a function that returns the key that this service sends to others. A changed key file is reloaded.
 
     Raises:
         StartError: The file cannot be used.
@@ -123,7 +125,7 @@ def service_key(settings: ServiceSettings, clock: Clock) -> Callable[[], str] | 
 
 
 class KeyAuthenticator:
-    """Authenticates users by API keys and tokens, services by service keys, and the machine's owner by the local key.
+    """Authenticates users by API keys and tokens, services by service keys, and the owner by the local key.
 
     All keys are looked up by their SHA-256, so that response times reveal nothing about them.
     """
@@ -185,7 +187,7 @@ class KeyAuthenticator:
 
 
 def read_issuers(settings: ServiceSettings, clock: Clock) -> Issuers | None:
-    """Return the token issuers listed in PAWL_OIDC_FILE, or None if it is not set. The caller must `run` the issuers.
+    """Return the token issuers listed in PAWL_OIDC_FILE, or None if it is not set. The caller must run the issuers.
 
     Raises:
         StartError: The file cannot be used.
@@ -212,8 +214,8 @@ def gone(
 ) -> Callable[[Principal], bool]:
     """Return a function that checks whether a principal's API key is no longer valid.
 
-    A key is no longer valid if it was removed, was assigned to another user, or lost a role that the principal has. All
-    other credentials, and keys that cannot be checked now, count as valid.
+    A key is no longer valid if it was removed, was assigned to another user, or lost a role that the principal has.
+    Other credentials count as valid, and so do keys that cannot be checked now.
 
     Raises:
         StartError: The file cannot be used.
@@ -246,7 +248,7 @@ def _gives(credential: Credential, principal: Principal) -> bool:
 def authenticator(
     settings: ServiceSettings, *, rows: KeyRows | None = None, issuers: Issuers | None = None
 ) -> Authenticator:
-    """Return the authenticator for the settings, with the given key rows and token issuers.
+    """Return the authenticator for these settings, key rows and token issuers.
 
     Raises:
         StartError: A keys file cannot be used.

@@ -62,7 +62,7 @@ D = TypeVar("D", bound=Description)
 
 
 class KeyFetcher:
-    """Fetches issuers' keys over HTTP without redirects, and with limits on size and time."""
+    """Fetches issuers' keys over HTTP, without redirects and with limits on size and time."""
 
     def __init__(self) -> None:
         self._tls = httpx2.create_ssl_context()
@@ -143,11 +143,11 @@ class IssuerKeys:
     async def fitting(self, token: Token, *, may_look_up: Callable[[], bool]) -> list[PublicKey]:
         """Return the keys that may have signed a token.
 
-        If no such key is known, or if all keys are outdated, the keys are fetched first, provided that `may_look_up`
+        If there is no such key, or if all keys are outdated, the keys are fetched first, provided that `may_look_up`
         allows it.
 
         Raises:
-            DependencyUnavailable: The issuer does not answer, and no current key may have signed the token.
+            DependencyUnavailable: The issuer does not answer, and none of the current keys can have signed the token.
         """
         found = fitting(self._keys, token)
         if not found or self._is_outdated():
@@ -163,7 +163,7 @@ class IssuerKeys:
         """Fetch the keys if `may_look_up` allows it. Return whether a fetch was made.
 
         If `may_look_up` does not allow it, the next poll fetches the keys. A client with too many failures therefore
-        does not prevent others at its address from using newly rotated keys.
+        cannot keep other clients at its address from using newly rotated keys.
         """
         if may_look_up():
             return await self.refresh()
@@ -171,14 +171,17 @@ class IssuerKeys:
         return False
 
     async def refresh(self) -> bool:
-        """Try to fetch the keys and return True. If the issuer was asked too often, do not try, and return False."""
+        """Try to fetch the keys and return True.
+
+        If they were fetched too often recently, return False without trying.
+        """
         if self._fetching is None and len(self._started_at) == _BURST_MAX and self._since(0) < _BURST_SECONDS:
             return False
         await self._join_fetch()
         return True
 
     async def keep_fresh(self) -> None:
-        """Fetch the keys when they are due: every five minutes, and sooner after a failure or an unknown key."""
+        """Fetch the keys regularly: every five minutes, and sooner after a failure or an unknown key."""
         is_soon = self._is_down or self._is_wanted
         if not self._started_at or self._since(-1) >= (_RETRY_SECONDS if is_soon else _REFRESH_SECONDS):
             await self._join_fetch()
@@ -226,7 +229,7 @@ class Issuers:
         self._keys: dict[tuple[str, str | None], IssuerKeys] = {}
 
     async def credential(self, text: str, *, may_look_up: Callable[[], bool] = lambda: True) -> Credential:
-        """Return the credential of a token. `may_look_up` is called before unknown keys are fetched from the issuer.
+        """Return the credential of a token. `may_look_up` is called before keys are fetched from the issuer.
 
         Raises:
             TokenRefused: The token is not valid.

@@ -1,4 +1,4 @@
-"""Handles the API keys in job-store: the format of their secrets, and each process's snapshot of them."""
+"""API keys from job-store: the format of their secrets, and each process's snapshot of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def digest_of(key: str) -> bytes:
 def secret_of(random: bytes) -> str:
     """Return the secret for 32 random bytes: `pawl_`, 43 characters of base64url, and a checksum of 6 characters.
 
-    The format lets secret scanners find leaked keys, and lets malformed keys be refused without a lookup.
+    The format helps secret scanners find leaked keys, and malformed keys can be refused without a lookup.
     """
     if len(random) != SECRET_BYTES:
         raise ValueError(f"a secret is made of {SECRET_BYTES} bytes")
@@ -70,7 +70,7 @@ class KeyGrant(Credential, frozen=True, kw_only=True):
 
 
 class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """Changed keys in the order of their last change, and the change from which to continue."""
+    """Changed keys in the order of their last change, and the change after which to continue."""
 
     keys: Sequence[KeyGrant]
     last_change: int
@@ -79,7 +79,7 @@ class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
 
 class KeySource(Protocol):
     async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
-        """Return the keys that changed after a given change (0 returns all), and record which keys were used.
+        """Return the keys that changed after `after_change` (0 returns all), and record which keys were used.
 
         A `last_change` smaller than `after_change` means that the database is an older copy.
 
@@ -92,8 +92,8 @@ class KeyRows:
     """A snapshot of the keys, updated every 2 s by `run`.
 
     Before an unknown key is refused, the snapshot is updated, so that a new key works immediately everywhere.
-    Concurrent callers share one update, and there is at most one update per half second. If no update succeeds for
-    60 s, all keys are refused, because any of them may have been revoked.
+    Concurrent callers share one update, and updates are at least half a second apart. If no update succeeds for 60 s,
+    all keys are refused, because any of them may have been revoked.
     """
 
     def __init__(self, source: KeySource, clock: Clock) -> None:
@@ -137,7 +137,10 @@ class KeyRows:
         return found
 
     def ended(self, digest: bytes) -> KeyGrant | None:
-        """Return the expired or revoked key with that digest for the audit log. None if no such key is remembered."""
+        """Return the expired or revoked key with that digest, for the audit log.
+
+        Return None if no such key is known.
+        """
         found = self._known(digest)
         return None if self._in_force(found) else found
 
@@ -147,7 +150,7 @@ class KeyRows:
 
     @property
     def age_seconds(self) -> float:
-        """The age of the snapshot; infinite before the first update."""
+        """The age of the snapshot in seconds. Infinite before the first update."""
         return self._clock.monotonic() - self._fresh_at
 
     @property
@@ -205,7 +208,7 @@ class KeyRows:
         return True
 
     async def _read(self, after_change: int, used: Sequence[str]) -> None:
-        """Update the snapshot, but only once all changes have been read."""
+        """Update the snapshot once all pages of changes have been read."""
         is_full = after_change == 0
         found: list[KeyGrant] = []
         has_more = True

@@ -1,7 +1,7 @@
-"""Counts and logs failed logins, and limits them per minute.
+"""Counts, limits and logs failed logins, per minute.
 
-The limits bound what failed logins cost, that is, lookups of unknown credentials, and log lines. Successful logins are
-not counted.
+The limits bound the cost of failed logins: lookups of unknown credentials, and log lines. Successful logins are not
+counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Metadata = Sequence[tuple[str, str | bytes]]
 
 
 def kind_of(metadata: Metadata) -> str:
-    """Return why the metadata of a refused call does not identify a caller: absent, repeated, malformed or unknown."""
+    """Return why a refused call's metadata does not identify a caller: absent, repeated, malformed or unknown."""
     texts = {name: value for name, value in metadata if isinstance(value, str)}
     try:
         check_not_repeated(metadata)
@@ -84,7 +84,7 @@ class LoginFailures:
         return self._failed[source] < _SOURCE_MAX and self._failed[_short(authorization)] < _KEY_MAX
 
     def start_lookup(self, call: object, source: str, authorization: str) -> bool:
-        """Return whether a call may look up its caller. If it may, it counts as waiting until `end_lookup` is called.
+        """Return whether a call may look up its caller. If so, the call counts as waiting until `end_lookup` is called.
 
         Raises:
             Overloaded: Too many calls are waiting for lookups.
@@ -101,7 +101,7 @@ class LoginFailures:
         self._lookups.discard(call)
 
     def note(self, source: str, metadata: Metadata, method: str, cause: BaseException | None = None) -> None:
-        """Count a failed login. Log it unless there were too many. `cause` is the cause of the error."""
+        """Count a failed login, and log it unless there were too many. `cause` is the cause of the error."""
         self.report()
         kind, key, key_id = kind_of(metadata), "", NO_KEY
         if kind == "unknown":
@@ -121,7 +121,7 @@ class LoginFailures:
         return self._spend(f"unchecked {source}", _SOURCE_MAX)
 
     def report(self) -> None:
-        """If a minute has passed, log the number of failures that were not logged, and reset the counts."""
+        """Once a minute has passed, log how many failures were not logged, and reset the counts."""
         if self._clock.monotonic() - self._started_at < _WINDOW_SECONDS:
             return
         if self._unlogged:
@@ -139,5 +139,5 @@ class LoginFailures:
 
 
 def _short(authorization: str) -> str:
-    """Return a digest that is long enough to distinguish keys but too short to reveal them."""
+    """Return a digest that is long enough to distinguish keys, but too short to reveal them."""
     return hashlib.sha256(authorization.encode()).hexdigest()[:_KEY_CHARACTERS]

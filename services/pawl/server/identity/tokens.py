@@ -1,6 +1,6 @@
 """Validates tokens (JWT, RFC 7519 and 9068) by the rules of RFC 8725.
 
-Everything here is pure; `issuers` provides the keys and the time.
+Everything here is pure. `issuers` provides the keys and the time.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _Claim: TypeAlias = _Text | Annotated[tuple[_Text, ...], msgspec.Meta(min_length
 
 
 class TokenRefused(Exception):
-    """Raised when a token is not valid. The message is only for the log; the caller is not given a reason."""
+    """Raised when a token is not valid. The message is only for the log. The caller does not learn the reason."""
 
 
 class StoreOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A token's store. It is the same for all tokens of the issuer, or is taken from a claim."""
+    """The rule for finding a token's store, which is fixed for an issuer or taken from a claim."""
 
     claim: _Claim | None = None
     value: _Id | None = None
@@ -80,7 +80,10 @@ class UserOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RolesOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A token's roles: `map` applied to a claim, or `default`. If the result is empty, the token is refused."""
+    """The rule for finding a token's roles: `map` applied to a claim, or `default`.
+
+    Tokens without roles are refused.
+    """
 
     claim: _Claim
     map: dict[str, _Roles]
@@ -95,7 +98,7 @@ class RolesOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One entry of PAWL_OIDC_FILE: an issuer and audience whose tokens are accepted, and how claims map to callers."""
+    """An entry of PAWL_OIDC_FILE: an issuer and audience whose tokens are accepted, and how claims map to callers."""
 
     issuer: _Text
     audience: _Text
@@ -121,7 +124,7 @@ class PublicKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """The parts of a token that has not been verified yet."""
+    """A parsed token that has not been verified yet."""
 
     algorithm: str
     key_id: str | None
@@ -164,8 +167,8 @@ def read_token(text: str) -> Token:
     """Parse a token without verifying it.
 
     Raises:
-        TokenRefused: The token is too long, malformed, encrypted or nested. Or it is not meant for logging in, or has a
-            header that changes how it must be read.
+        TokenRefused: The token is too long, malformed, encrypted or nested, is not meant for logging in, or has a
+            header that changes its interpretation.
     """
     if len(text) > KEY_LENGTH_MAX or not is_token(text):
         raise TokenRefused("it is not a token, or it is too long")
@@ -188,7 +191,7 @@ def provider_of(providers: Iterable[Provider], token: Token) -> Provider:
     """Return the first provider that matches a token's issuer and audience.
 
     Raises:
-        TokenRefused: No provider matches, or the matching one does not allow the token's algorithm.
+        TokenRefused: No provider matches, or the matching provider does not allow the token's algorithm.
     """
     issuer, audience = token.claims.get("iss"), token.claims.get("aud")
     audiences = audience if isinstance(audience, list) else [audience]
@@ -241,7 +244,7 @@ def parse_keys(content: bytes) -> tuple[PublicKey, ...]:
 def fitting(keys: Iterable[PublicKey], token: Token) -> list[PublicKey]:
     """Return up to _TRIED_MAX keys that may have signed a token.
 
-    These keys have the token's algorithm. If the token names a key id, they have that id.
+    They have the token's algorithm and, if the token names a key id, that id.
     """
     found = [
         key
@@ -279,9 +282,9 @@ def credential_of(provider: Provider, claims: Mapping[str, Any]) -> Credential:
 
 
 def to_id(value: str) -> str:
-    """Return the id for a claim's value. If the value is not a valid id, the id is `sha256-` and the value's digest.
+    """Convert a claim's value to an id. If the value is not a valid id, the result is `sha256-` and the value's digest.
 
-    A value that starts with `sha256-` is hashed as well, so that distinct values get distinct ids.
+    A value that starts with `sha256-` is also hashed, so that distinct values get distinct ids.
     """
     if is_id(value) and not value.startswith(_DIGEST_PREFIX):
         return value
@@ -290,7 +293,7 @@ def to_id(value: str) -> str:
 
 
 def _decode(part: bytes) -> bytes:
-    """Decode base64url as in RFC 7515, that is, without padding, and only canonical text."""
+    """Decode base64url as in RFC 7515. Reject padding and text that is not canonical."""
     try:
         decoded = base64.b64decode(part + b"=" * (-len(part) % 4), altchars=b"-_", validate=True)
     except binascii.Error:
@@ -333,7 +336,7 @@ def _verifies(verify: Any, token: Token, key: jwk.Key) -> bool:
 
 
 def _claim(claims: Mapping[str, Any], path: str | tuple[str, ...]) -> Any:
-    """Return the value of a claim, given its name or path. Return None if it is missing."""
+    """Return the value of a claim, by name or path, or None if it is missing."""
     value: Any = claims
     for name in [path] if isinstance(path, str) else path:
         value = value.get(name) if isinstance(value, Mapping) else None

@@ -1,4 +1,4 @@
-"""Runs a process's HTTP server: the gateway's API, and every service's metrics and health pages."""
+"""A process's HTTP server: the gateway's API, and every service's metrics and health pages."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def application(pages: Mapping[str, Page]) -> Any:
 
 
 class HttpServer:
-    """Serves an ASGI application. An async context manager that sets `address` on entry.
+    """A server for an ASGI application. An async context manager that sets `address` on entry.
 
     On exit, it stops accepting connections, sets `closing` so that streams can end, and gives open requests
     `drain_seconds` to complete.
@@ -138,7 +138,7 @@ class HttpServer:
 
 
 def _notice_silence(listening: socket.socket) -> None:
-    """Let the kernel end connections to peers that have vanished. Accepted sockets inherit these options."""
+    """Let the kernel close connections to peers that have vanished. Accepted sockets inherit these options."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _SILENT_SECONDS // 2),
@@ -151,7 +151,7 @@ def _notice_silence(listening: socket.socket) -> None:
 
 
 def _in_parts(app: Any) -> Any:
-    """Wrap `app` to send bodies in small parts.
+    """Wrap `app` so that it sends bodies in small parts.
 
     A TLS transport does not count bytes that it has passed to the socket. After one large write, its buffer would look
     empty, and the server could not distinguish a stalled client from a slow one.
@@ -194,7 +194,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """Closes connections whose request or response takes too long. h11 itself only limits sizes."""
+    """HTTP protocol that closes connections whose request or response takes too long. h11 itself only limits sizes."""
 
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
@@ -244,7 +244,7 @@ class _Protocol(H11Protocol):
             self._check_later()
 
     def _unread_bytes(self) -> int:
-        """Return how much data waits here and in the kernel. The kernel buffers megabytes before it accepts more."""
+        """Return how many bytes wait here and in the kernel. The kernel buffers megabytes before it accepts more."""
         queued = bytes(4)
         with contextlib.suppress(OSError, ValueError):  # The socket was closed, or the system does not say.
             queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
@@ -266,7 +266,7 @@ class HealthMonitor:
     It probes every 5 s, or every 2 s while a dependency does not answer.
 
     Services are NOT_SERVING while a required dependency does not answer. The health of optional dependencies is only
-    reported. This is an async context manager. Enter it inside the server's context.
+    reported. An async context manager, to be entered inside the server's context.
     """
 
     def __init__(self) -> None:

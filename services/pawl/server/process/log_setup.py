@@ -1,4 +1,4 @@
-"""Configures structured logs with structlog. Each object is one line of JSON or, on a terminal, of coloured text."""
+"""Structured logs with structlog. Each entry is one line of JSON or, on a terminal, of coloured text."""
 
 from __future__ import annotations
 

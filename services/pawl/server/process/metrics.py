@@ -1,4 +1,4 @@
-"""Defines the Prometheus metrics of a process.
+"""The Prometheus metrics of a process.
 
 Names have the form `pawl_<service>_<noun>_<unit or total>`. Label values come from closed sets.
 """
@@ -31,14 +31,17 @@ OTHER: Final = "other"
 
 
 class FirstValues:
-    """Bounds the values of a label: the first `values_max` values are labels until the process ends, others `other`."""
+    """A bound on the values of a label.
+
+    The first `values_max` values are labels until the process ends, others `other`.
+    """
 
     def __init__(self, values_max: int) -> None:
         self._left = values_max
         self._labels: dict[Hashable, str] = {}
 
     def label(self, value: str, *scope: str) -> str:
-        """Return the label of a value. The same value in another `scope` counts as another value."""
+        """Return the label for a value. The same value in another `scope` counts as another value."""
         key = (value, *scope) if scope else value
         label = self._labels.get(key)
         if label is None:
@@ -52,7 +55,7 @@ class FirstValues:
 class Metrics:
     """The metrics of one process, in its own registry.
 
-    `service` becomes part of every name (`job_store` gives `pawl_job_store_...`).
+    `service` becomes part of every name (for example, `pawl_job_store_...`).
     """
 
     def __init__(self, service: str) -> None:
@@ -66,11 +69,11 @@ class Metrics:
         self._stores = FirstValues(STORES_MAX)
 
     def store(self, store_id: str) -> str:
-        """Return the value of the label `store`."""
+        """Return the label `store` for a store."""
         return self._stores.label(store_id)
 
     def counter(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:
-        """Return a new counter `pawl_<service>_<name>`. The name must end with `_total`."""
+        """Create a counter `pawl_<service>_<name>`. The name must end with `_total`."""
         return Counter(f"{self._prefix}_{name}", documentation, labels, registry=self.registry)
 
     def gauge(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Gauge:
@@ -84,7 +87,7 @@ class Metrics:
         *,
         buckets: Sequence[float] = _RPC_SECONDS,
     ) -> Histogram:
-        """Return a new histogram `pawl_<service>_<name>`. The default buckets are in seconds."""
+        """Create a histogram `pawl_<service>_<name>`. The default buckets are in seconds."""
         return Histogram(f"{self._prefix}_{name}", documentation, labels, registry=self.registry, buckets=buckets)
 
     def text(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Provides the common part of the main functions of all services.
+"""The code that the main functions of all services share.
 
 async def main(stop: asyncio.Event) -> None:
     settings = load(JobStoreSettings)
@@ -75,7 +75,7 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
 
     SIGTERM and SIGINT set the event passed to `main`. A second signal ends the process immediately. The exit code is 0
     if `main` returned and every task failure was handled, 2 after a StartError, and 1 otherwise. Code 2 means that a
-    restart without changes will fail again. A StartError or DependencyUnavailable is logged as one sentence without a
+    restart without changes will fail again. StartError and DependencyUnavailable are logged as one sentence without a
     traceback.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -119,7 +119,7 @@ async def _run(main: Callable[[asyncio.Event], Awaitable[None]]) -> int:
 class Background:
     """Supervised loops that run alongside the server. An async context manager that cancels them on exit.
 
-    A loop that crashes is restarted, after 0.1 s at first and at most 5 s. A loop that returns is not restarted.
+    A loop that crashes is restarted after a delay that grows from 0.1 s to 5 s. A loop that returns is not restarted.
     Crashes are logged with a traceback. An unavailable dependency is logged in one line, at most once a minute for all
     loops.
     """
@@ -161,11 +161,10 @@ T = TypeVar("T")
 
 
 class Service:
-    """The common parts of one process. An async context manager.
+    """The resources of one service process. An async context manager.
 
-    On exit, it cancels the `background` loops, and then closes everything that was opened through it, in reverse order.
-    `serve` drains the calls first. Loops on which calls depend (for example, a group commit) therefore run until the
-    last call.
+    On exit, it cancels the `background` loops and then closes everything that was opened through it, in reverse order.
+    `serve` drains the calls first, so loops that calls depend on (for example, a group commit) run until the last call.
     """
 
     def __init__(self, name: str, settings: ServiceSettings) -> None:
@@ -203,8 +202,8 @@ class Service:
         """Return the connected database. The service's health depends on it.
 
         Raises:
-            StartError: PAWL_DATABASE_URL is missing or does not lead to a database, or the database is not durable (see
-                `durability`).
+            StartError: PAWL_DATABASE_URL is missing or is not the URL of a database, or the database is not durable
+                (see `durability`).
         """
         from pawl.server.db.database import Database
         from pawl.server.db.durability import require_durable
@@ -260,7 +259,7 @@ class Service:
             )
 
     async def open_tracer(self) -> Tracer | None:
-        """Return a tracer if an OTEL_* variable names an endpoint that receives spans, otherwise None.
+        """Return a tracer if an OTEL_* variable names an endpoint that receives spans. Otherwise, return None.
 
         Raises:
             StartError: An OTEL_* variable has a value that cannot be used.
@@ -301,9 +300,9 @@ class Service:
 
         This waits until that service answers, but only during the first three seconds of this process.
 
-        By default, the channel sends the service key. A `public` channel is for methods that users also call: each call
-        has its own key, and errors are raised as the PawlError that the peer reported. With a certificate authority,
-        the channel uses TLS, and the peer's certificate must name the service.
+        By default, the channel sends the service key. A `public` channel is for methods that users also call. Each call
+        has its own key, and raises the PawlError that the peer reported. With a certificate authority, the channel uses
+        TLS, and the peer's certificate must name the service.
         """
         channel = await self.enter(
             open_channel(
@@ -325,7 +324,7 @@ class Service:
     def rpc_server(self, keys: KeySource | None = None) -> RpcServer:
         """Return the server that the settings describe. Add servicers to it, then `serve` it.
 
-        Callers can use these `keys` in addition to those in the settings.
+        Callers can use `keys` in addition to the keys in the settings.
         """
         issuers = read_issuers(self._settings, self.clock)
         if issuers:
@@ -355,7 +354,7 @@ class Service:
         )
 
     async def serve(self, server: RpcServer | HttpServer, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set, then drain. The `background` loops keep running meanwhile."""
+        """Serve until `stop` is set, then drain. The `background` loops run until the drain has ended."""
         pages = {
             "/metrics": lambda: Response(body=self.metrics.text(), content_type=CONTENT_TYPE),
             "/healthz": self.health.page,

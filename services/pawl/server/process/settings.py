@@ -1,4 +1,4 @@
-"""Reads settings from the environment and validates them at start. All problems are reported at once.
+"""Settings from environment variables, validated at start. All problems are reported at once.
 
 A service derives from `ServiceSettings`, adds its own fields, and calls `load`. The field `listen` is read from
 `PAWL_LISTEN`, and a field with a `validation_alias` is read from the variable of that name. To keep a `SecretStr` out
@@ -127,7 +127,7 @@ class ServiceSettings(BaseSettings):
         *_: PydanticBaseSettingsSource,
         **__: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use constructor arguments first, then the environment."""
+        """Read constructor arguments first, then the environment."""
         return init_settings, _Variables(settings_cls)
 
     @model_validator(mode="after")
@@ -159,7 +159,7 @@ SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 def load(cls: type[SettingsT]) -> SettingsT:
     """Return this process's settings, or exit.
 
-    On invalid settings it prints one line per problem to standard error and exits with code 2.
+    If they are invalid, print one line per problem to standard error and exit with code 2.
     """
     try:
         return read(cls)
@@ -248,7 +248,7 @@ def parse_secret(content: bytes) -> str:
 
 
 def read_secret(variable: str, environment: Mapping[str, str]) -> str | None:
-    """Return a secret from the variable, or from the file that `<variable>_FILE` names. None if neither is set.
+    """Return a secret from the variable, or from the file that `<variable>_FILE` names, or None if neither is set.
 
     Raises:
         ValueError: Both variables are set, or the file cannot be read or does not contain a secret.

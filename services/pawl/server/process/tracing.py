@@ -1,7 +1,7 @@
-"""Records spans and sends them over OTLP, configured by the standard OTEL_* variables.
+"""Spans, recorded and sent over OTLP. The standard OTEL_* variables configure this.
 
 Recording never waits for the receiver. While it is down or slow, spans are dropped and counted. `Service.open_tracer`
-imports this module only if tracing is on, because the SDK takes time and memory.
+imports this module only if tracing is enabled, because the SDK costs time and memory.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ class Tracer:
         span_id: int = 0,
         is_client: bool = False,
     ) -> Span:
-        """Start a span. `parent` and `links` are valid `traceparent`s. Without a parent, it starts a trace.
+        """Start a span. `parent` and `links` are valid `traceparent`s. Without a parent, start a new trace.
 
-        IDs that are 0 are chosen at random. The sampler decides about new traces; other spans follow their parents.
+        IDs that are 0 are chosen at random. The sampler decides about new traces. Other spans follow their parents.
         """
         self._ids.trace_id, self._ids.span_id = trace_id, span_id
         context = set_span_in_context(NonRecordingSpan(_context(parent)), Context()) if parent else Context()
@@ -165,7 +165,10 @@ class _Ids(IdGenerator):
 
 
 class _Bounded(SpanProcessor):
-    """Batches spans in a thread, and counts those exported, refused by the receiver, or dropped by a full queue."""
+    """A queue that exports spans in batches from a thread.
+
+    It counts spans exported, refused by the receiver, or dropped.
+    """
 
     def __init__(self, exporter: SpanExporter, spans: Any) -> None:
         self._queue_spans_max = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE") or _QUEUE_SPANS_MAX)

@@ -1,4 +1,4 @@
-"""Serves calls that arrive in batches: see `pawl.batch.v1`."""
+"""Calls that arrive in batches, as defined in `pawl.batch.v1`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _Carried = dict[str, tuple[Method, Behaviour]]
 
 
 class BatchServicer(BatchServiceServicer):
-    """Passes calls from batches to the methods that were added. Methods with request streams are not supported."""
+    """Passes calls from batches to their methods. Methods with request streams are not supported."""
 
     def __init__(self, interceptor: Interceptor, *, bytes_max: int) -> None:
         self._interceptor = interceptor
@@ -49,7 +49,7 @@ class BatchServicer(BatchServiceServicer):
                 self._carried[name] = method, _behaviour(handler, self._bytes_max)
 
     def add_relayed(self, service_name: str, handlers: Mapping[str, Handler]) -> None:
-        """Accept relayed calls of the methods with a single request and a response stream."""
+        """Accept relayed calls of methods with a single request and a response stream."""
         for method_name, handler in handlers.items():
             if handler.response_streaming and not handler.request_streaming:
                 name = f"/{service_name}/{method_name}"
@@ -176,7 +176,7 @@ class _Stream:
         await behaviour(None, context)
 
     def _checked(self, response: bytes | None) -> bytes | None:
-        """Reject a response over the client's limit. It would end the stream, and thus all other calls."""
+        """Reject a response over the client's limit, which would end the stream and thus all other calls."""
         if response is not None and 0 < self._response_bytes_max < len(response):
             raise TooLarge(
                 f"the response is {len(response)} bytes, but the caller accepts at most {self._response_bytes_max}"

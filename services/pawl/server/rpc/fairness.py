@@ -1,4 +1,4 @@
-"""Provides fair queues and slots. A slow or busy key (a store) delays only its own work."""
+"""Fair queues and slots. A slow or busy key (a store) delays only its own work."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class FairQueue(Generic[K, T]):
 
 
 def quota(slots: int, of_others: int) -> int:
-    """Return how many slots one key can hold. This is half of the slots that other keys leave, but at least one."""
+    """Return how many slots one key can hold: half of the slots that other keys do not use, but at least one."""
     return max(1, (slots - of_others) // 2)
 
 
 class FairSlots:
-    """A limited number of concurrent slots. Each key can hold up to its `quota` of them."""
+    """A fixed number of concurrent slots. Each key can hold up to its `quota` of them."""
 
     def __init__(self, slots_max: int) -> None:
         self._slots_max = slots_max

@@ -1,11 +1,11 @@
-"""Handles all RPCs of a server in the same way, regardless of their kind.
+"""Handles all RPCs of a server uniformly, whatever their kind.
 
 It closes several gaps in grpc.aio:
 
 * grpc.aio reads and parses a request before it calls the method, and answers unparsable bytes with UNKNOWN. Here,
   methods receive raw bytes, which are read and parsed after authentication and admission.
-* grpc.aio sends the text of an uncaught exception to the client. Here, the client gets INTERNAL with an id, under which
-  the log has the traceback.
+* grpc.aio sends the text of an uncaught exception to the client. Here, the client gets INTERNAL with an id, and the
+  log has the traceback under this id.
 * grpc.aio applies its limit on concurrent RPCs late. Here, calls over the limit are refused immediately, and unary
   calls and streams are counted separately.
 * grpc.aio leaves deadlines to the handlers. Here, each handler ends shortly before the client's deadline, while the
@@ -143,7 +143,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
         return wrapped
 
     def wrap(self, name: str, handler: Handler, refuse: Refuse = status.abort) -> Behaviour:
-        """Return the method of a handler as a function of raw requests. It refuses calls by calling `refuse`."""
+        """Return a handler's method as a function of raw requests. It refuses calls by calling `refuse`."""
         access = self._access.get(name.split("/")[1], Access())
         is_stream = handler.request_streaming or handler.response_streaming
         method = Method(self, name, access, is_stream=is_stream, reads_many=handler.request_streaming)
@@ -179,9 +179,9 @@ class Interceptor(grpc.aio.ServerInterceptor):
             call.release(slots)
 
     async def end_outdated(self) -> None:
-        """End calls whose callers would no longer be admitted. They end with the error that a new call would get.
+        """End calls whose callers would no longer be admitted, with the error that a new call would get.
 
-        Calls from services get a retryable error, because a service has another key once this key is revoked.
+        Calls from services get a retryable error, because a service with a revoked key already has a new one.
         """
         found: dict[tuple[tuple[str, str], ...], Principal | PawlError] = {}
         for call in list(self._active):
@@ -209,7 +209,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
             return DependencyUnavailable("the caller cannot be authenticated now: try again")
 
     def stop_calls(self, *, drainable: bool) -> None:
-        """End running calls with SHUTTING_DOWN. Calls that get the drain time are only ended if `drainable` is set."""
+        """End running calls with SHUTTING_DOWN. End calls that are allowed to drain only if `drainable` is set."""
         self.stopping = True
         for call in list(self._active):
             access = call.method.access
@@ -379,7 +379,7 @@ class Method:
             failures.end_lookup(call)
 
     def _client(self, context: Context, metadata: dict[str, str]) -> str:
-        """Return the client address that the gateway reports. Return an empty string for a direct call."""
+        """Return the client address that the gateway reported, or an empty string for a direct call."""
         client = self.interceptor.authenticator.client_of(metadata)
         if client and self.interceptor.certified_services:
             try:
@@ -438,7 +438,7 @@ def _caller(principal: Principal) -> dict[str, str]:
 
 
 def _code_name(context: Context) -> str:
-    """Return the name of the code that a handler set or aborted with. grpc.aio keeps it as an enum or a number."""
+    """Return the name of the code that a handler set or aborted with. grpc.aio stores it as an enum or a number."""
     code: Any = context.code()
     if isinstance(code, grpc.StatusCode):
         return code.name
@@ -451,8 +451,8 @@ _CODE_NAMES: Final = {code.value[0]: code.name for code in grpc.StatusCode}
 def _leading(error: Exception) -> Exception:
     """Return the error to report for a failed call or task group.
 
-    If there is an AbortError, it is reported. If all failures are PawlErrors, the first of them is reported. Otherwise,
-    `error` is. gRPC raises an InternalError if a message cannot be sent because the client has just disconnected.
+    An AbortError comes first. If all failures are PawlErrors, report the first one. Otherwise, report `error`. gRPC
+    raises an InternalError if a message cannot be sent because the client has just disconnected.
     """
     leaves = _leaves(error) if isinstance(error, ExceptionGroup) else [error]
     for leaf in leaves:

@@ -44,7 +44,7 @@ class RpcServer:
 
     Add the servicers before entering it. On exit, the health service reports NOT_SERVING, new calls are refused, and
     streams end with SHUTTING_DOWN so that watchers reconnect elsewhere. Running unary calls, and streams added with
-    `drain_streams`, get `drain_seconds` before they are ended too.
+    `drain_streams`, get `drain_seconds` to complete.
 
     With `tls`, both listeners use TLS. If `tls` has a certificate authority, services must present a certificate and
     use `internal_listen`. That address does not accept any other clients, because gRPC cannot request client
@@ -209,7 +209,10 @@ def _is_checking(tls: Tls | None) -> bool:
 
 
 class _Registrar:
-    """Replaces the server and the servicer during registration. It collects the served and the forwarded methods."""
+    """A stand-in for the server and the servicer during registration.
+
+    It collects the served and the forwarded methods.
+    """
 
     def __init__(self, servicer: object, forward: Forward | None) -> None:
         self._servicer = servicer

@@ -52,8 +52,8 @@ class AuditTrail:
         """Write entries and return once they are durable. Safe to cancel, but the entries may still be written.
 
         Raises:
-            DependencyUnavailable: The entries may or may not have been written. The actions they describe must not be
-                carried out.
+            DependencyUnavailable: The entries may or may not have been written. The actions that they describe must not
+                be carried out.
         """
         if not drafts:
             return
@@ -100,8 +100,8 @@ class AuditTrail:
         """Record the end of a call.
 
         The check and the start of a READ_ONLY call are recorded together with its end. `reason` overrides the reason in
-        the result. It is CACHED for a cached result, and LATE for a result that was dropped because the call had
-        already ended.
+        the result: CACHED for a cached result, and LATE for a result that was dropped because the call had already
+        ended.
         """
         draft = replace(
             self._of_job(job, AuditKind.RETURNED),
@@ -196,7 +196,7 @@ _PAGES_PER_REPORT: Final = 5
 async def verify(
     log: PostgresAuditLog, store_id: StoreId, known: Head | None
 ) -> AsyncIterator[audit_pb2.VerifyAuditResponse]:
-    """Verify a store's chain. Yield the verified position every 10,000 entries. At the end, yield the result (`done`).
+    """Verify a store's chain. Yield the verified position every 10,000 entries and, at the end, the result (`done`).
 
     Entries written during verification are not checked. `known` is a chain head that was stored outside the database,
     or None.

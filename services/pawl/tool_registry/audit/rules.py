@@ -1,10 +1,10 @@
-"""Defines a store's audit chain of proposals, decisions, starts and results. Each entry is linked to the previous one.
+"""A store's audit chain of proposals, decisions, starts and results. Each entry is linked to the previous one.
 
 Entries hold digests of arguments and results, but never the arguments or results themselves. Each digest is keyed with
 the conversation's secret. Destroying the secret makes the digests meaningless but leaves the chain intact.
 
-An entry's hash covers its content, its number and the previous hash. Changing, removing, inserting or moving an entry
-means rebuilding all later entries. Even a rebuilt chain is exposed by a chain head that was stored elsewhere.
+An entry's hash covers its content, its number and the previous hash. To change, remove, insert or move an entry, an
+attacker must rebuild all later entries. A chain head stored elsewhere reveals even a rebuilt chain.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class AuditDraft:
     """An entry before it is added to the chain. Times are microseconds since 1970.
 
     `credential_id` is the credential that started the run, and `delegate_user_id` is the delegate that acted for the
-    user. `by_credential_id` and `by_delegate_user_id` describe `by_user_id` in the same way. `agent_name` is the run's
-    agent. Fields that do not apply are empty.
+    user. `by_credential_id` and `by_delegate_user_id` are the same for `by_user_id`. `agent_name` is the run's agent.
+    Fields that do not apply are empty.
     """
 
     store_id: StoreId
@@ -96,7 +96,7 @@ ENDS: Final[Mapping[int, tuple[Outcome, str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """A chain's last entry. For an empty chain, `seq` is 0 and `hash` is empty."""
+    """The last entry of a chain. For an empty chain, `seq` is 0 and `hash` is empty."""
 
     seq: int = 0
     hash: str = ""
@@ -123,7 +123,7 @@ class Problem:
 
 
 def sealed(draft: AuditDraft, secret: bytes) -> AuditDraft:
-    """Return the entry with digests that are keyed with a secret, so that they do not allow guessing its content."""
+    """Return the entry with its digests keyed with a secret, so that nobody can guess the content from them."""
     return replace(
         draft,
         arguments_sha256=_keyed(draft.arguments_sha256, secret),
@@ -136,7 +136,7 @@ def _keyed(digest: str, secret: bytes) -> str:
 
 
 def chained(head: Head, drafts: Sequence[AuditDraft]) -> list[AuditEntry]:
-    """Return the drafts as chain entries that follow `head`, in order. All drafts must belong to one store."""
+    """Return the drafts as chain entries after `head`, in order. All drafts must belong to one store."""
     entries = []
     for draft in drafts:
         seq = head.seq + 1
@@ -217,7 +217,7 @@ class Verifier:
     def end(self, beyond_head: int) -> Problem | None:
         """Check the end of the chain.
 
-        `beyond_head` is the number of an entry after the recorded head, or 0 for none.
+        `beyond_head` is the number of an entry after the recorded head, or 0 if there is none.
         """
         last = self.verified.seq
         due = max(self._head.seq, self._known.seq if self._known else 0)
@@ -243,13 +243,13 @@ def sha256_hex(content: bytes) -> str:
 
 
 def clean_name(tool_name: str) -> str:
-    """Return a storable form of a tool name, which the model may have made up."""
+    """Return a storable form of a tool name, which the model may have invented."""
     return storable(tool_name[:TOOL_NAME_CHARACTERS_MAX])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFilter:
-    """Selects a store's entries. Empty fields and None match anything."""
+    """A filter on a store's entries. Empty fields and None match anything."""
 
     store_id: StoreId
     run_id: RunId = RunId("")

@@ -1,1 +1,1 @@
-"""Tools that every deployment has, one module per topic."""
+"""Tools that every deployment has, with one module per topic."""

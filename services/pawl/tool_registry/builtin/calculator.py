@@ -46,7 +46,7 @@ def evaluate(expression: str) -> int | float | bool | str:
     """Return the value of an expression. Integers beyond 64 bits are returned as strings.
 
     Raises:
-        ToolError: The expression cannot be evaluated; the message says why.
+        ToolError: The expression cannot be evaluated. The message explains why.
     """
     if len(expression) > EXPRESSION_CHARACTERS_MAX:
         raise ToolError(f"the expression has more than {EXPRESSION_CHARACTERS_MAX} characters")

@@ -77,7 +77,7 @@ def _shown(run: run_pb2.Run, now: float) -> dict[str, Any]:
 
 
 def state_of(run: run_pb2.Run) -> str:
-    """Return the name of a run's state. If the run waits for an approval or is paused, return that instead."""
+    """Return the name of a run's state or, if the run waits for an approval or is paused, that condition."""
     if run_pb2.WAIT_KIND_APPROVAL in run.waits:
         return "AWAITING_APPROVAL"
     if run_pb2.WAIT_KIND_PAUSED in run.waits:
@@ -88,7 +88,7 @@ def state_of(run: run_pb2.Run) -> str:
 
 
 def _next_time(run: run_pb2.Run, now: float) -> float | None:
-    """Return when a job's next iteration is due. None if none follows, or if the job waits for something else."""
+    """Return when a job's next iteration is due, or None if there is none or the job waits for something else."""
     job, begin_time = run.job, seconds(run.job.begin_time)
     if list(run.waits) != [run_pb2.WAIT_KIND_TIME] or not job.interval_seconds:
         return None

@@ -51,7 +51,7 @@ def people_tools(documents: PostgresDocumentRepository) -> list[Tool[..., Any]]:
 
 
 def _matching(text: str, words: list[str]) -> dict[str, Any]:
-    """Return the people in an address book who match all words. Columns that are empty are left out.
+    """Return the people in an address book who match all words, without their empty columns.
 
     Raises:
         ToolError: The document has no header with the required columns, or a line is too long.

@@ -1,4 +1,4 @@
-"""Finds tools: tools loaded by this process, and tools registered in each store."""
+"""Finds tools: those that this process loaded, and those registered in each store."""
 
 from __future__ import annotations
 
@@ -79,16 +79,16 @@ class ArgumentsSchema:
 
     @property
     def size(self) -> int:
-        """The estimated size in the cache, in bytes.
+        """Estimated size in the cache, in bytes.
 
-        This includes the weight, because a compiled pattern may need a lot of memory.
+        The size includes the weight, because a compiled pattern may need a lot of memory.
         """
         return len(self.packed) + (int(_WEIGHT_BYTES * self.weight) if self.validator else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogTool:
-    """A tool version with its schema. If this process has a runner for the tool, it is included."""
+    """A tool version with its schema and, if this process can run it, its runner."""
 
     entry: ToolVersion
     schema: ArgumentsSchema
@@ -106,14 +106,14 @@ class CatalogTool:
 
     @property
     def definitions(self) -> list[ToolDefinition]:
-        """The pinned definition and, if the tool still exists with another definition, its current definition."""
+        """The pinned definition and, if the tool still exists with a different definition, its current definition."""
         if self.in_force is None or self.in_force is self.entry:
             return [self.definition]
         return [self.definition, self.in_force.definition]
 
     @property
     def is_available(self) -> bool:
-        """Whether calls can be executed. Calls to front-end, user and workflow tools need no runner here."""
+        """True if calls can be executed. Calls of front-end, user and workflow tools need no runner here."""
         if self.loaded is not None or self.definition.context in {ExecutionContext.FRONTEND, ExecutionContext.HUMAN}:
             return True
         return self.in_force is not None and self.in_force.source == WORKFLOW
@@ -122,7 +122,7 @@ class CatalogTool:
     def newest_schema(self) -> ArgumentsSchema | None:
         """The schema of the version that this process would run.
 
-        None if that is the pinned version, or if there is none.
+        It is None if that is the pinned version, or if there is none.
         """
         if self.loaded is None or self.loaded.entry.version == self.entry.version:
             return None
@@ -139,9 +139,9 @@ class LoadedTool:
 
 
 class Catalog:
-    """Finds tools, and registers the tools of stores.
+    """The tools of this process and of all stores.
 
-    A loaded tool takes precedence over a store's tool with the same name. Such a conflict is only possible if the store
+    A loaded tool takes precedence over a store's tool with the same name. Such a conflict is possible only if the store
     registered the name before the tool was loaded.
     """
 
@@ -154,7 +154,7 @@ class Catalog:
         self._kept_bytes = 0
 
     async def load(self, source: str, tools: Iterable[Tool[..., Any]]) -> None:
-        """Load this process's tools. A tool whose name is already taken is logged and skipped."""
+        """Load this process's tools. Log and skip a tool whose name is already taken."""
         new: dict[str, Tool[..., Any]] = {}
         for tool in tools:
             if tool.name in self._loaded or tool.name in new:
@@ -168,10 +168,10 @@ class Catalog:
             _log.info("tool.loaded", source=source, tools=sorted(new))
 
     def forget(self, prefix: str) -> None:
-        """Forget the tools of this process whose sources start with `prefix`."""
-        kept = {name: each for name, each in self._loaded.items() if not each.entry.source.startswith(prefix)}
-        if len(kept) < len(self._loaded):
-            self._loaded = kept
+        """Unload the tools of this process whose sources start with `prefix`."""
+        remaining = {name: each for name, each in self._loaded.items() if not each.entry.source.startswith(prefix)}
+        if len(remaining) < len(self._loaded):
+            self._loaded = remaining
             # They may refer to the forgotten tools.
             self._versions.clear()
             self._kept_bytes = 0
@@ -186,7 +186,7 @@ class Catalog:
         return [entry for _, entry in sorted(entries.items()) if _is_for(entry, caller)]
 
     async def get(self, caller: Principal, name: str, version: int) -> ToolVersion:
-        """Return a version of a tool; 0 means the current version.
+        """Return a version of a tool. 0 means the current version.
 
         Raises:
             ToolNotFound: The version does not exist, or the caller may not call it.
@@ -203,7 +203,7 @@ class Catalog:
         return entry.version if entry else 0
 
     async def find(self, store_id: StoreId, name: str, version: int) -> CatalogTool | None:
-        """Return a version with its compiled schema, and with its runner if this process has one. None if absent."""
+        """Return a version with its compiled schema and, if this process has one, its runner. Return None if absent."""
         loaded = self._loaded.get(name)
         if loaded is not None and loaded.entry.version == version:
             return CatalogTool(entry=loaded.entry, schema=loaded.schema, loaded=loaded, in_force=loaded.entry)
@@ -265,7 +265,7 @@ class Catalog:
         """Check that a store may register a tool with this arguments schema.
 
         Raises:
-            InvalidSchema: The schema is unusable; the message gives the position and the cause.
+            InvalidSchema: The schema is unusable. The message contains the position and the cause.
         """
         await self._check_usable(store_id, schema_problem, schema, "the arguments schema")
 
@@ -273,7 +273,7 @@ class Catalog:
         """Check that a run may use this schema for its structured output.
 
         Raises:
-            InvalidSchema: The schema is unusable; the message gives the position and the cause.
+            InvalidSchema: The schema is unusable. The message contains the position and the cause.
             Overloaded: The store has too many checks queued.
         """
         await self._check_usable(store_id, output_schema_problem, schema_json, "the schema")
@@ -313,11 +313,11 @@ class Catalog:
         """Return the tools in `names`, sorted by name. If `names` is empty, return all tools.
 
         Tools in `pinned` are returned in their pinned version. With `skip_missing`, tools that do not exist or that the
-        caller may not call are left out.
+        caller may not call are omitted.
 
         Raises:
-            ToolNotFound: A pinned version does not exist. Or, without `skip_missing`, a tool in `names` does not exist
-                or the caller may not call it.
+            ToolNotFound: A pinned version does not exist or, without `skip_missing`, a tool in `names` does not exist
+                or may not be called by the caller.
         """
         store_id = caller.store_id
         if names:
@@ -352,7 +352,7 @@ class Catalog:
         )
 
     async def check_own(self, caller: Principal, definitions: Sequence[ToolDefinition]) -> list[str]:
-        """Check the front-end tools that a caller sends with a run, and return their digests. Nothing is stored.
+        """Validate the front-end tools that a caller sends with a run. Return their digests. Nothing is stored.
 
         Raises:
             InvalidField, InvalidSchema: A definition is invalid.
@@ -386,7 +386,7 @@ class Catalog:
             await self._repository.register(store_id, definition, replace=True, source=WORKFLOW)
 
     def own(self, store_id: StoreId, definition: ToolDefinition) -> CatalogTool:
-        """Return a tool that was sent with a run. Its definition was checked when the run started."""
+        """Return a tool that was sent with a run. Its definition was validated when the run started."""
         # Registered names never start with "@", so the keys cannot collide.
         key = (store_id, f"@{definition_hash(definition)}", 1)
         found = self._versions.get(key) or self._compiled(key, own_version(store_id, definition), None)
@@ -412,8 +412,8 @@ class Catalog:
         Callers who may attach workers can also unregister worker tools.
 
         Raises:
-            ToolNotFound: The store does not have such a tool, or the tool belongs to a source or to the deployment. Or
-                it is a worker tool, and the caller may not attach workers.
+            ToolNotFound: The store has no such tool, the tool belongs to a source or to the deployment, or it is a
+                worker tool and the caller may not attach workers.
             PermissionDenied: The caller is not an admin, and the tool is restricted or belongs to another user.
         """
         if name in self._loaded:

@@ -20,7 +20,7 @@ class Helper(Protocol):
     """Processes untrusted input without delaying other calls."""
 
     async def run(self, store_id: StoreId, function: Callable[..., T], *arguments: Any, cpu_seconds: float) -> T:
-        """Call a module-level function with picklable arguments, and return its result or raise its exception.
+        """Call a module-level function with picklable arguments. Return its result or raise its exception.
 
         Raises:
             TooCostly: The call exceeded its CPU time limit or the helper's memory limit.
@@ -30,7 +30,7 @@ class Helper(Protocol):
 
 
 class ToolSource(Protocol):
-    """Provides runners for tools that were registered through one kind of source."""
+    """Runners for tools that were registered through one kind of source."""
 
     def tool(self, entry: ToolVersion) -> Tool[..., Any] | None:
-        """Return a version's runner, or None if its source was removed. This is fast and never raises."""
+        """Return a version's runner, or None if its source was removed. Fast, and never raises."""

@@ -69,8 +69,8 @@ class PostgresToolRepository(DatabaseAdapter):
     async def adopt(self, source: str, definitions: Sequence[ToolDefinition]) -> Sequence[ToolVersion]:
         """Return the version of each loaded definition, in order.
 
-        A known definition has the same version in every process, and a new definition gets the next version. This is
-        atomic, and several processes may call it concurrently.
+        A known definition has the same version in every process, and a new definition gets the next version. Atomic,
+        and safe to call from several processes concurrently.
         """
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, _LOADED)
@@ -92,8 +92,7 @@ class PostgresToolRepository(DatabaseAdapter):
 
         Raises:
             ToolExists: The name belongs to another source, or it has another definition and `replace` is not set.
-            PermissionDenied: The registrant may not replace the tool at all, or may not replace it with this
-                definition.
+            PermissionDenied: The registrant may not replace the tool, or not with this definition.
             InvalidField: The registrant's or the store's quota is exhausted.
         """
         async with self._database.transaction() as connection:
@@ -131,7 +130,7 @@ class PostgresToolRepository(DatabaseAdapter):
                 raise ToolNotFound(tool_name=name)
 
     async def current(self, store_id: StoreId, names: Collection[str] | None = None) -> Sequence[ToolVersion]:
-        """Return the current versions of a store's tools, sorted by name. If `names` is None, return all tools."""
+        """Return the current versions of a store's tools, sorted by name. If `names` is None, return all of them."""
         asked = None if names is None else list(filter(can_exist, names))
         rows = await self._database.fetch(_CURRENT, store_id, asked)
         return [_version(row) for row in rows]

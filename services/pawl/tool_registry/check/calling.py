@@ -39,7 +39,7 @@ class Caller:
 
 
 async def call(tool: Tool[..., Any], raw: bytes, caller: Caller, say: Say) -> bool:
-    """Check a call, run it in this process and print what happens. Return whether it succeeded.
+    """Check a call, run it in this process and print the outcome. Return whether it succeeded.
 
     No approval is required, because the developer requested the call by running the command.
     """

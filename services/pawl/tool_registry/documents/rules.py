@@ -1,4 +1,4 @@
-"""Defines documents, which the model can list, read and search."""
+"""Documents, which the model can list, read and search."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check_document(name: str, text: str, language: str) -> None:
     """Check that a document may be stored.
 
     Raises:
-        InvalidField: A field is invalid; the `field` metadata names it.
+        InvalidField: A field is invalid. The `field` metadata names it.
         TooLarge: The text exceeds TEXT_BYTES_MAX.
     """
     check_name(name)
@@ -86,7 +86,7 @@ def check_name(name: str) -> None:
 
 
 def parts_of(text: str) -> list[tuple[int, str]]:
-    """Split text into parts, each with its byte offset. If the parts are joined, they give the text.
+    """Split text into parts, each with its byte offset. The joined parts are the original text.
 
     Where possible, the text is split between paragraphs, lines or words.
     """

@@ -126,7 +126,7 @@ class PostgresDocumentRepository(DatabaseAdapter):
         return Document(**written), earlier is None
 
     async def delete(self, store_id: StoreId, owner_id: UserId, name: str) -> bool:
-        """Delete a document; return whether it existed."""
+        """Delete a document. Return whether it existed."""
         return await self._database.fetchval(_DELETE, store_id, owner_id, name) is not None
 
     async def find(self, store_id: StoreId, user_id: UserId, name: str) -> Sequence[Document]:
@@ -134,7 +134,7 @@ class PostgresDocumentRepository(DatabaseAdapter):
         return [Document(**row) for row in await self._database.fetch(_FOUND, store_id, [STORE_OWNER, user_id], name)]
 
     async def text(self, store_id: StoreId, owner_id: UserId, name: str) -> str | None:
-        """Return the text of a document; None if it does not exist."""
+        """Return the text of a document, or None if it does not exist."""
         async with self._database.transaction() as connection:
             if not await connection.fetch(_FOUND, store_id, [owner_id], name):
                 return None
@@ -159,7 +159,7 @@ class PostgresDocumentRepository(DatabaseAdapter):
     async def after(
         self, store_id: StoreId, user_id: UserId, name: str, owner_id: UserId | None, most: int
     ) -> Sequence[Document]:
-        """Return the documents after the given position that a user can see, ordered by name and owner.
+        """Return the documents after a position that a user can see, ordered by name and owner.
 
         If `owner_id` is None, documents with the name `name` are included.
         """

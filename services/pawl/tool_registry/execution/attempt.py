@@ -1,4 +1,4 @@
-"""Makes one attempt to run a call: takes its locks, writes the journal and runs the tool."""
+"""One attempt to run a call. It takes the call's locks, writes the journal and runs the tool."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class AttemptParts:
     silent: dict[CallKey, asyncio.Task[None]] = field(default_factory=dict)
 
     def forget_silent(self, task: asyncio.Task[None]) -> None:
-        """Let the next attempt at a call start, because the stopped attempt in `task` has ended."""
+        """Allow the next attempt at a call to start, because the stopped attempt in `task` has ended."""
         for key in [key for key, each in self.silent.items() if each is task]:
             del self.silent[key]
 
@@ -80,9 +80,8 @@ class AttemptParts:
 class Attempt:
     """Runs a job in its own task.
 
-    The task ends only once the tool's code has ended, even if the outcome is known earlier. Callers get the outcome
-    immediately, but the resource keys stay locked until all of the tool's code has ended, including a thread that could
-    not be stopped.
+    Callers get the outcome as soon as it is known. The task ends, and the resource keys are unlocked, only when all of
+    the tool's code has ended, including a thread that could not be stopped.
     """
 
     def __init__(self, execution: Execution, job: Job, parts: AttemptParts) -> None:
@@ -115,7 +114,7 @@ class Attempt:
 
     @property
     def hindrance(self) -> str:
-        """A sentence that names the tool that blocked this call. Empty if no tool did."""
+        """A sentence that names the tool that blocked this call, or an empty string if no tool did."""
         return self._work.hindrance if self._work else ""
 
     @property
@@ -153,7 +152,7 @@ class Attempt:
 
     @property
     def _earlier(self) -> asyncio.Task[None] | None:
-        """Return the task of an earlier attempt that still runs here, although its heartbeats have stopped, or None."""
+        """Return the task of an earlier attempt that still runs here although its heartbeats have stopped, or None."""
         found = self._parts.silent.get(self._job.key)
         return None if found is self.task or found is None or found.done() else found
 
@@ -171,7 +170,7 @@ class Attempt:
         self.is_reconciling = self.has_asked_journal = False
 
     async def _is_known(self) -> bool:
-        """Return whether the journal already knows the call. If so, set the outcome. Does not wait for locks."""
+        """Return whether the journal already contains the call. If so, set the outcome. Do not wait for locks."""
         if not self._job.effect.is_journaled:
             return False
         known = await self._parts.admission.journal.known(self._job.journal_call(self._token))
@@ -195,7 +194,7 @@ class Attempt:
         await self._run_tool()
 
     async def _reconcile(self) -> bool:
-        """Ask the tool whether an earlier execution took effect. Return whether that determined the call's outcome."""
+        """Ask the tool whether an earlier execution took effect. Return whether this settled the outcome."""
         reconcile = self._job.tool.reconcile
         if reconcile is None:
             raise TypeError("only RECONCILABLE tools can be reconciled")
@@ -254,7 +253,7 @@ class Attempt:
     async def _watch_heartbeat(self) -> None:
         """Cancel the execution if its tool misses a heartbeat. Time during which a question is open does not count.
 
-        Polls are counted instead of elapsed time. If this process pauses, that is therefore not mistaken for silence.
+        This counts polls instead of elapsed time, so that a pause of this process is not mistaken for silence.
         """
         execution, seconds = self._execution, self._job.tool.heartbeat_seconds
         silent, signs = 0, execution.heartbeats

@@ -1,4 +1,4 @@
-"""Checks a batch of calls, and runs them immediately if they are all read-only."""
+"""Checks a batch of calls. If all of them are read-only, runs them immediately."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class BatchCheck:
     ) -> list[Checked]:
         """Return the verdicts on a batch of calls, in order. With `timeouts`, also return the results of fast reads.
 
-        A read that does not finish quickly is kept for the request that executes it.
+        A slow read continues until a request for its execution fetches the result.
 
         Raises:
             DependencyUnavailable: The audit chain cannot be written.
@@ -109,10 +109,10 @@ def _is_being_written(job: Job, execution: Execution) -> bool:
 
 
 def _result(job: Job, execution: Execution) -> ExecutionResult | None:
-    """Return a read's result. None if the read is still running, is asking a question, or could not be run.
+    """Return a read's result, or None if the read is still running, is asking a question, or could not be run.
 
     Raises:
-        DependencyUnavailable: The read's check and end were to be written together, but could not be written.
+        DependencyUnavailable: The read's check and end could not be written.
     """
     if not execution.ended.done():
         return None
@@ -129,6 +129,6 @@ def _fits(result: ExecutionResult, found: Mapping[CallId, ExecutionResult]) -> b
 
 
 def _unwritten(judged: Judged, jobs: Mapping[CallId, Job]) -> tuple[AuditDraft, ...]:
-    """Return the audit entry for a call's check. Return nothing if it is written together with the call's end."""
+    """Return the audit entry for a call's check, or nothing if it is written together with the call's end."""
     job = jobs.get(judged.verdict.call_id)
     return (judged.draft,) if job is None else job.proposal.claim(with_end=False)

@@ -1,6 +1,6 @@
-"""Implements pawl.tool.v1.CompletionService, with which calls are completed externally.
+"""Implements pawl.tool.v1.CompletionService, with which external systems complete calls.
 
-The credential has the store.
+The store comes from the caller's credential.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ _log = logs.get_logger(__name__)
 
 
 class Completing:
-    """Lets external systems complete waiting calls. An async context manager that reports completions until it exits.
+    """External completion of waiting calls. An async context manager that reports completions until it exits.
 
     Waiting calls are rows in the database. This process holds no state for them.
     """
@@ -67,7 +67,8 @@ class Completing:
             CompletionNotFound: No call in the store has this token.
             CallNotPending: The call has already ended differently, or its run is being stopped.
             DeadlinePassed: The call's deadline has passed.
-            InvalidJson, InvalidField, TooLarge: The end is not a result or an error that the tool could have returned.
+            InvalidJson, InvalidField, TooLarge: The end is neither a result nor an error that the tool could have
+                returned.
         """
         digest = digest_of(token)
         found = None if len(token) > _TOKEN_CHARACTERS_MAX else await self.store.find(by.store_id, digest)
@@ -93,7 +94,7 @@ class Completing:
     async def ended_if_lapsed(
         self, job: Job, known: ExecutionResult | HeldElsewhere
     ) -> ExecutionResult | HeldElsewhere:
-        """Return a call's state. If it is waiting for a completion and its deadline has passed, end it first."""
+        """Return a call's state. If the call waits for a completion and its deadline has passed, end it first."""
         if not isinstance(known, ExecutionResult) or known.outcome is not Outcome.AWAITING_COMPLETION:
             return known
         if not known.completion_seconds_left:

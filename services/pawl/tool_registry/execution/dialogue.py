@@ -1,4 +1,4 @@
-"""Keeps a running tool's questions to its user, and their answers, in order."""
+"""Questions that a running tool asks its user, and their answers, in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUESTIONS_MAX: Final = 20
 
 
 class Dialogue:
-    """Holds at most one open question at a time. `asked` is done while a question is open; otherwise, `answered` is."""
+    """A queue with at most one open question. `asked` is done while a question is open, and `answered` otherwise."""
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         loop = asyncio.get_running_loop()
@@ -47,7 +47,7 @@ class Dialogue:
         return answer.answer
 
     def give(self, answers: Sequence[Answer]) -> None:
-        """Accept all answers given so far. Answers that are already known do not change."""
+        """Accept all answers given so far. Answers that were already accepted do not change."""
         self._answers += answers[len(self._answers) :]
         if self.question is not None and given(self._answers, self.position, self.question) is not None:
             self.question = None

@@ -1,4 +1,4 @@
-"""Tracks this process's executions, each of which all its callers share, and the leases of other processes."""
+"""Executions in this process, each shared by all its callers, and the leases of other processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROCESS_CAUSES: Final = frozenset({CancelCause.SHUTDOWN, CancelCause.LEASE_LOST,
 
 
 class Execution:
-    """The progress and the result of a call, for any number of callers.
+    """Progress and result of a call, for any number of callers.
 
     A journaled execution continues even after its last caller has left.
     """
@@ -85,7 +85,7 @@ class Execution:
         self._announce()
 
     def report(self, progress: Progress) -> None:
-        """Publish progress. Thread-safe. Only the newest report is kept, so a tool cannot flood the event loop."""
+        """Publish progress. Thread-safe. Only the newest report counts, so a tool cannot flood the event loop."""
         self.note_heartbeat()
         with self._lock:
             is_on_its_way = self._unseen is not None
@@ -122,7 +122,7 @@ class Execution:
         At the end, yield the result or the tool's question.
 
         Raises:
-            PawlError: There is no result, for a reason unrelated to the tool.
+            PawlError: There is no result, and the tool is not the cause.
         """
         self.listeners += 1
         checkpoints = self._checkpoints
@@ -157,7 +157,7 @@ _GAP_PART: Final = 0.5
 
 
 class LeaseWatch:
-    """Tracks the leases of other processes with this process's monotonic clock.
+    """Leases of other processes, tracked with this process's monotonic clock.
 
     The database stores the end of each lease, according to its own clock. If that clock jumps forward, all leases look
     expired until their holders renew them. A lease therefore counts as expired only if it has also remained unchanged
@@ -182,7 +182,7 @@ class LeaseWatch:
     def unrenewed(self) -> tuple[list[str], list[datetime]]:
         """Return the holders that have not renewed their leases for a whole lease period, with the ends of the leases.
 
-        Such a lease has expired if the database still has the same end for it, and if that time has passed.
+        Such a lease has expired if the database still contains the same end for it and that time has passed.
         """
         found = [(holder, end) for holder, (end, at) in self._since.items() if self._seen_at - at >= self.lease_seconds]
         return [holder for holder, _ in found], [end for _, end in found]

@@ -1,4 +1,4 @@
-"""Runs at most one execution of each call at a time, and journals calls whose effect requires it."""
+"""Runs at most one execution of each call at a time. Journals calls whose effect requires it."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Executor:
     The executor renews its lease when it starts a call, and while it has running calls. An idle executor lets the lease
     expire, because no other process needs to know whether it is alive.
 
-    On exit, running executions have `grace_seconds` to end. This time is counted from when `stopping` returned. The
-    executor then cancels them, and records the outcome as unknown if the call may have taken effect.
+    On exit, running executions have `grace_seconds` to end, counted from the return of `stopping`. The executor then
+    cancels them, and records the outcome as unknown if the call may have taken effect.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Executor:
         """Run a call, or attach to its running execution. Yield progress, and then the result.
 
         Raises:
-            ToolNotFound, InvalidArguments, ApprovalRequired, PermissionDenied: The call may not run; see `Admission`.
+            ToolNotFound, InvalidArguments, ApprovalRequired, PermissionDenied: The call may not run. See `Admission`.
             Overloaded, ShuttingDown, DependencyUnavailable: The call did not run, or its outcome can be read by
                 executing it again.
         """
@@ -145,9 +145,9 @@ class Executor:
                 yield item
 
     def keep(self, execution: Execution) -> None:
-        """Keep a running call, or its result, for the next caller.
+        """Hold a running call, or its result, for the next caller.
 
-        At most `_KEPT_MAX` results are kept, each for `KEPT_SECONDS`.
+        At most `_KEPT_MAX` results are held, each for `KEPT_SECONDS`.
         """
         execution.is_kept = True
         if execution.ended.done():
@@ -170,7 +170,7 @@ class Executor:
     async def cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
         """Cancel a call and wait up to `wait_seconds` for its end.
 
-        Returns whether the call has stopped completely, and its result, which may be None.
+        Return whether the call has stopped completely, and its result, which may be None.
         """
         has_stopped, result = await self._cancel(key, wait_seconds)
         if result is not None and result.outcome is Outcome.AWAITING_COMPLETION:
@@ -200,7 +200,7 @@ class Executor:
         return known is None, None
 
     async def start(self, job: Job) -> Execution:
-        """Start a call, or return its execution if it is already running or kept.
+        """Start a call, or return its execution if it is already running or its result is still held.
 
         Raises:
             InvalidArguments: The call was started with another tool or other arguments.
@@ -226,7 +226,7 @@ class Executor:
         return execution
 
     def _check_capacity(self) -> None:
-        """Check the limits. Executions that wait for users can take days, and therefore have their own limit.
+        """Check the limits. Executions that wait for users have their own limit, because they can take days.
 
         Raises:
             Overloaded: A limit is reached.
@@ -241,7 +241,7 @@ class Executor:
             raise Overloaded(f"{asking} executions are waiting for users, which is the limit; try again later")
 
     async def _drive(self, execution: Execution, job: Job) -> None:
-        """Run an execution. It is always completed with a result or an error."""
+        """Run an execution. It always completes with a result or an error."""
         error: BaseException | None = None
         try:
             result = await self._settle(execution, job)
@@ -390,7 +390,7 @@ class Executor:
         return written
 
     async def _follow(self, attempt: Attempt, job: Job) -> None:
-        """Wait for a tool whose call already has a result. Write to the audit chain how the tool ended.
+        """Wait for a tool whose call already has a result. Record in the audit chain how the tool ended.
 
         The tool may have taken effect since the result was recorded.
         """
@@ -477,12 +477,12 @@ class Executor:
 
 
 def _needs_lease(job: Job) -> bool:
-    """Return whether other processes use this process's lease to check whether the call is still running."""
+    """Return whether other processes check this process's lease to find out if the call is still running."""
     return job.effect.is_journaled or bool(job.resource_keys) or job.is_of_store
 
 
 def _expire_kept(execution: Execution) -> None:
-    """Cancel a kept call that no caller has requested, because its run was cancelled or its worker died."""
+    """Cancel a held call that no caller has requested, because its run was cancelled or its worker died."""
     if execution.is_kept:
         execution.is_kept = False
         execution.leave()

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
-    """Implements ExecutionService. `answer_problem` says why an answer does not match its schema; empty if it does."""
+    """Implements ExecutionService. `answer_problem` returns why an answer does not match its schema, or ""."""
 
     catalog: Catalog
     checks: BatchCheck

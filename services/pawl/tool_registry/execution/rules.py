@@ -1,4 +1,4 @@
-"""Defines the data for completing a call externally: the token, the stored terms, and the submitted end."""
+"""External completion of a call: the token, the stored terms, and the submitted end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def digest_of(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionTerms:
-    """The data needed to complete a call. `draft` is the audit entry for the call's end, without the outcome."""
+    """The data for completing a call. `draft` is the audit entry for the call's end, without the outcome."""
 
     draft: AuditDraft
     result_bytes_max: int

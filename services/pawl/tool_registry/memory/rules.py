@@ -1,4 +1,4 @@
-"""Defines memories: facts that an agent keeps about a user across conversations."""
+"""Memories: facts that an agent stores about a user across conversations."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ class MemoryOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """A memory. `create_time` is in seconds since 1970."""
-
     memory_id: str
     agent_name: str
     text: str
@@ -35,5 +33,5 @@ class Memory:
 
 
 def memory_id_of(call_id: str) -> str:
-    """Return the id of the memory that a call creates. Repeating the call gives the same id."""
+    """Return the id of the memory that a call creates. Repeating the call results in the same id."""
     return f"mem_{hashlib.sha256(call_id.encode()).hexdigest()[:24]}"

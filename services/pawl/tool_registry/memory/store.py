@@ -43,7 +43,7 @@ _DELETE: Final = f"DELETE FROM tool_registry.memories WHERE {_OWNED} AND ($4 = '
 
 class PostgresMemoryRepository(DatabaseAdapter):
     async def add(self, owner: MemoryOwner, memory_id: str, text: str) -> Memory:
-        """Store a memory and return it. If there is one with the same text, return that. Atomic; idempotent by id.
+        """Store a memory and return it, or return the memory with the same text. Atomic, and idempotent by id.
 
         Raises:
             TooLarge: The limit for the agent or for the user is reached.
@@ -74,12 +74,12 @@ class PostgresMemoryRepository(DatabaseAdapter):
         return [Memory(**row) for row in rows]
 
     async def after(self, owner: MemoryOwner, place: tuple[str, float, str], most: int) -> Sequence[Memory]:
-        """Return memories ordered by agent, time and id, after the given position."""
+        """Return memories after a position, ordered by agent, time and id."""
         rows = await self._database.fetch(_AFTER, owner.store_id, owner.user_id, owner.agent_name, *place, most)
         return [Memory(**row) for row in rows]
 
     async def delete(self, owner: MemoryOwner, memory_id: str = "") -> int:
-        """Delete one memory, or all of the owner's if `memory_id` is empty. Return how many were deleted."""
+        """Delete one memory, or all of the owner's memories if `memory_id` is empty. Return how many were deleted."""
         return affected(
             await self._database.execute(_DELETE, owner.store_id, owner.user_id, owner.agent_name, memory_id)
         )

@@ -1,6 +1,6 @@
 """Tools that remember facts about a user across conversations.
 
-The run determines the user and the agent; an argument never does.
+The user and the agent come from the run, never from an argument.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def memory_tools(repository: PostgresMemoryRepository) -> list[Tool[..., Any]]:
         if not words or not words.isprintable():
             raise ToolError("the text must not be blank or contain control characters")
         try:
-            kept = await repository.add(_owner(context), memory_id_of(context.call_id), words)
+            stored = await repository.add(_owner(context), memory_id_of(context.call_id), words)
         except TooLarge as error:
             raise ToolError(f"{error.message}: forget one first") from None
-        return {"memory_id": kept.memory_id}
+        return {"memory_id": stored.memory_id}
 
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def recall(

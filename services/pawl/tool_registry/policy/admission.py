@@ -66,7 +66,7 @@ class Admission:
     """Decides, step by step, whether a call may start. It never runs the call.
 
     1. `judge_batch`: the model proposes calls. Checks that the user may call the tool, that the arguments match the
-      schema, that no earlier call in the batch is identical, and that no rule denies the call. The verdict says what
+      schema, that no earlier call in the batch is identical, and that no rule denies the call. The verdict states what
       must happen first, which is often an approval. `reads_of` returns a read-only batch's jobs if they may start
       immediately.
     2. `admit`: the run requests the execution. Repeats all checks. An approval must match this exact call.
@@ -95,8 +95,8 @@ class Admission:
     async def judge_batch(self, proposed: Sequence[Proposed], known_names: Iterable[str]) -> list[Judged]:
         """Return a verdict for each call in a batch, in order. Nothing is written to the audit chain yet.
 
-        Refuses a call that would repeat the effect of an earlier call in the batch, because that is nearly always the
-        model's mistake.
+        Refuse a call that would repeat the effect of an earlier call in the batch, because that is nearly always a
+        mistake of the model.
         """
         first: dict[tuple[str, bytes], int] = {}
         judged = []
@@ -215,7 +215,7 @@ class Admission:
         )
 
     async def _counted(self, context: CallContext, tool: CatalogTool, accepted: Accepted) -> FittingCall:
-        """Return the checked call. If the tool has its own `bulk_count`, its count is included.
+        """Return the checked call, including the count from the tool's own `bulk_count`, if it has one.
 
         Raises:
             InvalidArguments: The tool's `bulk_count` takes too long.
@@ -254,7 +254,7 @@ class Admission:
 
         Raises:
             ToolNotFound: The backend tool does not exist, or the user may not call it.
-            InvalidArguments: The arguments do not fit.
+            InvalidArguments: The arguments do not match the schema.
             ApprovalRequired: The call is gated, and there is no approval for this exact call, no grant for its series
                 and no rule that allows it.
         """
@@ -325,7 +325,7 @@ class Admission:
         return found
 
     async def begin(self, job: Job, token: str) -> Begun | HeldElsewhere | ExecutionResult:
-        """Record the start of an attempt in the journal, or return the known state of the call.
+        """Record the start of an attempt in the journal, or return the call's recorded state.
 
         Raises:
             InvalidArguments, DependencyUnavailable: See `PostgresExecutionJournal.begin`.
@@ -378,7 +378,7 @@ class Admission:
     async def forget(self, older_than_seconds: float) -> None:
         """Delete expired cached results, idle rate limits and old uses of grants.
 
-        Also delete records of calls that rules allowed, if the records are older than `older_than_seconds`.
+        Also delete records of calls allowed by rules that are older than `older_than_seconds`.
         """
         self.cache.sweep()
         await self.limits.forget()

@@ -1,4 +1,4 @@
-"""Defines the stages of a call: proposed by the model, checked, requested, and turned into a job."""
+"""Stages of a call: proposed by the model, checked, requested, and turned into a job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ProposedCall:
 
     @property
     def label(self) -> str:
-        """The tool's name in the audit chain."""
+        """The name of the tool in the audit chain."""
         own = self.own_tool
         return self.tool_name if own is None else own_label(own.name, definition_hash(own))
 
@@ -81,7 +81,7 @@ class FittingCall:
         )
 
     def grant_digest(self, series: Series | None) -> str:
-        """Return the digest that a grant for the series must have. Empty if each call needs its own approval."""
+        """Return the digest that a grant for the series must have, or "" if each call needs its own approval."""
         is_once = any(each.category is Category.DESTRUCTIVE and not each.permits_grants for each in self._definitions)
         if series is None or is_once:
             return ""
@@ -101,7 +101,7 @@ class FittingCall:
         return max(1, self.context.approvals_required, *(each.approvals_required for each in self._definitions))
 
     def gate(self) -> str:
-        """Return why the call needs approval. Empty if it does not need any."""
+        """Return why the call needs approval, or an empty string if it needs none."""
         items = self._items()
         return next(filter(None, (approval_cause(definition, items) for definition in self._definitions)), "")
 
@@ -152,9 +152,9 @@ class Proposal:
     goes_with_end: bool | None = None
 
     def claim(self, *, with_end: bool) -> tuple[AuditDraft, ...]:
-        """Claim the entries for one of the two writers and return them. Empty if the other writer has claimed them.
+        """Claim and return the entries for one of the two writers, or nothing if the other writer has claimed them.
 
-        The writer that holds the claim may repeat it.
+        The writer that holds the claim may claim them again.
         """
         if self.goes_with_end is None:
             self.goes_with_end = with_end
@@ -163,8 +163,6 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A call that is ready to run."""
-
     context: CallContext
     tool: Tool[..., Any]
     # The pinned version.

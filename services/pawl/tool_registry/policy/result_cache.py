@@ -1,4 +1,4 @@
-"""Caches the results of READ_ONLY tools.
+"""A cache for the results of READ_ONLY tools.
 
 Each process has its own cache in memory. A hit therefore needs no database query, but each replica calls the tool once.
 A new process starts with an empty cache, because it may run newer tool code. Keys contain the store and user, so users
@@ -50,12 +50,12 @@ class ResultCache:
         if not _is_kept(job):
             return None
         key, now = _key(job), self._monotonic()
-        kept = self._kept.get(key)
-        if kept is None or kept.expires_at <= now:
+        cached = self._kept.get(key)
+        if cached is None or cached.expires_at <= now:
             return None
         self._kept.move_to_end(key)
-        age = now - kept.started_at
-        return replace(kept.result, note=f"From the cache: this result is {age:.0f} s old.", duration_seconds=0.0)
+        age = now - cached.started_at
+        return replace(cached.result, note=f"From the cache: this result is {age:.0f} s old.", duration_seconds=0.0)
 
     def put(self, job: Job, result: ExecutionResult) -> None:
         """Cache a successful result. Its age counts from the start of the call."""
@@ -75,17 +75,17 @@ class ResultCache:
     def sweep(self) -> None:
         now = self._monotonic()
         self._sweep_at = now + _SWEEP_SECONDS
-        for key in [key for key, kept in self._kept.items() if kept.expires_at <= now]:
+        for key in [key for key, cached in self._kept.items() if cached.expires_at <= now]:
             self._drop(key)
 
     def _drop(self, key: CacheKey) -> None:
-        kept = self._kept.pop(key, None)
-        if kept is not None:
-            self._bytes -= len(kept.result.content)
+        cached = self._kept.pop(key, None)
+        if cached is not None:
+            self._bytes -= len(cached.result.content)
 
 
 def _is_kept(job: Job) -> bool:
-    """Return whether the result may be cached. Results that depend on a user's answer may not be."""
+    """Return whether the result may be cached. Results that depend on a user's answer may not."""
     return bool(job.cache_seconds) and not job.answers
 
 

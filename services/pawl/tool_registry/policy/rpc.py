@@ -67,7 +67,7 @@ class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
 
 
 def _rule_from(message: pb.Rule) -> Rule:
-    """Read a rule from its message. `check_rule` validates it as a whole.
+    """Parse a rule. `check_rule` validates it as a whole.
 
     Raises:
         InvalidField: A value cannot be read.

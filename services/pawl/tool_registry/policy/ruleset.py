@@ -1,4 +1,4 @@
-"""Creates, lists and revokes a store's rules, and finds the rule that decides on a call."""
+"""Creates, lists and revokes a store's rules. Finds the rule that decides on a call."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _STORES_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Manages the rules of all stores. Changes are recorded in the audit chain before they take effect.
+    """The rules of all stores. Changes are recorded in the audit chain before they take effect.
 
     A store's rules are cached for a second, so that checking a batch usually does not require a query. If a rule allows
     a call, it is verified again in the database, and its use is counted, right before the call runs.
@@ -140,8 +140,8 @@ class Rules:
 
         Raises:
             RuleNotFound: The rule does not exist, or the user cannot see it.
-            PermissionDenied: The rule belongs to the store or to an agent, and the user is not an admin. Or the rule is
-                not an ALLOW, and the user is a delegate without decision rights.
+            PermissionDenied: The rule belongs to the store or to an agent and the user is not an admin, or the rule is
+                not an ALLOW and the user is a delegate without decision rights.
         """
         rule = await self.repository.get(person.store_id, rule_id)
         is_admin = Role.ADMIN in person.roles
@@ -175,7 +175,7 @@ class Rules:
         return [await self._listed(rule) for rule in rules]
 
     async def deciding(self, store_id: StoreId, call: RuledCall) -> Rule | None:
-        """Return the rule that decides on a call, or None if no rule applies. Does not count as a use.
+        """Return the rule that decides on a call, or None if no rule applies. This does not count as a use.
 
         Raises:
             TooMuchToMatch: Matching the rules and arguments would take too many steps.

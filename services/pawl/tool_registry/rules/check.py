@@ -1,4 +1,4 @@
-"""Checks a call's arguments. They are parsed, coerced, validated and made canonical."""
+"""Checks of a call's arguments. They are parsed, coerced, validated and made canonical."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Explains why a call may not run. `reason` is for programs, and `message` is for the model."""
+    """A refusal of a call. `reason` is for programs, and `message` is for the model."""
 
     reason: str
     message: str
@@ -51,8 +51,8 @@ def check_arguments(
 ) -> Accepted | Refused:
     """Return a call's canonical arguments, or a refusal that lists the violations.
 
-    The only change to valid arguments is that defaults are added, provided that the arguments remain valid. Invalid
-    arguments are coerced if this does not lose any information. Empty input counts as an empty object.
+    Valid arguments change only by adding defaults, provided that they remain valid. Invalid arguments are coerced if
+    this loses no information. Empty input counts as an empty object.
     """
     name = definition.name
     try:
@@ -72,7 +72,7 @@ def check_arguments(
 
 
 def is_quick(weight: float, raw: bytes) -> bool:
-    """Return whether a schema of this weight (`schema.weigh`) can check these arguments in-process."""
+    """Return whether this process can check these arguments against a schema of this weight (`schema.weigh`)."""
     return weight * (len(raw) + _ROUND_BYTES) <= QUICK_WORK_MAX
 
 
@@ -91,7 +91,7 @@ def check_untrusted(
 
 
 def schema_problem(schema: Mapping[str, Any]) -> str:
-    """Return why an untrusted schema cannot be used. Empty if it can be used. Runs in a helper process."""
+    """Return why an untrusted schema cannot be used, or "" if it can. Runs in a helper process."""
     try:
         compile_schema(schema)
     except InvalidSchema as error:
@@ -102,8 +102,8 @@ def schema_problem(schema: Mapping[str, Any]) -> str:
 def fits_newest(name: str, newest: jsonschema_rs.Draft202012Validator, accepted: Accepted) -> Accepted | Refused:
     """Return `accepted` if the newest version also accepts the arguments.
 
-    A run keeps the version that it started with, but only the newest function can run. Arguments for an older version
-    must therefore also fit the newest schema without changes.
+    A run uses the version that it started with, but only the newest function can run. Arguments for an older version
+    must therefore also match the newest schema without changes.
     """
     if newest.is_valid(accepted.arguments):
         return accepted

@@ -1,4 +1,4 @@
-"""Defines the results of executions, and the inverse call that undoes an effect."""
+"""Results of executions, and the inverse call that undoes an effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUMMARY_CHARACTERS_MAX: Final = 300
 
 
 class InverseCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that undoes another, with canonical arguments. `summary` describes it in one line."""
+    """A call that undoes another call, with canonical arguments. `summary` describes it in one line."""
 
     tool_name: str
     arguments: bytes
@@ -48,7 +48,7 @@ ENDS: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionResult:
-    """Result of an execution. `content` is strict JSON."""
+    """The result of an execution. `content` is strict JSON."""
 
     outcome: Outcome
     content: bytes
@@ -90,7 +90,7 @@ def awaiting_completion(seconds_left: float = 0.0) -> ExecutionResult:
 
 
 def progress(fraction: float | None, message: str) -> Progress:
-    """Return progress with the fraction limited to the range from 0 to 1, and with the message truncated.
+    """Return progress, with the fraction limited to the range from 0 to 1 and the message truncated.
 
     A fraction that is not finite becomes None.
     """

@@ -1,4 +1,4 @@
-"""Makes arguments fit a schema without losing information, by adding defaults and coercing values.
+"""Makes arguments match a schema without losing information, by adding defaults and coercing values.
 
 Models write "440" instead of 440, 5.0 instead of 5, "true" instead of true, or a string instead of a list. A value with
 exactly one possible reading is coerced, and the change is reported.
@@ -131,7 +131,7 @@ class _Walk:
 
 
 def _coerced(value: JsonValue, types: frozenset[str], fits: Any, schema: dict[str, Any]) -> JsonValue:
-    """Return `value` converted to one of `types` if that does not lose any information.
+    """Return `value` converted to one of `types` if that loses no information.
 
     Otherwise, return it unchanged.
     """
@@ -165,7 +165,7 @@ def _from_text(text: str, types: frozenset[str]) -> JsonValue:
 
 
 def _number(text: str) -> int | float | None:
-    """Return the number in `text`. None if `text` is not a JSON number, or if 64 bits would change its value."""
+    """Return the number in `text`, or None if it is not a JSON number or 64 bits would change its value."""
     if _INTEGER.fullmatch(text):
         number = int(text)
         return number if INTEGER_MIN <= number <= INTEGER_MAX else None

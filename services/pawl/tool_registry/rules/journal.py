@@ -1,7 +1,7 @@
-"""Decides what to do when the requested call already has an entry in the execution journal.
+"""The decision about a requested call that already has an entry in the execution journal.
 
-An entry is written before the effect and completed after it. Its writer holds a lease. An open entry whose writer has
-no lease belongs to a process that died during the call.
+The registry writes an entry before the effect and completes it afterwards. The entry's writer holds a lease. An open
+entry whose writer has no lease belongs to a process that died during the call.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def next_step(entry: Entry, *, fingerprint: str, unknowns_resolved: int) -> Step
     """Return what to do for a call that has a journal entry.
 
     `unknowns_resolved` is the number of times that an operator has decided to run the call again after an unknown
-    outcome. This process must not be running the call. If it wrote an open entry itself, it has therefore lost track of
-    the call.
+    outcome. This process must not be running the call, so if it wrote an open entry itself, it has lost track of the
+    call.
     """
     if entry.fingerprint and entry.fingerprint != fingerprint:
         return Step.MISMATCH
@@ -82,7 +82,7 @@ class JournalCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The call may now run in this process. With `must_reconcile`, the tool must be asked first."""
+    """The call may now run in this process. With `must_reconcile`, first ask the tool whether it took effect."""
 
     must_reconcile: bool = False
     # True if the call has been cancelled since: it must be reconciled, but must not run.

@@ -1,4 +1,4 @@
-"""Checks whether a store's tools may be registered: ownership, quotas, and conflicts."""
+"""Checks for registering a store's tools: ownership, quotas, and conflicts."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def without_opt_in(entries: Iterable[ToolVersion]) -> list[ToolVersion]:
 
 
 def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: UserId, most: int) -> list[ToolVersion]:
-    """Return at most `most` tools that together fit into TOOLS_BYTES_MAX; 0 returns all tools.
+    """Return at most `most` tools that together fit into TOOLS_BYTES_MAX. 0 means no limit on their number.
 
-    The tools are taken in the order of `names`. If `names` is empty, those closest to the user come first. Tools
-    registered later or by other users never displace earlier ones.
+    Tools are chosen in the order of `names` or, if `names` is empty, those closest to the user first. Tools registered
+    later or by other users never displace earlier ones.
     """
     if not most:
         return list(entries)
@@ -139,7 +139,7 @@ def check_quota(source_kind: str, registrant: Principal, *, of_user: int, of_sto
 def own_version(store_id: StoreId, definition: ToolDefinition) -> ToolVersion:
     """Return the version of a tool that was sent with a run. There is only one version.
 
-    The tool counts as newer than any rule, because the author of a rule could not have known it. Therefore, no rule
+    The tool counts as newer than any rule, because it did not exist when the rule was created. Therefore, no rule
     allows its calls.
     """
     return ToolVersion(store_id=store_id, definition=definition, version=1, source=OWN, create_time=math.inf)
@@ -151,7 +151,7 @@ def own_label(tool_name: str, definition_sha256: str) -> str:
 
 
 def check_own(definitions: Sequence[ToolDefinition]) -> None:
-    """Check the tools sent with a run. `Catalog` makes the checks that also apply to RegisterTool.
+    """Check the tools sent with a run. `Catalog` makes the checks that RegisterTool makes too.
 
     Raises:
         InvalidField: There are too many tools, two tools have the same name, or a tool restricts its callers.

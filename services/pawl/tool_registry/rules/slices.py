@@ -1,4 +1,4 @@
-"""Slices long text for tools that read it in pieces."""
+"""Slices of long text, for tools that read it in pieces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CONTINUES: Final = 0x80
 
 
 def slice_of(content: bytes, offset: int, length: int) -> dict[str, Any]:
-    """Return about `length` bytes of UTF-8 from `offset`, and the next offset. At the end, the next offset is None.
+    """Return about `length` bytes of UTF-8 from `offset`, and the next offset, which is None at the end.
 
     Slices never split a character.
     """

@@ -1,4 +1,4 @@
-"""Defines the verdict on a call, and the digests that bind approvals and grants to calls."""
+"""The verdict on a call, and the digests that bind approvals and grants to calls."""
 
 from __future__ import annotations
 

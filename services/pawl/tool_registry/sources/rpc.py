@@ -24,7 +24,7 @@ _OWNERS_ONLY: Final = (
 
 
 class SourceServicer(source_pb2_grpc.SourceServiceServicer):
-    """Manages a store's sources. If `is_personal` is set, only the local key may add programs."""
+    """Manages a store's sources. With `is_personal`, only the local key may add programs."""
 
     def __init__(self, sources: Sources, *, is_personal: bool = False) -> None:
         self._sources = sources

@@ -1,4 +1,4 @@
-"""Defines the tools that sources describe: their names and descriptions, and how they differ from approved tools."""
+"""Tools that sources describe: their names and descriptions, and their differences from the approved tools."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DIGEST_DIGITS: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiscoveredTool:
-    """A source's current description of a tool. `binding` contains the data with which the connector runs the tool."""
+    """A source's current description of a tool. `binding` is the data with which the connector runs the tool."""
 
     definition: ToolDefinition
     binding: bytes = b""
@@ -59,7 +59,7 @@ class ToolChange:
 
 
 def may_be_source(name: str) -> bool:
-    """Return whether the name is valid for a source. If not, the database need not be queried."""
+    """Return whether a source can have this name. If not, callers can skip the database query."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -70,7 +70,11 @@ def check_source_name(name: str) -> None:
         InvalidField: The name is invalid.
     """
     if not may_be_source(name):
-        raise InvalidField("name must match ^[a-z0-9][a-z0-9_-]{0,31}$", field="name")
+        message = (
+            "name must have 1 to 32 lower-case letters, digits, _ and -, and start with a letter or digit,"
+            f" got {name[:80]!r}"
+        )
+        raise InvalidField(message, field="name")
 
 
 def definitions_hash(tools: Iterable[DiscoveredTool]) -> str:
@@ -106,9 +110,8 @@ def changes(approved: Iterable[DiscoveredTool], found: Iterable[DiscoveredTool])
 def registered_names(source_name: str, names: Collection[str]) -> Mapping[str, str]:
     """Map each of a source's tool names to its unique registered name, `<source>.<tool>`.
 
-    Valid names do not change. In all other names, `_` replaces invalid characters. Names that are too long are
-    truncated, and names that would collide get a digest at the end. The result does not depend on the order of the
-    names.
+    Valid names do not change. In other names, `_` replaces invalid characters. Names that are too long are truncated,
+    and names that would collide get a digest as a suffix. The result does not depend on the order of the names.
     """
     room = _NAME_CHARACTERS_MAX - len(source_name) - 1
     fitting = {name for name in names if 1 <= len(name) <= room and not _NOT_IN_A_NAME.search(name)}
@@ -134,7 +137,7 @@ def short_description(text: str) -> str:
 
 
 def plain_schema(schema: Any) -> dict[str, Any]:
-    """Return a source's schema for arguments as an object schema in the supported dialect.
+    """Return a source's arguments schema as an object schema in the supported dialect.
 
     Sources often declare an older dialect of JSON Schema but use only features that all dialects share. A schema that
     depends on an older dialect does not compile.

@@ -1,4 +1,4 @@
-"""Defines a store's source and the policies for its tools. The protobuf message is its configuration."""
+"""A store's source, and the policies for its tools. The protobuf message is the configuration."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The name, which is unique within the store."""
+        """The name of the source, which is unique within the store."""
         return self.config.name
 
     @property
     def kind(self) -> str:
-        """The kind of connector that the source needs. Empty if the configuration has no known kind."""
+        """The kind of connector that the source needs, or an empty string for an unknown kind."""
         return _KINDS.get(self.config.WhichOneof("kind") or "", "")
 
     @property
     def origin(self) -> str:
-        """The `source` that the registry records for the source's tools."""
+        """The value of `source` that the registry records for the source's tools."""
         return f"{self.kind}:{self.name}"
 
     @property
@@ -63,7 +63,7 @@ class Source:
 
     @property
     def changer(self) -> Role:
-        """The role that is required to change the source. The same role is required to see its whole configuration."""
+        """The role that is required to change the source or to see its whole configuration."""
         return Role.OPERATOR if self.runs_program else Role.ADMIN
 
 
@@ -71,7 +71,7 @@ def check_policies(policies: Sequence[SourceToolPolicy]) -> None:
     """Validate a source's policies.
 
     Raises:
-        InvalidField: A policy is invalid, a tool has two policies, or there are too many.
+        InvalidField: A policy is invalid, a tool has two policies, or there are too many policies.
     """
     names = {policy.tool_name for policy in policies}
     if len(policies) > POLICIES_MAX or len(names) != len(policies):
@@ -99,12 +99,12 @@ def under_policies(source: Source, found: Iterable[DiscoveredTool]) -> list[Disc
     """Return the tools that are not excluded, sorted by name, with their policies applied."""
     by_name = {policy.tool_name: policy for policy in source.config.policies}
     default = by_name.get(EVERY_TOOL, SourceToolPolicy())
-    kept: list[DiscoveredTool] = []
+    remaining: list[DiscoveredTool] = []
     for tool in found:
         policy = by_name.get(tool.definition.name.removeprefix(f"{source.name}."), default)
         if not policy.excluded:
-            kept.append(replace(tool, definition=_under(tool.definition, policy)))
-    return sorted(kept, key=lambda tool: tool.definition.name)
+            remaining.append(replace(tool, definition=_under(tool.definition, policy)))
+    return sorted(remaining, key=lambda tool: tool.definition.name)
 
 
 def _under(definition: ToolDefinition, policy: SourceToolPolicy) -> ToolDefinition:

@@ -44,7 +44,7 @@ class Connector(ToolSource, Protocol):
     """Connects one kind of source, and runs its tools."""
 
     async def prepared(self, source: Source) -> Source:
-        """Return the source in its stored form, without the parts that are not used.
+        """Return the source in its stored form, without unused parts.
 
         Raises:
             InvalidField: The configuration is invalid.
@@ -86,7 +86,7 @@ class CheckedSource:
 class Sources:
     """Adds, removes, lists, checks and approves stores' sources.
 
-    The definitions and bindings registered for a source's tools are the approved ones. There is no second copy that
+    The registered definitions and bindings of a source's tools are the approved ones. There is no second copy that
     could differ.
     """
 
@@ -135,7 +135,7 @@ class Sources:
         return replace(await self._get(source.store_id, source.name), left_out=found.left_out)
 
     async def remove(self, store_id: StoreId, name: str, *, roles: Collection[str]) -> None:
-        """Remove a source and its tools. The source is removed last, so that the removal can be repeated after a crash.
+        """Remove a source's tools, then the source, so that the removal can be repeated after a crash.
 
         Raises:
             SourceNotFound: The source does not exist.
@@ -149,7 +149,7 @@ class Sources:
         _log.info("source.removed", store=store_id, source=name)
 
     async def list(self, store_id: StoreId) -> Sequence[ListedSource]:
-        """Return a store's sources, sorted by name. They are in the state of their last check."""
+        """Return a store's sources, sorted by name, in the state of their last check."""
         registered = await self.tools.current(store_id)
         return [_with_tools(source, registered) for source in await self.repository.list(store_id)]
 
@@ -177,7 +177,7 @@ class Sources:
         return CheckedSource(listed=listed, changes=differences, found_hash=definitions_hash(found.tools))
 
     async def approve(self, store_id: StoreId, name: str, found_hash: str, *, roles: Collection[str]) -> ListedSource:
-        """Register the tools that the source describes now. `found_hash` must match them.
+        """Register the tools that the source currently describes, which must match `found_hash`.
 
         Raises:
             SourceNotFound: The source does not exist.

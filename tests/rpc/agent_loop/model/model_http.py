@@ -10,10 +10,9 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
 from pawl.agent_loop.model.client import OpenAiModel
 from pawl.agent_loop.model.request import Finished, ModelError, ModelRequest, Piece, Problem, TextPiece
+from tests.rpc.refusals import raises
 
 
 @dataclass(slots=True)
@@ -100,7 +99,7 @@ class ModelHttp:
 
 @asynccontextmanager
 async def model_http(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[ModelHttp]:
-    """Run `script` for each request; the connection stays open when the script returns."""
+    """Run `script` for each request. The connection stays open when the script returns."""
     server = ModelHttp(url="")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -148,9 +147,7 @@ async def collect(model: OpenAiModel, **fields: Any) -> list[Piece]:
 
 
 async def problem(model: OpenAiModel, **fields: Any) -> Problem:
-    with pytest.raises(ModelError) as caught:
-        await collect(model, **fields)
-    return caught.value.problem
+    return (await raises(ModelError, collect(model, **fields))).problem
 
 
 async def answered(script: Script, **fields: Any) -> list[Piece]:

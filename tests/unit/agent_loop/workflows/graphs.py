@@ -37,7 +37,7 @@ def documents(draw: st.DrawFn, *, nodes_max: int = 10) -> dict[str, Any]:
 
 
 class Luck(NamedTuple):
-    """Decides the outcome of each attempt and the order of ends. Depends on the seed only."""
+    """Decides the outcome of each attempt and the order of ends, depending only on the seed."""
 
     seed: int
     # Percentage of attempts that fail.

@@ -55,8 +55,7 @@ class Player:
     """One run. `chance` decides the order of its work, and when its worker crashes."""
 
     def __init__(self, document: dict[str, Any], given: Any, chance: random.Random, *, crashes: int) -> None:
-        definition = parsing.read(document)
-        self.graph = graph.of_definition(definitions.decode(definitions.encode(definition)))
+        self.graph = graph.of_definition(definitions.decode(definitions.encode(parsing.read(document))))
         self._chance, self._crashes = chance, crashes
         self._now = 1000.0
         self._facts: list[Fact] = []
@@ -159,8 +158,7 @@ class Player:
                 continue
             undo_call = self.state.calls.get(cursors.undo_call_id(self.state.run.run_id))
             if not has_news and undo_call is not None and not undo_call.settled:
-                child = replace(self.state.run, state=RunState.COMPLETED)
-                self._send(AgentEnded(call_id=undo_call.call_id, run=child))
+                self._send(AgentEnded(call_id=undo_call.call_id, run=replace(self.state.run, state=RunState.COMPLETED)))
                 continue
             if isinstance(plan.rest, Finish) or not (is_due or has_news):
                 return

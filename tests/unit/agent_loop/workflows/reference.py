@@ -157,7 +157,7 @@ class Reference:
         return False
 
     def _verdict(self, name: str) -> str:
-        """Return whether a pending node starts or is skipped; empty if neither is decided."""
+        """Return whether a pending node starts or is skipped, or "" if neither is decided."""
         found = {source: kind for (source, target), kind in self.edges.items() if target == name}
         if not found:
             return "start"
@@ -248,7 +248,7 @@ class Reference:
         work.state, work.reason, work.failure = "FAILED", reason, self.failures
 
     def _render(self, template: Any, more: Mapping[str, Any]) -> Any:
-        """Return a template with its plain paths followed. Raises LookupError if a path does not exist."""
+        """Return a template with its plain paths resolved. Raise LookupError if a path does not exist."""
         if isinstance(template, dict):
             return {name: self._render(value, more) for name, value in template.items()}
         if isinstance(template, list):

@@ -14,6 +14,7 @@ from pawl.agent_loop.workflows import definition, parsing, validation
 from pawl.agent_loop.workflows.mermaid import flowchart
 from pawl.agent_loop.workflows.parsing import DefinitionError
 from pawl.agent_loop.workflows.schema import SCHEMA_JSON
+from tests.tables import for_each
 
 TOOL = {"kind": "tool", "tool": "look"}
 # The example of the documentation.
@@ -216,7 +217,7 @@ FAULTS: list[tuple[Any, str]] = [
     ),
     (
         document(a={"kind": "agent", "task": "${nodes['b']}"}, b=TOOL),
-        "nodes.a.task: nodes is not a value (write nodes.",
+        "nodes.a.task: nodes cannot be used as a value (write nodes.",
     ),
     (document(a={"kind": "agent", "task": "${run.time}"}), "nodes.a.task: run.time does not exist (known: id, user)"),
     (
@@ -233,7 +234,7 @@ FAULTS: list[tuple[Any, str]] = [
         document(a={"kind": "agent", "task": "${input.x +}"}),
         "nodes.a.task: 'input.x +': column 10: the expression ends too early",
     ),
-    (document(a={"kind": "agent", "task": "${input.x ) 1}"}), "nodes.a.task: 'input.x ) 1': column 9: did not expect"),
+    (document(a={"kind": "agent", "task": "${input.x ) 1}"}), "nodes.a.task: 'input.x ) 1': column 9: unexpected"),
     (document(a={"kind": "agent", "task": "${(input.x}"}), "nodes.a.task: '(input.x': column 9: ')' is missing"),
     (document(a={"kind": "agent", "task": f"${{{'1+' * 600}1}}"}), "nodes.a.task: '1+1+1+1+"),
     (
@@ -288,14 +289,15 @@ def test_all_faults_are_reported_at_once() -> None:
 
 def test_faults_are_sorted_by_path() -> None:
     found = faults_of({"name": "9", "nodes": {"b": {}, "a": {"kind": "tol"}}, "concurency": 1})
-    assert found == sorted(found)
-    assert len(found) == 4
+    assert (found, len(found)) == (sorted(found), 4)
 
 
-def test_a_definition_that_is_not_json_or_too_large_is_refused() -> None:
-    for data, message in [(b"{", "truncated"), (b'{"a": 1, "a": 1}', "twice"), (b" " * 300_000, "limit of 262144")]:
-        with pytest.raises(DefinitionError, match=message):
-            parsing.parse(data)
+@for_each(
+    ("data", "message"), [(b"{", "truncated"), (b'{"a": 1, "a": 1}', "twice"), (b" " * 300_000, "limit of 262144")]
+)
+def test_a_definition_that_is_not_json_or_too_large_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(DefinitionError, match=message):
+        parsing.parse(data)
 
 
 def test_arguments_are_checked_against_the_schema() -> None:
@@ -364,5 +366,4 @@ def test_a_flowchart_shows_kinds_and_edges() -> None:
         },
         "end": {"kind": "tool", "tool": "look", "after": ["both"]},
     }
-    definition = parsing.read({"name": "example", "nodes": nodes})
-    assert flowchart(definition) == CHART
+    assert flowchart(parsing.read({"name": "example", "nodes": nodes})) == CHART

@@ -14,6 +14,7 @@ from pawl.agent_loop.workflows import graph as graphs
 from pawl.agent_loop.workflows import parsing
 from pawl.agent_loop.workflows.cursor import NodeKey, NodeRecord, NodeState, WorkflowCursor
 from pawl.agent_loop.workflows.execution import Execution
+from pawl.agent_loop.workflows.graph import Step
 from pawl.agent_loop.workflows.values import CallsNeeded
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.event.v1 import call_pb2
@@ -33,17 +34,26 @@ GRAPH = graphs.of_definition(parsing.read({"name": "w", "nodes": NODES}))
 NUMBERS = {step.path: step.number for step in GRAPH.steps}
 
 
-def execution(records: dict[str, NodeRecord], *calls: call_pb2.Call, state: RunState = RunState.WAITING) -> Execution:
-    run = Run(
+def run_of(state: RunState = RunState.QUEUED, chunk: MapChunk | None = None) -> Run:
+    return Run(
         store_id=StoreId("acme"),
         user_id=UserId("ann"),
         conversation_id=ConversationId("c"),
         run_id=OWN,
         state=state,
-        workflow=PinnedWorkflow(name="w", version=1),
+        workflow=PinnedWorkflow(name="w", version=1, chunk=chunk),
     )
+
+
+def step_at(path: str) -> Step:
+    step = GRAPH.step(path)
+    assert step is not None
+    return step
+
+
+def execution(records: dict[str, NodeRecord], *calls: call_pb2.Call, state: RunState = RunState.WAITING) -> Execution:
     cursor = WorkflowCursor(start_time=1000.0, nodes={NUMBERS[path]: record for path, record in records.items()})
-    found = Execution(run, GRAPH, cursor)
+    found = Execution(run_of(state=state), GRAPH, cursor)
     found.add_calls(calls)
     return found
 
@@ -114,9 +124,7 @@ def test_branches_are_shown_below_their_parallel_node() -> None:
         ("both.a", pb.NODE_STATE_SUCCEEDED),
         ("both.b", pb.NODE_STATE_CANCELLED),
     ]
-    step = GRAPH.step("both")
-    assert step is not None
-    assert found.output(step) == b'{"a":"x"}'
+    assert found.output(step_at("both")) == b'{"a":"x"}'
 
 
 def test_order_and_current_nodes_follow_the_starts() -> None:
@@ -139,16 +147,14 @@ def test_order_and_current_nodes_follow_the_starts() -> None:
 def test_ended_run_has_no_open_nodes() -> None:
     records = {"fetch": record(NodeState.FAILED, reason="TOOL_ERROR"), "ask": record(NodeState.RUNNING, **OPEN)}
     found = execution(records, call("fetch", CallState.FAILED, {"error": "No."}), state=RunState.FAILED)
-    assert found.failed == "fetch"
-    assert found.current == []
+    assert (found.failed, found.current) == ("fetch", [])
     assert {nodes(found)[path].state for path in ("ask", "each")} == {pb.NODE_STATE_CANCELLED}
 
 
 def test_the_output_requires_reading_a_result_that_was_left_out() -> None:
     found = execution({"fetch": record(NodeState.SUCCEEDED)}, call("fetch", CallState.SUCCEEDED, omitted=9000))
     assert nodes(found)["fetch"].output_omitted_bytes == 9000
-    step = GRAPH.step("fetch")
-    assert step is not None
+    step = step_at("fetch")
     with pytest.raises(CallsNeeded):
         found.output(step)
     found.add_calls([call("fetch", CallState.SUCCEEDED, "x")])
@@ -156,34 +162,29 @@ def test_the_output_requires_reading_a_result_that_was_left_out() -> None:
 
 
 def test_node_shows_the_attempts_of_its_current_iteration() -> None:
-    step = GRAPH.step("fetch")
-    assert step is not None
+    step = step_at("fetch")
     calls = (
         call("fetch", CallState.FAILED, {"error": "Down."}, attempt=1),
         call("fetch", CallState.SUCCEEDED, 1, attempt=2),
     )
     found = execution({"fetch": record(NodeState.SUCCEEDED, attempt=2)}, *calls)
     assert set(found.calls_of(step)) == {each.call_id for each in calls}
-    attempts = found.node(step).attempts
-    assert [(each.attempt, each.state, each.error.message) for each in attempts] == [
+    assert [(each.attempt, each.state, each.error.message) for each in found.node(step).attempts] == [
         (1, pb.NODE_STATE_FAILED, "Down."),
         (2, pb.NODE_STATE_SUCCEEDED, ""),
     ]
 
 
 def test_map_counts_its_items_and_lists_its_chunks() -> None:
-    step = GRAPH.step("each")
-    assert step is not None
-    done = {"outputs": [1] * 40, "failed": 2}
+    step = step_at("each")
     found = execution(
         {"each": record(NodeState.RUNNING, items=120, chunks=2, open_chunks=(1,), failed_items=2, **OPEN)},
-        call("each", CallState.SUCCEEDED, done, child="run_a"),
+        call("each", CallState.SUCCEEDED, {"outputs": [1] * 40, "failed": 2}, child="run_a"),
         call("each", CallState.DELEGATED, chunk=1, child="run_b"),
     )
     shown = nodes(found)["each"].map
     assert (shown.items, shown.succeeded, shown.failed, shown.running) == (120, 38, 2, 40)
-    chunks = found.node(step).map.chunks
-    assert [(each.run_id, each.first_index, each.items, each.state) for each in chunks] == [
+    assert [(each.run_id, each.first_index, each.items, each.state) for each in found.node(step).map.chunks] == [
         ("run_a", 0, 40, pb.NODE_STATE_SUCCEEDED),
         ("run_b", 40, 40, pb.NODE_STATE_RUNNING),
     ]
@@ -192,15 +193,8 @@ def test_map_counts_its_items_and_lists_its_chunks() -> None:
 def test_run_of_a_map_shows_one_node_for_each_item() -> None:
     graph = graphs.of_items(GRAPH, "each", range(50, 52), 1)
     chunk = MapChunk(node="each", first_index=50, items_json=b"[1, 2]")
-    run = Run(
-        store_id=StoreId("acme"),
-        user_id=UserId("ann"),
-        conversation_id=ConversationId("c"),
-        run_id=OWN,
-        workflow=PinnedWorkflow(name="w", version=1, chunk=chunk),
-    )
-    tree = Execution(run, graph, WorkflowCursor()).tree()
-    assert [(node.path, node.item_index, node.kind) for node in tree] == [
+    found = Execution(run_of(chunk=chunk), graph, WorkflowCursor())
+    assert [(node.path, node.item_index, node.kind) for node in found.tree()] == [
         ("each[50]", 50, "tool"),
         ("each[51]", 51, "tool"),
     ]
@@ -212,17 +206,8 @@ def test_reused_node_names_the_call_of_the_earlier_run() -> None:
         nodes={NUMBERS["fetch"]: NodeRecord(state=NodeState.SUCCEEDED, origin=1, end_ms=0)},
         origins=(RunId("run_old"),),
     )
-    run = Run(
-        store_id=StoreId("acme"),
-        user_id=UserId("ann"),
-        conversation_id=ConversationId("c"),
-        run_id=OWN,
-        workflow=PinnedWorkflow(name="w", version=1),
-    )
-    found = Execution(run, GRAPH, cursor)
-    step = GRAPH.step("fetch")
-    assert step is not None
-    assert found.calls_of(step) == [cursors.call_id(RunId("run_old"), NUMBERS["fetch"], NodeKey(1, 1, 0))]
+    found = Execution(run_of(), GRAPH, cursor)
+    assert found.calls_of(step_at("fetch")) == [cursors.call_id(RunId("run_old"), NUMBERS["fetch"], NodeKey(1, 1, 0))]
     fetch = nodes(found)["fetch"]
     assert fetch.reused
     assert not fetch.HasField("start_time")

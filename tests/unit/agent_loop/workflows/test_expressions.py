@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pawl.agent_loop.loop.rules.expression import ExpressionError
 from pawl.agent_loop.workflows import expressions
+from tests.tables import for_each
 
 JSON = st.recursive(
     st.none()
@@ -112,8 +113,9 @@ def test_any_template_is_rendered_or_refused(text: str) -> None:
     assert not [fault for fault in faults if "does not exist" not in fault.message]
 
 
-def test_references_are_the_nodes_that_expressions_read() -> None:
-    rows: list[tuple[Any, set[str]]] = [
+@for_each(
+    ("template", "names"),
+    [
         ("nodes.a.output", set()),
         ("$${nodes.a.output}", set()),
         ("${nodes.a.output} ${ nodes . b . state }", {"a", "b"}),
@@ -124,9 +126,10 @@ def test_references_are_the_nodes_that_expressions_read() -> None:
         ('${nodes.a.output + "\'" + nodes.b.output + "\'"}', {"a", "b"}),
         (r"${r'\' + nodes.a.output + r'\'}", {"a"}),
         ("${", set()),
-    ]
-    for template, names in rows:
-        assert expressions.references(template) == names, template
+    ],
+)
+def test_references_are_the_nodes_that_expressions_read(template: Any, names: set[str]) -> None:
+    assert expressions.references(template) == names
 
 
 def test_an_expression_reads_only_what_it_names() -> None:

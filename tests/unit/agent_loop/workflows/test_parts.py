@@ -18,7 +18,6 @@ from pawl.agent_loop.loop.rules.message import Role
 from pawl.agent_loop.loop.rules.run import PinnedWorkflow, Run, RunOptions
 from pawl.agent_loop.loop.rules.tool import ExecutionPiece
 from pawl.agent_loop.loop.worker import WorkerLimits
-from pawl.agent_loop.workflows.cursor import WorkflowCursor
 from pawl.agent_loop.workflows.drafting import items_of
 from pawl.errors import DependencyUnavailable
 from pawl.job.v1 import ledger_pb2
@@ -26,7 +25,7 @@ from pawl.values import ENDED, EffectClass, Execution, RunState, WaitKind
 from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.model import calls, says
 from tests.fakes.registry import tool
-from tests.unit.agent_loop.scenario import at_work, end_of, present
+from tests.unit.agent_loop.scenario import at_work, end_of, present, worked
 from tests.unit.agent_loop.workflows.player import Player
 from tests.unit.agent_loop.workflows.test_running import start
 
@@ -69,8 +68,7 @@ async def test_parallel_node_cancels_the_rest_once_enough_have_succeeded() -> No
     world = world_of(calls('slow {"n":1}'), says("Done."), look=1)
     world.registry.reads_at_once = True
     world.registry.seconds = 5.0
-    run = await finished(world, nodes)
-    assert json.loads(run.output_json) == {"quick": 1}
+    assert json.loads((await finished(world, nodes)).output_json) == {"quick": 1}
     assert all(call.settled for key in world.ledger.tables.runs for call in world.ledger.calls(key))
     assert {each.state for each in runs(world)} == {RunState.COMPLETED, RunState.CANCELLED}
 
@@ -119,10 +117,8 @@ def test_chunks_of_a_map_overlap_and_divide_its_concurrency() -> None:
     assert chunks() == [(0, 2), (84, 1), (126, 2)]
     opened = {items_of(call).first_index: items_of(call).failures_max for call in player.state.open_calls}
     assert opened == {0: 3, 84: 3, 126: 1}
-    for number, output in [(3, "d"), (2, "c")]:
+    for number, output in [(3, "d"), (2, "c"), (4, "e"), (0, "a")]:
         player.end_chunk(number, outputs=[output])
-    player.end_chunk(4, outputs=["e"])
-    player.end_chunk(0, outputs=["a"])
     assert json.loads(player.state.run.output_json) == ["a", "b", "c", "d", "e"]
 
 
@@ -131,10 +127,9 @@ def test_map_fails_once_its_chunks_together_have_too_many_failures() -> None:
     player = Player({"name": "m", "nodes": nodes}, list(range(210)), random.Random(1), crashes=0)
     player.end_chunk(2, outputs=["c"], failed=2, reason="SLOW")
     player.end_chunk(1, outputs=["b"], failed=2, reason="TOOL_ERROR")
-    assert player.state.run.state is RunState.FAILED
-    assert player.state.run.failure is not None
-    assert player.state.run.failure.reason == "TOOL_ERROR"
-    assert player.state.run.failure.message == "Node each: 4 items failed, and at most 3 may fail."
+    failure = present(player.state.run.failure)
+    assert (player.state.run.state, failure.reason) == (RunState.FAILED, "TOOL_ERROR")
+    assert failure.message == "Node each: 4 items failed; at most 3 may fail."
 
 
 async def test_runs_of_a_map_refer_to_the_values_that_they_use() -> None:
@@ -144,10 +139,9 @@ async def test_runs_of_a_map_refer_to_the_values_that_they_use() -> None:
         "tool": "look",
         "arguments": {"text": "${nodes.first.output.text}", "all": "${nodes.all.output}"},
     }
-    branches = {"a": {"kind": "tool", "tool": "look", "arguments": {"n": 1}}}
     nodes = {
         "first": {"kind": "tool", "tool": "work"},
-        "all": {"kind": "parallel", "branches": branches},
+        "all": {"kind": "parallel", "branches": {"a": {"kind": "tool", "tool": "look", "arguments": {"n": 1}}}},
         "each": {"kind": "map", "items": list(range(60)), "do": do, "concurrency": 50},
     }
     world = world_of(work={"text": text}, look="seen")
@@ -155,8 +149,7 @@ async def test_runs_of_a_map_refer_to_the_values_that_they_use() -> None:
     given = [json.loads(call.arguments_json) for call in world.registry.checked if call.tool_name == "look"][1:]
     assert given == [{"text": text, "all": {"a": "seen"}}] * 60
     chunks = [run.workflow.chunk for run in runs(world) if run.workflow is not None and run.workflow.chunk is not None]
-    assert len(chunks) == 2
-    assert all(text.encode() not in chunk.scope_state and len(chunk.scope_state) < 500 for chunk in chunks)
+    assert [text.encode() not in each.scope_state and len(each.scope_state) < 500 for each in chunks] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -175,8 +168,7 @@ async def test_map_tolerates_failures_up_to_a_limit(tolerate: Any, state: str) -
         "answer": {"kind": "output", "value": {"out": "${nodes.each.output}", "error": "${nodes.each.error}"}},
     }
     items = [{} if n in {3, 10, 55} else {"n": n} for n in range(60)]
-    world = world_of(work=1)
-    found = json.loads((await finished(world, nodes, {"items": items})).output_json)
+    found = json.loads((await finished(world_of(work=1), nodes, {"items": items})).output_json)
     if state == "SUCCEEDED":
         assert found["out"] == [None if n in {3, 10, 55} else 1 for n in range(60)]
     else:
@@ -231,9 +223,8 @@ async def test_only_repeatable_calls_are_retried_after_an_unknown_outcome(effect
     key = start(world, {"a": {"kind": "tool", "tool": "work", "retry": {"attempts": 2}}})
     async with at_work(world.worker()):
         await world.clock.sleep(100.0)
-    assert len(world.ledger.calls(key)) == attempts
     expected = RunState.FAILED if attempts == 2 else RunState.NEEDS_ATTENTION
-    assert world.ledger.run(key).state is expected
+    assert (len(world.ledger.calls(key)), world.ledger.run(key).state) == (attempts, expected)
 
 
 async def test_workflow_node_runs_another_workflow() -> None:
@@ -248,8 +239,7 @@ async def test_workflow_node_runs_another_workflow() -> None:
         "gone": {"kind": "workflow", "workflow": "absent", "on_error": "continue"},
         "answer": {"kind": "output", "value": ["${nodes.sub.output.found}", "${nodes.gone.error.reason}"]},
     }
-    run = await finished(world, nodes, {"n": 2})
-    assert json.loads(run.output_json) == [4, "WORKFLOW_NOT_FOUND"]
+    assert json.loads((await finished(world, nodes, {"n": 2})).output_json) == [4, "WORKFLOW_NOT_FOUND"]
     assert json.loads(world.registry.checked[0].arguments_json) == {"n": 2}
 
 
@@ -268,8 +258,7 @@ async def test_wait_until_a_past_time_ends_when_it_starts() -> None:
     world = world_of()
     key = start(world, {"past": {"kind": "wait", "until": "${-5000000000}"}})
     await world.finish(key)
-    cursor = loop_state.read(world.ledger.tables.loop_states[key]).cursor
-    assert isinstance(cursor, WorkflowCursor)
+    cursor: Any = loop_state.read(world.ledger.tables.loop_states[key]).cursor
     assert cursor.nodes[0].end_ms == cursor.nodes[0].start_ms
 
 
@@ -277,8 +266,7 @@ async def test_workflows_that_start_each_other_reach_the_depth_limit() -> None:
     world = world_of()
     world.workflows.save("other", {"again": {"kind": "workflow", "workflow": "flow"}})
     run = await finished(world, {"again": {"kind": "workflow", "workflow": "other"}})
-    assert present(run.failure).reason == "NOT_ALLOWED"
-    assert len(runs(world)) == 3
+    assert (present(run.failure).reason, len(runs(world))) == ("NOT_ALLOWED", 3)
 
 
 async def test_node_timeout_stops_its_call_and_may_be_retried() -> None:
@@ -289,10 +277,7 @@ async def test_node_timeout_stops_its_call_and_may_be_retried() -> None:
     }
     world = World({**VERDICTS, "slow": tool(effect=EffectClass.READ_ONLY)}, [], seconds=1000.0)
     key = start(world, nodes)
-    async with at_work(world.worker()):
-        await end_of(world, key)
-    assert world.ledger.run(key).output_text == "NODE_TIMEOUT"
-    assert len(world.ledger.calls(key)) == 2
+    assert ((await worked(world, key)).output_text, len(world.ledger.calls(key))) == ("NODE_TIMEOUT", 2)
 
 
 async def test_workflow_fails_at_its_own_timeout() -> None:
@@ -357,8 +342,7 @@ async def test_node_repeats_until_its_condition_is_met() -> None:
         "answer": {"kind": "output", "value": ["${nodes.met.output.n}", "${nodes.unmet.error.reason}"]},
     }
     world = world_of(work={"n": 1})
-    run = await finished(world, nodes)
-    assert json.loads(run.output_json) == [1, "REPEAT_LIMIT"]
+    assert json.loads((await finished(world, nodes)).output_json) == [1, "REPEAT_LIMIT"]
     assert sum(world.registry.effects.values()) == 5
 
 
@@ -400,6 +384,4 @@ async def test_message_does_not_steer_a_workflow_run() -> None:
     )
     assert world.ledger.apply(asked).steered is False
     await world.respond(key)
-    async with at_work(world.worker()):
-        await end_of(world, key)
-    assert world.ledger.run(key).output_text == "blue"
+    assert (await worked(world, key)).output_text == "blue"

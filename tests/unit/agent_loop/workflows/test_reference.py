@@ -200,8 +200,7 @@ def _compare(player: Player, reference: Reference) -> None:
         assert run.failure.message.startswith(f"Node {reference.failed_node}: ")
         assert run.failure.reason == reference.nodes[reference.failed_node].reason
         return
-    assert player.states == _states(reference)
-    assert player.open == set(reference.open)
+    assert (player.states, player.open) == (_states(reference), set(reference.open))
     if reference.state == "COMPLETED":
         assert run.state is RunState.COMPLETED
         assert json.loads(run.output_json or b"null") == reference.output

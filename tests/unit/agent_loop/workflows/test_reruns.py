@@ -29,7 +29,7 @@ from tests.fakes.loop_world import STORE, USER, World
 from tests.fakes.registry import tool
 from tests.unit.agent_loop.scenario import at_work, end_of, present
 from tests.unit.agent_loop.workflows.test_running import NODES as UNDOABLE
-from tests.unit.agent_loop.workflows.test_running import new_world
+from tests.unit.agent_loop.workflows.test_running import new_world, start
 
 CALLER = Principal(store_id=StoreId(STORE), user_id=UserId(USER))
 ERROR = CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR")
@@ -65,6 +65,10 @@ def executions(made: World) -> Executions:
     return Executions(PublicLedger(made.ledger.channel), Graphs(made.workflows))
 
 
+async def nodes_of(made: World, key: RunKey, path: str = "") -> list[pb.NodeExecution]:
+    return list((await executions(made).get(CALLER, key.run_id, path)).nodes)
+
+
 async def test_ended_run_shows_what_each_node_did() -> None:
     made = world()
     key = await played(made)
@@ -77,9 +81,8 @@ async def test_ended_run_shows_what_each_node_did() -> None:
         "send",
     ]
     assert not any(node.input_json or node.output_json for node in found.nodes)
-    whole = {path: (await executions(made).get(CALLER, key.run_id, path)).nodes[0] for path in nodes}
-    assert json.loads(whole["fetch"].output_json) == {"n": 7}
-    assert json.loads(whole["write"].input_json) == {"n": 7}
+    whole = {path: (await nodes_of(made, key, path))[0] for path in nodes}
+    assert (json.loads(whole["fetch"].output_json), json.loads(whole["write"].input_json)) == ({"n": 7}, {"n": 7})
     assert {node.path: node.state for node in nodes["both"].nodes} == {
         "both.a": pb.NODE_STATE_SUCCEEDED,
         "both.b": pb.NODE_STATE_SUCCEEDED,
@@ -109,11 +112,11 @@ async def test_an_execution_reads_all_calls_at_once_but_only_the_output_of_a_nam
 
     key = await played(made)
     channel.unary_unary = counted
-    tree = (await executions(made).get(CALLER, key.run_id, "")).nodes
+    tree = await nodes_of(made, key)
     assert next(node for node in tree if node.path == "fetch").output_omitted_bytes > 300_000
-    assert [name for name, _ in asked] == ["GetRun", "GetRun", "GetCalls"]
-    assert sum(size for _, size in asked) < 20_000
-    found = (await executions(made).get(CALLER, key.run_id, "fetch")).nodes[0]
+    names, sizes = zip(*asked, strict=True)
+    assert (names, sum(sizes) < 20_000) == (("GetRun", "GetRun", "GetCalls"), True)
+    (found,) = await nodes_of(made, key, "fetch")
     assert (len(found.output_json) > 300_000, found.output_omitted_bytes) == (True, 0)
 
 
@@ -134,11 +137,10 @@ async def test_a_rerun_executes_only_what_did_not_succeed() -> None:
     assert not await executions(made).effects(CALLER, old, rerun.again), "both attempts reported that they failed"
     made.registry.results["fails"] = CallResult(content_json=b'"sent"')
     executed = len(made.registry.checked)
-    pinned = PinnedWorkflow(name="flow", version=1)
     again = await played(
         made,
         replace(
-            pinned,
+            PinnedWorkflow(name="flow", version=1),
             rerun_of_run_id=key.run_id,
             rerun_node="send",
             start_state=msgspec.json.encode(rerun.start),
@@ -147,26 +149,23 @@ async def test_a_rerun_executes_only_what_did_not_succeed() -> None:
     run = made.ledger.run(again)
     assert (run.state, json.loads(run.output_json)) == (RunState.COMPLETED, "sent")
     assert [call.tool_name for call in made.registry.checked[executed:]] == ["fails"]
-    found = await executions(made).get(CALLER, again.run_id, "")
-    nodes = {node.path: node for node in found.nodes}
-    assert {path for path, node in nodes.items() if node.reused} == {"fetch", "write", "both"}
-    fetch = (await executions(made).get(CALLER, again.run_id, "fetch")).nodes[0]
+    assert {node.path for node in await nodes_of(made, again) if node.reused} == {"fetch", "write", "both"}
+    (fetch,) = await nodes_of(made, again, "fetch")
     assert json.loads(fetch.output_json) == {"n": 7}, "it is read from the old run"
     read = await sources(made.ledger.channel, CALLER.store_id, CALLER.user_id, again.run_id)
     *_, reused = map(undo.outcome_of, read)
-    assert reused.state is UndoState.NOTHING_TO_UNDO
-    assert reused.reason == f"It reuses results of run {key.run_id}: undo that run to undo their effects."
+    reason = f"It reuses results of run {key.run_id}: undo that run to undo their effects."
+    assert (reused.state, reused.reason) == (UndoState.NOTHING_TO_UNDO, reason)
 
 
 async def test_effects_of_nodes_that_run_again_are_listed() -> None:
     made = world()
     key = await played(made)
-    old, rerun = await executions(made).rerun(CALLER, key.run_id, "write")
-    effects = await executions(made).effects(CALLER, old, rerun.again)
-    assert [(call.tool_name, call.run_id, call.arguments_json) for call in effects] == [("work", key.run_id, b"")]
-    old, rerun = await executions(made).rerun(CALLER, key.run_id, "fetch")
-    effects = await executions(made).effects(CALLER, old, rerun.again)
-    assert [call.tool_name for call in effects] == ["work", "work"], "reads have no effects"
+    for node, count in (("write", 1), ("fetch", 2)):  # Reads have no effects.
+        old, rerun = await executions(made).rerun(CALLER, key.run_id, node)
+        effects = await executions(made).effects(CALLER, old, rerun.again)
+        found = [(call.tool_name, call.run_id, call.arguments_json) for call in effects]
+        assert found == [("work", key.run_id, b"")] * count
 
 
 async def test_rerun_fails_once_the_run_that_it_reuses_was_deleted() -> None:
@@ -176,33 +175,29 @@ async def test_rerun_fails_once_the_run_that_it_reuses_was_deleted() -> None:
     for call in made.ledger.calls(key):
         del made.ledger.tables.calls[CallKey(key.store_id, call.call_id)]
     pinned = PinnedWorkflow(name="flow", version=1, rerun_of_run_id=key.run_id, rerun_node="write")
-    again = await played(made, replace(pinned, start_state=msgspec.json.encode(rerun.start)))
-    run = made.ledger.run(again)
+    run = made.ledger.run(await played(made, replace(pinned, start_state=msgspec.json.encode(rerun.start))))
     assert (run.state, present(run.failure).reason) == (RunState.FAILED, "CALL_NOT_FOUND")
 
 
 async def test_node_that_waits_for_its_next_attempt_shows_the_last_error() -> None:
     made = world()
-    nodes = {"send": {"kind": "tool", "tool": "fails", "retry": {"attempts": 2, "delay_seconds": 600}}}
-    pinned = PinnedWorkflow(name="retry", version=made.workflows.save("retry", nodes))
-    key = made.ledger.submit("[Workflow retry]", workflow=pinned)
+    key = start(made, {"send": {"kind": "tool", "tool": "fails", "retry": {"attempts": 2, "delay_seconds": 600}}})
     await made.drive()
-    (send,) = (await executions(made).get(CALLER, key.run_id, "")).nodes
+    (send,) = await nodes_of(made, key)
     assert (send.state, send.attempt, send.error.message) == (pb.NODE_STATE_WAITING, 2, "broken")
 
 
 async def test_map_counts_the_items_that_have_succeeded_in_its_open_run() -> None:
     made = world()
     nodes = {"each": {"kind": "map", "items": "${[1, 2, 3]}", "do": {"kind": "human", "question": "Is ${item} right?"}}}
-    pinned = PinnedWorkflow(name="ask", version=made.workflows.save("ask", nodes))
-    key = made.ledger.submit("[Workflow ask]", workflow=pinned)
-    await made.drive()
-    await made.drive()
+    key = start(made, nodes)
+    for _ in range(2):
+        await made.drive()
     (below,) = (row.key for row in made.ledger.tables.runs.values() if row.parent_run_id == key.run_id)
     answered = Decide(call_id=made.ledger.calls(below)[0].call_id, kind=DecisionKind.ANSWER, answer="yes")
     await made.ledger.send(below, answered)
     await made.drive()
-    (each,) = (await executions(made).get(CALLER, key.run_id, "")).nodes
+    (each,) = await nodes_of(made, key)
     assert (each.map.items, each.map.succeeded, each.map.running) == (3, 1, 2)
 
 
@@ -234,28 +229,31 @@ TOKENS: dict[str, Any] = {
 }
 
 
+async def token_of(made: World, key: RunKey) -> str:
+    """Return the token that the first node of a run got, once the run waits."""
+    while made.ledger.run(key).state is not RunState.WAITING:
+        await made.clock.sleep(0.1)
+    return str(json.loads(made.ledger.calls(key)[0].arguments_json)["link"])
+
+
 async def test_token_ends_the_wait_of_exactly_its_node() -> None:
     made = world()
-    made.workflows.save("pay", TOKENS)
-    key = made.ledger.submit("[Workflow pay]", workflow=PinnedWorkflow(name="pay", version=1))
+    key = start(made, TOKENS)
     async with at_work(made.worker()):
-        while made.ledger.run(key).state is not RunState.WAITING:
-            await made.clock.sleep(0.1)
-        token = json.loads(made.ledger.calls(key)[0].arguments_json)["link"]
+        token = await token_of(made, key)
         gateway = Principal(store_id=StoreId(STORE), user_id=UserId("gateway"))
         user, run_id, name = await executions(made).of_token(gateway, token)
         assert (user.user_id, run_id) == (USER, key.run_id)
         last = f"{key.run_id}.last.{token.rpartition('.')[2]}"
         absent = f"run_absent.{token.partition('.')[2]}"
-        for wrong in (token[:-1], last, absent, token + "0", f"{key.run_id}.nodes.é", "", "x" * 1000):
-            with pytest.raises(CompletionNotFound):
-                await executions(made).of_token(gateway, wrong)
         elsewhere = Principal(store_id=StoreId("globex"), user_id=UserId(USER))
-        with pytest.raises(CompletionNotFound):
-            await executions(made).of_token(elsewhere, token)
+        wrong = (token[:-1], last, absent, token + "0", f"{key.run_id}.nodes.é", "", "x" * 1000)
+        for caller, each in ((elsewhere, token), *((gateway, each) for each in wrong)):
+            with pytest.raises(CompletionNotFound):
+                await executions(made).of_token(caller, each)
         await made.ledger.send(key, Event(name=name, payload_json=b'{"n":5}'))
         await made.clock.sleep(10)
-        found = {node.path: node.state for node in (await executions(made).get(CALLER, key.run_id, "")).nodes}
+        found = {node.path: node.state for node in await nodes_of(made, key)}
         assert (found["paid"], found["other"]) == (pb.NODE_STATE_SUCCEEDED, pb.NODE_STATE_WAITING)
         await made.ledger.send(key, Event(name="sent", payload_json=b"1"))
         await end_of(made, key)
@@ -263,28 +261,19 @@ async def test_token_ends_the_wait_of_exactly_its_node() -> None:
     assert (await executions(made).of_token(gateway, token))[2] == name, "the ledger reports a repeated event"
 
 
-async def test_the_token_of_a_node_that_ended_without_an_event_is_refused() -> None:
-    made = world()
-    late = {**TOKENS, "paid": {**TOKENS["paid"], "timeout_seconds": 5, "on_error": {"go_to": "last"}}}
-    made.workflows.save("pay", {**late, "last": {"kind": "wait", "event": "sent"}})
-    key = made.ledger.submit("[Workflow pay]", workflow=PinnedWorkflow(name="pay", version=1))
-    async with at_work(made.worker()):
-        await made.clock.sleep(10)
-        token = json.loads(made.ledger.calls(key)[0].arguments_json)["link"]
-        with pytest.raises(CallNotPending):
-            await executions(made).of_token(CALLER, token)
-
-
-async def test_the_token_of_a_node_that_was_ended_by_a_named_event_is_refused() -> None:
+@pytest.mark.parametrize("by_event", [False, True])
+async def test_the_token_of_a_node_that_has_ended_is_refused(*, by_event: bool) -> None:
+    """The node ends without an event, or by a named event."""
     made = world()
     nodes = {name: node for name, node in TOKENS.items() if name != "other"}
-    made.workflows.save("pay", nodes)
-    key = made.ledger.submit("[Workflow pay]", workflow=PinnedWorkflow(name="pay", version=1))
+    if not by_event:
+        late = {"timeout_seconds": 5, "on_error": {"go_to": "last"}}
+        nodes |= {"paid": TOKENS["paid"] | late, "last": {"kind": "wait", "event": "sent"}}
+    key = start(made, nodes)
     async with at_work(made.worker()):
-        while made.ledger.run(key).state is not RunState.WAITING:
-            await made.clock.sleep(0.1)
-        token = json.loads(made.ledger.calls(key)[0].arguments_json)["link"]
-        await made.ledger.send(key, Event(name="paid", payload_json=b'{"n":5}'))
+        token = await token_of(made, key)
+        if by_event:
+            await made.ledger.send(key, Event(name="paid", payload_json=b'{"n":5}'))
         await made.clock.sleep(10)
         with pytest.raises(CallNotPending):
             await executions(made).of_token(CALLER, token)

@@ -166,8 +166,7 @@ def test_stored_cursor_is_bounded() -> None:
             start_ms=chance.randrange(YEAR_SECONDS * 1000),
             event=chance.randrange(100),
         )
-        end_ms = chance.randrange(YEAR_SECONDS * 1000)
-        cursor = cursor.with_nodes({number: failed(record, end_ms, word(24), word(500))})
+        cursor = cursor.with_nodes({number: failed(record, chance.randrange(YEAR_SECONDS * 1000), word(24), word(500))})
     sizes = []
     for events in ((), tuple((word(128), number) for number in range(100))):
         state = LoopState(cursor=replace(cursor, events=events))

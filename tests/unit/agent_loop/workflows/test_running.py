@@ -27,7 +27,7 @@ from pawl.values import ENDED, CallState, CommandOutcome, DecisionKind, EffectCl
 from tests.fakes.loop_world import USER, World
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
-from tests.unit.agent_loop.scenario import at_work, end_of, present
+from tests.unit.agent_loop.scenario import at_work, end_of, present, worked
 
 ERROR = CallResult(content_json=b'{"error":"broken"}', is_error=True, error_reason="TOOL_ERROR")
 VERDICTS = {
@@ -68,8 +68,7 @@ async def test_outputs_flow_from_node_to_node() -> None:
     }
     world = world_of(look={"x": 7}, work="done")
     run = await finished(nodes, {"n": 1}, world)
-    assert run.state is RunState.COMPLETED
-    assert json.loads(run.output_json) == {"x": 7, "y": "done"}
+    assert (run.state, json.loads(run.output_json)) == (RunState.COMPLETED, {"x": 7, "y": "done"})
     assert [json.loads(call.arguments_json) for call in world.registry.checked] == [{"n": 1}, {"n": 7}]
 
 
@@ -80,9 +79,8 @@ async def test_failed_node_is_tried_again_after_growing_delays() -> None:
     key = start(world, nodes)
     await world.finish(key)
     run, made = world.ledger.run(key), world.ledger.calls(key)
-    assert run.state is RunState.FAILED
-    assert present(run.failure).reason == "TOOL_ERROR"
-    assert present(run.failure).message == "Node a: broken"
+    failure = present(run.failure)
+    assert (run.state, failure.reason, failure.message) == (RunState.FAILED, "TOOL_ERROR", "Node a: broken")
     times = [present(call.create_time) for call in made]
     assert [round(after - before) for before, after in pairwise(times)] == [11, 31]
 
@@ -95,8 +93,7 @@ async def test_waiting_for_a_time_needs_no_worker() -> None:
     world = world_of(look=1)
     key = start(world, nodes)
     await world.drive()
-    assert world.ledger.run(key).state is RunState.WAITING
-    assert world.ledger.row(key).worker_id is None
+    assert (world.ledger.run(key).state, world.ledger.row(key).worker_id) == (RunState.WAITING, None)
     started = world.clock.monotonic()
     await world.finish(key)
     assert 3600 <= world.clock.monotonic() - started < 3610
@@ -109,11 +106,9 @@ async def test_agent_node_returns_the_answer_of_its_run() -> None:
         "answer": {"kind": "output", "value": "${nodes.write.output}!"},
     }
     world = world_of(says("short"))
-    run = await finished(nodes, {"text": "long"}, world)
-    assert run.output_text == "short!"
+    assert (await finished(nodes, {"text": "long"}, world)).output_text == "short!"
     request = world.model.requests[0]
-    assert "Shorten: long" in str(request.messages)
-    assert "Be brief." in str(request.messages)
+    assert [part for part in ("Shorten: long", "Be brief.") if part not in str(request.messages)] == []
     assert [each["function"]["name"] for each in request.tools] == ["look"]
 
 
@@ -142,12 +137,8 @@ async def test_an_agent_node_waits_for_the_jobs_below_it_unless_they_are_left_ru
     world = world_of(calls(background), says("Started."), says("It is done."), says("Noted."), work="made")
     world.model.by_round = False
     world.registry.seconds = 60.0
-    key = start(world, nodes)
-    async with at_work(world.worker()):
-        await end_of(world, key)
-    run = world.ledger.run(key)
-    assert run.output_text == ("It is done." if jobs == "wait" else "Started.")
-    assert run.state is RunState.COMPLETED
+    run = await worked(world, start(world, nodes))
+    assert (run.state, run.output_text) == (RunState.COMPLETED, "It is done." if jobs == "wait" else "Started.")
     assert (sum(world.registry.effects.values()) == 1) >= (jobs == "wait")
 
 
@@ -208,8 +199,7 @@ async def test_output_that_is_not_strict_json_is_a_typed_error() -> None:
         "caught": {"kind": "tool", "tool": "work", "arguments": {"why": "${nodes.a.error.reason}"}},
     }
     world = world_of()
-    run = await finished(nodes, {"text": "a\0b"}, world)
-    assert run.state is RunState.COMPLETED
+    assert (await finished(nodes, {"text": "a\0b"}, world)).state is RunState.COMPLETED
     assert json.loads(world.registry.checked[0].arguments_json) == {"why": "EXPRESSION_FAILED"}
 
 
@@ -222,10 +212,8 @@ async def test_default_that_cannot_be_evaluated_fails_the_node(in_map: bool) -> 
     }
     nodes["a"]["on_error"] = "continue"
     world = world_of()
-    key = start(world, nodes)
-    async with at_work(world.worker()):
-        await end_of(world, key)
-    assert world.ledger.run(key).output_text == "EXPRESSION_FAILED"
+    run = await worked(world, start(world, nodes))
+    assert run.output_text == "EXPRESSION_FAILED"
 
 
 @pytest.mark.parametrize("kind", [Event(name="paid"), Pause()])
@@ -252,8 +240,7 @@ async def test_agent_that_a_user_cancels_is_not_started_again() -> None:
         await world.clock.sleep(5.0)
         await world.ledger.send(child, Cancel(cause=StopCause.USER))
         await end_of(world, key)
-    assert present(world.ledger.run(key).failure).reason == "AGENT_CANCELLED"
-    assert len(world.ledger.tables.runs) == 2
+    assert (present(world.ledger.run(key).failure).reason, len(world.ledger.tables.runs)) == ("AGENT_CANCELLED", 2)
 
 
 async def test_tools_are_refused_once_the_key_of_the_run_is_revoked() -> None:
@@ -268,8 +255,7 @@ async def test_agents_below_make_no_calls_once_the_key_is_revoked(calls_allowed:
     world, checks = world_of(calls("look"), says("It was refused."), look=1), count()
     world.dependencies = replace_fields(world.dependencies, credential_is_gone=lambda _: next(checks) >= calls_allowed)
     run = await finished({"a": {"kind": "agent", "task": "Look.", "retry": {"attempts": 3}}}, world=world)
-    assert present(run.failure).reason == "PERMISSION_DENIED"
-    assert len(world.model.requests) == calls_allowed
+    assert (present(run.failure).reason, len(world.model.requests)) == ("PERMISSION_DENIED", calls_allowed)
     assert not world.registry.effects
 
 
@@ -286,8 +272,7 @@ def test_calls_do_not_continue_after_a_takeover_until_the_definition_is_read() -
     )
     first = planning.plan(State(run=run), [ProgramRead(graph=found, tools=())], 1000.0)
     assert [call.state for call in first.state.open_calls] == [CallState.RUNNABLE]
-    taken_over = State(run=first.state.run, calls=first.state.calls, loop=first.state.loop)
-    second = planning.plan(taken_over, [], 1001.0)
+    second = planning.plan(State(run=first.state.run, calls=first.state.calls, loop=first.state.loop), [], 1001.0)
     assert [type(work) for work in second.work] == [ReadProgram]
 
 
@@ -296,10 +281,8 @@ async def test_a_map_whose_outputs_exceed_the_limit_fails_with_a_typed_error() -
         "each": {"kind": "map", "items": list(range(40)), "do": {"kind": "tool", "tool": "look"}, "concurrency": 50},
     }
     world = world_of(look="x" * 30_000)
-    key = start(world, nodes)
-    async with at_work(world.worker()):
-        await end_of(world, key)
-    assert present(world.ledger.run(key).failure).reason == "OUTPUT_TOO_LARGE"
+    run = await worked(world, start(world, nodes))
+    assert present(run.failure).reason == "OUTPUT_TOO_LARGE"
 
 
 # Undo of workflow runs: on request, and when a node fails with on_error undo.
@@ -348,28 +331,31 @@ def undone(world: World) -> list[int]:
     return [json.loads(made[call.undoes_call_id].arguments_json)["n"] for call in inverses]
 
 
+async def undo_of(world: World, key: RunKey) -> Run:
+    """Have a worker undo a run, and return the run that did so."""
+    asked = Undo(run_id=key.run_id, user_id=UserId(USER))
+    conversation_id = world.ledger.run(key).conversation_id
+    return await worked(world, world.ledger.submit("undo", conversation_id=conversation_id, undo=asked))
+
+
+# One write, and a node whose failure undoes it.
+FAILING_SOON = {"first": NODES["first"], "last": {**FAILING["last"], "after": ["first"]}}
+
+
 async def test_undoing_a_run_undoes_the_runs_below_it_in_reverse_order() -> None:
     world = new_world()
     key = start(world, NODES)
-    async with at_work(world.worker()):
-        await end_of(world, key)
-        asked = Undo(run_id=key.run_id, user_id=UserId(USER))
-        conversation_id = world.ledger.run(key).conversation_id
-        undoing = world.ledger.submit("undo", conversation_id=conversation_id, undo=asked)
-        await end_of(world, undoing)
-    assert world.ledger.run(key).state is RunState.COMPLETED
+    assert (await worked(world, key)).state is RunState.COMPLETED
+    undoing = await undo_of(world, key)
     assert undone(world) in ([4, 3, 2, 1], [4, 2, 3, 1])
-    assert "4 of 4 calls with effects were undone" in world.ledger.run(undoing).output_text
+    assert "4 of 4 calls with effects were undone" in undoing.output_text
 
 
 async def test_failed_node_with_on_error_undo_undoes_all_effects_before_the_run_fails() -> None:
     world = new_world()
     key = start(world, FAILING)
-    async with at_work(world.worker()):
-        await end_of(world, key)
-    run = world.ledger.run(key)
-    assert run.state is RunState.FAILED
-    assert present(run.failure).message == "Node last: broken"
+    run = await worked(world, key)
+    assert (run.state, present(run.failure).message) == (RunState.FAILED, "Node last: broken")
     assert undone(world) in ([4, 3, 2, 1], [4, 2, 3, 1])
     assert all(call.settled for call in world.ledger.calls(key))
 
@@ -379,17 +365,14 @@ async def test_an_undo_that_cannot_revert_a_call_fails_and_so_does_the_run() -> 
     world.registry.results["unwrite"] = CallResult(
         content_json=b'{"error":"It was changed."}', is_error=True, error_reason="TOOL_ERROR"
     )
-    key = start(world, {"first": NODES["first"], "last": {**FAILING["last"], "after": ["first"]}})
-    async with at_work(world.worker()):
-        await end_of(world, key)
+    run = await worked(world, start(world, FAILING_SOON))
     (undoing,) = (world.ledger.run(each) for each in world.ledger.tables.runs if world.ledger.run(each).undo)
-    assert undoing.state is RunState.FAILED
-    assert present(undoing.failure).reason == "UNDO_INCOMPLETE"
-    assert present(undoing.failure).message == "1 of 1 calls could not be undone: write: It was changed."
+    failure = present(undoing.failure)
+    assert (undoing.state, failure.reason) == (RunState.FAILED, "UNDO_INCOMPLETE")
+    assert failure.message == "1 of 1 calls could not be undone: write: It was changed."
     assert "0 of 1 calls with effects were undone" in undoing.output_text
-    assert f"Not everything was undone: run {undoing.run_id} ended with UNDO_INCOMPLETE." in (
-        present(world.ledger.run(key).failure).message
-    )
+    incomplete = f"Not everything was undone: run {undoing.run_id} ended with UNDO_INCOMPLETE."
+    assert incomplete in present(run.failure).message
 
 
 class Crash(BaseException):
@@ -399,7 +382,7 @@ class Crash(BaseException):
 @pytest.mark.parametrize("position", range(0, 60, 3))
 async def test_an_undo_continues_after_a_crash_without_undoing_anything_twice(position: int) -> None:
     world, count = new_world(), 0
-    key = start(world, {"first": NODES["first"], "last": {**FAILING["last"], "after": ["first"]}})
+    key = start(world, FAILING_SOON)
 
     async def crash(request: str, carried_out: bool) -> None:
         nonlocal count
@@ -411,21 +394,15 @@ async def test_an_undo_continues_after_a_crash_without_undoing_anything_twice(po
     while world.ledger.run(key).state not in ENDED:
         with suppress(Crash):
             await world.drive()
-    assert world.ledger.run(key).state is RunState.FAILED
-    assert undone(world) == [1]
+    assert (world.ledger.run(key).state, undone(world)) == (RunState.FAILED, [1])
 
 
 async def test_undo_child_is_not_itself_undone() -> None:
     world = new_world()
-    key = start(world, {"first": NODES["first"], "last": {**FAILING["last"], "after": ["first"]}})
-    async with at_work(world.worker()):
-        await end_of(world, key)
-        asked = Undo(run_id=key.run_id, user_id=UserId(USER))
-        conversation_id = world.ledger.run(key).conversation_id
-        undoing = world.ledger.submit("undo", conversation_id=conversation_id, undo=asked)
-        await end_of(world, undoing)
-    assert undone(world) == [1]
-    assert "was already undone" in world.ledger.run(undoing).output_text
+    key = start(world, FAILING_SOON)
+    await worked(world, key)
+    undoing = await undo_of(world, key)
+    assert (undone(world), "was already undone" in undoing.output_text) == ([1], True)
 
 
 async def test_running_calls_end_before_the_effects_are_undone() -> None:
@@ -437,9 +414,6 @@ async def test_running_calls_end_before_the_effects_are_undone() -> None:
     nodes["fails"]["after"] = ["pause"]
     world = World(dict(WITH_INVERSES), [], seconds=30.0)
     world.registry.results = new_world().registry.results
-    key = start(world, nodes)
-    async with at_work(world.worker()):
-        await end_of(world, key)
-    assert present(world.ledger.run(key).failure).reason == "EXPRESSION_FAILED"
-    assert undone(world) == [5]
+    run = await worked(world, start(world, nodes))
+    assert (present(run.failure).reason, undone(world)) == ("EXPRESSION_FAILED", [5])
     assert sum(world.registry.effects.values()) == 2

@@ -9,14 +9,11 @@ import { type Column, Table } from "./table";
 
 const TONES: [Tone, string][] = [["grey", "Stopped"], ["info", "Running"], ["warn", "Waits for approval"], ["ok", "Completed"], ["bad", "Failed"], ["accent", "Draft"]];
 const SURFACES = ["bg", "panel", "sunken", "line", "line-2", "edge", "accent", "accent-soft", "ok-soft", "warn-soft", "bad-soft", "info-soft"];
-const TABS = [
-  ["waiting", "Waiting"],
-  ["decided", "Decided"],
-] as const;
+const TABS = [["waiting", "Waiting"], ["decided", "Decided"]] as const;
 
 type Sample = [title: string, tone: Tone, state: string, agent: string, tokens: string];
 const SAMPLES: Sample[] = [
-  ["Collect the current prices of our five suppliers, and tell me when one of them falls below twenty euros", "info", "Running", "researcher", "8,412"],
+  ["Collect the current prices of our five suppliers, and report when a price falls below twenty euros", "info", "Running", "researcher", "8,412"],
   ["Send the weekly status", "warn", "Waits for approval", "helpdesk", "2,734"],
   ["Book the meeting room", "bad", "Failed", "default", "612"],
 ];
@@ -37,12 +34,12 @@ export function Gallery(): VNode {
         <button>First</button>
       </Head>
       <h2>Text</h2>
-      <p class="lead">A lead says in one or two sentences what the reader can do on a page.</p>
+      <p class="lead">A lead introduces a page in one or two sentences.</p>
       <p>
         Text of 14 px with <a href="/design">a link</a>, <code>code</code> and <kbd>Ctrl</kbd> <kbd>K</kbd>.
       </p>
-      <p class="quiet">Quiet text says what can be missed.</p>
-      <p class="fault">A fault says what is wrong, and what to do.</p>
+      <p class="quiet">Quiet text is for details.</p>
+      <p class="fault">An error names the problem and the remedy.</p>
       <h2>Colours</h2>
       <div class="swatches">
         {SURFACES.map((name) => (
@@ -54,11 +51,7 @@ export function Gallery(): VNode {
       </div>
       <h2>Badges</h2>
       <p class="buttons">
-        {TONES.map(([tone, text]) => (
-          <Badge key={tone} tone={tone}>
-            {text}
-          </Badge>
-        ))}
+        {TONES.map(([tone, text]) => <Badge key={tone} tone={tone}>{text}</Badge>)}
         <span class="count">3</span>
       </p>
       <h2>Buttons</h2>
@@ -69,9 +62,7 @@ export function Gallery(): VNode {
         <button class="bad">Delete</button>
         <button class="second bad">Stop</button>
         <button class="second small">Small</button>
-        <button class="icon" aria-label="Copy">
-          <Icon name="copy" />
-        </button>
+        <button class="icon" aria-label="Copy"><Icon name="copy" /></button>
         <button disabled>Disabled</button>
       </p>
       <h2>Fields</h2>
@@ -86,11 +77,7 @@ export function Gallery(): VNode {
           <input id="gallery-cron" value="not a cron" aria-invalid="true" aria-describedby="gallery-fault" />
           <p id="gallery-fault" class="fault">A cron expression has five fields.</p>
         </div>
-        <div class="field">
-          <label class="row">
-            <input type="checkbox" checked /> <span>Notify me when it ends</span>
-          </label>
-        </div>
+        <div class="field"><label class="row"><input type="checkbox" checked /> <span>Notify me when it ends</span></label></div>
       </div>
       <h2>Tabs</h2>
       <Tabs name="Samples" all={TABS} open={tab} onOpen={setTab} />
@@ -98,29 +85,21 @@ export function Gallery(): VNode {
       <Table name="Runs" columns={COLUMNS} items={SAMPLES} to={() => "/design"} />
       <h2>Panels</h2>
       <div class="panel">A panel groups what belongs together.</div>
-      <div class="why">A note says why something waits.</div>
+      <div class="why">A note explains why a run is waiting.</div>
       <h2>Dialogs and toasts</h2>
-      <button class="second" onClick={() => setOpen(true)}>
-        Open a dialog
-      </button>
+      <button class="second" onClick={() => setOpen(true)}>Open a dialog</button>
       {isOpen && (
         <Dialog title="A dialog" onClose={() => setOpen(false)}>
           <p>It asks one question.</p>
-          <form method="dialog" class="buttons">
-            <button>Close</button>
-          </form>
+          <form method="dialog" class="buttons"><button>Close</button></form>
         </Dialog>
       )}
-      <Toast tone="ok" onClose={() => {}}>
-        Saved version 4.
-      </Toast>
+      <Toast tone="ok" onClose={() => {}}>Saved version 4.</Toast>
       <h2>Loading and empty</h2>
       <Skeleton lines={3} />
       <Empty icon="schedules" title="No schedules">
         <p>A schedule starts a run at set times.</p>
-        <p class="buttons">
-          <button>New schedule</button>
-        </p>
+        <p class="buttons"><button>New schedule</button></p>
       </Empty>
     </section>
   );

@@ -39,6 +39,7 @@ const PATHS = {
   attach: "M13 7.5l-5 5a3 3 0 0 1-4.2-4.2l5.5-5.5a2 2 0 0 1 2.8 2.8L6.8 10.9a1 1 0 0 1-1.4-1.4L10 5",
   more: "M3.5 8h.01M8 8h.01M12.5 8h.01",
   down: "M8 3v10M4 9l4 4 4-4",
+  up: "M8 13V3M4 7l4-4 4 4",
   again: "M13 8a5 5 0 1 1-1.5-3.6M13 2v3h-3",
   web: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2zM2 8h12M8 2c2 2 2 10 0 12M8 2c-2 2-2 10 0 12",
 } as const;
@@ -46,9 +47,5 @@ const PATHS = {
 export type IconName = keyof typeof PATHS;
 
 export function Icon({ name }: { name: IconName }): VNode {
-  return (
-    <svg class="icon" viewBox="0 0 16 16" aria-hidden="true">
-      <path d={PATHS[name]} />
-    </svg>
-  );
+  return <svg class="icon" viewBox="0 0 16 16" aria-hidden="true"><path d={PATHS[name]} /></svg>;
 }

@@ -27,15 +27,7 @@ export function toneOf(state = ""): Tone {
 export function Head({ title, crumbs, badges, children }: { title: ComponentChildren; crumbs?: [string, string][]; badges?: ComponentChildren; children?: ComponentChildren }): VNode {
   return (
     <>
-      {crumbs && (
-        <p class="crumbs">
-          {crumbs.map(([to, name]) => (
-            <span key={to}>
-              <a href={to}>{name}</a> /
-            </span>
-          ))}
-        </p>
-      )}
+      {crumbs && <p class="crumbs">{crumbs.map(([to, name]) => <span key={to}><a href={to}>{name}</a> /</span>)}</p>}
       <header class="head">
         <h1>{title}</h1>
         {badges}
@@ -57,14 +49,17 @@ export function Empty({ icon, title, children, level = 2 }: { icon?: IconName; t
   );
 }
 
+/** What cannot be shown, and where to go instead. */
+export function Missing({ icon, title, fault, to, name }: { icon: IconName; title: string; fault: string; to: string; name: string }): VNode {
+  return <Empty icon={icon} title={title} level={1}><p class="fault">{fault}</p><p><a href={to}>Go to {name}</a></p></Empty>;
+}
+
 /** Placeholder lines while a page loads. */
 export function Skeleton({ lines = 6 }: { lines?: number }): VNode {
   return (
     <div class="skeleton" role="status" aria-busy="true">
       <span class="unseen">Loading ...</span>
-      {Array.from({ length: lines }, (_, key) => (
-        <i key={key} />
-      ))}
+      {Array.from({ length: lines }, (_, key) => <i key={key} />)}
     </div>
   );
 }
@@ -91,11 +86,7 @@ export function Toast({ tone, onClose, children }: { tone: "bad" | "ok"; onClose
   return (
     <div class={`toast ${tone}`} role={tone === "bad" ? "alert" : "status"}>
       <p>{children}</p>
-      {onClose && (
-        <button class="plain small" onClick={onClose}>
-          Close
-        </button>
-      )}
+      {onClose && <button class="plain small" onClick={onClose}>Close</button>}
     </div>
   );
 }
@@ -112,9 +103,7 @@ export function Tabs<T extends string>({ all, open, onOpen, name }: { all: reado
   return (
     <div class="tabs" role="tablist" aria-label={name} onKeyDown={moved}>
       {all.map(([tab, title]) => (
-        <button key={tab} type="button" role="tab" aria-selected={tab === open} tabIndex={tab === open ? 0 : -1} onClick={() => onOpen(tab)}>
-          {title}
-        </button>
+        <button key={tab} type="button" role="tab" aria-selected={tab === open} tabIndex={tab === open ? 0 : -1} onClick={() => onOpen(tab)}>{title}</button>
       ))}
     </div>
   );

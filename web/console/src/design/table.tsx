@@ -1,7 +1,9 @@
 /** Tables with a fixed layout. Long texts are cut, and shown in full on hover. */
 
 import type { ComponentChildren, VNode } from "preact";
+import { useState } from "preact/hooks";
 
+import { Icon } from "./icons";
 import { visible } from "../visible";
 
 export interface Column<T> {
@@ -11,8 +13,14 @@ export interface Column<T> {
   size?: number;
   /** Narrow boxes hide columns with 3 first, then those with 2. */
   priority?: 2 | 3;
+  /** A quiet second line. */
+  under?: (item: T) => ComponentChildren;
+  /** What the column is sorted by, if the user can sort it. */
+  by?: (item: T) => number | string;
   /** Only in lists, not on the page of an item. */
   listed?: true;
+  /** Only on the page of an item. */
+  detailed?: true;
   /** Numbers are right-aligned. */
   num?: true;
 }
@@ -25,7 +33,11 @@ function reveal({ target }: Event): void {
 
 const classOf = <T,>({ num, priority }: Column<T>): string => [num && "num", priority && `p${priority}`].filter(Boolean).join(" ");
 
-export function Table<T>({ name, columns, items, to }: { name: string; columns: Column<T>[]; items: T[]; to?: (item: T) => string }): VNode {
+export function Table<T>({ name, columns: all, items, to }: { name: string; columns: Column<T>[]; items: T[]; to?: (item: T) => string }): VNode {
+  const [sorted, setSorted] = useState<{ name: string; down: boolean }>();
+  const columns = all.filter(({ detailed }) => !detailed);
+  const by = columns.find((column) => column.name === sorted?.name)?.by;
+  const inOrder = by ? items.toSorted((one, other) => (by(one) < by(other) ? -1 : by(one) > by(other) ? 1 : 0) * (sorted?.down ? -1 : 1)) : items;
   const show = (value: ComponentChildren): ComponentChildren => (typeof value === "string" ? visible(value) : value);
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label={name} onMouseOver={reveal}>
@@ -33,24 +45,29 @@ export function Table<T>({ name, columns, items, to }: { name: string; columns: 
         <thead>
           <tr>
             {columns.map((column) => (
-              <th key={column.name} scope="col" class={classOf(column)} style={column.size ? { width: `${column.size}px` } : {}}>
-                {column.name}
+              <th
+                key={column.name}
+                scope="col"
+                class={classOf(column)}
+                style={column.size ? { width: `${column.size}px` } : {}}
+                {...(sorted?.name === column.name ? { "aria-sort": sorted.down ? "descending" : "ascending" } : {})}
+              >
+                {column.by ? (
+                  <button class="plain small" onClick={() => setSorted(sorted?.name !== column.name ? { name: column.name, down: true } : sorted.down ? { name: column.name, down: false } : undefined)}>
+                    {column.name} {sorted?.name === column.name && <Icon name={sorted.down ? "down" : "up"} />}
+                  </button>
+                ) : column.name}
               </th>
             ))}
           </tr>
         </thead>
         <tbody>
-          {items.map((item, row) => (
+          {inOrder.map((item, row) => (
             <tr key={to?.(item) ?? row}>
               {columns.map((column, index) => (
                 <td key={column.name} class={classOf(column)}>
-                  {to && !index ? (
-                    <a class="opens" href={to(item)} data-item>
-                      {show(column.of(item))}
-                    </a>
-                  ) : (
-                    show(column.of(item))
-                  )}
+                  {to && !index ? <a class="opens" href={to(item)} data-item>{show(column.of(item))}</a> : show(column.of(item))}
+                  {column.under && <small class="under">{show(column.under(item))}</small>}
                 </td>
               ))}
             </tr>

@@ -4,11 +4,13 @@ import type { AgentVersionJson, ToolJson, UsageRowJson } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
+import { Conversation, type Embedding } from "../chat";
 import { Badge, type Tone } from "../design/parts";
 import { Choice, type FieldSpec, get, type Option, set, type Values } from "../fields";
 import { cut, time, tokenCount } from "../format";
-import { GONE } from "../actions";
-import { Below, type Resource } from "../resource";
+import { removal } from "../actions";
+import { pack } from "../json";
+import { Below, paged, type Resource } from "../resource";
 import { go, pawl, who } from "../state";
 import { visible } from "../visible";
 
@@ -20,19 +22,13 @@ async function models(): Promise<Option[]> {
   return [...new Set(names.filter((name): name is string => !!name))].map((name) => [name, name]);
 }
 
-/** Options of a field that names an agent. */
-export async function agentOptions(): Promise<Option[]> {
-  const { agents = [] } = await pawl.agents.listAgents({ pageSize: 200 });
-  return [["", "The default agent"], ...agents.map(({ definition: { name = "" } = {} }): Option => [name, name]).filter(([name]) => name !== "default")];
-}
-
 const CARE: Record<string, [Tone, string]> = {
   TOOL_CATEGORY_SAFE: ["ok", "Safe"],
   TOOL_CATEGORY_SENSITIVE: ["warn", "Asks first"],
   TOOL_CATEGORY_DESTRUCTIVE: ["bad", "Destructive"],
 };
 
-/** Whether a tool asks before it acts. */
+/** Whether calls of a tool require approval. */
 export function Care({ category = "" }: { category?: string | undefined }): VNode {
   const [tone, text] = CARE[category] ?? ["grey", "Unknown"];
   return <Badge tone={tone}>{text}</Badge>;
@@ -59,11 +55,7 @@ function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Va
         name={`${id}-tools`}
         value={kind}
         onValue={choose}
-        all={[
-          ["all", "All tools that the user may call"],
-          ["some", "Only the tools chosen here"],
-          ["none", "No tools"],
-        ]}
+        all={[["all", "All tools that the user may call"], ["some", "Only the tools chosen here"], ["none", "No tools"]]}
       />
       {kind === "some" && (
         <>
@@ -85,9 +77,7 @@ function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Va
               </label>
             ))}
           </div>
-          <span class="hint">
-            {chosen.length} chosen{others.length ? `, and ${others.join(", ")} (edit these as JSON)` : ""}
-          </span>
+          <span class="hint">{chosen.length} chosen{others.length ? `, and ${others.join(", ")} (edit these as JSON)` : ""}</span>
         </>
       )}
     </>
@@ -96,7 +86,7 @@ function ToolPicker({ value, onValue, id }: { value: Values; onValue: (value: Va
 
 const FIELDS: FieldSpec[] = [
   { at: "card.description", label: "Description", hint: "Shown to people who choose an agent." },
-  { at: "options.instructions", label: "Instructions", kind: "area", hint: "What the agent does, and how. Pawl adds when to ask, approve and work in the background." },
+  { at: "options.instructions", label: "Instructions", kind: "area", hint: "Describe the task and how to do it. Pawl adds guidelines on questions, approvals and background work." },
   { at: "options.model", label: "Model", kind: "suggest", half: true, load: models, placeholder: "The deployment's default" },
   { at: "options.limits.roundsMax", label: "Maximum number of rounds", kind: "number", half: true, placeholder: "10" },
   { at: "tools", label: "Tools", kind: "own", view: (props) => <ToolPicker {...props} /> },
@@ -116,6 +106,38 @@ function isSaved({ createTime }: AgentVersionJson): boolean {
   return !!createTime;
 }
 
+/** Name of the draft that a test uses, only until its run has started. */
+const TRIED = "try-it";
+
+/** A chat with the agent as it is in the form. */
+function Try({ definition }: { definition: Values | undefined }): VNode {
+  const [conversationId, setConversation] = useState("");
+  const within: Embedding = {
+    agent: String(definition?.["name"] || "the agent"),
+    start: async (run) => {
+      await pawl.agents.updateDraft({ definition: pack({ ...definition, name: TRIED, allowedRoles: [] }) });
+      const started = await run(`draft/${TRIED}`);
+      await pawl.agents.deleteDraft({ name: TRIED });
+      return started;
+    },
+    onOpen: setConversation,
+  };
+  return (
+    <div class="panel try">
+      <div class="row">
+        <h2>Try it</h2>
+        <span class="quiet">unsaved version</span>
+        <span class="space" />
+        {conversationId && <button class="second small" onClick={() => setConversation("")}>Start over</button>}
+      </div>
+      {!conversationId && <p class="quiet">Write to {within.agent} as it is in this form. Its tools really run, and sensitive ones ask first.</p>}
+      <Conversation key={conversationId} conversationId={conversationId} within={within} />
+    </div>
+  );
+}
+
+const beside = (definition: Values | undefined): VNode => <Try definition={definition} />;
+
 async function saveAgent(definition: object): Promise<string> {
   const { agent, unmatched = [] } = await pawl.agents.updateAgent({ definition });
   return `Saved version ${agent?.version}.${unmatched.length ? ` No tool matches ${unmatched.join(", ")}.` : ""}`;
@@ -126,15 +148,12 @@ export const agents: Resource<AgentVersionJson> = {
   lead: "An agent is a model with instructions and tools. Each save makes a new version; runs in progress keep theirs.",
   declared: ({ definition, draft: isDraft }) => [isDraft ? "" : "agent", definition?.name ?? ""],
   empty: "No agents yet. Runs use the default agent. Create one here or with pawl apply.",
-  list: async (pageToken, filters) => {
-    const page = await pawl.agents.listAgents({ pageSize: 50, pageToken, drafts: !!filters["drafts"] });
-    return { items: page.agents ?? [], next: page.nextPageToken };
-  },
+  list: paged("agents", (page, filters) => pawl.agents.listAgents({ ...page, drafts: !!filters["drafts"] })),
   filters: [{ name: "drafts", label: "My drafts", on: true }],
   id: ({ definition }) => definition?.name ?? "",
   get: async (name) => (await pawl.agents.getAgent({ name })).agent,
   columns: [
-    { name: "Name", of: ({ definition }) => definition?.name },
+    { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => cut(definition?.card?.description) },
     { name: "Version", size: 90, of: ({ version, draft: isDraft }) => (isDraft ? <Badge tone="accent">draft</Badge> : version && `v${version}`) },
     { name: "Model", size: 150, priority: 2, of: ({ definition }) => definition?.options?.model || <span class="quiet">default</span> },
     { name: "Tools", priority: 3, of: ({ toolNames }) => cut(toolNames?.join(", ")) || <span class="quiet">all</span> },
@@ -146,6 +165,7 @@ export const agents: Resource<AgentVersionJson> = {
     method: "agent.v1.AgentRegistryService/UpdateAgent",
     value: () => ({ name: "", options: { instructions: "" }, tools: { names: [] } }),
     save: saveAgent,
+    beside,
     fields: [NAME, ...FIELDS],
   },
   edit: {
@@ -153,24 +173,12 @@ export const agents: Resource<AgentVersionJson> = {
     method: "agent.v1.AgentRegistryService/UpdateAgent",
     value: ({ definition }) => definition,
     save: saveAgent,
+    beside,
     fields: FIELDS,
   },
   actions: [
-    {
-      name: "Chat",
-      method: "agent.v1.AgentService/StartRun",
-      run: async ({ definition }) => go(`/?agent=${definition?.name}`),
-    },
-    {
-      name: "Delete",
-      method: "agent.v1.AgentRegistryService/DeleteAgent",
-      when: isSaved,
-      bad: true,
-      run: async ({ definition }) => {
-        await pawl.agents.deleteAgent({ name: definition?.name ?? "" });
-        return GONE;
-      },
-    },
+    { name: "Chat", method: "agent.v1.AgentService/StartRun", run: async ({ definition }) => go(`/?agent=${definition?.name}`) },
+    { ...removal<AgentVersionJson>("Delete", "agent.v1.AgentRegistryService/DeleteAgent", ({ definition }) => pawl.agents.deleteAgent({ name: definition?.name ?? "" })), when: isSaved },
   ],
   below: (agent) => <AgentPage key={agent.version} agent={agent} />,
 };

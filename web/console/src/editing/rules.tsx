@@ -3,13 +3,13 @@
 import { requestId, type RuleJson } from "@pawl/client";
 import type { VNode } from "preact";
 
-import { GONE } from "../actions";
+import { removal } from "../actions";
 import { Badge, type Tone } from "../design/parts";
 import { Choice, type FieldSpec, type Option, Options, Several, type Values } from "../fields";
 import { cut, sentence, short, time } from "../format";
-import type { Resource } from "../resource";
+import { paged, type Resource } from "../resource";
 import { pawl } from "../state";
-import { agentOptions } from "./agents";
+import { agentOptions, toolOptions } from "./options";
 
 const EFFECTS: Record<string, Tone> = { RULE_EFFECT_ALLOW: "ok", RULE_EFFECT_ASK: "warn", RULE_EFFECT_DENY: "bad" };
 const isAllow = ({ effect }: Values): boolean => effect === "RULE_EFFECT_ALLOW";
@@ -20,11 +20,6 @@ const SCOPES: Option[] = [
   ["RULE_SCOPE_RUN", "One run"],
   ["RULE_SCOPE_STORE", "All runs of the store"],
 ];
-
-export async function toolOptions(): Promise<Option[]> {
-  const { tools = [] } = await pawl.tools.listTools({ pageSize: 200 });
-  return tools.map(({ definition }): Option => [definition?.name ?? "", ""]);
-}
 
 /** Patterns of arguments, as rows: argument, comparison, value. */
 function Patterns({ value, onValue }: { value: Values; onValue: (value: Values) => void }): VNode {
@@ -57,7 +52,7 @@ function Effect({ value, onValue, id }: { value: Values; onValue: (value: Values
       value={value["effect"]}
       onValue={(effect) => onValue({ ...value, effect })}
       all={[
-        ["RULE_EFFECT_ASK", "Ask first: a person approves each call"],
+        ["RULE_EFFECT_ASK", "Ask: a person approves each call"],
         ["RULE_EFFECT_ALLOW", "Allow: calls run without an approval"],
         ["RULE_EFFECT_DENY", "Deny: calls are refused"],
       ]}
@@ -87,17 +82,11 @@ function whereOf({ scope = "RULE_SCOPE_UNSPECIFIED", scopeId = "", userId }: Rul
 
 export const rules: Resource<RuleJson> = {
   path: "rules",
-  lead: "A rule decides whether calls of a tool run, ask first or are refused. The strictest matching rule applies.",
+  lead: "A rule decides whether calls of a tool run, need approval or are refused. The strictest matching rule applies.",
   declared: ({ name, ruleId }) => ["rule", name || (ruleId ?? "")],
   empty: "No rules. The category of a tool decides whether it needs approval. Create a rule here or with an approval in the inbox.",
-  list: async (pageToken, filters) => {
-    const page = await pawl.rules.listRules({ pageSize: 100, pageToken, includeEnded: !!filters["ended"], allUsers: !!filters["everybody"] });
-    return { items: page.rules ?? [], next: page.nextPageToken };
-  },
-  filters: [
-    { name: "ended", label: "Include ended", on: true },
-    { name: "everybody", label: "All users", on: true },
-  ],
+  list: paged("rules", (page, filters) => pawl.rules.listRules({ ...page, includeEnded: !!filters["ended"], allUsers: !!filters["everybody"] })),
+  filters: [{ name: "ended", label: "Include ended", on: true }, { name: "everybody", label: "All users", on: true }],
   id: ({ ruleId }) => ruleId ?? "",
   title: (rule) => `${sentence(short(rule.effect, "RULE_EFFECT_"))} ${rule.toolName === "*" ? "all tools" : rule.toolName} in ${whereOf(rule)}`,
   columns: [
@@ -116,16 +105,5 @@ export const rules: Resource<RuleJson> = {
     save: async (rule) => void (await pawl.rules.createRule({ requestId: requestId(), rule })),
     fields: FIELDS,
   },
-  actions: [
-    {
-      name: "Revoke",
-      method: "tool.v1.RuleService/RevokeRule",
-      when: ({ revokeTime }) => !revokeTime,
-      bad: true,
-      run: async ({ ruleId = "" }) => {
-        await pawl.rules.revokeRule({ ruleId });
-        return GONE;
-      },
-    },
-  ],
+  actions: [{ ...removal<RuleJson>("Revoke", "tool.v1.RuleService/RevokeRule", ({ ruleId = "" }) => pawl.rules.revokeRule({ ruleId })), when: ({ revokeTime }) => !revokeTime }],
 };

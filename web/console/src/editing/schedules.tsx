@@ -4,15 +4,15 @@ import { requestId, type ScheduleFireJson, type ScheduleJson } from "@pawl/clien
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-import { type Action, GONE } from "../actions";
+import { type Action, removal } from "../actions";
 import { Badge, type Tone } from "../design/parts";
 import { type Column, Table } from "../design/table";
 import { type FieldSpec, type Option, Options, set, type Values } from "../fields";
-import { cut, runLink, short, span, time } from "../format";
+import { cut, day, runLink, short, span, time } from "../format";
 import type { Resource } from "../resource";
-import { moment, pawl, word } from "../state";
+import { pawl, word } from "../state";
 import { visible } from "../visible";
-import { agentOptions } from "./agents";
+import { agentOptions, workflowOptions } from "./options";
 
 export const paused = (item: { pauseTime?: string; pauseNote?: string; selfPaused?: boolean }): VNode =>
   item.pauseTime ? (
@@ -41,18 +41,13 @@ export const OVERLAPS: Option[] = [
   ["SCHEDULE_OVERLAP_CANCEL", "Stop the previous run"],
 ];
 
-async function workflowOptions(): Promise<Option[]> {
-  const { workflows = [] } = await pawl.workflows.listWorkflows({ pageSize: 200 });
-  return [["", "A run of an agent"], ...workflows.map(({ name = "" }): Option => [name, `The workflow ${name}`])];
-}
-
-/** Fields that say what a firing starts. */
+/** Fields for the run that a firing starts. */
 export const STARTS: FieldSpec[] = [
   { at: "workflow", label: "Starts", kind: "select", half: true, load: workflowOptions, options: [["", "A run of an agent"]] },
   { at: "agent", label: "Agent", kind: "select", half: true, load: agentOptions, options: [["", "The default agent"]], when: ({ workflow }) => !workflow },
   { at: "inputJson", label: "Input of the workflow", kind: "json", when: ({ workflow }) => !!workflow },
 ];
-/** Removes what a workflow does not allow. */
+/** Removes the fields that are not allowed with a workflow. */
 export function cleaned({ text, agent, conversationKey, conversationPointer, inputJson, ...rest }: Values): Values {
   return rest["workflow"] ? { ...rest, ...(inputJson === undefined ? {} : { inputJson }) } : { text, agent, conversationKey, conversationPointer, ...rest };
 }
@@ -66,11 +61,7 @@ const REPEATS = [
   ["interval", "At an interval"],
   ["cron", "By a cron expression"],
 ] as const;
-const UNITS = [
-  [60, "minutes"],
-  [3600, "hours"],
-  [86_400, "days"],
-] as const;
+const UNITS = [[60, "minutes"], [3600, "hours"], [86_400, "days"]] as const;
 
 function repeatOf({ cron = "", intervalSeconds = 0 }: Values): string {
   if (intervalSeconds) return "interval";
@@ -101,9 +92,7 @@ function When({ value, onValue, id }: { value: Values; onValue: (value: Values) 
   return (
     <>
       <div class="when">
-        <select aria-label="Repeat" value={repeat} onChange={(event) => choose(event.currentTarget.value)}>
-          <Options all={REPEATS} />
-        </select>
+        <select aria-label="Repeat" value={repeat} onChange={(event) => choose(event.currentTarget.value)}><Options all={REPEATS} /></select>
         {repeat === "weekly" && (
           <select aria-label="Day of the week" value={weekday} onChange={(event) => write(repeat, { weekday: event.currentTarget.value })}>
             <Options all={DAYS.map((name, index) => [index, name] as const)} />
@@ -152,7 +141,7 @@ function Preview({ value: { cron, timeZone, intervalSeconds } }: { value: Values
   const times = found?.nextTimes?.length ? found.nextTimes : found?.nextTime ? [found.nextTime] : [];
   return (
     <span class="hint" role="note">
-      {found && `${found.cronText || (intervalSeconds ? `Every ${span(intervalSeconds)}` : "")}. Next: ${times.slice(0, 3).map(moment).join("; ")}.`}
+      {found && `${found.cronText || (intervalSeconds ? `Every ${span(intervalSeconds)}` : "")}. Next: ${times.slice(0, 3).map(day).join("; ")}.`}
     </span>
   );
 }
@@ -183,7 +172,7 @@ export function lifeOf<T extends { definition?: { name?: string }; pauseTime?: s
   return [
     { name: "Pause", method: method("Pause"), when: ({ pauseTime }) => !pauseTime, ask: "Reason (optional)", run: (item, note) => pause({ name: nameOf(item), note }) },
     { name: "Resume", method: method("Resume"), when: ({ pauseTime }) => !!pauseTime, run: (item) => resume({ name: nameOf(item) }) },
-    { name: "Delete", method: method("Delete"), bad: true, run: async (item) => (await remove({ name: nameOf(item) }), GONE) },
+    removal("Delete", method("Delete"), (item) => remove({ name: nameOf(item) })),
   ];
 }
 
@@ -196,12 +185,12 @@ export const schedules: Resource<ScheduleJson> = {
   id: ({ definition }) => definition?.name ?? "",
   get: async (name) => (await pawl.schedules.getSchedule({ name })).schedule,
   columns: [
-    { name: "Name", size: 160, of: ({ definition }) => definition?.name },
-    { name: "When", of: ({ definition: each, cronText }) => cronText || each?.cron || (each?.intervalSeconds ? `Every ${span(each.intervalSeconds)}` : "") },
-    { name: "Next", size: 110, priority: 2, of: ({ nextTime }) => time(nextTime) },
-    { name: "State", size: 150, priority: 2, of: paused },
-    { name: "Starts", priority: 3, of: ({ definition }) => (definition?.workflow ? `workflow ${definition.workflow}` : cut(definition?.text)) },
-    { name: "Failures", size: 90, priority: 3, num: true, of: ({ failures }) => failures || "" },
+    { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => (definition?.workflow ? `Workflow ${definition.workflow}` : cut(definition?.text)) },
+    { name: "When", of: ({ definition: each, cronText }) => cronText || each?.cron || (each?.intervalSeconds ? `Every ${span(each.intervalSeconds)}` : ""), under: ({ definition }) => definition?.cron && (definition.timeZone || "UTC") },
+    { name: "Next", size: 150, priority: 2, by: ({ nextTime = "" }) => nextTime, of: ({ nextTime }) => time(nextTime), under: ({ nextTime }) => nextTime && day(nextTime) },
+    { name: "Starts", detailed: true, of: ({ definition: { workflow, agent } = {} }) => (workflow ? <a href={`/workflows/${workflow}`}>workflow {workflow}</a> : `agent ${agent || "default"}`) },
+    { name: "State", size: 170, priority: 2, of: paused },
+    { name: "Failures", size: 84, priority: 3, num: true, of: ({ failures }) => failures || "" },
   ],
   make: {
     name: "New schedule",
@@ -235,13 +224,7 @@ export const schedules: Resource<ScheduleJson> = {
       {!!nextTimes.length && (
         <>
           <h2>{pauseTime ? "Next times after a resume" : "Next times"}</h2>
-          <ol class="times">
-            {nextTimes.map((at) => (
-              <li key={at}>
-                {moment(at)} <span class="quiet">{time(at)}</span>
-              </li>
-            ))}
-          </ol>
+          <ol class="times">{nextTimes.map((at) => <li key={at}>{day(at)} <span class="quiet">{time(at)}</span></li>)}</ol>
         </>
       )}
     </>

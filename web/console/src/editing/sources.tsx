@@ -3,12 +3,12 @@
 import type { SourceJson } from "@pawl/client";
 import type { VNode } from "preact";
 
-import { GONE } from "../actions";
+import { removal } from "../actions";
 import { Badge, type Tone } from "../design/parts";
 import { Table } from "../design/table";
 import { Choice, type FieldSpec, type Values } from "../fields";
 import { cut, short, time } from "../format";
-import type { Resource } from "../resource";
+import { paged, type Resource } from "../resource";
 import { pawl } from "../state";
 import { Care } from "./agents";
 
@@ -81,7 +81,7 @@ export const sources: Resource<SourceJson> = {
   lead: "A source provides tools from an MCP server, an OpenAPI document or an HTTP endpoint. You approve their definitions by saving it.",
   declared: ({ config }) => ["source", config?.name ?? ""],
   empty: "No sources. Add one here or with pawl sources add-mcp or add-http.",
-  list: async () => ({ items: (await pawl.sources.listSources({})).sources ?? [] }),
+  list: paged("sources", () => pawl.sources.listSources({})),
   id: ({ config }) => config?.name ?? "",
   columns: [
     { name: "Name", of: ({ config }) => config?.name },
@@ -114,15 +114,7 @@ export const sources: Resource<SourceJson> = {
         return changes.length ? `Changed: ${changes.map(({ toolName }) => toolName).join(", ")}` : "No changes since approval.";
       },
     },
-    {
-      name: "Remove",
-      method: "tool.v1.SourceService/RemoveSource",
-      bad: true,
-      run: async ({ config }) => {
-        await pawl.sources.removeSource({ name: config?.name ?? "" });
-        return GONE;
-      },
-    },
+    removal("Remove", "tool.v1.SourceService/RemoveSource", ({ config }) => pawl.sources.removeSource({ name: config?.name ?? "" })),
   ],
   below: ({ tools = [] }) => (
     <>

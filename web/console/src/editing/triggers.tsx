@@ -1,6 +1,6 @@
 /** Triggers: their list, the form for webhooks and mailboxes, and the address of a webhook. */
 
-import type { TriggerJson } from "@pawl/client";
+import { requestId, type ScheduleFireJson, type TriggerJson } from "@pawl/client";
 import type { VNode } from "preact";
 import { useState } from "preact/hooks";
 
@@ -8,7 +8,7 @@ import { Icon } from "../design/icons";
 import { Badge } from "../design/parts";
 import { Table } from "../design/table";
 import { Choice, type FieldSpec, type Values } from "../fields";
-import { cut } from "../format";
+import { cut, short } from "../format";
 import type { Resource } from "../resource";
 import { pawl, who } from "../state";
 import { visible } from "../visible";
@@ -39,12 +39,9 @@ function Source({ value, onValue, id }: { value: Values; onValue: (value: Values
 const FIELDS: FieldSpec[] = [
   {
     at: "webhook.authentication",
-    label: "How the sender proves itself",
+    label: "How the sender authenticates",
     kind: "select",
-    options: [
-      [SIGNATURE, "It signs each request (Standard Webhooks)"],
-      ["WEBHOOK_AUTHENTICATION_BEARER", "It sends the secret in a header"],
-    ],
+    options: [[SIGNATURE, "It signs each request (Standard Webhooks)"], ["WEBHOOK_AUTHENTICATION_BEARER", "It sends the secret in a header"]],
     when: isWebhook,
   },
   { at: "mailbox.host", label: "Host", half: true, placeholder: "imap.example.com", when: isMailbox },
@@ -68,16 +65,16 @@ export function secret(text: string | undefined): string {
   return text ? `Secret (shown only once): ${text}` : "Saved.";
 }
 
+const addressOf = (triggerId: string): string => `/hooks/${encodeURIComponent(who.value?.caller?.storeId ?? "")}/${triggerId}`;
+
 function Address({ triggerId }: { triggerId: string }): VNode {
   const [copied, setCopied] = useState(false);
-  const url = `${location.origin}/hooks/${encodeURIComponent(who.value?.caller?.storeId ?? "")}/${triggerId}`;
+  const url = location.origin + addressOf(triggerId);
   return (
     <>
       <h2>Address</h2>
       <p class="row">
-        <code class="cut" tabIndex={0}>
-          {url}
-        </code>
+        <code class="cut" tabIndex={0}>{url}</code>
         <button class="icon" aria-label="Copy the address" onClick={() => void navigator.clipboard?.writeText(url).then(() => setCopied(true))}>
           <Icon name={copied ? "check" : "copy"} />
         </button>
@@ -85,6 +82,27 @@ function Address({ triggerId }: { triggerId: string }): VNode {
       <p class="quiet">Send events there with POST. If a proxy is in front of the gateway, use its host name.</p>
     </>
   );
+}
+
+const TEST = JSON.stringify({ test: true, message: "Sent from the console" }, null, 2);
+
+/** The signature of an event by Standard Webhooks. */
+async function signature(secret: string, id: string, at: string, body: string): Promise<string> {
+  const bytes = Uint8Array.from(atob(secret.replace("whsec_", "")), (each) => each.charCodeAt(0));
+  const key = await crypto.subtle.importKey("raw", bytes, { name: "HMAC", hash: "SHA-256" }, false, ["sign"]);
+  const signed = await crypto.subtle.sign("HMAC", key, new TextEncoder().encode(`${id}.${at}.${body}`));
+  return `v1,${btoa(String.fromCharCode(...new Uint8Array(signed)))}`;
+}
+
+/** Sends an event as another program would, with the secret that only the user has. */
+async function send({ triggerId = "", definition }: TriggerJson, { secret: given = "", body = "" }: Values): Promise<string> {
+  const [id, at] = [requestId(), String(Math.floor(Date.now() / 1000))];
+  const isSigned = definition?.webhook?.authentication !== "WEBHOOK_AUTHENTICATION_BEARER";
+  const proof: Record<string, string> = isSigned ? { "webhook-signature": await signature(given, id, at, body) } : { authorization: `Bearer ${given}` };
+  const answer = await fetch(addressOf(triggerId), { method: "POST", body, headers: { "content-type": "application/json", "webhook-id": id, "webhook-timestamp": at, ...proof } });
+  const said = (await answer.json()) as { message?: string; fire?: ScheduleFireJson };
+  if (!answer.ok) throw new Error(said.message ?? `The gateway answered ${answer.status}.`);
+  return `Outcome: ${short(said.fire?.outcome, "SCHEDULE_FIRE_OUTCOME_")}. See the events below.`;
 }
 
 export const triggers: Resource<TriggerJson> = {
@@ -96,10 +114,9 @@ export const triggers: Resource<TriggerJson> = {
   id: ({ definition }) => definition?.name ?? "",
   get: async (name) => (await pawl.triggers.getTrigger({ name })).trigger,
   columns: [
-    { name: "Name", of: ({ definition }) => definition?.name },
+    { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => (definition?.workflow ? `Workflow ${definition.workflow}` : cut(definition?.text)) },
     { name: "Source", size: 190, of: ({ definition: each }) => (each?.mailbox ? `mailbox ${each.mailbox.username ?? ""}` : "webhook") },
     { name: "State", size: 170, of: (each) => (each.unreachableTime ? <Badge tone="bad">unreachable: {visible(each.unreachableReason ?? "")}</Badge> : paused(each)) },
-    { name: "Starts", priority: 3, of: ({ definition }) => (definition?.workflow ? `workflow ${definition.workflow}` : cut(definition?.text)) },
     { name: "Refused", size: 110, priority: 3, of: ({ refusedCount, refusedReason }) => refusedCount && `${refusedCount}: ${cut(refusedReason)}` },
     { name: "Failures", size: 90, priority: 3, num: true, of: ({ failures }) => failures || "" },
   ],
@@ -116,6 +133,20 @@ export const triggers: Resource<TriggerJson> = {
     value: ({ definition }) => definition,
     save: async (definition) => void (await pawl.triggers.updateTrigger({ definition: cleaned(definition) })),
     fields: FIELDS,
+  },
+  start: {
+    name: "Send a test event",
+    submit: "Send",
+    method: "agent.v1.TriggerService/UpdateTrigger",
+    when: ({ definition }) => !!definition?.webhook,
+    plain: true,
+    unkept: true,
+    value: () => ({ secret: "", body: TEST }),
+    fields: [
+      { at: "secret", label: "Secret", hint: "Shown when the trigger was created. Rotate it if you no longer have it." },
+      { at: "body", label: "Body", kind: "area", keeps: true },
+    ],
+    save: (event, trigger) => send(trigger, event),
   },
   actions: [
     {

@@ -6,23 +6,23 @@ import { useState } from "preact/hooks";
 
 import { Badge, type Tone } from "../design/parts";
 import { runLink, time } from "../format";
-import type { Resource } from "../resource";
+import { Entry, type Resource } from "../resource";
 import { lasted, pawl, word } from "../state";
-import { visible } from "../visible";
 
 const KINDS = ["PROPOSED", "DECIDED", "EXECUTED", "RETURNED", "RULE"] as const;
 const LABELS: Record<string, string> = { PROPOSED: "Call checked", DECIDED: "Decision", EXECUTED: "Call started", RETURNED: "Call ended", RULE: "Rule changed" };
 const TONES: Record<string, Tone> = { APPROVE: "ok", EDIT: "ok", SUCCEEDED: "ok", REJECT: "bad", FAILED: "bad", REFUSED: "bad", GATED: "warn", OUTCOME_UNKNOWN: "bad" };
+const CHECKS: Record<string, string> = { RUN: "allowed", APPROVE: "needs approval", OFFER: "for a front end", ASK: "for a person", REFUSE: "refused", DELEGATE: "for a child run" };
 const DECISIONS: Record<string, string> = { APPROVE: "approved", EDIT: "edited and approved", REJECT: "rejected", ANSWER: "answered" };
 
-/** What an entry records, as a sentence. */
+/** An audit entry as a sentence. */
 export function sentenceOf({ kind, verdict = "", reason = "", userId = "", byUserId = "", toolName = "", agentName = "", durationSeconds }: AuditEntryJson): string {
   const whose = userId ? ` for ${userId}` : "";
   const agent = agentName && agentName !== "default" ? agentName : "An agent";
   const why = reason ? ` (${word(reason)})` : "";
   switch ((kind ?? "").replace("AUDIT_KIND_", "")) {
     case "PROPOSED":
-      return `${agent} asked to call ${toolName}${whose}: ${word(verdict) || "checked"}${why}`;
+      return `${agent} proposed ${toolName}${whose}: ${CHECKS[verdict] ?? "checked"}${why}`;
     case "DECIDED":
       return `${byUserId || "Someone"} ${DECISIONS[verdict] ?? word(verdict)} a call of ${toolName}${whose}${why}`;
     case "EXECUTED":
@@ -38,7 +38,7 @@ export function sentenceOf({ kind, verdict = "", reason = "", userId = "", byUse
 
 export const audit: Resource<AuditEntryJson> = {
   path: "audit",
-  lead: "What agents asked to do, who allowed it, and what happened. Entries cannot be changed unnoticed.",
+  lead: "Calls that agents proposed, the decisions on them, and their results. Changes to entries are detected.",
   empty: "No matching entries.",
   list: async (pageToken, { run = "", call = "", tool = "", user = "", agent = "", kind = "", since = "", before = "" }) => {
     const only = {
@@ -78,19 +78,9 @@ export const audit: Resource<AuditEntryJson> = {
   ],
   at: ({ time: at }) => at,
   entry: (each) => (
-    <>
-      <span class={`dot ${TONES[each.verdict ?? ""] ?? ""}`} />
-      <span class="what">
-        <a href={`/audit/${each.seq}`} data-item>
-          {visible(sentenceOf(each))}
-        </a>
-        <span class="quiet">
-          {LABELS[(each.kind ?? "").replace("AUDIT_KIND_", "")]}
-          {each.runId && <> in run {runLink(each.runId)}</>}
-        </span>
-      </span>
-      <span class="quiet">{time(each.time)}</span>
-    </>
+    <Entry tone={TONES[each.verdict ?? ""] ?? ""} to={`/audit/${each.seq}`} name={sentenceOf(each)} at={each.time}>
+      {LABELS[(each.kind ?? "").replace("AUDIT_KIND_", "")]} {runLink(each.runId)}
+    </Entry>
   ),
   above: () => <Verify />,
 };
@@ -113,15 +103,13 @@ function Verify(): VNode {
     });
   };
   return (
-    <p class="buttons">
-      <button class="second" onClick={start}>
-        Verify the chain
-      </button>
+    <>
       <span role="status">
         {fault && <span class="fault">{fault}</span>}
         {state?.problem && <span class="fault">{`The first invalid entry is ${state.problem.seq}: ${state.problem.explanation}`}</span>}
         {state && !fault && !state.problem && (state.done ? <Badge tone="ok">{`All ${state.verifiedSeq ?? 0} entries are intact.`}</Badge> : `${state.verifiedSeq ?? 0} verified ...`)}
       </span>
-    </p>
+      <button class="second" onClick={start}>Verify the chain</button>
+    </>
   );
 }

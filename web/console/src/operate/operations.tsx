@@ -2,12 +2,12 @@
 
 import type { GetUsageRequestJson, UsageDimensionJson, UsageFiguresJson, UsageRowJson } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
-import { useEffect, useState } from "preact/hooks";
 
 import { Empty, Head, Skeleton, Tabs } from "../design/parts";
 import { type Column, Table } from "../design/table";
 import { tokenCount } from "../format";
-import { attempt, go, lasted, pawl, query, who } from "../state";
+import { useRead } from "../resource";
+import { go, lasted, pawl, query, who } from "../state";
 import { visible } from "../visible";
 
 const [HOUR_MS, DAY_MS, LIVE_MS] = [3_600_000, 86_400_000, 30_000];
@@ -43,7 +43,7 @@ async function read([, , count, length]: (typeof PERIODS)[number]): Promise<Foun
   const now = Math.floor(Date.now() / length) * length;
   const starts = Array.from({ length: count }, (_, index) => now - (count - 1 - index) * length);
   const asked: GetUsageRequestJson = { fromTime: new Date(starts[0]!).toISOString(), period: length === HOUR_MS ? "USAGE_PERIOD_HOUR" : "USAGE_PERIOD_DAY" };
-  // Figures without a period are those of whole days.
+  // Figures without a period cover whole days.
   const of = (dimension: UsageDimensionJson): Promise<UsageRowJson[]> => pages({ ...asked, by: [dimension], ...(length === DAY_MS ? { period: "USAGE_PERIOD_UNSPECIFIED" } : {}) });
   const [rows, agents, tools] = await Promise.all([pages(asked), of("USAGE_DIMENSION_AGENT"), of("USAGE_DIMENSION_TOOL")]);
   const label = (start: number): string => new Date(start).toLocaleString("en", length === HOUR_MS ? { hour: "2-digit", minute: "2-digit", hourCycle: "h23" } : { day: "numeric", month: "short", timeZone: "UTC" });
@@ -76,19 +76,11 @@ const TOOLS: Column<Sum>[] = [
 
 export function Operations(): VNode {
   const period = PERIODS.find(([id]) => id === query.value.get("period")) ?? PERIODS[0];
-  const [found, setFound] = useState<Found>();
-  useEffect(() => {
-    let isShown = true;
-    const load = (isPoll = false): unknown => attempt(async () => read(period).then((next) => isShown && setFound(next)), isPoll);
-    setFound(undefined);
-    load();
-    const timer = setInterval(() => !document.hidden && load(true), LIVE_MS);
-    return () => void (clearInterval(timer), (isShown = false));
-  }, [period]);
+  const [found] = useRead(() => read(period), [period], LIVE_MS);
   return (
     <section class="page">
       <Head title="Operations" />
-      <p class="lead">Runs and calls count when they end. Days are in UTC. {!who.value?.caller?.roles?.some((role) => role === "admin" || role === "deployment") && "You see only your own figures. Admins see those of all users."}</p>
+      <p class="lead">Runs and calls count when they end. Days are in UTC. {!who.value?.caller?.roles?.some((role) => role === "admin" || role === "deployment") && "You see only your own figures. Admins see the figures of all users."}</p>
       <Tabs name="Period" all={PERIODS.map(([id, name]) => [id, name] as const)} open={period[0]} onOpen={(id) => go(`/operations?period=${id}`)} />
       {found ? <Figures {...found} /> : <Skeleton />}
     </section>

@@ -1,8 +1,8 @@
-"""Authenticates requests: turns a request's credential into a Principal.
+"""Authenticates requests. Turns a credential into a Principal.
 
-The credential is in the metadata `authorization: Bearer <key>`, which every call must have. It alone determines the
+Every call must have the credential in its metadata: `authorization: Bearer <key>`. The credential alone determines the
 store, the user and the roles. Two kinds of callers may specify another user: the holder of the local key, who owns the
-whole suite, and a delegate, which acts for users of its store. A service has its own key, and specifies the store and
+whole suite, and a delegate, which acts for users of its store. A service has its own key and specifies the store and
 the user in its requests or metadata.
 """
 
@@ -159,7 +159,7 @@ def require_decider() -> Principal:
 
 
 def check_decides(principal: Principal) -> None:
-    """Check that a caller may decide. Rejecting is a decision too.
+    """Check that a caller may decide on calls. Rejecting is a decision too.
 
     Raises:
         PermissionDenied: The caller is a delegate that may not decide.
@@ -169,7 +169,7 @@ def check_decides(principal: Principal) -> None:
 
 
 def check_may_call(principal: Principal, callers: frozenset[str] | None) -> None:
-    """Check that a caller may call a method. If `callers` is None, no caller may use the method.
+    """Check that a caller may call a method. If `callers` is None, the method is closed to everyone.
 
     Raises:
         PermissionDenied: The caller may not call it.
@@ -247,11 +247,11 @@ class Authenticator(Protocol):
         """
 
     def client_of(self, metadata: Mapping[str, str]) -> str:
-        """Return the address of the gateway's client, in gRPC's format. Empty if the gateway did not send one."""
+        """Return the address of the gateway's client in gRPC's format. It is empty if the gateway did not send one."""
 
 
 def check_not_repeated(metadata: Iterable[tuple[str, str | bytes]]) -> None:
-    """Check that no identity metadata is repeated, because an earlier reader may have used another value.
+    """Check that no identity metadata is repeated. Other code may have read a different value.
 
     Raises:
         Unauthenticated: A name is repeated.
@@ -262,7 +262,7 @@ def check_not_repeated(metadata: Iterable[tuple[str, str | bytes]]) -> None:
 
 
 def check_still(principal: Principal, again: Principal) -> None:
-    """Check that a caller who was authenticated `again` has the same identity and no fewer rights than before.
+    """Check that a caller who was authenticated `again` has the same identity and has lost no rights.
 
     Raises:
         Unauthenticated: The credential now has another identity or fewer rights.

@@ -1,4 +1,4 @@
-"""Chooses the key that a client sends, and checks that it does not leave this machine unencrypted."""
+"""API keys for clients: which key to send, and whether it may leave this machine unencrypted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOCAL_ADDRESS, _STATE, _USER = 1, 3, 7
 
 
 class KeyInClear(StartError):
-    """Raised when a key would be sent over a network unencrypted."""
+    """Raised when a key would be sent unencrypted over a network."""
 
     def __init__(self, address: str) -> None:
         super().__init__(
@@ -51,11 +51,11 @@ def check_hidden(addresses: Iterable[str], *, speaks_tls: bool, in_clear: bool) 
 
 
 def find_key(addresses: Iterable[str], *, data: Path | None = None, environment: Mapping[str, str]) -> str | None:
-    """Return the key to send to these addresses now: PAWL_API_KEY, or the key of the suite that listens on all of them.
+    """Return the key to send to these addresses: PAWL_API_KEY, or the key of the suite that listens on all of them.
 
-    The suite's folder is `data`. If that is not given, it is PAWL_DATA or, failing that, `.pawl`. The suite's key is
-    returned only for the suite's own addresses, and only while its launcher is running. It is not returned if another
-    user's process listens on one of the addresses, because that process could have taken the port of a stopped service.
+    The suite's folder is `data`. By default, it is PAWL_DATA or, failing that, `.pawl`. The suite's key is returned
+    only for the suite's own addresses, and only while its launcher is running. If another user's process listens on one
+    of the addresses, no key is returned, because that process may have taken over the port of a stopped service.
     Therefore, call this again for each request. On systems without LISTENERS, users are not compared.
     """
     given = environment.get("PAWL_API_KEY")
@@ -111,7 +111,7 @@ def _accepts(
 
 
 def _listening(data: Path) -> set[str]:
-    """Return the loopback addresses of the suite that runs in a data folder. Empty if its launcher has ended."""
+    """Return the loopback addresses of the suite that runs in a data folder, or nothing if its launcher has ended."""
     endpoints = read_endpoints(data)
     if endpoints is None:
         return set()

@@ -1,4 +1,4 @@
-"""Defines the roles, and a table of the callers that may call each method."""
+"""Roles, and the table of callers that may call each method."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Role(StrEnum):
-    """A role of a credential. A credential can have several roles, and has the rights of each of them."""
+    """A role of a credential. A credential with several roles has the rights of all of them."""
 
     # Read-only.
     VIEWER = "viewer"
@@ -32,7 +32,7 @@ class Role(StrEnum):
 
 ROLES: Final = frozenset(Role)
 ROLES_OF_A_STORE: Final = ROLES - {Role.DEPLOYMENT}
-# The error for roles that give no rights.
+# The error for roles that grant no rights.
 OWN_ROLES_GO_BESIDE: Final = "custom roles must be combined with at least one of " + ", ".join(
     role for role in Role if role is not Role.DEPLOYMENT
 )
@@ -184,6 +184,6 @@ CALLERS: Final[Mapping[str, frozenset[str]]] = dict(_rows())
 def rights(roles: Collection[str]) -> frozenset[str]:
     """Return the entries of CALLERS for a credential with these roles. A credential without roles is a member.
 
-    Unknown roles, such as misspelt ones, give no rights.
+    Unknown roles, such as misspelt ones, grant no rights.
     """
     return ROLES.intersection(roles) if roles else frozenset({Role.MEMBER})

@@ -1,4 +1,4 @@
-"""Parses and formats `host:port` addresses. Does not require the settings library."""
+"""A parser and formatter for `host:port` addresses. Does not require the settings library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock, passed as an argument so that tests can control time."""
+"""Clocks, passed as arguments so that tests can control time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Clock(Protocol):
         """Return the Unix time in seconds."""
 
     def monotonic(self) -> float:
-        """Return the seconds since an arbitrary moment. The value never goes back."""
+        """Return the seconds since an arbitrary moment. The value never decreases."""
 
     async def sleep(self, seconds: float) -> None:
         """Sleep for `seconds`. Safe to cancel."""

@@ -1,4 +1,4 @@
-"""Imports libraries without their optional dependencies. These would cost every process megabytes of memory."""
+"""Imports of libraries without their optional dependencies, which would use megabytes of memory in every process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without(name: str) -> Iterator[None]:
-    """Import modules in the block as if the package `name` were not installed, unless it is already imported."""
+    """Within the block, import modules as if the package `name` were not installed, unless it is already imported."""
     is_imported = name in sys.modules
     sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # this makes its import fail
     try:

@@ -1,6 +1,6 @@
-"""Gives each module its logger. Event names are dotted constants (`rpc.served`), and values are fields.
+"""Loggers for modules. Event names are dotted constants (`rpc.served`), and values are fields.
 
-Lines go to the standard `logging`, which a program that uses `pawl.client` configures as it likes. In services,
+Lines go to the standard `logging` module, which programs that use `pawl.client` can configure. In services,
 `pawl.server.process.log_setup` sends them to structlog. Argument values, message texts and secrets are never logged.
 """
 
@@ -24,7 +24,7 @@ _sink: Sink = _to_logging
 
 
 def route(sink: Sink) -> None:
-    """Send all later lines of this process to `sink`."""
+    """Send all later log lines of this process to `sink`."""
     global _sink  # noqa: PLW0603  # one per process, like the handlers of logging
     _sink = sink
 

@@ -1,4 +1,4 @@
-"""Keeps tasks until they end, and makes them end reliably.
+"""Tasks that are referenced until they end, and are cancelled reliably.
 
 A cancellation can get lost: before Python 3.12, `asyncio.wait_for`, which nats-py uses, drops a cancellation that
 arrives at the same time as the result. The cancelled task then keeps running, and the caller would wait forever.
@@ -23,7 +23,7 @@ _shielded: Final[set[asyncio.Future[Any]]] = set()
 def start(
     held: set[asyncio.Task[T]], work: Coroutine[Any, Any, T], *, name: str, context: Context | None = None
 ) -> asyncio.Task[T]:
-    """Start a task and keep it in `held` until it is done. An event loop itself holds only weak references."""
+    """Start a task and keep it in `held` until it is done. The event loop itself holds only weak references."""
     return hold(held, asyncio.get_running_loop().create_task(work, name=name, context=context))
 
 
@@ -63,7 +63,10 @@ async def shield(work: Awaitable[T]) -> T:
 
 
 async def uncancelled(ended: asyncio.Future[T]) -> T:
-    """Wait for work that cannot be stopped. If this is cancelled, it raises only after the work has ended."""
+    """Wait for work that cannot be stopped.
+
+    If the caller is cancelled, raise CancelledError only after the work has ended.
+    """
     while not ended.done():
         try:
             await asyncio.wait({ended})
@@ -95,7 +98,7 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 def check_cancelled() -> None:
-    """Raise if this task was cancelled but the cancellation got lost.
+    """Raise CancelledError if this task was cancelled but the cancellation was lost.
 
     Raises:
         asyncio.CancelledError: The task was cancelled.
@@ -106,7 +109,7 @@ def check_cancelled() -> None:
 
 
 def delivered(function: Callable[[], T]) -> T:
-    """Call a function whose result goes into a future. A future cannot hold StopIteration.
+    """Wrap a function whose result goes into a future. A future cannot hold StopIteration.
 
     StopIteration therefore becomes RuntimeError.
 
@@ -120,7 +123,7 @@ def delivered(function: Callable[[], T]) -> T:
 
 
 class Handover(Awaitable[None]):
-    """Work that another thread does. In a coroutine, await it.
+    """The result of work on another thread. In a coroutine, await it.
 
     In a thread without an event loop, the constructor waits. Raises the future's exception if it has one.
     """
@@ -136,8 +139,8 @@ class Handover(Awaitable[None]):
         return asyncio.wrap_future(self._done).__await__()
 
 
-def kept(_content: bytes) -> Future[None]:
-    """Return a completed future without saving anything, for tests that call a tool's function directly."""
+def save_nothing(_content: bytes) -> Future[None]:
+    """Return a completed future without storing anything, for tests that call a tool's function directly."""
     done: Future[None] = Future()
     done.set_result(None)
     return done

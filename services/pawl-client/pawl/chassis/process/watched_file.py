@@ -26,9 +26,9 @@ _log = logs.get_logger(__name__)
 class WatchedFile(Generic[T]):
     """The parsed content of a file, reloaded within a second of a change.
 
-    If new content is invalid, the old content stays in effect. Changes to the files in `beside` count too, but `parse`
-    must read these files itself. If the file is deleted, its content stays in effect. If `without` is given, however,
-    it replaces the content after a minute.
+    If new content is invalid, the old content stays in effect. Changes to the files in `beside` also cause a reload,
+    but `parse` must read these files itself. If the file is deleted, its content stays in effect, unless `without` is
+    given, which replaces the content after a minute.
 
     Raises:
         StartError: The content is invalid when it is first read.

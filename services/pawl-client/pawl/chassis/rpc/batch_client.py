@@ -1,4 +1,4 @@
-"""Sends calls in batches: see `pawl.batch.v1`.
+"""Batched calls, as defined in `pawl.batch.v1`.
 
 With empty handlers and 32 concurrent calls, a single call takes 572 us of CPU time on both sides together. A call in a
 batch takes 21 us. The pattern follows TiKV's BatchCommands.
@@ -37,7 +37,7 @@ STREAM_SECONDS: Final = 30.0
 RELAY_SECONDS: Final = 600.0
 # The server pauses a relayed call while this many bytes of its responses are unprocessed.
 UNPROCESSED_BYTES_MAX: Final = 128 * 1024
-# The server enforces the deadline and gives a reason, so the client waits slightly longer.
+# The server enforces the deadline and returns a reason, so the client waits slightly longer.
 _GRACE_SECONDS: Final = 0.05
 # A replica that ended or refused a stream is avoided for this time if other replicas exist.
 _UNAVAILABLE_SECONDS: Final = 0.25
@@ -107,7 +107,7 @@ class Call:
             self._wake()
 
     def end(self) -> None:
-        """Forget the call. If it is still running, cancel it on the server."""
+        """Discard the call. If it is still running, cancel it on the server."""
         if self._timer is not None:
             self._timer.cancel()
         if self.stream is not None:
@@ -120,7 +120,7 @@ class Call:
 
 
 class Line:
-    """The connection to one replica, or to several replicas from which gRPC chooses.
+    """A connection to one replica, or to several replicas from which gRPC chooses.
 
     It has up to `streams_max` streams. `open_stream` is a channel's Batch method, and `state` returns that channel's
     state.
@@ -171,14 +171,12 @@ class Line:
 
 
 class Batches:
-    """The batches of one channel.
+    """Batched calls of one channel.
 
-    `choose` selects the replica for a call. Of the streams to this replica, the one with the fewest calls carries the
-    call.
+    `choose` selects the replica for a call. The call uses the stream to this replica that has the fewest calls.
 
-    When `identity` changes, new calls use streams opened with the new metadata. A call is never executed twice. If a
-    stream breaks before a call was sent, the call moves to another stream. It moves at most as many times as there are
-    replicas.
+    When `identity` changes, new calls use streams that were opened with the new metadata. A call is never executed
+    twice. If a stream breaks before a call was sent, the call moves to another stream, at most once per replica.
     """
 
     def __init__(self, lines: Sequence[Line], *, identity: Callable[[], Identity], response_bytes_max: int) -> None:
@@ -229,7 +227,7 @@ class Batches:
         return any(not other.health(now).is_unavailable for other in self._lines if other is not line)
 
     def widen(self, line: Line, identity: Identity) -> None:
-        """Open one more stream on a line, unless it has `streams_max`.
+        """Open another stream on a line, unless it already has `streams_max`.
 
         The stream may reach another replica of the same name.
         """
@@ -334,7 +332,7 @@ class _Stream:
             self.fail(failure)
 
     async def _opens(self, rpc: Any) -> bool:
-        """Wait until the server accepts the stream. Return False if this takes long and another replica is healthy."""
+        """Wait until the server accepts the stream. Return False if that is slow and another replica is healthy."""
         while await within(_OPENING_SECONDS, rpc.initial_metadata()) is None:
             if self._batches.has_another(self._line):
                 return False
@@ -389,13 +387,13 @@ class _Stream:
             self.leave()
 
     def leave(self) -> None:
-        """Start no more calls on this stream. It ends when its running calls have ended."""
+        """Stop accepting calls on this stream, and close it when its running calls have ended."""
         self._is_leaving = True
         self._detach()
         self._has_work.set()
 
     def fail(self, failure: PawlError) -> None:
-        """End all calls with `failure`. Calls that were never sent are moved to another stream instead."""
+        """End all calls with `failure`, but move calls that were never sent to another stream."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if call.message.id in self._unsent and call.moves < self._batches.moves_max:

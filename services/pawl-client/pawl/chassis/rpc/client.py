@@ -1,4 +1,4 @@
-"""Opens channels to other services, and translates their errors to PawlErrors."""
+"""Channels to other services. They raise the services' errors as PawlErrors."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """Return a channel to one service. It connects when the first call is made.
 
-    `addresses` is either one `host:port`, whose name may resolve to several replicas, or several `ip:port` separated by
-    commas. Calls are spread over all replicas that are reachable and healthy. Lost replicas are retried within 2 s.
+    `addresses` is one `host:port`, whose name may resolve to several replicas, or a comma-separated list of `ip:port`.
+    Calls are spread over all replicas that are reachable and healthy. Lost replicas are retried within 2 s.
 
     Each call sends `service_key` (or its current value), the current `metadata`, and the id of the request being
     served. Calls with a unary response end after `deadline_seconds`, unless they have their own `timeout`. Response
@@ -81,11 +81,11 @@ def open_channel(
 
     With `batches`, calls with one request are sent in batches where possible, which is cheaper. With several addresses,
     each store prefers one of them (see `replicas`). Behind one name, calls are spread over up to four replicas. The
-    server must be a Pawl service. Errors are raised as the PawlError that it reported.
+    server must be a Pawl service. A call raises the PawlError that the server reported.
 
-    With `translate`, its result is raised when a call fails, and a call with a unary response is a plain coroutine. If
-    there are several replicas and one is silent for a second, the next replica gets the call. This applies to calls
-    that are safe to repeat, and to new response streams that only read.
+    With `translate`, a failed call raises the result of `translate`, and a call with a unary response is a plain
+    coroutine. If there are several replicas and one is silent for a second, the next replica gets the call. This
+    applies to calls that are safe to repeat, and to new response streams that only read.
 
     With `relay_key`, which is the key of a service, all response streams share a few gRPC streams. This needs half the
     memory. Each response stream still has its own credential in its metadata, and fails independently of the others.
@@ -145,7 +145,7 @@ def translating() -> Iterator[None]:
 
 
 class _Channel(grpc.aio.Channel):
-    """Adds metadata and a deadline to calls.
+    """A channel that adds metadata and a deadline to calls.
 
     Interceptors would cost more than the call: grpc.aio runs each intercepted call in its own task.
     """
@@ -273,7 +273,7 @@ class _Channel(grpc.aio.Channel):
         response_deserializer: Any = None,
         _registered_method: Any = None,
     ) -> Any:
-        """Return a callable that sends calls of a method in batches.
+        """Return a callable that sends a method's calls in batches.
 
         Large calls, and calls with options other than a timeout, are made with `single`. They go to the same replica as
         their batch would.
@@ -312,8 +312,8 @@ class _Channel(grpc.aio.Channel):
 class _StreamCall:
     """Wraps a call with a response stream. Delegates everything except reading to the call.
 
-    If a read is cancelled, the RPC is cancelled too. If the request has just been sent, grpc.aio does not do so, and
-    the server would keep running without a client.
+    Cancelling a read also cancels the RPC. If the request has just been sent, grpc.aio itself does not do so, and the
+    server would continue without a client.
 
     With `start`, a call is started again if the server does not accept it within a second. gRPC then sends it to the
     next replica.
@@ -363,10 +363,10 @@ class _StreamCall:
 
 
 async def _first_answer(method: Any, name: str, request: Any, **special: Any) -> Any:
-    """Call a method and return the first answer. If this is safe, repeat the request after each second of silence.
+    """Call a method and return the first response.
 
-    This is safe for requests that only read or have an id, unless they are long polls. gRPC sends each copy to the next
-    replica.
+    If repeating is safe, resend the request after each second of silence. Repeating is safe for requests that only read
+    or have an id, unless they are long polls. gRPC sends each copy to the next replica.
     """
     only_reads = name.rpartition("/")[2].startswith(("Get", "List", "WhoAmI"))
     has_id, is_long_poll = (bool(getattr(request, field, None)) for field in ("request_id", "wait_seconds"))
@@ -385,7 +385,7 @@ async def _first_answer(method: Any, name: str, request: Any, **special: Any) ->
 
 
 def _of_request() -> list[tuple[str, str]]:
-    """Return the metadata that continues the request being served."""
+    """Return metadata that links a call to the request being served."""
     values = ((REQUEST_ID_KEY, current_request_id()), (TRACEPARENT_KEY, current_traceparent()))
     return [(key, value) for key, value in values if value]
 

@@ -1,8 +1,8 @@
-"""Reduces the four kinds of RPC to one, which receives raw bytes and parses them here.
+"""One handler shape for the four kinds of RPC. The handler receives raw bytes and parses them.
 
-`read_raw` turns a handler from generated code into a function that reads its own requests, for any kind of RPC and for
-servicer methods that are coroutines or async generators. grpc.aio treats every method as a bidirectional stream, which
-is the only kind whose requests it does not read itself.
+`read_raw` turns any handler from generated code into a function that reads its own requests. Servicer methods may be
+coroutines or async generators. grpc.aio treats every method as a bidirectional stream, which is the only kind whose
+requests it does not read itself.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def read_raw(handler: Handler, receive: Receive, *, bytes_max: int) -> Behaviour
 
 
 def parser(deserialize: Parser | None, bytes_max: int) -> Parser:
-    """Return a parser for messages, which raises the errors of `read_raw`."""
+    """Return a message parser that raises the errors of `read_raw`."""
 
     def parse(raw: bytes) -> Any:
         if len(raw) > bytes_max:
@@ -72,7 +72,7 @@ def parser(deserialize: Parser | None, bytes_max: int) -> Parser:
 
 
 def encoder(serialize: Encoder | None) -> Encoder:
-    """Return a serializer that passes on responses that the servicer has already encoded."""
+    """Return a serializer that passes through responses that the servicer has already encoded."""
 
     def encode(response: Any) -> bytes:
         return response if serialize is None or isinstance(response, bytes) else serialize(response)

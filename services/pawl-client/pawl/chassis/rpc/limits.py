@@ -1,9 +1,9 @@
-"""Limits a server's concurrent calls and streams: in total, per store and per user.
+"""Limits on a server's concurrent calls and streams: in total, per store and per user.
 
-A call takes its slot after authentication and before its request is read. From the start of a read until the last byte,
-gRPC buffers a request of up to the size limit, so only a limited number of requests is read concurrently. A request
-stream always has a pending read, and an idle stream looks the same as one in the middle of a message. Therefore, each
-request stream counts as a whole message against a byte budget.
+A call takes a slot after authentication and before its request is read. While gRPC reads a request, it buffers up to
+the size limit, so the number of concurrent reads is limited. A request stream always has a pending read, and an idle
+stream looks the same as one in the middle of a message. Therefore, each request stream counts as a whole message
+against a byte budget.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Limits:
 
     @property
     def read_bytes_max(self) -> int:
-        """The read limit. gRPC refuses larger messages before reading them.
+        """The size at which gRPC refuses a message before reading it.
 
-        It is slightly above the message limit. Pawl therefore refuses most oversized messages with its own reason.
+        It is slightly above the message limit, so that Pawl can refuse most oversized messages with its own reason.
         """
         return self.message_bytes_max * 9 // 8
 
@@ -110,14 +110,14 @@ def _keys(principal: Principal) -> dict[str, tuple[str, ...]]:
 
 class Endable(Protocol):
     def end(self, reason: PawlError) -> None:
-        """End the call. The call's client gets `reason` as the error."""
+        """End the call. Its client receives `reason` as the error."""
 
 
 class AnonymousCalls:
-    """Tracks calls of open methods, which do not need authentication.
+    """The running calls of open methods, which do not require authentication.
 
-    If the limit is reached, a new call ends the oldest call of the connection with the most calls. A client can
-    therefore not keep others out. A connection can have at most 32 calls.
+    At the limit, a new call ends the oldest call of the connection with the most calls, so no client can lock others
+    out. A connection can have at most 32 calls.
     """
 
     def __init__(self, calls_max: int) -> None:
@@ -153,7 +153,7 @@ class AnonymousCalls:
 
 
 class Arrivals:
-    """Limits how many requests are being read: in total, per store and per user. Services are not limited."""
+    """Limits on the number of requests being read: in total, per store and per user. Services are not limited."""
 
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(_ARRIVING_MAX)

@@ -1,4 +1,4 @@
-"""Provides a TLS channel that survives changes to its certificates."""
+"""A TLS channel that follows changes to its certificates."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _log = logs.get_logger(__name__)
 
 
 class RenewedChannel(grpc.aio.Channel):
-    """Makes calls over a channel with the current certificates.
+    """A channel that uses the current certificates.
 
     When certificates change, the next call opens a new channel. New calls move to it once it is connected, or once the
-    old channel is disconnected. The old channel closes after its last call. A change therefore does not make any call
-    fail. If the new certificates are rejected, calls continue as long as the old connection lasts.
+    old channel is disconnected. The old channel closes after its last call. A change therefore never makes a call fail.
+    If the new certificates are rejected, calls continue on the old connection while it lasts.
     """
 
     def __init__(self, tls: Tls, open_one: Callable[[Certificates], grpc.aio.Channel]) -> None:

@@ -1,8 +1,8 @@
-"""Chooses the replica for a call.
+"""Selection of the replica for a call.
 
-Work for one store is cheaper in one process, because its calls share messages, transactions and caches. Therefore, all
-callers prefer the same replica for a store, which they find by rendezvous hashing without coordination. Adding or
-removing a replica moves only its own stores. Any replica can still serve any call.
+It is cheaper to serve all calls of a store in one process, where they share messages, transactions and caches.
+Therefore, all callers prefer the same replica for a store. They find it by rendezvous hashing, without coordination.
+Adding or removing a replica moves only that replica's stores. Any replica can still serve any call.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def choose(key: str, replicas: Sequence[ReplicaHealth]) -> int:
     """Return the index of the replica for a call that belongs to `key`. `replicas` must not be empty.
 
     The first choice is the first replica in the order of preference that is connected and has capacity. If there is
-    none, it is the connected replica with the fewest calls, preferably one that is not busy. If no replica is connected
-    and answers, it is the first replica that has not been tried yet, then the first that is connected but silent, then
-    the first of all.
+    none, it is the connected replica with the fewest calls, preferably one that is not busy. If no connected replica
+    answers, the first choice is the first replica that has not been tried yet, then the first connected but silent one,
+    then the first of all.
     """
     preferred = preference(key, tuple(replica.name for replica in replicas))
     connected = [at for at in preferred if replicas[at].is_connected and not replicas[at].is_unavailable]
@@ -69,10 +69,7 @@ def preference(key: str, names: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def key_of(request: Message) -> str:
-    """Return the key of a request: its least nested store id or, failing that, its worker id.
-
-    Empty if it has neither.
-    """
+    """Return the key of a request: its least nested store id, else its worker id, else an empty string."""
     for store_of in _stores_of(request.DESCRIPTOR):
         if store_id := store_of(request):
             return store_id
@@ -127,9 +124,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a running suite. `secrets` is the path of the folder with the secrets.
 
-    `nats` and `postgres` are None if an external server replaces the embedded one, and `model_base_url` is None if
-    another model replaces the scripted one. `authority` is the file with the services' CA certificates; None without
-    TLS.
+    `nats` and `postgres` are None if an external server replaces the embedded one. `model_base_url` is None if another
+    model replaces the scripted one. `authority` is the file with the services' CA certificates, or None without TLS.
     """
 
     launcher_pid: int
@@ -146,7 +142,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_endpoints(data: Path) -> Endpoints | None:
-    """Return the state that the data folder's launcher wrote last. Return None if it cannot be read."""
+    """Return the state that the data folder's launcher wrote last, or None if it cannot be read."""
     try:
         return msgspec.json.decode((data / FILE_NAME).read_bytes(), type=Endpoints)
     except (OSError, msgspec.MsgspecError):

@@ -1,4 +1,4 @@
-"""Holds the id of the request being served. Clients import this module without the server."""
+"""The id of the request being served. Clients import this module without the server."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def current_request_id() -> str:
 
 
 def set_request_id(request_id: str) -> None:
-    """Set the id for this task and for the tasks that it starts."""
+    """Set the request id for this task and for the tasks that it starts."""
     _request_id.set(request_id)

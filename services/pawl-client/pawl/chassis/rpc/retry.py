@@ -1,4 +1,4 @@
-"""Retries requests that a dependency could not serve."""
+"""Retries of requests that a dependency could not serve."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class Failures:
 
 
 def pause_seconds(failures: int, chance: float) -> float:
-    """Return the pause in seconds after this many failures: exponential backoff, with jitter from `chance` (0 to 1)."""
+    """Return the pause in seconds before the next retry: exponential backoff, with jitter from `chance` (0 to 1)."""
     longest = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 10), _PAUSE_SECONDS_MAX)
     return longest * (0.5 + chance / 2)
 
 
 def asked_seconds(header: str, *, now: float | None = None) -> float | None:
-    """Return the delay in seconds that a Retry-After header requests (RFC 9110, 10.2.3). None if it is invalid.
+    """Return the delay in seconds that a Retry-After header requests (RFC 9110, 10.2.3), or None if it is invalid.
 
-    The header contains seconds or a date. `now` is the Unix time; if it is None, dates count as invalid.
+    The header contains seconds or a date. `now` is the Unix time. If it is None, dates count as invalid.
     """
     try:
         seconds = float(header)
@@ -71,9 +71,8 @@ def asked_seconds(header: str, *, now: float | None = None) -> float | None:
 class Retry:
     """Retries requests that are safe to repeat until they are answered.
 
-    After an error in `transient`, the request is sent again. There is no limit if a dependency was unavailable. After
-    other failures, retries continue for up to `internal_seconds_max`. With an `event`, each failure is logged under
-    that name.
+    After an error in `transient`, the request is sent again: without limit if a dependency was unavailable, and
+    otherwise for up to `internal_seconds_max`. With `event`, each failure is logged under that name.
     """
 
     def __init__(
@@ -94,10 +93,10 @@ class Retry:
     async def until_answered(
         self, request: Callable[[], Awaitable[T]], *, seconds_max: float = math.inf, call: str = ""
     ) -> T:
-        """Return the answer to `request`. `call` is used in the log.
+        """Send `request` until it is answered, and return the answer. `call` is its name in the log.
 
         Raises:
-            Exception: The error of the last attempt, if it is not transient or the time for retries is over.
+            Exception: The error of the last attempt, if it is not transient or no time for retries is left.
         """
         stop_at, failures = self._clock.monotonic() + seconds_max, Failures()
         while True:
@@ -115,7 +114,7 @@ class Retry:
         """Wait before the next attempt.
 
         Raises:
-            Exception: `error`, if no time is left.
+            Exception: `error`, if the time for retries is over.
         """
         if left <= 0:
             raise error

@@ -1,4 +1,4 @@
-"""Maps error kinds to gRPC codes and back."""
+"""The mapping between error kinds and gRPC codes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PawlError) -
     """End the RPC with the code of `error` and its google.rpc.ErrorInfo.
 
     Raises:
-        grpc.aio.AbortError: Always; let it propagate.
+        grpc.aio.AbortError: Always. Let it propagate.
     """
     code = CODES[error.kind]
     message = shortened(error.message, _MESSAGE_BYTES_MAX)
@@ -67,8 +67,9 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
     """Return the error that the peer raised or, if it has no reason, the error for its gRPC code.
 
     An unreachable peer becomes DependencyUnavailable with our own message. gRPC's message contains addresses, so it is
-    only added as a note for logs. If the reason is unknown, the error is of the same kind and keeps the reason. An
-    INTERNAL from a peer keeps the peer's error id. An INTERNAL from gRPC itself means that the connection broke.
+    only added as a note for logs. If this version does not know the reason, the error has the same kind and the unknown
+    reason. An INTERNAL from a peer has the peer's error id. An INTERNAL from gRPC itself means that the connection
+    broke.
     """
     message = error.details() or error.code().name
     info = _error_info(error)
@@ -87,8 +88,8 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
 def of_peer(error: PawlError) -> PawlError:
     """Return the error to raise for an error from a peer.
 
-    A missed deadline becomes DependencyUnavailable, because the deadline was set by this process. The caller may have a
-    later deadline, or none.
+    A missed deadline becomes DependencyUnavailable, because this process set the deadline. The caller's own deadline
+    may be later.
     """
     if isinstance(error, DeadlineExceeded):
         return DependencyUnavailable("another service of the suite did not answer in time")

@@ -1,4 +1,4 @@
-"""Handles TLS. A process has a certificate, reloaded when it changes, and CA certificates that verify its peers.
+"""TLS certificates. A process has its own certificate and the CA certificates that verify its peers.
 
 A certificate identifies a service by the URI `spiffe://<any domain>/pawl/<service>` or by the DNS name `<service>`.
 Clients also verify this identity.
@@ -36,7 +36,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Certificates:
-    """The certificate chain of this process, its private key, and the authority that verifies peers. All are in PEM."""
+    """The certificate chain of this process, its private key, and the authority that verifies peers, all in PEM."""
 
     certificate: bytes | None = None
     key: bytes | None = None
@@ -52,7 +52,7 @@ Tls: TypeAlias = Callable[[], Certificates]
 def of_service(certificate: Path | None, key: Path | None, authority: Path | None, *, clock: Clock) -> Tls | None:
     """Return the certificates of a service, or None if it has none. They are reloaded when the files change.
 
-    While one of the files is being replaced and they do not match, the previous certificates are used.
+    While the files do not match, for example during a replacement, the previous certificates stay in use.
 
     Raises:
         StartError: The files cannot be used.
@@ -78,7 +78,7 @@ def of_service(certificate: Path | None, key: Path | None, authority: Path | Non
 
 
 def of_client(authority: Path | None, clock: Clock) -> Tls | None:
-    """Return the authority with which a client without a certificate verifies servers. None if TLS is not used.
+    """Return the CA certificates for a client that has no certificate of its own, or None without TLS.
 
     Raises:
         StartError: The file cannot be used.
@@ -93,9 +93,9 @@ def of_client(authority: Path | None, clock: Clock) -> Tls | None:
 
 
 def of_bus(authority: Path | None, certificate: Path | None, key: Path | None) -> Callable[[], ssl.SSLContext] | None:
-    """Return a factory of TLS contexts for connections to NATS. None means the default context.
+    """Return a factory of TLS contexts for connections to NATS, or None for the default context.
 
-    Without an authority, a context trusts the system's authorities.
+    Without an authority, a context trusts the system's CA certificates.
 
     Raises:
         StartError: The files cannot be used.
@@ -145,7 +145,7 @@ def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
 
 
 def server_name(addresses: str, service: str) -> str | None:
-    """Return the name to verify in server certificates. None means the host of the single address.
+    """Return the name to verify in server certificates, or None for the host of the single address.
 
     With several addresses, gRPC does not compare each certificate with its own host, so the service's name is used.
     """
@@ -208,7 +208,7 @@ def check_own(shown: Certificates, service: str, *, is_called: bool) -> None:
 
 
 def name_missing(names: Sequence[tuple[str, str]], service: str, *, is_called: bool) -> str:
-    """Return the problem if none of these names identifies the service. Return an empty string if one of them does."""
+    """Return the problem if none of these names identifies the service, or an empty string."""
     plain = [name.encode() for kind, name in names if kind == "DNS"]
     ids = [] if is_called else [name.encode() for kind, name in names if kind == "URI"]
     if service in services_of({"peer_dns": plain, "peer_uri": ids}):

@@ -1,4 +1,4 @@
-"""Reads W3C trace contexts and passes them on, whether or not this process records traces."""
+"""W3C trace contexts. They are passed on whether or not this process records traces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _current: ContextVar[str] = ContextVar("pawl_traceparent", default="")
 
 
 def valid(header: str) -> str:
-    """Return a `traceparent` in the form of version 00, or an empty string if it is invalid."""
+    """Return a `traceparent` in the format of version 00, or an empty string if it is invalid."""
     match = _FORM.fullmatch(header)
     if match is None or (match[1] == "00" and match[5]):
         return ""

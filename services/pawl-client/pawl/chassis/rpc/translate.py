@@ -1,8 +1,8 @@
-"""Translates between structs and protobuf messages by field names.
+"""Translates between structs and protobuf messages by field name.
 
 A `Translation` is created once, at import, and works in both directions. The following conventions cover most fields.
-All other fields are listed as `Exceptions`. It is an error at import if the other side lacks a field, if types do not
-match, or if an exception is not needed.
+All other fields are listed as `Exceptions`. The import fails if the other side lacks a field, if types do not match, or
+if an exception is not needed.
 
 * The struct's field `x` corresponds to the message's `x` or `x_json`.
 * A nested struct that has no field in the message is flattened: the message has the nested struct's fields.
@@ -85,7 +85,7 @@ class EnumTranslation(Generic[E]):
 
 
 class Translation(NamedTuple, Generic[S, M]):
-    """Translates a struct to a message and back. `fields` returns keyword arguments for the message."""
+    """A translation between a struct and a message. `fields` returns keyword arguments for the message."""
 
     read: Callable[[M], S]
     write: Callable[[S], M]
@@ -97,7 +97,7 @@ def kinds_of(message: type[Message], name: str) -> Mapping[str, Any]:
 
 
 class _Members(dict[int, Any]):
-    """Maps numbers to enum members. Numbers without a member are unknown, or are UNSPECIFIED."""
+    """A mapping from numbers to enum members. A number without a member is unknown or UNSPECIFIED."""
 
     def __init__(self, members: Mapping[int, Any], missing: Callable[[int], Any]) -> None:
         super().__init__(members)
@@ -111,8 +111,8 @@ class Exceptions(NamedTuple):
     """Fields that are not translated by name.
 
     `read` computes a field of the struct from the whole message, and `write` computes a field of the message from the
-    whole struct. `unwritten` fields are only read. `of_message` and `of_struct` list fields that exist only on that
-    side, or that are not translated.
+    whole struct. `unwritten` fields are only read. `of_message` and `of_struct` list fields that exist only there, or
+    that are not translated.
     """
 
     read: Mapping[str, Callable[[Any], Any]] = {}
@@ -126,7 +126,7 @@ _NO_EXCEPTIONS: Final = Exceptions()
 
 
 class Translator:
-    """Creates translations that treat unknown numbers in the same way.
+    """A factory of translations that treat unknown numbers in the same way.
 
     UNSPECIFIED becomes the default of its enum, if there is one. For other unknown values, `error` creates the
     exception to raise. `field` is the path of the message in the request, for errors.
@@ -143,7 +143,7 @@ class Translator:
         self._made: dict[tuple[type, str], Translation[Any, Any]] = {}
 
     def enum(self, kind: type[E], wire: Any, *, field: str = "", without: Collection[str] = ()) -> EnumTranslation[E]:
-        """Return the translation of an enum. `without` lists the contract's values that the enum does not have.
+        """Return the translation of an enum. `without` lists the proto values that the enum lacks.
 
         Raises:
             TypeError: The two sides do not match.
@@ -202,7 +202,7 @@ class Translator:
     def one_of(
         self, message: type[M], name: str, kinds: Mapping[str, type[Any]], *, without: Collection[str] = ()
     ) -> Translation[Any, M]:
-        """Return the translation of a oneof. `without` lists the contract's kinds that have no struct.
+        """Return the translation of a oneof. `without` lists the proto's kinds that have no struct.
 
         A write sets only the oneof. Reading a message with an unset or unknown kind raises `error`.
 
@@ -293,7 +293,7 @@ class _Maker:
         return f"{self._named(struct, struct.__name__)}({''.join(arguments)}\n    )"
 
     def _reading(self, name: str, hint: Any, path: str) -> str:
-        """Return the expression that reads a field of the struct. Return an empty string if there is none."""
+        """Return the expression that reads a field of the struct, or an empty string if there is none."""
         exceptions = self._exceptions
         self._names.add(name)
         if name in exceptions.of_struct:
@@ -357,7 +357,7 @@ class _Maker:
                 return _Code(read=lambda code: f"seconds({code})", write=lambda code: f"timestamp({code})")
             if hint is datetime:
                 moment = self._named(self._translator.moment(self._path(field)), "moment")
-                # Message constructors accept a datetime too, at five times the cost.
+                # Message constructors also accept a datetime, but that takes five times as long.
                 return _Code(
                     read=lambda code: f"{moment}({code})",
                     write=lambda code: f"timestamp({code}.timestamp())",

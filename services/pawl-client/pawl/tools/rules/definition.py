@@ -1,4 +1,4 @@
-"""Defines tool definitions and their versions."""
+"""Definitions and versions of tools."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class ToolDefinition:
     reports: ReportPolicy | None = None
 
     def may_be_called_by(self, user_id: UserId, roles: frozenset[str]) -> bool:
-        """Return whether a user with these roles may call the tool. Other users do not see it."""
+        """Return whether a user with these roles may call the tool. The tool is hidden from other users."""
         is_one_of_them = not self.allowed_user_ids or user_id in self.allowed_user_ids
         return is_one_of_them and (not self.allowed_roles or not roles.isdisjoint(self.allowed_roles))
 
@@ -137,12 +137,12 @@ class ToolVersion:
 
 
 def can_exist(name: str, version: int = 0) -> bool:
-    """Return whether a tool can have this name and version. If it cannot, the database need not be queried."""
+    """Return whether a tool can have this name and version. If not, callers can skip the database query."""
     return _NAME.fullmatch(name) is not None and version <= VERSION_MAX
 
 
 def check_own_name(name: str) -> None:
-    """Reject a name that is reserved for source tools.
+    """Reject a name that is reserved for tools from external sources.
 
     Raises:
         InvalidField: The name contains a dot.
@@ -155,12 +155,12 @@ def check_definition(definition: ToolDefinition) -> None:
     """Validate every field except the schema, which `rules.schema` checks.
 
     Raises:
-        InvalidField: A field is invalid; the `field` metadata names the first such field.
+        InvalidField: A field is invalid. The `field` metadata names the first one.
     """
     require(
         can_exist(definition.name),
         "name",
-        "must match ^[a-zA-Z0-9_-]{1,64}$; with one dot inside, at most 63 characters",
+        "must have 1 to 64 letters, digits, _ and -; a name with a dot inside may have 63 characters",
     )
     require(
         1 <= len(definition.description.encode()) <= DESCRIPTION_BYTES_MAX,
@@ -243,7 +243,7 @@ def check_report_policy(policy: ReportPolicy) -> None:
 
 
 def is_laxer(new: ToolDefinition, old: ToolDefinition) -> bool:
-    """Return whether `new` is laxer: it requires approval less often, or more or other users may call the tool."""
+    """Return whether `new` is laxer: it requires approval less often, or allows additional users to call the tool."""
     return (
         SEVERITY.index(new.category) < SEVERITY.index(old.category)
         or max(1, new.approvals_required) < max(1, old.approvals_required)
@@ -260,7 +260,7 @@ def is_restricted(definition: ToolDefinition) -> bool:
 
 
 def _is_wider(new: tuple[str, ...], old: tuple[str, ...]) -> bool:
-    """Return whether `new` includes anyone whom `old` does not include. An empty value includes all users."""
+    """Return whether `new` includes any user that `old` excludes. An empty set includes all users."""
     return bool(old) and (not new or not set(new) <= set(old))
 
 
@@ -273,7 +273,7 @@ def require(holds: bool, field: str, rule: str) -> None:  # noqa: FBT001  # read
 def sentence(field: str, rule: str) -> str:
     """Return a sentence about a field.
 
-    A rule that starts with "must" or "is" follows the name; others follow a colon.
+    A rule that starts with "must" or "is" follows the field's name directly. Other rules follow a colon.
     """
     return f"{field} {rule}" if rule.startswith(("must ", "is ")) else f"{field}: {rule}"
 
@@ -318,9 +318,9 @@ def check_question(question: Question) -> str:
 
 
 def given(answers: Sequence[Answer], position: int, question: Question) -> int | None:
-    """Return the index of the first answer to this exact question from `position` on. Return None if there is none.
+    """Return the index of the first answer to exactly this question, starting at `position`.
 
-    The answers before it belong to other questions, which an earlier execution of the tool asked.
+    Return None if there is none. Earlier answers belong to other questions, from an earlier execution of the tool.
     """
     return next(
         (number for number in range(position, len(answers)) if answers[number].question == question.question), None

@@ -1,4 +1,4 @@
-"""Resolves references within a JSON Schema or another document."""
+"""JSON pointers and references within a JSON Schema or another document."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def find(root: Mapping[str, Any], reference: str, *, default: Any = None) -> Any
 
 
 def parts(reference: str) -> list[str]:
-    """Return the unescaped parts of a reference that starts with `#/`."""
+    """Return the unescaped segments of a reference that starts with `#/`."""
     return [unquote(part).replace("~1", "/").replace("~0", "~") for part in reference[2:].split("/")]
 
 
 def resolve(root: Mapping[str, Any], schema: Any) -> Any:
-    """Return `schema`. If it is a `$ref`, return its target merged with the annotations next to the `$ref`."""
+    """Return `schema`. If it is a `$ref`, return its target, merged with the annotations next to the `$ref`."""
     for _ in range(_HOPS_MAX):
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str):

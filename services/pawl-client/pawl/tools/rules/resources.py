@@ -1,4 +1,4 @@
-"""Builds resource keys, which identify the resources that calls use. Calls that share a key run one at a time."""
+"""Resource keys, which identify the resources that a call uses. Calls that share a key run one at a time."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def check_template(template: str, schema: Mapping[str, Any]) -> str:
 def resource_keys(templates: tuple[str, ...], arguments: Mapping[str, JsonValue]) -> tuple[str, ...]:
     """Return a call's keys, sorted and without duplicates.
 
-    A placeholder is replaced by the argument with that name. A string is inserted unchanged, and any other value as
-    canonical JSON. Each item in an array gives a separate key. A template whose argument is absent or null gives no
-    keys. Long keys are hashed. If a template would give more than KEYS_MAX keys, or if its argument has more than a
-    thousand items, the template itself is its only key.
+    The argument with a placeholder's name replaces the placeholder. Strings are inserted unchanged, and other values as
+    canonical JSON. Each item of an array produces a separate key. A template whose argument is absent or null produces
+    no keys. Long keys are hashed. If a template would produce more than KEYS_MAX keys, or its argument has more than a
+    thousand items, the template itself is the only key.
     """
     keys: set[str] = set()
     for template in templates:

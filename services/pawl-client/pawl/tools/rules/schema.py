@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import itertools
+import json
 import math
 import re
 import unicodedata
@@ -29,7 +30,7 @@ PATTERN_BYTES_MAX: Final = 64 * 1024
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _SENTENCE_CHARACTERS_MAX: Final = 300
 _OTHER_WAYS_TO_REFER: Final = ("$dynamicRef", "$recursiveRef")
-# Each branch is tried several times: to check whether it fits, to list violations, and with coerced types.
+# Each branch is tried several times: to check whether it matches, to list violations, and with coerced types.
 _BRANCHES: Final = 4.0
 _FACTORS: Final = dict.fromkeys(
     ("anyOf", "oneOf", "not", "if", "then", "else", "contains", "dependentSchemas", "propertyNames"), _BRANCHES
@@ -66,17 +67,17 @@ def read_schema(schema_json: bytes, name: str = "the arguments schema") -> dict[
 
 
 def compile_schema(schema: Mapping[str, Any], *, recursion: bool = False) -> jsonschema_rs.Draft202012Validator:
-    """Compile the validator of an object schema.
+    """Compile a validator for an object schema.
 
     Remote references are never fetched. Patterns take linear time and at most a few MiB in total. References may repeat
-    a part of the schema, but the expanded schema may have at most EXPANDED_NODES_MAX parts. Without `recursion`,
-    references must be pointers (`#/$defs/task`) and must not be recursive. Only the deployment's trusted code gets
+    parts of the schema, but the expanded schema may have at most EXPANDED_NODES_MAX nodes. Without `recursion`,
+    references must be pointers (`#/$defs/task`) and must not be recursive. Only trusted code of the deployment may use
     `recursion`.
 
-    Checking arguments against an accepted schema can still take minutes; see `weigh`.
+    Checking arguments against an accepted schema can still take minutes (see `weigh`).
 
     Raises:
-        InvalidSchema: The schema is unusable; the message gives the position and the cause.
+        InvalidSchema: The schema is unusable. The message contains the position and the cause.
     """
     _check_shape(schema)
     root = dict(schema)
@@ -162,7 +163,7 @@ def _check_growth(root: dict[str, Any], *, recursion: bool) -> None:
 def weigh(root: Mapping[str, Any]) -> float:
     """Return the worst-case work per byte of arguments, in arbitrary units.
 
-    It is infinite if the work can grow faster than the product of schema size and argument size.
+    The result is infinite if the work can grow faster than the product of schema size and argument size.
     """
     weights: dict[int, float] = {}
 
@@ -196,7 +197,7 @@ def weigh(root: Mapping[str, Any]) -> float:
 
 
 def _check_references(node: Mapping[str, Any], *, is_root: bool) -> None:
-    """Reject references other than pointers, because `_check_growth` cannot follow them."""
+    """Reject references that are not pointers, because `_check_growth` cannot follow them."""
     target = node.get("$ref")
     if isinstance(target, str) and target != "#" and not target.startswith("#/"):
         kind = "anchors" if target.startswith("#") else "remote references"
@@ -228,10 +229,10 @@ _COMPARED_MAX: Final = 8
 
 
 def near_matches(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
-    """Return the known names that are most similar to `name`, best matches first. Empty if `name` is too long.
+    """Return the known names that are most similar to `name`, best matches first, or nothing if `name` is too long.
 
-    A comparison is slow. Of the first two thousand names, only the few that share the most letters with `name` are
-    therefore compared.
+    Comparisons are slow, so this compares only the few names, of the first two thousand, that share the most letters
+    with `name`.
     """
     if len(name) > _CHARACTERS_MAX:
         return []
@@ -255,6 +256,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 VIOLATIONS_MAX: Final = 20
 _MESSAGE_CHARACTERS_MAX: Final = 300
+_INSTANCE_CHARACTERS_MAX: Final = 100
 
 
 def list_violations(
@@ -262,18 +264,17 @@ def list_violations(
 ) -> list[str]:
     """Return the violations, each with its path. Return nothing if the value is valid.
 
-    Returns at most VIOLATIONS_MAX violations, followed by "and more" if there are more of them.
+    Return at most VIOLATIONS_MAX violations, followed by "and more" if there are more.
     """
     if validator.is_valid(value):
         return []
-    found = (
-        line for error in validator.iter_errors(value) for line in _lines(error, _properties(schema, error.schema_path))
-    )
+    found = (line for error in validator.iter_errors(value) for line in _lines(error, _part(schema, error.schema_path)))
     lines = list(dict.fromkeys(itertools.islice(found, VIOLATIONS_MAX + 1)))
     return lines if len(lines) <= VIOLATIONS_MAX else [*lines[:VIOLATIONS_MAX], "and more"]
 
 
-def _properties(schema: Mapping[str, Any], path: list[str | int]) -> list[str]:
+def _part(schema: Mapping[str, Any], path: list[str | int]) -> Mapping[str, Any]:
+    """Return the part of a schema in which the keyword at `path` is."""
     node: Any = schema
     for part in path[:-1]:
         node = resolve(schema, node)
@@ -282,16 +283,19 @@ def _properties(schema: Mapping[str, Any], path: list[str | int]) -> list[str]:
         elif isinstance(node, list) and isinstance(part, int) and part < len(node):
             node = node[part]
     node = resolve(schema, node)
-    properties = node.get("properties") if isinstance(node, dict) else None
-    return list(properties) if isinstance(properties, dict) else []
+    return node if isinstance(node, dict) else {}
 
 
-def _lines(error: jsonschema_rs.ValidationError, known: list[str]) -> Iterator[str]:
+def _lines(error: jsonschema_rs.ValidationError, part: Mapping[str, Any]) -> Iterator[str]:
     kinds = jsonschema_rs.ValidationErrorKind
+    known, examples = (part.get(name) for name in ("properties", "examples"))
     match error.kind:
         case kinds.AdditionalProperties(unexpected=names) | kinds.UnevaluatedProperties(unexpected=names):
             for name in names:
-                yield _line([*error.instance_path, name], f"unknown property{did_you_mean(name, known)}")
+                yield _line(
+                    [*error.instance_path, name],
+                    f"unknown property{did_you_mean(name, known if isinstance(known, dict) else ())}",
+                )
         case kinds.Required(property=name):
             yield _line([*error.instance_path, name], "is required", between=" ")
         case kinds.Enum(options=options):
@@ -303,9 +307,12 @@ def _lines(error: jsonschema_rs.ValidationError, known: list[str]) -> Iterator[s
             real = [branch for branch in branches if not _only_wants_null(branch)]
             if len(real) == 1:
                 for inner in real[0]:
-                    yield from _lines(inner, [])
+                    yield from _lines(inner, {})
             else:
                 yield _line(error.instance_path, error.message)
+        case kinds.Pattern() if examples and isinstance(examples, list):
+            shown = json.dumps(error.instance, ensure_ascii=False)[:_INSTANCE_CHARACTERS_MAX]
+            yield _line(error.instance_path, f"must look like {json.dumps(examples[0])}, got {shown}")
         case kinds.FalseSchema() if error.schema_path[-1:] == ["additionalProperties"]:
             yield _line(error.instance_path, "no properties are allowed")
         case _:
@@ -329,7 +336,7 @@ _COMPILED_MAX: Final = 64
 
 
 def output_schema_problem(schema_json: bytes) -> str:
-    """Return why answers cannot be checked against a schema. Return an empty string if they can."""
+    """Return why answers cannot be checked against a schema, or an empty string if they can."""
     try:
         _compiled(schema_json)
     except InvalidSchema as error:
@@ -340,7 +347,7 @@ def output_schema_problem(schema_json: bytes) -> str:
 def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
     """Return an answer's canonical JSON if it matches the schema. Otherwise, return the violations.
 
-    Values are not coerced and defaults are not inserted, because users have already seen the answer. If the schema is
+    Users have already seen the answer, so values are not coerced and defaults are not inserted. If the schema is
     unusable, every answer fails.
     """
     try:
@@ -357,7 +364,7 @@ def check_output(schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
 
 
 def _of_answer(fault: str) -> str:
-    """Reword a violation that `list_violations` attributes to the arguments as a violation in the answer."""
+    """Reword a violation that `list_violations` attributes to arguments, so that it refers to the answer."""
     return f"answer: {fault.removeprefix('arguments: ')}" if fault.startswith("arguments: ") else fault
 
 

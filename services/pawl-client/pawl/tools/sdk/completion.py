@@ -1,4 +1,4 @@
-"""Defines the completion token, and the value that a tool returns after handing the token out."""
+"""Completion tokens, and the value that a tool returns after handing one out."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from pawl.chassis.process.tasks import Handover
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Returned by a tool whose call will be completed externally. The tool's code has ended, but the call has not."""
+    """The return value of a tool whose call will be completed externally.
+
+    The tool has returned, but the call stays open.
+    """
 
 
 class CompletionToken:
-    """The right to complete a call.
+    """A token that allows its holder to complete a call.
 
-    Once it was awaited (or returned, in a sync tool), it survives the end of any process.
+    Once `completion_token` has returned it, the token survives the end of any process.
     """
 
     def __init__(self, token: str, url: str, kept: Future[None]) -> None:

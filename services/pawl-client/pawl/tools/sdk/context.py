@@ -1,4 +1,4 @@
-"""Defines a tool call's context: its identity, and operations such as progress, checkpoints, secrets and questions."""
+"""The context of a tool call: its identity, and operations such as progress, checkpoints, secrets and questions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from pawl.chassis.ids import DEFAULT_AGENT
-from pawl.chassis.process.tasks import Handover, kept
+from pawl.chassis.process.tasks import Handover, save_nothing
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidJson
 from pawl.tools.rules.definition import CHECKPOINT_BYTES_MAX, check_question
@@ -22,7 +22,7 @@ from pawl.values import Question, QuestionKind
 class ToolError(Exception):
     """An error that is meant for the model. The model reads its text, so it must not contain secrets.
 
-    For any other exception, the model sees only the type.
+    The model sees only the type of any other exception.
     """
 
 
@@ -31,7 +31,7 @@ class SecretNotFound(ToolError):
 
 
 class QuestionDeclined(ToolError):
-    """Raised when a question was declined, withdrawn, or not answered in time."""
+    """Raised when the user declines a question or does not answer in time, or when the question is withdrawn."""
 
 
 class Superseded(ToolError):
@@ -93,19 +93,19 @@ class ToolContext:
     _find_secret: Callable[[str], str] = _no_secret
     _ask: Callable[[Question], Awaitable[str]] = _nobody_to_ask
     _begin: Callable[[], None] = lambda: None
-    _save: Callable[[bytes], Future[None]] = kept
+    _save: Callable[[bytes], Future[None]] = save_nothing
     _token: Callable[[], CompletionToken] = _nobody_to_complete
     _will_restart: Callable[[], bool] = lambda: False
     _note_checkpoint: Callable[[], None] = lambda: None
 
     @property
     def will_restart(self) -> bool:
-        """True if another process will restart the cancelled call. Work that it started elsewhere should continue."""
+        """True if another process will restart the cancelled call. Leave work that runs elsewhere running."""
         return self._will_restart()
 
     @property
     def idempotency_key(self) -> str:
-        """A key that is the same for every execution of this call. No other call in the store has the same key."""
+        """A key that is the same for every execution of this call and unique in the store."""
         return self.call_id
 
     @property
@@ -125,19 +125,18 @@ class ToolContext:
     def mark_started(self) -> None:
         """Report that the call may take effect from now on.
 
-        This is for runners, and for sources that forward calls. If a call ends before this, it is reported as never
-        started.
+        Used by runners and by sources that forward calls. A call that ends earlier is reported as never started.
         """
         self._begin()
 
     def note_checkpoint(self) -> None:
-        """Report that a checkpoint was stored elsewhere. This is for sources that forward calls."""
+        """Report that a checkpoint was stored elsewhere. Used by sources that forward calls."""
         self._note_checkpoint()
 
     def progress(self, fraction: float | None = None, message: str = "") -> None:
         """Report progress to users: a message and, if it is known, a fraction between 0 and 1.
 
-        This never blocks. Only the newest report is kept, and reports are shown at most ten times a second.
+        Never blocks. Pawl keeps only the newest report and shows at most ten a second.
         """
         self._report(fraction, message)
 
@@ -155,7 +154,7 @@ class ToolContext:
         return Handover(self._save(checkpoint_content(value)))
 
     def completion_token(self) -> CompletionToken:
-        """Return a token for completing the call externally. During an execution, the token stays the same.
+        """Return a token for completing the call externally. The token is the same throughout an execution.
 
         In an async tool, await this. Hand the token out, and then return `Awaited()`. The call stays open until its
         deadline. The first completion ends the call, even while the tool is still running.
@@ -184,21 +183,20 @@ class ToolContext:
         options: Sequence[str] = (),
         answer_schema_json: bytes = b"",
     ) -> str:
-        """Ask the user a question during the call. Returns one of `options` or a free text.
+        """Ask the user a question during the call. Return one of `options` or free text.
 
-        If an answer does not match `answer_schema_json`, it is refused when the user gives it (see
-        pawl.event.v1.Question for how answers are parsed). This only helps the user. The tool should still validate the
-        answer.
+        Pawl refuses answers that do not match `answer_schema_json` (pawl.event.v1.Question describes how answers are
+        parsed). The check is a convenience for users. The tool should still validate the answer.
 
         Only async tools can call this. The timeout is paused until the answer arrives, which may take days.
 
         A READ_ONLY or IDEMPOTENT tool does not wait. It is run again from the start once the answer has arrived. It
         must then ask the same questions in the same order. If a question was already answered, this returns
         immediately. Other tools wait here. If their process ends before the answer arrives, the outcome is UNKNOWN.
-        Therefore, ask before the tool takes effect.
+        Therefore, ask before any side effect.
 
         Raises:
-            QuestionDeclined: There is no answer. Let the error propagate, or continue without an answer.
+            QuestionDeclined: No answer will come. Let the error propagate, or continue without an answer.
             ToolError: The question is invalid (for example, it is empty or has too many options).
         """
         if kind not in set(QuestionKind):

@@ -1,4 +1,4 @@
-"""Defines the inverse of a call, which is another call that undoes its effect."""
+"""Inverses of calls. An inverse is another call that undoes a call's effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the limits on tools that run in their own process."""
+"""Resource limits for tools that run in their own process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU_SECONDS_MAX: Final = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
-    """Limits on the new process in which each call runs. The tool's timeout also applies.
+    """Limits for the process that is started for each call. The tool's timeout also applies.
 
     Raises:
         ToolDefinitionError: A limit is out of range.

@@ -1,4 +1,4 @@
-"""Defines the findings that a `reconcile` function can report about an earlier execution."""
+"""Results that a `reconcile` function can report about an earlier execution."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from pawl.tools.sdk.context import ToolError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileResult:
-    """A finding about an earlier execution. Create it with the functions below."""
+    """The result of checking whether an earlier execution took effect. Create it with the functions below."""
 
     finding: Literal["HAPPENED", "FAILED", "DID_NOT_HAPPEN", "CANNOT_SAY"]
     result: Any = None
 
 
 def happened(result: Any) -> ReconcileResult:
-    """State that the execution took effect. `result` becomes the call's result."""
+    """Report that the execution took effect. `result` becomes the call's result."""
     return ReconcileResult(finding="HAPPENED", result=result)
 
 
 def failed(error: ToolError) -> ReconcileResult:
-    """State that the execution ended with an error. The model sees the error."""
+    """Report that the execution ended with an error, which the model sees."""
     return ReconcileResult(finding="FAILED", result=error)
 
 
 def did_not_happen() -> ReconcileResult:
-    """State that the execution did not take effect and no longer can. The tool runs again."""
+    """Report that the execution did not take effect and cannot do so later. The tool runs again."""
     return ReconcileResult(finding="DID_NOT_HAPPEN")
 
 
 def cannot_say() -> ReconcileResult:
-    """State that it is unknown whether the execution took effect. The call's outcome is UNKNOWN."""
+    """Report that it is unknown whether the execution took effect. The call's outcome is UNKNOWN."""
     return ReconcileResult(finding="CANNOT_SAY")

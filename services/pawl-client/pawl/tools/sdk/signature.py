@@ -1,4 +1,4 @@
-"""Reads a function's signature and docstring: descriptions, parameter types, and the arguments schema."""
+"""Signatures and docstrings of tool functions: descriptions, parameter types and the arguments schema."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _OF_PYDANTIC: Final = ("pydantic", "annotated_types")
 
 
 class ToolDefinitionError(TypeError):
-    """Raised when a function cannot become a tool. The message says why, and what to write instead."""
+    """Raised when a function cannot become a tool. The message explains why and what to write instead."""
 
 
 def read_hints(function: Callable[..., Any], name: str) -> Iterator[tuple[inspect.Parameter, Any]]:
@@ -92,7 +92,7 @@ def read_hints(function: Callable[..., Any], name: str) -> Iterator[tuple[inspec
 
 def _found(function: Callable[..., Any], name: str, parameter: inspect.Parameter) -> Any:
     def carrier() -> None:
-        """Has only this annotation, so that a NameError can be attributed to the parameter."""
+        """Carry only this annotation, so that a NameError can be attributed to the parameter."""
 
     carrier.__annotations__ = {parameter.name: parameter.annotation}
     names = getattr(inspect.unwrap(function), "__globals__", {})
@@ -120,13 +120,13 @@ def _refuse_undescribable(hint: Any, place: str) -> None:
 
 
 def is_context(hint: Any) -> bool:
-    """Return whether a parameter with this type gets the ToolContext. Optional and Annotated types also count."""
+    """Return whether a parameter with this type receives the ToolContext. Optional and Annotated types also count."""
     parts = [part for part in _parts(hint) if isinstance(part, type)]
     return ToolContext in parts and set(parts) <= {ToolContext, NoneType}
 
 
 def text_of(hint: Any) -> str:
-    """Return the first string or `Doc` in an Annotated type, also inside an Optional. Empty if there is none."""
+    """Return the first string or `Doc` in an Annotated type, also inside an Optional, or an empty string."""
     if get_origin(hint) is Annotated:
         for extra in get_args(hint)[1:]:
             text = extra if isinstance(extra, str) else getattr(extra, "documentation", None)
@@ -138,7 +138,7 @@ def text_of(hint: Any) -> str:
 
 
 def is_of_pydantic(hint: Any) -> bool:
-    """Return whether a type needs pydantic. This is so for pydantic's models and constraints, `datetime` and `time`."""
+    """Return whether a type needs pydantic. Examples are pydantic models and constraints, `datetime` and `time`."""
     if isinstance(hint, type) and issubclass(hint, pydantic.BaseModel):
         return True
     if hint in (datetime, time):
@@ -153,7 +153,7 @@ def is_of_pydantic(hint: Any) -> bool:
 
 
 def shown(hint: Any) -> str:
-    """Return a type roughly in the form in which its author wrote it."""
+    """Return a type approximately as its author wrote it."""
     return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace("typing.", "")
 
 
@@ -258,7 +258,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
 
 
 def _model(hint: Any, place: str) -> pydantic.TypeAdapter[Any] | None:
-    """Return a parameter's pydantic adapter. Return None if msgspec can handle the parameter.
+    """Return a parameter's pydantic adapter, or None if msgspec can handle the parameter.
 
     Raises:
         ToolDefinitionError: Neither library can handle the parameter.
@@ -311,8 +311,8 @@ def _add_default(
     """Add a default to the schema.
 
     Raises:
-        ToolDefinitionError: The default is a pydantic `Field`, is not JSON, or does not match its type. Or the schema
-            is unusable.
+        ToolDefinitionError: The schema is unusable, or the default is a pydantic `Field`, is not JSON, or does not
+            match its type.
     """
     place = f"{name}: parameter {parameter}"
     if isinstance(default, FieldInfo):

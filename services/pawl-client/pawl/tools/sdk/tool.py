@@ -58,7 +58,7 @@ class Tool(Generic[P, R]):
     _bulk_count: BulkCount | None
     # Limits if each call runs in its own process. None if calls run in the registry process.
     process: ProcessLimits | None = None
-    # An execution that sends no report for this long is considered lost. 0 means that reports are not required.
+    # An execution that sends no report for this many seconds counts as lost. 0 means that no reports are required.
     heartbeat_seconds: float = 0.0
     # True if the function itself calls `ToolContext.mark_started` when the call may take effect.
     marks_start: bool = False
@@ -82,7 +82,7 @@ class Tool(Generic[P, R]):
 
     @property
     def is_stoppable(self) -> bool:
-        """True if a cancelled call ends soon. A thread cannot be stopped."""
+        """True if a cancelled call ends promptly. Threads cannot be stopped."""
         return self.is_async or self.process is not None
 
     def bind(self, arguments: Mapping[str, Any], context: ToolContext) -> Callable[[], R]:
@@ -101,11 +101,11 @@ class Tool(Generic[P, R]):
         return lambda: function(**parameters)
 
     def preview(self, arguments: Mapping[str, Any]) -> Callable[[], str] | None:
-        """Return a function that describes the call's effect. Return None if the tool does not have a preview."""
+        """Return a function that describes the call's effect, or None if the tool has no preview."""
         return _bound(self._preview, self.signature, arguments)
 
     def bulk_count(self, arguments: Mapping[str, Any]) -> Callable[[], int] | None:
-        """Return a function that counts the affected items. Return None if the tool does not have a `bulk_count`."""
+        """Return a function that counts the affected items, or None if the tool has no `bulk_count`."""
         return _bound(self._bulk_count, self.signature, arguments)
 
 
@@ -172,7 +172,7 @@ def tool(
     reconcile: Reconcile | None = None,
     process: ProcessLimits | None = None,
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
-    """Turn a sync or async function into a tool. docs/guides/tools.md lists the options. Their defaults are cautious.
+    """Turn a sync or async function into a tool. See docs/guides/tools.md for the options. Their defaults are cautious.
 
     Raises:
         ToolDefinitionError: The function or an option is invalid.
@@ -238,7 +238,7 @@ def _checked(made: Tool[P, R]) -> Tool[P, R]:
     """Check that a tool's options are consistent, and return the tool.
 
     Raises:
-        ToolDefinitionError: The options are not consistent.
+        ToolDefinitionError: The options contradict each other.
     """
     definition = made.definition
     if (made.reconcile is not None) != (definition.effect is EffectClass.RECONCILABLE):

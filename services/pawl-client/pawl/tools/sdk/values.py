@@ -27,7 +27,7 @@ def plain(value: Any) -> JsonValue:
 
 
 def _lists(value: Any) -> JsonValue:
-    """Replace tuples with lists, at any depth."""
+    """Convert tuples to lists, at any depth."""
     if isinstance(value, list | tuple):
         return [_lists(item) if isinstance(item, _NESTED) else item for item in value]
     if isinstance(value, dict):

@@ -68,5 +68,5 @@ def _has_unanswered_notices(state: State) -> bool:
 
 
 def _round_limit(rounds_max: int) -> Fail:
-    message = f"The model still asked for tools after {rounds_max} rounds."
+    message = f"The model still requested tools after {rounds_max} rounds."
     return Fail(failure=RunFailure(failure_class=FailureClass.LIMIT, reason="ROUND_LIMIT", message=message))

@@ -1,9 +1,9 @@
-"""Changes the state at the end of a model call, and detects a model that repeats itself (LOOP-5).
+"""Changes the state at the end of a model call. Detects a model that repeats itself (LOOP-5).
 
-Calls are identical if they have the same name and canonical arguments. With a limit of 4, the run is stuck when a call
-is made for the fourth time, or when the calls of its last six rounds were A B A B A B. None of the calls in that last
-round is executed. If the run could be stuck after a round, the registry does not run read-only calls while it checks
-that round's calls.
+Calls are identical if they have the same name and canonical arguments. With a limit of 4, the run is stuck when the
+model makes a call for the fourth time, or when the calls of its last six rounds were A B A B A B. The calls of that
+last round are not executed. If a round could leave the run stuck, the registry does not run read-only calls while it
+checks that round's calls.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def count(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopSta
     for key in map(fingerprint, calls):
         # Reinsert the key, so that recent calls are last.
         counts[key] = counts.pop(key, 0) + 1
-    kept = dict(list(counts.items())[-_FINGERPRINTS_KEPT:])
+    remaining = dict(list(counts.items())[-_FINGERPRINTS_KEPT:])
     rounds = (*loop.round_fingerprints, _digest("".join(map(fingerprint, calls)).encode()))
-    return replace(loop, call_counts=kept, round_fingerprints=rounds[-_alternation_length(identical_max) :])
+    return replace(loop, call_counts=remaining, round_fingerprints=rounds[-_alternation_length(identical_max) :])
 
 
 def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Call | None:
@@ -95,7 +95,7 @@ def _digest(data: bytes) -> str:
 
 
 def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Add the answer: a message and its calls, or a summary."""
+    """Add the model's answer: a message and its calls, or a summary."""
     answer, opened = fact.answer, state.loop.model_call
     if opened is None:
         return state, ()
@@ -130,14 +130,16 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
     state = _with_message(state, fact, calls)
     events: list[OwnerEvent] = [ended]
     if answer.cut_off:
-        events.append(
-            Warned(reason="ANSWER_CUT_OFF", message="The model reached its output limit before the end of its answer.")
-        )
+        events.append(Warned(reason="ANSWER_CUT_OFF", message="The model's answer was cut off at the output limit."))
     if answer.fields_left_out:
-        message = "The model server's extra fields are too large to store; it may need them in the next request."
+        message = (
+            "The model server returned extra fields that are too large to store. It may need them in the next request."
+        )
         events.append(Warned(reason="FIELDS_LEFT_OUT", message=message))
     if len(calls) > limits.calls_per_round_max:
-        message = f"The model asked for {len(calls)} calls in one round; only {limits.calls_per_round_max} are run."
+        message = (
+            f"The model requested {len(calls)} calls in one round; only the first {limits.calls_per_round_max} are run."
+        )
         events.append(Warned(reason="TOO_MANY_CALLS", message=message))
     return _filtered(state, answer) if not calls else state, tuple(events)
 
@@ -214,7 +216,7 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
 
 
 def _held_back(opened: OpenModelCall, error: Problem, wait_seconds: float, jitter: float, now: float) -> OpenModelCall:
-    """Hold the call until its next attempt. If the call has waited long enough, end the hold."""
+    """Hold the call until its next attempt. Once the call has waited long enough, end the hold."""
     since, waits = now if opened.outage_since is None else opened.outage_since, opened.outage_waits
     next_try = retry.next_try_time(error, since=since, waits=waits, wait_seconds=wait_seconds, jitter=jitter, now=now)
     held = next_try is not None
@@ -222,7 +224,7 @@ def _held_back(opened: OpenModelCall, error: Problem, wait_seconds: float, jitte
 
 
 def _with_next_model(state: State, opened: OpenModelCall) -> State:
-    """Return the state with the next model. The next model gets the full number of attempts."""
+    """Switch to the next model, which gets the full number of attempts."""
     opened = replace(opened, failures=0, empty_answers=0)
     # Another model may count tokens differently.
     loop = replace(state.loop, model_call=opened, fallbacks_used=state.loop.fallbacks_used + 1, counted_prompt=None)
@@ -253,7 +255,7 @@ def cut(state: State, fact: ModelCut) -> State:
 def with_partial(state: State, shown: Shown) -> State:
     """Add the last attempt's output as an interrupted message.
 
-    `shown` is the position of this output in the log. It is empty if the output is void.
+    `shown` is the position of this output in the log, or empty if the output is void.
     """
     partial = state.loop.partial_text
     opened = state.loop.model_call
@@ -276,7 +278,7 @@ def _counted(loop: LoopState, calls: Sequence[Call], identical_max: int) -> Loop
     stuck = stuck_call(loop, calls, identical_max)
     if stuck is None:
         return loop
-    message = f"The model kept repeating the same call to {stuck.tool_name}."
+    message = f"The model repeated the same call to {stuck.tool_name} too often."
     failure = RunFailure(failure_class=FailureClass.STUCK, reason="STUCK_LOOP", message=message)
     return replace(loop, failure=failure)
 
@@ -294,8 +296,8 @@ def _filtered(state: State, answer: ModelAnswer) -> State:
 
 def _summarised(state: State, answer: ModelAnswer, to_number: int) -> State:
     summary = Message(role=Role.SUMMARY, run_id=state.run.run_id, text=answer.text, summarised_to_number=to_number)
-    kept = tuple(message for message in state.messages if message.number > to_number or not message.number)
-    return replace(state, messages=(*kept, summary))
+    remaining = tuple(message for message in state.messages if message.number > to_number or not message.number)
+    return replace(state, messages=(*remaining, summary))
 
 
 def _with_counted_prompt(state: State, usage: UsageReport, *, is_summary: bool) -> State:

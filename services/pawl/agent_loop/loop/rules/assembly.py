@@ -41,7 +41,7 @@ def is_json(arguments: str, kind: type = object) -> bool:
 
 
 def _joined_arguments(fragments: Sequence[str]) -> str:
-    """Join the fragments, or combine them differently if only that gives a JSON object.
+    """Join the fragments. If the result is not a JSON object, try other ways of combining them.
 
     Some servers repeat all arguments in each fragment, send `{}` first, or add text after the object.
     """
@@ -80,7 +80,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cut_off(self) -> bool:
-        """True if the answer reached the model's output limit."""
+        """True if the answer was cut off at the model's output limit."""
         return self.finish_reason.lower() in CUT_OFF
 
     @property
@@ -105,8 +105,8 @@ class Assembly:
     servers send 0 for every call. A new id with only arguments continues the call at its index, because some servers
     generate an id per fragment.
 
-    Calls are sorted by index if all have an index, otherwise by their start. `names` maps the model's tool names to the
-    real names.
+    Calls are sorted by index if all of them have one, and otherwise by the order in which they started. `names` maps
+    the model's tool names to the real names.
     """
 
     def __init__(self, names: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -121,7 +121,7 @@ class Assembly:
         self._finish_reason = ""
 
     def add(self, piece: Piece) -> Piece:
-        """Add `piece` and return it as watchers should see it.
+        """Add `piece`. Return it in the form for watchers.
 
         A `CallPiece` gets the call's position in the answer as `index`. Other pieces are unchanged.
         """
@@ -194,7 +194,7 @@ class Assembly:
         return CallPiece(index=position, call_id=call.provider_call_id, name=name, arguments=piece.arguments)
 
     def _position(self, piece: CallPiece) -> int | None:
-        """Return the position of the call that `piece` continues. Return None if it starts a new call."""
+        """Return the position of the call that `piece` continues, or None if it starts a new call."""
         if piece.call_id:
             same_id = self._last(lambda call: call.provider_call_id == piece.call_id)
             if same_id is not None and (piece.index is None or self._calls[same_id].index in {None, piece.index}):

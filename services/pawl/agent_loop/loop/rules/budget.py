@@ -1,4 +1,4 @@
-"""Computes the size of a run's token budget and how much of it is used (LOOP-12). Estimates unreported usage."""
+"""A run's token budget: its size and use (LOOP-12), and estimates of unreported usage."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ TOO_LITTLE: Final = Problem(
 
 
 def tokens(state: State) -> int:
-    """Return the run's token budget including top-ups; 0 means no budget."""
+    """Return the run's token budget including top-ups. 0 means no budget."""
     tokens_max = state.run.options.limits.total_tokens_max
     return tokens_max + state.loop.tokens_added if tokens_max else 0
 
 
 def left(state: State) -> int | None:
-    """Return how many tokens are left; None if there is no budget."""
+    """Return how many tokens are left, or None if there is no budget."""
     budget = tokens(state)
     return max(0, budget - used(state)) if budget else None
 
 
 def used(state: State) -> int:
-    """Return how many tokens of the run's budget have been used, including by runs that share the budget."""
+    """Return how many tokens of the run's budget are used, including by runs that share the budget."""
     own, shared_max = state.run.usage.total_tokens, state.shared_tokens_max
     return own if shared_max is None else max(own, tokens(state) - (shared_max - state.run.own_tokens))
 
 
 def is_used_up(state: State) -> bool:
-    """Return whether too few tokens are left to call the model: none, or fewer than the open call needs."""
+    """Return whether the budget has no tokens left, or too few for the open call."""
     rest = left(state)
     return rest is not None and rest < max(1, _needed_by_open_call(state))
 
@@ -69,7 +69,7 @@ def is_used_up(state: State) -> bool:
 def ends_run(state: State) -> bool:
     """Return whether the run is out of tokens and must fail.
 
-    It fails if it may not wait for a top-up, or if no top-up would help.
+    A run fails if it may not wait for a top-up, or if a top-up would not help.
     """
     does_not_wait = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
     return is_used_up(state) and (does_not_wait or _is_beyond_top_ups(state))
@@ -86,7 +86,7 @@ def _needed_by_open_call(state: State) -> int:
 
 
 def missing(state: State) -> int:
-    """Return the smallest top-up that is known to be needed for the next model call."""
+    """Return the smallest top-up with which the next model call could be made, as far as is known."""
     last = state.loop.counted_prompt
     # Each prompt starts with the previous one.
     needed_tokens = _needed_by_open_call(state) or (last.tokens + 1 if last else 1)
@@ -126,7 +126,7 @@ def used_up(exhausted: TokenBudget) -> Problem:
 
 
 def waits_for_period(state: State, exhausted: TokenBudget, now: float) -> Decision:
-    """Decide whether a run fails or waits for the next day or month after it has used up a token budget.
+    """Decide whether a run that has used up a token budget fails, or waits for the next day or month.
 
     A waiting run checks again after 5 minutes, then after 20, and so on, and at the latest when the period ends. The
     ledger wakes waiting runs when the budget is raised, but it may do so just before this run parks. A minimum pause
@@ -143,7 +143,7 @@ def waits_for_period(state: State, exhausted: TokenBudget, now: float) -> Decisi
 
 
 def needed(state: State, prompt_tokens: int) -> int:
-    """Return the tokens that a call needs (its prompt plus one) if fewer are left. Return 0 if the call can be made."""
+    """Return the tokens that a call needs (its prompt plus one) if fewer are left, or 0 if the call can be made."""
     rest = left(state)
     return prompt_tokens + 1 if rest is not None and rest <= prompt_tokens else 0
 
@@ -158,8 +158,7 @@ def need_message(state: State) -> str:
 def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
     """Return the token limit for the next answer.
 
-    This is the requested limit or, if it is smaller, the part of the budget that the prompt leaves. None means no
-    limit.
+    This is the smaller of the requested limit and what the budget leaves after the prompt. None means no limit.
     """
     asked, rest = state.run.options.output_tokens_max, left(state)
     if rest is None:
@@ -169,14 +168,14 @@ def output_tokens_max(state: State, prompt_tokens: int) -> int | None:
 
 
 def cut_short(state: State, answer: ModelAnswer, output_tokens_max: int | None) -> Problem | None:
-    """Return the problem if the budget cut the answer short. The partial answer is not used. Otherwise, return None."""
+    """Return the problem if the budget cut the answer short, otherwise None. The partial answer is not used."""
     is_budget = output_tokens_max is not None and output_tokens_max != state.run.options.output_tokens_max
     if not is_budget or not answer.cut_off:
         return None
     return Problem(
         reason=BUDGET_EXHAUSTED,
         failure_class=FailureClass.LIMIT,
-        message=f"The answer did not fit into the rest of the budget of {tokens(state)} tokens.",
+        message=f"The answer did not fit into the remaining budget: the run may use {tokens(state)} tokens.",
     )
 
 
@@ -187,7 +186,7 @@ def estimate(size_bytes: int) -> int:
 def prompt_tokens(state: State, prompt_bytes: int) -> int:
     """Estimate the next prompt's tokens.
 
-    The next prompt starts with the previous one. The estimate is therefore the server's count for the previous prompt
+    The next prompt starts with the previous one. The result is therefore the server's count for the previous prompt
     plus an estimate for the new part.
     """
     last = state.loop.counted_prompt
@@ -198,7 +197,7 @@ def prompt_tokens(state: State, prompt_bytes: int) -> int:
 
 
 def counted(report: UsageReport, *, prompt_bytes: int, output_bytes: int) -> UsageReport:
-    """Return a call's usage, with estimates for the parts that the server did not report."""
+    """Return a call's usage, with estimates for parts that the server did not report."""
     missing_input = 0 if report.input_tokens else estimate(prompt_bytes)
     missing_output = 0 if report.output_tokens else estimate(output_bytes)
     return replace(
@@ -221,7 +220,7 @@ def with_discarded(state: State, usage: Usage) -> State:
 
 
 def with_lost_call(state: State, usage_before: Usage) -> Usage:
-    """Return the run's usage after the worker that made the open call died.
+    """Return the run's usage after the worker that made the open call has died.
 
     If output was shown, the usage already includes the call. Otherwise, an estimate for its prompt is added.
     """

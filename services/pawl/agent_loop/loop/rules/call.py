@@ -21,7 +21,7 @@ from pawl.values import (
 class ByPerson(msgspec.Struct, frozen=True, kw_only=True):
     """The user who performed an action, the credential used, and the delegate who acted for the user.
 
-    Each may be empty.
+    Each field may be empty.
     """
 
     user_id: UserId
@@ -29,7 +29,7 @@ class ByPerson(msgspec.Struct, frozen=True, kw_only=True):
     delegate_user_id: UserId = UserId("")
 
 
-class Decided(ByPerson, frozen=True, kw_only=True):
+class UserDecision(ByPerson, frozen=True, kw_only=True):
     kind: DecisionKind
     reason: str = ""
     time: float = 0.0
@@ -40,16 +40,16 @@ class Decided(ByPerson, frozen=True, kw_only=True):
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a decision, with the approvals that this process knows about. Only the ledger has all approvals."""
+    """A request for a decision, with the approvals that this process knows of. Only the ledger has all approvals."""
 
     digest: str
     preview: str = ""
     cause: str = ""
-    decision: Decided | None = None
+    decision: UserDecision | None = None
     approvals_required: int = 1
-    approvals: tuple[Decided, ...] = ()
+    approvals: tuple[UserDecision, ...] = ()
     # Approvals given before the call was edited.
-    earlier_approvals: tuple[Decided, ...] = ()
+    earlier_approvals: tuple[UserDecision, ...] = ()
     escalated: bool = False
     # The series that can be granted with the call, or whose grant covers it.
     series: Series | None = None
@@ -68,7 +68,7 @@ class OfferLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inverse(msgspec.Struct, frozen=True, kw_only=True):
-    """The call that reverses another call. `summary` is one human-readable line."""
+    """A call that reverses another call. `summary` is one human-readable line."""
 
     tool_name: str
     arguments_json: bytes
@@ -141,12 +141,12 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asks_in_mid_execution(self) -> bool:
-        """True if the question comes from the running tool itself, not from the model."""
+        """True if the running tool itself asked the question, rather than the model."""
         return self.state is CallState.ASKED and self.attempt > 0
 
     @property
     def approved_digest(self) -> str:
-        """The approval's digest; empty if the call was not approved."""
+        """The approval's digest, or an empty string if the call was not approved."""
         decision = self.approval.decision if self.approval else None
         if self.approval is None or decision is None:
             return ""

@@ -28,7 +28,7 @@ CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) -> str:
-    """Check and return text.
+    """Return `value` if it is valid text.
 
     Raises:
         TooLarge: the text is longer than `bytes_max` bytes.
@@ -37,14 +37,14 @@ def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) 
     if not value and not may_be_empty:
         raise InvalidField(f"{field} is empty", field=field)
     if len(value.encode()) > bytes_max:
-        raise TooLarge(f"{field} must be at most {bytes_max} bytes", field=field)
+        raise TooLarge(f"{field} must be at most {bytes_max} bytes, got {len(value.encode())}", field=field)
     if (found := CONTROL.search(value)) is not None:
         raise InvalidField(f"{field} contains the control character U+{ord(found.group()):04X}", field=field)
     return value
 
 
 def conversation_key(value: str) -> str:
-    """Check and return a client's conversation key, which may be empty.
+    """Return a client's conversation key if it is valid. It may be empty.
 
     Raises:
         TooLarge: the key has more than 200 bytes.
@@ -55,21 +55,21 @@ def conversation_key(value: str) -> str:
 
 
 def own_tools(definitions: Sequence[bytes], field: str) -> Sequence[bytes]:
-    """Check and return the serialized tools that a client supplies with a run.
+    """Return the serialized tools that a client supplies with a run, if they are within the limits.
 
     Raises:
         InvalidField: there are more than 64 tools.
         TooLarge: the tools are larger than 64 KiB in total.
     """
     if len(definitions) > OWN_TOOLS_MAX:
-        raise InvalidField(f"{field} may have at most {OWN_TOOLS_MAX} tools", field=field)
+        raise InvalidField(f"{field} must have at most {OWN_TOOLS_MAX} tools", field=field)
     if sum(map(len, definitions)) > OWN_TOOLS_BYTES_MAX:
         raise TooLarge(f"{field} must be at most {OWN_TOOLS_BYTES_MAX} bytes in total", field=field)
     return definitions
 
 
 def result_json(content: bytes) -> bytes:
-    """Check and return strict JSON of at most 1 MiB.
+    """Return `value` if it is strict JSON of at most 1 MiB.
 
     Raises:
         TooLarge, InvalidJson
@@ -79,7 +79,7 @@ def result_json(content: bytes) -> bytes:
 
 
 def arguments_json(content: bytes) -> bytes:
-    """Check and return a strict JSON object of at most 256 KiB.
+    """Return `value` if it is a strict JSON object of at most 256 KiB.
 
     Raises:
         TooLarge, InvalidJson
@@ -90,7 +90,7 @@ def arguments_json(content: bytes) -> bytes:
 
 
 def fraction(value: float | None) -> float | None:
-    """Check and return a fraction between 0 and 1, or None.
+    """Return `value` if it is None or between 0 and 1.
 
     Raises:
         InvalidField
@@ -101,7 +101,7 @@ def fraction(value: float | None) -> float | None:
 
 
 def page_size(value: int) -> int:
-    """Check and return a page size; 0 means the ledger's default.
+    """Return a page size if it is valid. 0 means the ledger's default.
 
     Raises:
         InvalidField: the size is over PAGE_SIZE_MAX.
@@ -112,7 +112,7 @@ def page_size(value: int) -> int:
 
 
 def wait_seconds(value: float) -> float:
-    """Check and return a wait of 0 to 60 seconds.
+    """Return a wait if it is between 0 and 60 seconds.
 
     Raises:
         InvalidField
@@ -123,7 +123,7 @@ def wait_seconds(value: float) -> float:
 
 
 def seq(value: int, field: str) -> int:
-    """Check that a seq fits into 63 bits. Return the seq.
+    """Return a seq if it fits into 63 bits.
 
     Raises:
         InvalidField

@@ -20,19 +20,19 @@ PAUSE_SECONDS_MIN: Final = 0.1
 # The pause after an output is at least this many times the output's delay, so that committing output takes up little of
 # a busy machine's time and commits cannot delay each other.
 PAUSE_PER_DELAY: Final = 10.0
-# Limits the size of one event.
+# Maximum number of characters in one event.
 OUTPUT_CHARACTERS_MAX: Final = 64 * 1024
 
 DisplayPiece = TextPiece | ReasoningPiece | RefusalPiece | CallPiece
 
 
 class Coalescer:
-    """Holds pieces back until it is time to show them.
+    """A buffer for an answer's pieces, which holds them until it is time to show them.
 
     The first piece is due immediately. Later pieces are due after a pause that starts when the previous output becomes
-    visible. The pause is 100 ms or, if that is longer, ten times the delay of the previous output. No piece is due
-    later than 1 s after its arrival. Within one output, text, reasoning and calls are each kept in order, but not
-    relative to each other. `now` is the time of any monotonic clock, in seconds.
+    visible. The pause is 100 ms or ten times the delay of the previous output, whichever is longer. Every piece is due
+    within 1 s of its arrival. Within one output, text, reasoning and calls are each kept in order, but not relative to
+    each other. `now` is the time of any monotonic clock, in seconds.
     """
 
     def __init__(self, head: OutputDelta) -> None:
@@ -47,7 +47,7 @@ class Coalescer:
         self._taken_due_at: float | None = None
 
     def add(self, piece: Piece, now: float) -> None:
-        """Add a piece that `Assembly.add` returned. Pieces that are not meant for display are ignored."""
+        """Add a piece that `Assembly.add` returned. Ignore pieces that are not shown to watchers."""
         if isinstance(piece, DisplayPiece):
             self._oldest_at = self._oldest_at if self._pieces else now
             self._pieces.append(piece)
@@ -60,7 +60,7 @@ class Coalescer:
         self._pause_from = now
 
     def due_at(self) -> float | None:
-        """Return when the held pieces are due. None means that nothing is held."""
+        """Return when the held pieces are due, or None if no pieces are held."""
         if not self._pieces:
             return None
         if self._pause_from is None:
@@ -82,7 +82,7 @@ class Coalescer:
         return tuple(_join(self._head, group) for group in _groups(pieces))
 
     def shown(self, now: float) -> None:
-        """Record that everything taken is visible. Adjust the pause to the delay."""
+        """Record that everything returned by `take` is visible. Adjust the pause to the delay."""
         if self._taken_due_at is not None:
             self._pause_from = now
             self._pause_seconds = max(PAUSE_SECONDS_MIN, PAUSE_PER_DELAY * (now - self._taken_due_at))
@@ -118,7 +118,7 @@ def _characters(piece: DisplayPiece) -> str:
 
 
 def _join(head: OutputDelta, pieces: list[DisplayPiece]) -> OutputDelta:
-    """Join pieces into one output. Calls keep the order in which they were written."""
+    """Join pieces into one output. Calls stay in the order in which they were written."""
     return replace(
         head,
         text=storable("".join(piece.text for piece in pieces if isinstance(piece, TextPiece))),

@@ -7,7 +7,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from pawl.agent_loop.loop.rules import delegation, fact_rules, order, programs, proposals, settle
-from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, Decided
+from pawl.agent_loop.loop.rules.call import ApprovalRequest, Call, CallResult, UserDecision
 from pawl.agent_loop.loop.rules.fact import (
     AgentEnded,
     Cancel,
@@ -30,12 +30,12 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import UserId
 from pawl.values import CallResolution, CallState, DecisionKind, ExecutionContext, RunState
 
-_WITHDRAWN = "The user sent a new message before this call was made; it was not made."
+_WITHDRAWN = "The user sent a new message before this call started, so it was not run."
 _DID_NOT_HAPPEN = "An operator found that this call did not happen."
 
 
 def apply_command(state: State, command: Command, now: float) -> State:
-    """Apply `command`. If it is about a call that is no longer pending, it has no effect."""
+    """Apply `command`. A command about a call that is no longer pending has no effect."""
     match command.kind:
         case ToolResult() as result:
             call = state.calls.get(result.call_id)
@@ -111,7 +111,7 @@ def results(state: State) -> tuple[RecordedResult, ...]:
 
 
 def withdrawn_results(state: State) -> tuple[RecordedResult, ...]:
-    """Return the leased front-end calls of the last two rounds that ended without a result from their client."""
+    """Return the leased front-end calls of the last two rounds that ended without a result from the client."""
     return tuple(
         _result_note(state, call, state.run.user_id)
         for call in state.calls.values()
@@ -149,12 +149,12 @@ def _result_note(state: State, call: Call, user_id: UserId) -> RecordedResult:
 
 
 def others_change_calls(state: State) -> bool:
-    """Return whether the ledger could change open calls by leasing offers or counting several people's approvals."""
+    """Return whether the ledger may change open calls itself, by leasing offers or counting approvals."""
     return bool(shared_decisions(state)) or any(call.state is CallState.OFFERED for call in state.open_calls)
 
 
 def approvals_given(state: State) -> tuple[RecordedDecision, ...]:
-    """Return approvals of calls that several people must approve.
+    """Return approvals of calls that several users must approve.
 
     Includes edits, and approvals given before an edit.
     """
@@ -251,7 +251,7 @@ def _granted(state: State, call: Call) -> State:
 
 
 def _approval(approval: ApprovalRequest, command: Command, decision: Decide) -> ApprovalRequest:
-    decided = Decided(
+    decided = UserDecision(
         kind=decision.kind,
         user_id=command.user_id,
         reason=decision.reason,
@@ -290,7 +290,7 @@ def _rejected(call: Call, reason: str, now: float) -> Call:
 
 
 def _steered(state: State, steer: Steer, now: float) -> State:
-    """Withdraw the calls that are waiting for a user, because the user steers the run. Other open calls continue."""
+    """Withdraw the calls that wait for the user, because the user has sent a steering message. Other calls continue."""
     for call in state.open_calls:
         if call.asks_in_mid_execution and state.run.state is not RunState.CANCELLING:
             state = fact_rules.answered(state, call, None)

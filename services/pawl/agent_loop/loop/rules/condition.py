@@ -1,4 +1,4 @@
-"""Evaluates conditions on the results of iterations. Jobs use them to monitor values without a model (ASYNC-4)."""
+"""Conditions on the results of iterations. With them, jobs monitor values without a model (ASYNC-4)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
-    # Also None if the value is too large.
+    # None if there is no value, or if it is too large.
     value: Any = None
     is_too_large: bool = False
 
@@ -45,7 +45,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
         A missing value never meets a threshold or equals a value.
 
-        `before` is the previous iteration's value; None for the first iteration.
+        `before` is the previous iteration's value, or None for the first iteration.
 
         Raises:
             ExpressionError: the expression cannot be evaluated for this value.
@@ -63,7 +63,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         return (self.below is not None and found < self.below) or (self.above is not None and found > self.above)
 
     def seen(self, content: Any) -> Seen | None:
-        """Return the part of a parsed result to keep for the next iteration.
+        """Return the part of a parsed result to store for the next iteration.
 
         Return None if the condition needs no part.
         """
@@ -77,14 +77,14 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     def _holds(self, found: Any, before: Seen | None, fired: int) -> bool:
         if before is not None and before.is_too_large:
             raise ExpressionError(
-                f"previous was over {KEPT_BYTES_MAX} bytes and was not kept: set a path to select a part of it"
+                f"previous was over {KEPT_BYTES_MAX} bytes and was not stored: set a path to select a part of it"
             )
         previous = None if before is None else before.value
         return expression.evaluate(self.expression, value=found, previous=previous, fired=fired)
 
 
 def _kind(value: Any) -> type:
-    """Return the value's JSON type. 20 and 20.0 have the same type; true is not a number."""
+    """Return the value's JSON type. 20 and 20.0 have the same type. true is not a number."""
     return float if type(value) is int else type(value)
 
 
@@ -98,7 +98,7 @@ _decode: Final = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def _digest(value: Any) -> str:
-    """Return a digest that is the same for equal values. Unless they are very large, 20 and 20.0 count as equal."""
+    """Return a digest that is equal for equal values. 20 and 20.0 count as equal, but not if they are very large."""
     encoded = _encode(value)
     if len(encoded) <= expression.VALUE_BYTES_MAX:
         encoded = _encode(_decode(encoded))
@@ -106,7 +106,7 @@ def _digest(value: Any) -> str:
 
 
 def find(data: Any, pointer: str) -> Any:
-    """Return the value at a JSON pointer (RFC 6901); None if it does not exist."""
+    """Return the value at a JSON pointer (RFC 6901), or None if it does not exist."""
     for step in pointer.split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(data, dict) and name in data:
@@ -119,7 +119,7 @@ def find(data: Any, pointer: str) -> Any:
 
 
 def written(condition: Condition) -> dict[str, Any]:
-    """Return the condition in the form that `read` parses. An ambiguous or empty condition remains invalid."""
+    """Return the condition in the form that `read` parses. An ambiguous or empty condition stays invalid."""
     kinds = {
         "below": condition.below,
         "above": condition.above,

@@ -1,7 +1,7 @@
-"""The rules of the loop. They determine a run's next step from its whole state.
+"""The rules of the loop, which determine a run's next step from its entire state.
 
-Pure functions without I/O. `decide` returns one decision. The rules here apply to every run; the run's program decides
-everything else.
+Pure functions without I/O. `decide` returns one decision. The rules here apply to every run, and the run's program
+decides everything else.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def decide(state: State, now: float) -> Decision:
 
 
 def _without_running(decision: Decision, state: State) -> Decision:
-    """Remove work that is already running from the decision. A parked run is resumed first, not completed directly."""
+    """Remove work that is already running from the decision.
+
+    A parked run is resumed first, and not completed directly.
+    """
     match decision:
         case Propose():
             new = tuple(call for call in decision.calls if check_of(call.call_id) not in state.under_way)
@@ -113,9 +116,9 @@ def _end(state: State, now: float) -> Decision:
 
 
 def not_made(call: Call, now: float) -> Call:
-    message = "The run was stopped before this call was made."
+    message = "The run was stopped before this call started."
     if call.state is CallState.DELEGATED:
-        message = "The run was stopped before this call ended, and so was the run that executed it."
+        message = "The run was stopped before this call ended. The run that executed it was stopped too."
     return settle.withdrawn(call, message, now)
 
 
@@ -132,7 +135,7 @@ def _limit_reached(state: State) -> RunFailure | None:
     if state.active_seconds >= limits.run_timeout_seconds:
         message = f"The run was active for more than {limits.run_timeout_seconds:g} seconds."
         if START in state.under_way:
-            message += " It waited for its tools all that time: check that tool-registry is reachable."
+            message += " It waited for its tools all this time: check that tool-registry is reachable."
         return RunFailure(failure_class=FailureClass.LIMIT, reason="RUN_TIMEOUT", message=message)
     if _is_in_round(state) and state.round_active_seconds >= limits.round_timeout_seconds:
         message = f"A round was active for more than {limits.round_timeout_seconds:g} seconds."

@@ -1,6 +1,7 @@
-"""Decisions made by `decide` and by programs. Planning applies each of them and decides again, unless it ends the plan.
+"""Decisions made by `decide` and by programs.
 
-Decisions that start work have `names`. Work that is in progress under one of these names does not start again.
+Planning applies each decision and decides again, unless the decision ends the plan. Decisions that start work have
+`names`. Work that is in progress under one of these names does not start again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pawl.values import RunState, WaitKind
 class Settle(msgspec.Struct, frozen=True, kw_only=True):
     """Settle or change these calls because a deadline passed or the run is ending.
 
-    `is_part` means that all changes together are too large for one step, so that the changes in this decision must be
+    `is_part` means that all changes together are too large for one step, so the changes in this decision must be
     committed first.
     """
 
@@ -39,7 +40,7 @@ class EnterSteers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fail(msgspec.Struct, frozen=True, kw_only=True):
-    """Mark the run as failing: all its work is stopped before it ends as FAILED."""
+    """Mark the run as failing. All its work is stopped before it ends as FAILED."""
 
     failure: RunFailure
 
@@ -84,7 +85,7 @@ class ReadAgent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Propose(msgspec.Struct, frozen=True, kw_only=True):
-    """Have the registry check drafted calls in state PROPOSED, and start them.
+    """Draft calls in state PROPOSED, have the registry check them, and start them.
 
     The calls belong to the current round, or to a later round, which then starts with its first call.
     """
@@ -100,7 +101,7 @@ class Advance(msgspec.Struct, frozen=True, kw_only=True):
     """Store the program's cursor, and add calls that the registry need not check.
 
     If `output_json` is set, it and `output_text` become the run's output. `events_taken` counts the events that the
-    program no longer keeps.
+    program no longer needs.
     """
 
     cursor: WorkflowCursor
@@ -111,11 +112,11 @@ class Advance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TellProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Report the progress of a job's call to its conversation."""
+    """Report the progress of a job's call to the job's conversation."""
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
-    """Commit that a parked run is running again, because it cannot complete directly."""
+    """Commit that a parked run is running again, because a parked run cannot complete directly."""
 
 
 class CallModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +133,7 @@ class CallModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakeOver(msgspec.Struct, frozen=True, kw_only=True):
-    """Announce another attempt of the open model call after its worker died."""
+    """Announce a new attempt of the open model call after its worker died."""
 
 
 class StartModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +147,7 @@ class Execute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delegate(msgspec.Struct, frozen=True, kw_only=True):
-    """Create the run that carries out this call, in the same step."""
+    """Create the child run that carries out this call, in the same step."""
 
     call_id: CallId
 
@@ -162,11 +163,11 @@ class CheckFallback(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Cancel the model's stream. The output received so far is kept."""
+    """Cancel the model's stream. Keep the output received so far."""
 
 
 class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Cancel these executions wherever they are running."""
+    """Cancel these executions wherever they run."""
 
     call_ids: tuple[CallId, ...]
 
@@ -176,7 +177,7 @@ class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
-    """Wait until running work reports or a given time is reached.
+    """Wait until running work reports or a certain time is reached.
 
     If a program returns a Wait, only open work continues until a call changes, a command arrives or the time is
     reached. `waits` lists reasons for waiting other than calls and the time.
@@ -187,7 +188,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Park(msgspec.Struct, frozen=True, kw_only=True):
-    """Release the run as WAITING or NEEDS_ATTENTION until a command arrives or a given time is reached."""
+    """Release the run as WAITING or NEEDS_ATTENTION until a command arrives or a certain time is reached."""
 
     state: RunState
     waits: tuple[WaitKind, ...]

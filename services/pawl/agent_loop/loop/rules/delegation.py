@@ -1,4 +1,4 @@
-"""Delegates calls to child runs (TOOL-7): sets a child run's options, and settles the call when the child ends.
+"""Delegates calls to child runs (TOOL-7). Sets a child run's options, and settles the call when the child ends.
 
 The child's run id is derived from the call id. It is therefore known before the run exists, and no call runs twice.
 """
@@ -34,7 +34,7 @@ CANNOT_DELEGATE: Final = "This agent cannot start other agents. Use the other to
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of a call that a child run carries out. A `rounds_max` of 0 means the parent's limit."""
+    """Arguments of a call that a child run carries out. A `rounds_max` of 0 means the parent's limit."""
 
     task: str
     instructions: str = ""
@@ -54,14 +54,14 @@ def may_delegate(run: Run) -> bool:
 
 
 def is_for_workflow(call: Call) -> bool:
-    """Return whether a workflow, rather than an agent, carries out the delegated call."""
+    """Return whether a workflow carries out the delegated call, rather than an agent."""
     return call.tool_name not in {RUN_AGENT, START_GOAL}
 
 
 def to_read(call: Call) -> ReadAgent | None:
     """Return the decision to read the agent or workflow to which the call delegates.
 
-    Return None if it names neither.
+    Return None if the call names neither.
     """
     if is_for_workflow(call):
         named = children.named(call)
@@ -91,7 +91,7 @@ def start(state: State, call: Call, now: float) -> State:
 
 
 def ended(state: State, command: AgentEnded, now: float) -> State:
-    """Settle the call that an ended child run carried out. The child's tokens also count towards this run."""
+    """Settle a call after its child run has ended. The child's tokens also count towards this run."""
     call = state.calls.get(command.call_id)
     if call is None or call.state is not CallState.DELEGATED:
         return state
@@ -130,12 +130,12 @@ def _delegation(state: State, call: Call, now: float) -> Delegation:
         task = Task(task=goal.aim) if goal else msgspec.json.decode(call.arguments_json, type=Task)
     except msgspec.DecodeError:
         raise _Refused(
-            "INVALID_ARGUMENTS", "Give the agent a `task` and, if needed, `instructions` and `tool_names`."
+            "INVALID_ARGUMENTS", "Provide a `task` and, if needed, `instructions` and `tool_names`."
         ) from None
     if not task.task.strip() or len(task.task.encode()) > MESSAGE_BYTES_MAX:
-        raise _Refused("INVALID_ARGUMENTS", f"A task must be 1 to {MESSAGE_BYTES_MAX} bytes.")
+        raise _Refused("INVALID_ARGUMENTS", f"The task must have 1 to {MESSAGE_BYTES_MAX} bytes.")
     if len(task.instructions.encode()) > INSTRUCTIONS_BYTES_MAX:
-        raise _Refused("INVALID_ARGUMENTS", f"Instructions must be at most {INSTRUCTIONS_BYTES_MAX} bytes.")
+        raise _Refused("INVALID_ARGUMENTS", f"The instructions must have at most {INSTRUCTIONS_BYTES_MAX} bytes.")
     agent = _agent(state, call, task.agent) if task.agent else None
     pinned = run.agent
     if agent is not None:
@@ -162,13 +162,13 @@ def _goal(state: State, call: Call, now: float) -> Goal:
             "NOT_ALLOWED", "This agent cannot start goals, because their attempts would be nested too deeply."
         )
     try:
-        goal = asking.asked(call.arguments_json, now)
+        goal = asking.goal_of(call.arguments_json, now)
     except ValueError as error:
         raise _Refused("INVALID_ARGUMENTS", str(error)) from None
     wanted = tuple(filter(None, (goal.criterion.tool_name, *goal.attempts_by.tool_names)))
     unknown = [name for name in wanted if not run.tool_version(name) or run.definition_sha256(name)]
     if unknown:
-        raise _Refused("INVALID_ARGUMENTS", f"These tools are not available: {', '.join(unknown)[:500]}.")
+        raise _Refused("INVALID_ARGUMENTS", f"These tools are not available to you: {', '.join(unknown)[:500]}.")
     return goal
 
 
@@ -225,7 +225,7 @@ def _answer(run: Run, job_ids: tuple[RunId, ...]) -> CallResult:
     output, note = run.output_text, ""
     size_bytes = len(output.encode())
     if size_bytes > OUTPUT_BYTES_MAX:
-        note = f"The answer is {size_bytes} bytes long; this is the first part."
+        note = f"The answer is {size_bytes} bytes long. This is the first part."
         output = text.cut_bytes(output.encode(), OUTPUT_BYTES_MAX)
     content: dict[str, strict_json.JsonValue] = {"answer": output}
     if job_ids:
@@ -237,7 +237,9 @@ def _answer(run: Run, job_ids: tuple[RunId, ...]) -> CallResult:
 def _left(job_ids: tuple[RunId, ...]) -> str:
     if not job_ids:
         return ""
-    return f"It left background jobs running: {', '.join(job_ids)}. Do not wait for them: their reports come to you."
+    return (
+        f"It left background jobs running: {', '.join(job_ids)}. Do not wait for them: their reports are sent to you."
+    )
 
 
 def _why(run: Run) -> str:
@@ -247,4 +249,4 @@ def _why(run: Run) -> str:
     }.get(run.state, "The agent failed.")
     why = f" {run.failure.message}" if run.failure is not None else ""
     so_far = text.cut_bytes(run.output_text.encode(), OUTPUT_BYTES_MAX // 8)
-    return f"{how}{why}" + (f" It had written so far: {so_far}" if so_far else "")
+    return f"{how}{why}" + (f" Its output before that: {so_far}" if so_far else "")

@@ -1,10 +1,10 @@
 """Checks and evaluates CEL (Common Expression Language) expressions over untrusted data.
 
 Models write the expressions, and the data is untrusted, so both may be hostile. An expression can only use the
-variables of its environment, and has no access to the time, files or regular expressions. Its cost is limited before it
-runs, in steps rather than seconds, so that the same expression and data have the same outcome everywhere. The slowest
-permitted expression takes about 30 ms. An expression may use one macro, because nested macros grow values with each
-step.
+variables of its environment, and has no access to the time, files or regular expressions. Its cost is bounded before it
+runs, in steps rather than seconds, so the same expression and data have the same outcome everywhere. The slowest
+permitted expression takes about 30 ms. An expression may use only one macro, because nested macros make values grow
+with each step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONVERSION_STEPS: Final = 5
 _PARSING_STEPS: Final = 8
 _EXACT_MAX: Final = 2**53
 _MACROS: Final = re.compile(r"\.\s*(?:all|exists|exists_one|(map|filter))\s*\(")
-# Square of the items that `map` and `filter` copy in one step: they copy their list for each item.
+# `map` and `filter` copy their list for each item. This is the square of the number of items copied in one step.
 _COPIED: Final = 25
 _OPERATIONS: Final = re.compile(r"[=!<>&|]+|[-+*/%?.(\[,:]|\bin\b")
 _PARSING: Final = re.compile(r"\b(?:timestamp|duration|double|u?int|string)\b")
@@ -44,11 +44,11 @@ _FUNCTIONS: Final = "size contains startsWith endsWith int uint double string bo
 
 
 class ExpressionError(ValueError):
-    """Raised when an expression is invalid or fails for a value. The message gives the reason."""
+    """Raised when an expression is invalid or fails for a value. The message contains the reason."""
 
 
 class Meter:
-    """Limits the total steps of one or several evaluations."""
+    """A limit on the total steps of one or more evaluations."""
 
     def __init__(self) -> None:
         self._steps_left = _STEPS_MAX
@@ -59,7 +59,7 @@ class Meter:
 
 
 class Environment:
-    """Expressions over named variables, with the CEL type of each variable (`dyn` for JSON).
+    """An environment for expressions: the CEL type of each variable (`dyn` for JSON).
 
     `hint` is added to errors about too much data.
     """
@@ -81,7 +81,7 @@ class Environment:
         self.compile = lru_cache(maxsize=256)(self._compile)
 
     def evaluate(self, source: str, data: Mapping[str, Any], meter: Meter) -> Any:
-        """Return the value of an expression as JSON. A time becomes text.
+        """Return the value of an expression as JSON. Times become text.
 
         Raises:
             ExpressionError: the expression is invalid, it fails, or it would process too much data.
@@ -92,7 +92,7 @@ class Environment:
         if size_bytes > self._bytes_max:
             raise ExpressionError(f"the value is {size_bytes} bytes, over the limit of {self._bytes_max}{self._hint}")
         if not meter.spend(self._steps(source, values)):
-            raise ExpressionError(f"the value is too large for this expression{self._hint}")
+            raise ExpressionError(f"the expression produces a value that is too large{self._hint}")
         try:
             found = expression.eval(data=data)
             if found.type() == cel.Type.ERROR:
@@ -111,14 +111,14 @@ class Environment:
         """Check and compile an expression.
 
         Raises:
-            ExpressionError: the expression is not allowed; the message gives the reason.
+            ExpressionError: the expression is not allowed. The message contains the reason.
         """
         if not 0 < len(source) <= self._characters_max:
             raise ExpressionError(f"an expression must have 1 to {self._characters_max} characters")
         if not source.isprintable():
             raise ExpressionError("an expression must be printable and on one line")
         if len(_MACROS.findall(source)) > 1:
-            raise ExpressionError("an expression may use only one of all, exists, exists_one, map and filter, once")
+            raise ExpressionError("an expression may use all, exists, exists_one, map or filter only once in total")
         try:
             return self._env.compile(source)
         except (RuntimeError, TypeError, UnicodeError) as error:
@@ -131,8 +131,8 @@ class Environment:
     def _steps(self, source: str, values: list[Any]) -> int:
         """Return an upper bound on the number of steps in an evaluation.
 
-        It assumes that each operation visits everything in its operands, that `+` makes values larger, and that a macro
-        repeats what follows it.
+        The bound assumes that each operation visits everything in its operands, that `+` makes values larger, and that
+        a macro repeats what follows it.
         """
         longest, nodes, characters = _measured(values)
         macro = _MACROS.search(source)
@@ -162,7 +162,7 @@ def check(source: str) -> None:
     """Check that an expression over a job's results is allowed.
 
     Raises:
-        ExpressionError: the expression is not allowed; the message gives the reason.
+        ExpressionError: the expression is not allowed. The message contains the reason.
     """
     kind = _JOB.compile(source).return_type()
     if kind not in (cel.Type.BOOL, cel.Type.DYN):
@@ -205,7 +205,7 @@ def _first_line(text: str) -> str:
 def _plain(found: re.Match[str]) -> str:
     if found[1]:
         return f"{found[2]} is missing"
-    return "the expression ends too early" if found[3] == "<EOF>" else f"did not expect {found[3]!r}"
+    return "the expression ends too early" if found[3] == "<EOF>" else f"unexpected {found[3]!r}"
 
 
 def _measured(values: list[Any]) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Defines facts (outcomes of this worker's tasks), events and commands."""
+"""Facts (outcomes of this worker's tasks), events and commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramRead(msgspec.Struct, frozen=True, kw_only=True):
-    """The definition that the run executes. `tools` is None if the run had already pinned them."""
+    """The definition that the run executes. `tools` is None if the run had already pinned its tools."""
 
     graph: Graph
     tools: tuple[PinnedTool, ...] | None = None
@@ -43,21 +43,21 @@ class RunRefused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """The first and last seq of the open model call's output in the log; both are 0 if there is no output."""
+    """The first and last seq of the open model call's output in the log. Both are 0 if there is no output."""
 
     first_seq: int = 0
     last_seq: int = 0
 
 
 class OutputChecked(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer checked against the response format: its JSON if it conforms, otherwise a list of all faults."""
+    """The result of validating an answer against the response format: its JSON if it conforms, or all its faults."""
 
     output_json: bytes = b""
     faults: tuple[str, ...] = ()
 
 
 class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
-    """The model answered. Contains the drafted calls, and the verdicts on those that the registry checked.
+    """The model has answered. Contains the drafted calls, and verdicts on those that the registry checked.
 
     `output` is None if there is no response format, or if the run cannot end with this answer.
     """
@@ -74,8 +74,8 @@ class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
 class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The model call failed after `answer`. `jitter` is between 0 and 1.
 
-    `tokens_needed` is set if the call was not made because fewer tokens are left. `used_up` is set if it was not made
-    because this budget is used up.
+    `tokens_needed` is set if the call was not made because fewer tokens are left. `used_up` is the used-up budget, if
+    that is why the call was not made.
     """
 
     error: Problem
@@ -123,7 +123,7 @@ class AgentRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallsRead(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls requested with ReadCalls. With `run_id`, they are the last calls of that run."""
+    """Calls requested with ReadCalls. If `run_id` is set, they are the last calls of that run."""
 
     calls: tuple[Call, ...]
     run_id: RunId = RunId("")
@@ -148,7 +148,7 @@ class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, call: Call, latest: values.Progress, unshown: ToolProgress | None) -> ToolProgress:
-        """Return a call's latest progress. It replaces `unshown`, which has not been reported by any step yet."""
+        """Return a call's latest progress. It replaces `unshown`, which no step has reported yet."""
         return cls(
             call_id=call.call_id,
             tool_name=call.tool_name,
@@ -188,7 +188,7 @@ class RoundStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundRetrying(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt failed, and the next one uses `model`. The output from `void_from_seq` on is void.
+    """An attempt failed, and the next one uses `model`. Output from `void_from_seq` on is void.
 
     `usage` is the failed attempt's usage.
     """
@@ -261,7 +261,7 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resolve(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator resolved a call. `content_json` is only set with HAPPENED."""
+    """An operator resolved a call. `content_json` is set only with HAPPENED."""
 
     call_id: CallId
     resolution: CallResolution
@@ -277,7 +277,7 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
-    """Raise a goal's limits: add attempts, move its deadline, and add tokens to its budget."""
+    """Raise a goal's limits: add attempts, postpone its deadline, and add tokens to its budget."""
 
     attempts: int = 0
     deadline_time: float | None = None
@@ -302,7 +302,7 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that carried out a call has ended. `job_ids` are the jobs that reported to it and are still open."""
+    """The run that carried out a call has ended. `job_ids` are the open jobs that reported to it."""
 
     call_id: CallId
     run: Run

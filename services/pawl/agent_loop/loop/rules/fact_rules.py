@@ -1,7 +1,7 @@
 """Applies facts to the state.
 
-If a call is completed externally, the run waits until it is notified or a timeout passes. It then asks the registry for
-the result by starting the call again with the same id. Meanwhile, the call stays RUNNING.
+If a call is completed externally, the run waits until it is notified or a timeout passes. It then gets the result from
+the registry by starting the call again with the same id. Until then, the call stays RUNNING.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from pawl.chassis.ids import CallId
 from pawl.values import REPEATABLE, Answer, CallState, ExecutionContext, Outcome, Question, RunState
 
 
-def asked(state: State, call: Call, question: Question, now: float) -> State:
+def ask(state: State, call: Call, question: Question, now: float) -> State:
     seconds = state.run.options.limits.seconds_of_question(question.timeout_seconds)
     waiting = replace(call, state=CallState.ASKED, question=question, deadline_time=now + seconds)
     return state.with_calls([waiting])
 
 
 def answered(state: State, call: Call, answer: str | None) -> State:
-    """Make the call runnable again with `answer`, or without an answer if `answer` is None."""
+    """Make the call runnable again with `answer`. None means that there is no answer."""
     asked_last = call.question.question if call.question else ""
     given = Answer(question=asked_last, answer=answer or "", declined=answer is None)
     answers = {**state.loop.answers, call.call_id: (*state.loop.answers.get(call.call_id, ()), given)}
@@ -63,12 +63,12 @@ def awaits(state: State, call: Call, now: float) -> bool:
 
 
 def times(state: State, now: float) -> list[float]:
-    """Return the times at which to ask the registry again about calls that are completed externally."""
+    """Return when to check again with the registry for calls that are completed externally."""
     return [state.loop.completions[call.call_id] for call in state.open_calls if awaits(state, call, now)]
 
 
 def wait_for_completion(state: State, call: Call, seconds_left: float, now: float) -> State:
-    """Record that the call waits for its completion. If the call is already complete, ask the registry immediately."""
+    """Record that the call waits for its completion. If it is already complete, request its result immediately."""
     if call.state is not CallState.RUNNING:
         return state
     known = {each: time for each, time in state.loop.completions.items() if each != call.call_id}
@@ -92,9 +92,9 @@ def ended(state: State, call_id: CallId) -> State:
 
 
 def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[OwnerEvent, ...]]:
-    """Apply `fact`. Return the state and the events that report it.
+    """Apply `fact`. Return the state and the events that report the fact.
 
-    A fact about a call that is already settled has no effect.
+    A fact about a settled call has no effect.
     """
     match fact:
         case ToolsPinned():
@@ -138,7 +138,7 @@ def _left_out(fact: ToolsPinned) -> tuple[OwnerEvent, ...]:
     if not fact.left_out:
         return ()
     count = f"{fact.left_out} tools were left out: a run has at most {TOOLS_MAX}"
-    message = f"{count}. Name the tools that it needs with `tool_names` in its options or `pawl run --tools`."
+    message = f"{count}. Specify the tools that it needs with `tool_names` in its options or `pawl run --tools`."
     return (Warned(reason="TOOLS_LEFT_OUT", message=message),)
 
 
@@ -147,7 +147,7 @@ def _executed(state: State, fact: CallExecuted, now: float) -> State:
     if fact.ended.outcome is Outcome.INPUT_REQUIRED:
         is_running = call.state is CallState.RUNNING and state.run.state is not RunState.CANCELLING
         question = fact.ended.question or Question(question="What is the answer?")
-        return asked(state, call, question, now) if is_running else state
+        return ask(state, call, question, now) if is_running else state
     if fact.ended.outcome is Outcome.AWAITING_COMPLETION:
         return wait_for_completion(state, call, fact.ended.completion_seconds_left, now)
     policy = state.run.options.unknown_outcome_policy
@@ -175,12 +175,14 @@ def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[
     if call.result is None or call.result.error_reason != settle.NOT_STOPPED:
         return state, ()
     run = replace(state.run, unstopped_call_ids=(*state.run.unstopped_call_ids, call.call_id))
-    warned = Warned(reason=settle.NOT_STOPPED, message=f"{call.tool_name} could not be stopped and may still run.")
+    warned = Warned(
+        reason=settle.NOT_STOPPED, message=f"{call.tool_name} could not be stopped and may still be running."
+    )
     return replace(state, run=run), (warned,)
 
 
 def _checked(state: State, fact: CallChecked, now: float) -> State:
-    """Apply the verdict on a proposed call. Ignore it if the run is being stopped or no longer proposes the call."""
+    """Apply the verdict on a proposed call. Ignore it if the run is stopping or no longer proposes the call."""
     is_stopped = state.run.state is RunState.CANCELLING or state.loop.failure is not None
     if is_stopped or not programs.of(state.run).proposes(state, fact.call.call_id, now):
         return state
@@ -195,7 +197,7 @@ def _checked(state: State, fact: CallChecked, now: float) -> State:
 
 
 def with_round(state: State, number: int) -> State:
-    """Return the state moved to round `number`, unless it has already reached that round."""
+    """Return the state in round `number`, unless it has already reached that round."""
     if number <= state.run.round:
         return state
     loop, opened = state.loop, {call.call_id for call in state.open_calls}

@@ -1,4 +1,4 @@
-"""Turns calls to `file_operations` into calls to the file tools (TOOL-7).
+"""Converts calls of `file_operations` into calls of the file tools (TOOL-7).
 
 The call is replaced before it is checked, so its category, effect, keys, rules, audit, cache and undo are those of the
 action's tool.
@@ -35,7 +35,7 @@ _ALIAS: Final = {"type": "string", "description": "another name for path"}
 
 
 class Resolved(NamedTuple):
-    """A call to the action's tool. If there is no such call, `fault` gives the reason."""
+    """A call to the action's tool. If there is no such call, `fault` contains the reason."""
 
     tool_name: str
     arguments: str
@@ -43,7 +43,7 @@ class Resolved(NamedTuple):
 
 
 def registered(tools: Sequence[Tool]) -> frozenset[str]:
-    """Return the names of the tools that `file_operations` may call. A client's own tools are not file tools."""
+    """Return the names of the tools that `file_operations` may call. Tools supplied by a client are not file tools."""
     return frozenset(tool.name for tool in tools if not tool.is_own)
 
 
@@ -78,7 +78,7 @@ def resolve(arguments: str, tool_names: Collection[str]) -> Resolved:
 
 
 def offered(tools: Sequence[Tool]) -> list[Tool]:
-    """Return the tools. `file_operations` offers only the actions of these tools. If there are none, it is removed."""
+    """Return the tools, with `file_operations` limited to the actions whose tools are among them."""
     names = registered(tools)
     if TOOL not in names:
         return list(tools)

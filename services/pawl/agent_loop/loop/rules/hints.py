@@ -1,4 +1,4 @@
-"""Explains background parameters to callers that use another system's names for them."""
+"""Hints on background parameters, for models and clients that use another system's names for them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pawl.errors import InvalidJson, TooLarge
 from pawl.values import Disposition
 
 _FOR_MODEL: Final = (
-    f'To run the call in the background, add "{FLAG}": true instead. To repeat it, also add "_interval" (seconds) with'
-    ' "_duration" (minutes), "_stopAfter" (times) or both.'
+    f'To run the call in the background, add "{FLAG}": true instead. To repeat it, also add "_interval" '
+    '(seconds) and "_duration" (minutes), "_stopAfter" (times) or both.'
 )
 # For models that use the tool `in_background`.
 _FOR_TOOL: Final = (
-    f"To run the call in the background, use {TOOL} instead. Its interval (seconds) with duration (minutes), stop_after"
-    " (times) or both repeats the call."
+    f"To run the call in the background, use {TOOL} instead. To repeat it, set interval (seconds) and duration "
+    "(minutes), stop_after (times) or both."
 )
 # For StartJob.
 _FOR_REQUEST: Final = (

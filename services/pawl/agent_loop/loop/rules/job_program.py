@@ -1,4 +1,4 @@
-"""Implements a job's program, which makes one call once or repeatedly. It calls no model; notices report the results.
+"""Implements jobs. A job makes one call, once or repeatedly, without calling a model. Notices report the results.
 
 Iteration n of a series is scheduled n intervals after the start of the job. Scheduled times that pass during a slow
 iteration or a pause are skipped, and the job reports how many were skipped. Each iteration is a round with one call,
@@ -67,12 +67,12 @@ class JobProgram(Program):
             return Wait(until=job.end_time, waits=paused)
         return Wait(until=due) if due > now else Propose(calls=(jobs.draft(run, job, now),))
 
-    def commanded(self, state: State, command: Command, now: float) -> State:  # it has its own time
+    def commanded(self, state: State, command: Command, now: float) -> State:  # the job has its own time
         """Pause or resume the job. A paused job does not start iterations."""
         return _paused(state, command.time, resumes=command.kind.resumes) if isinstance(command.kind, Pause) else state
 
     def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:
-        """Record the result of the iteration that a step settled, and decide whether to report it.
+        """Record the result of the iteration that a step settled. Decide whether to report it.
 
         If a rule denies an iteration of a series, the job pauses and reports the pause. The user can resume the job
         once the rule allows the call.
@@ -121,7 +121,7 @@ def _paused(state: State, time: float, *, resumes: bool) -> State:
 
 
 def progressed(state: State, report: ToolProgress, now: float) -> State:
-    """Record the progress of the open call. If the next worker runs the call again, the start time is kept."""
+    """Record the progress of the open call. If another worker runs the call again, the start time does not change."""
     call, before = state.calls.get(report.call_id), state.run.job_progress
     if call is None or call.settled:
         return state
@@ -162,7 +162,7 @@ def _cursor(state: State) -> JobCursor:
 def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
     """Return the scheduled time of the iteration after `last`. If `last` is None, return that of the first iteration.
 
-    It is a whole number of intervals after the job's start, and neither before the end of `last` nor before
+    The time is a whole number of intervals after the job's start. It is neither before the end of `last` nor before
     `resume_time`.
     """
     if not job.interval_seconds:
@@ -183,7 +183,7 @@ def _not_before(job: Job, last: Call | None, cursor: JobCursor) -> float:
 
 
 def missed(job: Job, last: Call) -> int:
-    """Return how many scheduled times passed without an iteration until `last` ended.
+    """Return how many scheduled times passed without an iteration before `last` ended.
 
     Nothing is scheduled after the last iteration. The count is too low if the clock was set back.
     """
@@ -197,7 +197,7 @@ def missed(job: Job, last: Call) -> int:
 
 
 def _denial(call: Call) -> str:
-    """Return the message of the rule that denied the call. Return an empty string if no rule did."""
+    """Return the message of the rule that denied the call, or an empty string if no rule did."""
     is_denied = call.state is CallState.FAILED and call.result is not None and call.result.error_reason in _DENIED
     return _message(call) if is_denied else ""
 
@@ -208,13 +208,15 @@ def _message(call: Call) -> str:
         content = strict_json.loads(result.content_json, bytes_max=len(result.content_json) or 1)
         outcome = content.get("error") if isinstance(content, dict) else content
     otherwise = (
-        "The tool did not report success." if _reports_failure(call) else f"The call ended as {call.state.name}."
+        "The tool did not report success."
+        if _reports_failure(call)
+        else f"The call ended in the state {call.state.name}."
     )
     return (outcome if isinstance(outcome, str) and outcome else otherwise)[:1000]
 
 
 def _reports_failure(call: Call) -> bool:
-    """Return whether the tool reports failure in its result with `"success": false`."""
+    """Return whether the tool's result reports failure with `"success": false`."""
     try:
         return call.result is not None and not msgspec.json.decode(call.result.content_json, type=_Success).success
     except msgspec.DecodeError:

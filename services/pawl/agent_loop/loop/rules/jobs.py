@@ -53,7 +53,7 @@ IN_BACKGROUND: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGE
 _NEEDS_USER: Final = "This tool needs the user or the user's program, so it cannot run in the background."
 _REFUSALS: Final = {"TOOL_NOT_FOUND": ToolNotFound, "NOT_ALLOWED": PermissionDenied}
 _MARKING: Final = re.compile(r"[<>]|[^\x20-\x7e]")
-_NOT_SO: Final = "It was run immediately and not in the background: {}."
+_NOT_SO: Final = "It ran immediately and not in the background: {}."
 
 
 # Runs wait for tools with these contexts, except for turns started by job notices.
@@ -61,14 +61,14 @@ WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND
 
 
 def background_denial(run: Run) -> str:
-    """Return why the run may not start background calls; empty if it may."""
+    """Return why the run may not start background calls, or an empty string if it may."""
     return "background calls are switched off" if run.options.without_background else ""
 
 
 def extract_terms(
     calls: Iterable[Call], tools: Iterable[Tool], now: float, *, as_tool: bool = False
 ) -> tuple[tuple[Call, ...], dict[CallId, RequestedTerms]]:
-    """Return the calls without background parameters, and the background requests that some of them made.
+    """Return the calls without background parameters, and the background requests that they contained.
 
     With `as_tool`, calls to `background.TOOL` become calls to the tools that they specify. Calls to `file_front.TOOL`
     become calls to the file tools.
@@ -126,21 +126,24 @@ def detached(
             continue
         key = repr((call.tool_name, call.arguments_json, terms))
         if key in started:
-            message = f"This answer already has the same background call: {started[key]}. It is not made twice."
+            message = f"The background call {started[key]} in this answer is the same. It is not started twice."
             state = state.with_calls([_refused(call, "DUPLICATE_CALL", message, now)])
             continue
         started[key] = call.call_id
         state = _start_job(state, call, terms, verdict, now)
     if not state.run.is_turn:
         return state
-    message = "The user did not request this answer, so no user is asked. Say what you would do; the user decides."
+    message = (
+        "The user did not ask for this answer, so calls that need a user are not made. Say what you would do, and "
+        "let the user decide."
+    )
     return state.with_calls(
         _refused(call, "NOT_ALLOWED", message, now) for call in state.batch if call.state in WITH_PEOPLE
     )
 
 
 def as_driven(run: Run) -> Run:
-    """Return the run with its options adjusted if it is a job, a workflow run or a turn started by job notices."""
+    """Return the run with adjusted options if it is a job, a workflow run or a turn started by job notices."""
     options, limits = run.options, run.options.limits
     if run.job is not None and run.is_job:
         seconds = run.job.timeout_seconds
@@ -194,7 +197,7 @@ def entered(state: State) -> State:
 
 
 def alarms(state: State) -> str:
-    """Return the alarms that a turn always reports to the user, one per line.
+    """Return the alarms that a turn must report to the user, one per line.
 
     Return an empty string if there are none.
     """
@@ -243,7 +246,7 @@ def admitted(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """Return a user's job with the changes that its first call's verdict requires.
 
     Raises:
-        ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed; the message gives the reason.
+        ToolNotFound, PermissionDenied, InvalidArguments: the job is not allowed. The message contains the reason.
     """
     check_allowed(verdict)
     if verdict.context not in IN_BACKGROUND:
@@ -262,7 +265,7 @@ def check_allowed(verdict: Verdict) -> None:
     """Check that the registry does not refuse a call.
 
     Raises:
-        ToolNotFound, PermissionDenied, InvalidArguments: it does; the message gives the reason.
+        ToolNotFound, PermissionDenied, InvalidArguments: the call is refused. The message contains the reason.
     """
     if verdict.disposition is Disposition.REFUSE:
         raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
@@ -271,9 +274,9 @@ def check_allowed(verdict: Verdict) -> None:
 def _under_policy(job: Job, terms: RequestedTerms, verdict: Verdict) -> Job:
     """Apply the tool's report policy, unless the request has its own.
 
-    A monitoring job ignores the policy. A job with a single call follows the policy only if it concerns progress or
-    says to report nothing. In the latter case, the job does not report progress either, even if the request asks for
-    it.
+    A monitoring job ignores the policy. A job with a single call follows the policy only if the policy concerns
+    progress or is to report nothing. In the latter case, the job reports no progress either, even if the request does
+    so.
     """
     policy = verdict.reports
     if policy is None or terms.until is not None or terms.when is not None:
@@ -310,7 +313,7 @@ def draft(run: Run, job: Job, now: float) -> Call:
 
 
 def _start_job(state: State, call: Call, terms: RequestedTerms, verdict: Verdict, now: float) -> State:
-    """Start a job. The call becomes DETACHED and gets a job, or becomes FAILED if it cannot run in the background."""
+    """Start a job. The call becomes DETACHED with a job, or FAILED if it cannot run in the background."""
     if call.context not in IN_BACKGROUND:
         return state.with_calls([_refused(call, "INVALID_ARGUMENTS", _NEEDS_USER, now)])
     if call.context is ExecutionContext.AGENT and not delegation.may_delegate(state.run):
@@ -347,7 +350,7 @@ def _start_job(state: State, call: Call, terms: RequestedTerms, verdict: Verdict
     if terms.estimated_minutes:
         handle["estimated_minutes"] = terms.estimated_minutes
     notified = "are not notified of" if job.reports is JobReports.NONE else "are notified of"
-    shown = f"It continues in the background, and you {notified} its results. Do not wait for it, and do not repeat it."
+    shown = f"It continues in the background. You {notified} its results. Do not wait for it, and do not repeat it."
     if run.depth and not run.waits_for_jobs and job.reports is not JobReports.NONE:
         shown += " After your answer, the agent that you work for is notified instead."
     note = f"{state.loop.notes.get(call.call_id, '')} {shown}".strip()
@@ -369,13 +372,14 @@ def _refused(call: Call, reason: str, message: str, now: float) -> Call:
 
 
 def result_text(call: Call) -> str:
-    """Return an iteration's result as JSON, truncated if it is too large. An error is an object with `error`."""
+    """Return an iteration's result as JSON, truncated if necessary. An error is an object with `error`."""
     content = call.result.content_json if call.result else b"null"
     if len(content) <= OUTPUT_BYTES_MAX:
         return content.decode(errors="replace")
     cut = text.cut_bytes(content, OUTPUT_BYTES_MAX)
     note = (
-        f"The first {OUTPUT_BYTES_MAX} of {len(content)} bytes; read_result with call_id {call.call_id} has the rest."
+        f"This is the first {OUTPUT_BYTES_MAX} of {len(content)} bytes. To read the rest, call read_result with "
+        f"call_id {call.call_id}."
     )
     return strict_json.dumps_canonical({"cut": cut, "note": note}).decode()
 
@@ -401,7 +405,7 @@ def _notice_content(notice: Notice) -> dict[str, Any]:
     if run.missed_iterations:
         shown["missed"] = run.missed_iterations
     if run.workflow is not None and len(run.output_text) > OUTPUT_BYTES_MAX:
-        shown["result"] = f"The output of {len(run.output_text)} characters is too large to show."
+        shown["result"] = f"The output is too large to show: {len(run.output_text)} characters."
     elif run.output_text:
         shown["result"] = _json(run.output_text)
     return shown
@@ -412,7 +416,7 @@ def _is_of_progress(notice: Notice) -> bool:
 
 
 def _progress_content(notice: Notice) -> dict[str, Any]:
-    """Return the progress that a notice reports. This is the progress at the time of the job's latest report."""
+    """Return the progress that a notice reports, which is the progress at the time of the job's latest report."""
     run, job, progress = notice.run, _job(notice), notice.run.job_progress
     shown: dict[str, Any] = {"report": notice.occasion - run.round}
     if progress is not None and progress.fraction is not None:
@@ -446,7 +450,7 @@ def _json(content: str) -> Any:
 
 
 def _alarm(notice: Notice) -> str:
-    """Return the alarm that the user must see. Return an empty string if the model decides what to report."""
+    """Return the alarm that the user must see, or an empty string if the model decides what to report."""
     run, job = notice.run, _job(notice)
     if not notice.occasion and run.state in {RunState.FAILED, RunState.EXPIRED}:
         return run.state.name.lower()

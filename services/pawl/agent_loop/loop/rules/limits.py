@@ -1,4 +1,4 @@
-"""Defines the limits of runs: defaults, and ceilings for requested values."""
+"""Limits of runs: defaults, and ceilings for requested values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "model_attempts_max": (1, 20),
     # A result truncated to less than this is little more than its note.
     "result_bytes_per_round_max": (1024, 2**30),
-    # Below this, a summary does not fit along with the message it is for.
+    # Below this, a summary and the message that follows it do not fit together.
     "context_bytes_max": (10_000, 2**30),
     "total_tokens_max": (0, TOKENS_MAX),
     "topped_up_tokens_max": (0, TOKENS_MAX),
@@ -66,13 +66,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     answer_timeout_seconds_max: float = 30 * 86_400.0
     provider_wait_seconds: float = 0.0
 
-    def with_asked(self, asked: Mapping[str, float], ceilings: Limits) -> Limits:
-        """Return these limits with the values in `asked`. No value may exceed its ceiling in `ceilings`.
+    def with_asked(self, requested: Mapping[str, float], ceilings: Limits) -> Limits:
+        """Return these limits with the values in `requested`. No value may exceed its ceiling in `ceilings`.
 
         Raises:
-            InvalidField: a value is above its ceiling or too small.
+            InvalidField: a value is above its ceiling or is too small.
         """
-        for name, value in asked.items():
+        for name, value in requested.items():
             ceiling = getattr(ceilings, name)
             is_open = name in NONE_IS_ZERO and ceiling == 0
             most = TOKENS_MAX if is_open else ceiling
@@ -83,14 +83,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidField(
                     f"limits.{name} must be at most {most:g} in this deployment", field=f"options.limits.{name}"
                 )
-        return replace(self, **{name: type(getattr(self, name))(value) for name, value in asked.items()})
+        return replace(self, **{name: type(getattr(self, name))(value) for name, value in requested.items()})
 
     def seconds_of_tool(self, own: float) -> float:
-        """Return a call's timeout: the tool's `own` timeout or, if that is 0, the default. The maximum caps both."""
+        """Return a call's timeout: the tool's `own` timeout or, if that is 0, the default. The maximum limits both."""
         return min(own or self.tool_timeout_seconds, self.tool_timeout_seconds_max)
 
     def seconds_of_question(self, own: float) -> float:
-        """Return a question's timeout: its `own` timeout or, if that is 0, the default. The maximum caps both."""
+        """Return a question's timeout: its `own` timeout or, if that is 0, the default. The maximum limits both."""
         return min(own or self.answer_timeout_seconds, self.answer_timeout_seconds_max)
 
 
@@ -120,7 +120,7 @@ CEILINGS: Final = Limits(
 class ModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model server that settings can assign to stores. The file `api_key_file` contains its key.
 
-    The limits per minute apply to all processes together; 0 means none.
+    The limits per minute apply to all processes together. 0 means no limit.
     """
 
     base_url: str = ""
@@ -134,11 +134,11 @@ class DeploymentLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     # Limits of a run that does not request any.
     defaults: Limits = Limits(provider_wait_seconds=900.0)
-    # The most that a run may request.
+    # The highest values that a run may request.
     ceilings: Limits = CEILINGS
     approvals_required: int = 1
     background: str = "on"
-    # By name.
+    # Model servers by name.
     model_servers: Mapping[str, ModelServer] = {}
 
 
@@ -151,8 +151,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def read_limits(document: object) -> DeploymentLimits:
     """Parse limits from a JSON value such as {"defaults": {"rounds_max": 20}, "ceilings": {"rounds_max": 50}}.
 
-    A ceiling that is not set is taken from CEILINGS or, if the default is higher, equals the default. Because tokens
-    cost money, the ceiling for a token budget equals its default unless the ceiling is set.
+    An unset ceiling is the one in CEILINGS or, if the default is higher, the default. Because tokens cost money, the
+    ceiling for a token budget equals its default unless the ceiling is set.
 
     Raises:
         ValueError: the structure, a name or a value is invalid. The message lists all invalid names and values.
@@ -194,9 +194,9 @@ def _problems(file: _File, usual: Mapping[str, float]) -> Iterator[str]:
 
 
 def _problem(name: str, value: object, names: Collection[str]) -> str:
-    """Return why a limit cannot have this value; empty if it can."""
+    """Return why a limit cannot have this value, or an empty string if it can."""
     if name not in names or name in OF_TOOLS:
-        return "is not a limit"
+        return "is not the name of a limit"
     least, most = _RANGES.get(name, _SECONDS)
     kinds, kind = ((int,), "whole number") if isinstance(least, int) else ((int, float), "number")
     is_right = isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most

@@ -24,8 +24,8 @@ from pawl.values import Answer, Usage
 class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """An announced model call that has not ended.
 
-    `attempt` counts all attempts, including those by workers that died or handed over. `failures` counts the model
-    server's failures (LOOP-7), and `empty_answers` its empty answers. The output of this attempt starts at seq
+    `attempt` counts all attempts, including those of workers that died or handed over the run. `failures` counts the
+    model server's failures (LOOP-7), and `empty_answers` its empty answers. The output of this attempt starts at seq
     `output_from_seq`. `usage_before` is the run's usage before this attempt. Once output is shown, the run's usage also
     includes the attempt's usage so far.
 
@@ -68,7 +68,7 @@ class Digested(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="program", tag="job"):
-    """The state of a job's program. Its values are limited in size, and take up less than 16 KiB in total."""
+    """The state of a job's program. Its values are bounded, and take up less than 16 KiB in total."""
 
     # Iterations that failed or whose condition could not be evaluated.
     failures: int = 0
@@ -139,7 +139,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     tokens_added: int = 0
     # When the run stops waiting for a top-up; None if it is not waiting.
     top_up_deadline_time: float | None = None
-    # Number of answers that did not fit the response format.
+    # Number of answers that did not match the response format.
     misfits: int = 0
     # The last prompt; None before the first one and after a summary, which changes the next prompt.
     counted_prompt: CountedPrompt | None = None
@@ -166,7 +166,7 @@ def write(state: LoopState) -> bytes:
 
 
 def read(data: bytes) -> LoopState:
-    """Decode a state. Empty bytes give the state of a run that has not started.
+    """Decode a state. Empty bytes are the state of a run that has not started.
 
     Raises:
         Unreadable: the bytes are not a valid state.

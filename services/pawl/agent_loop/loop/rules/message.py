@@ -36,7 +36,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     imported: bool = False
     # All parts of a user's message, if it contains more than text; `text` has its text parts.
     parts: tuple[Part, ...] = ()
-    # The faults in an answer that does not fit the response format; empty if there are none.
+    # The faults in an answer that does not match the response format; empty if there are none.
     misfit: str = ""
     # The model that wrote it; empty if the author is not a model or the model is unknown.
     model: str = ""

@@ -36,7 +36,7 @@ def evaluated(job: Job, cursor: JobCursor, call: Call, result: str) -> JobCursor
 
 
 def report_due(job: Job, before: JobCursor, after: JobCursor, call: Call, result: str) -> tuple[JobCursor, bool]:
-    """Decide whether to report an iteration. Return the cursor, which records the decision, and the decision itself."""
+    """Decide whether to report an iteration. Return the cursor with the decision, and the decision itself."""
     if not job.interval_seconds or job.reports is JobReports.NONE:
         return after, False
     digest = hashlib.sha256(result.encode()).hexdigest()[:16]
@@ -70,8 +70,8 @@ def job_output(
 ) -> str:
     """Return the job's output after an iteration that returned `result`. The output before it was `output_before`.
 
-    `paused` gives the reason why the job pauses. It is empty if the job does not pause. `ends_digest` is true if the
-    job's digest is due.
+    `paused` is the reason why the job pauses, or empty if it does not. `ends_digest` is true if the job's digest is
+    due.
     """
     outcome: dict[str, Any] = {"paused": paused} if paused else {}
     if job.until is not None:
@@ -112,9 +112,9 @@ def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) 
     """Apply a result to the monitor.
 
     The monitor fires when its condition becomes true, but not while the condition remains true. If the condition
-    becomes true during the pause and is still true afterwards, the monitor fires at the end of the pause. If there is a
-    hold time, the monitor fires once the condition has been true for that long. After a change, the new value must also
-    have stayed the same for that long. A condition that cannot be evaluated is neither true nor false.
+    becomes true during the pause and is still true afterwards, the monitor fires at the end of the pause. With a hold
+    time, the monitor fires once the condition has been true for that long. After a change, the new value must also stay
+    the same for that long. A condition that cannot be evaluated is neither true nor false.
     """
     if monitor is None:
         return cursor
@@ -142,7 +142,7 @@ def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) 
 def has_passed(start: float, now: float, seconds: float) -> bool:
     """Return whether `seconds` have passed since `start`.
 
-    Also true if the clock was set back to a time before `start`.
+    Also return True if the clock was set back to a time before `start`.
     """
     return not 0 <= now - start < seconds
 

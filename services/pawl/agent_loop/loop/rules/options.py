@@ -34,66 +34,66 @@ class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     instructions: str = ""
     limits: Limits = field(default_factory=Limits)
-    # The most that a client may request.
+    # The highest values that a client may request.
     ceilings: Limits = CEILINGS
     approvals_required: int = 0
     without_background: bool = False
 
 
 class AskedOptions(Options, frozen=True, kw_only=True):
-    """Options that a client requests. `limits` contains only the fields that were present."""
+    """Options that a client requests. `limits` contains only the fields that the request sets."""
 
     limits: Mapping[str, float] = field(default_factory=dict)
 
 
-def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
+def complete(requested: AskedOptions, defaults: RunDefaults) -> RunOptions:
     """Return options with all defaults filled in.
 
     Raises:
         InvalidField, TooLarge: a value is out of range, or two contradict each other.
-        InvalidSchema: the response format's schema is not JSON. tool-registry checks everything else about it.
+        InvalidSchema: the response format's schema is not JSON. Only tool-registry checks the rest of the schema.
     """
-    _check_names(asked)
-    _check_tool_choice(asked)
-    checks.text(asked.instructions, "options.instructions", bytes_max=INSTRUCTIONS_BYTES_MAX, may_be_empty=True)
-    if asked.temperature is not None and not 0 <= asked.temperature <= TEMPERATURE_MAX:
+    _check_names(requested)
+    _check_tool_choice(requested)
+    checks.text(requested.instructions, "options.instructions", bytes_max=INSTRUCTIONS_BYTES_MAX, may_be_empty=True)
+    if requested.temperature is not None and not 0 <= requested.temperature <= TEMPERATURE_MAX:
         raise InvalidField("temperature must be between 0 and 2", field="options.temperature")
-    if asked.approvals_required > APPROVALS_MAX:
+    if requested.approvals_required > APPROVALS_MAX:
         message = f"approvals_required must be at most {APPROVALS_MAX}"
         raise InvalidField(message, field="options.approvals_required")
-    if asked.output_tokens_max == 0:
+    if requested.output_tokens_max == 0:
         raise InvalidField("output_tokens_max must be greater than 0", field="options.output_tokens_max")
-    if asked.response_format is not None:
-        _check_format(asked.response_format)
+    if requested.response_format is not None:
+        _check_format(requested.response_format)
     settled = {
-        "model": asked.model or defaults.model,
-        "model_fallbacks": tuple(dict.fromkeys(asked.model_fallbacks)),
-        "instructions": asked.instructions or defaults.instructions,
-        "tool_names": tuple(dict.fromkeys(asked.tool_names)),
-        "limits": defaults.limits.with_asked(asked.limits, defaults.ceilings),
-        "approvals_required": max(asked.approvals_required, defaults.approvals_required),
-        "without_background": asked.without_background or defaults.without_background,
+        "model": requested.model or defaults.model,
+        "model_fallbacks": tuple(dict.fromkeys(requested.model_fallbacks)),
+        "instructions": requested.instructions or defaults.instructions,
+        "tool_names": tuple(dict.fromkeys(requested.tool_names)),
+        "limits": defaults.limits.with_asked(requested.limits, defaults.ceilings),
+        "approvals_required": max(requested.approvals_required, defaults.approvals_required),
+        "without_background": requested.without_background or defaults.without_background,
     }
-    return RunOptions(**msgspec.structs.asdict(asked) | settled)
+    return RunOptions(**msgspec.structs.asdict(requested) | settled)
 
 
 def as_deployed(options: RunOptions, approvals_required: int) -> RunOptions:
     """Return a continuing run's options with the deployment's current approval minimum applied.
 
-    If the minimum was raised, it applies to continuing runs; if it was lowered, it does not.
+    A raised minimum applies to runs that continue. A lowered minimum does not.
     """
     if approvals_required <= max(1, options.approvals_required):
         return options
     return msgspec.structs.replace(options, approvals_required=approvals_required)
 
 
-def _check_names(asked: AskedOptions) -> None:
-    if len(asked.model_fallbacks) > FALLBACKS_MAX:
+def _check_names(requested: AskedOptions) -> None:
+    if len(requested.model_fallbacks) > FALLBACKS_MAX:
         raise InvalidField(f"model_fallbacks may have at most {FALLBACKS_MAX} models", field="options.model_fallbacks")
-    if len(asked.tool_names) > TOOL_NAMES_MAX:
+    if len(requested.tool_names) > TOOL_NAMES_MAX:
         raise InvalidField(f"tool_names may have at most {TOOL_NAMES_MAX} tools", field="options.tool_names")
-    fields = {"model": filter(None, (asked.model,)), "model_fallbacks": asked.model_fallbacks}
-    for option, names in {**fields, "tool_names": asked.tool_names}.items():
+    fields = {"model": filter(None, (requested.model,)), "model_fallbacks": requested.model_fallbacks}
+    for option, names in {**fields, "tool_names": requested.tool_names}.items():
         if not all(0 < len(name) <= NAME_CHARACTERS_MAX and name.isprintable() for name in names):
             message = f"each name in {option} must have 1 to {NAME_CHARACTERS_MAX} printable characters"
             raise InvalidField(message, field=f"options.{option}")
@@ -114,13 +114,13 @@ def _check_format(form: ResponseFormat) -> None:
         raise InvalidSchema(f"response_format.schema_json is not strict JSON: {error.message}") from None
 
 
-def _check_tool_choice(asked: AskedOptions) -> None:
-    choice = asked.tool_choice
+def _check_tool_choice(requested: AskedOptions) -> None:
+    choice = requested.tool_choice
     if (choice.mode is ToolChoiceMode.TOOL) != bool(choice.tool_name):
         raise InvalidField("tool_choice.tool_name requires MODE_TOOL", field="options.tool_choice.tool_name")
-    if choice.mode in {ToolChoiceMode.TOOL, ToolChoiceMode.REQUIRED} and asked.without_tools:
+    if choice.mode in {ToolChoiceMode.TOOL, ToolChoiceMode.REQUIRED} and requested.without_tools:
         raise InvalidField(
             "tool_choice.mode requires tools, but without_tools is set", field="options.tool_choice.mode"
         )
-    if choice.tool_name and asked.tool_names and choice.tool_name not in asked.tool_names:
+    if choice.tool_name and requested.tool_names and choice.tool_name not in requested.tool_names:
         raise InvalidField("tool_choice.tool_name must be in tool_names", field="options.tool_choice.tool_name")

@@ -1,4 +1,4 @@
-"""Handles structured answers, that is, JSON that matches a response format's schema."""
+"""Structured answers: JSON that matches a response format's schema."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pawl.agent_loop.loop.rules.message import Message
 from pawl.agent_loop.loop.rules.run import FailureClass, ResponseFormat, RoundLimitPolicy, RunFailure
 from pawl.agent_loop.loop.rules.state import State
 
-# The run fails after this many answers that do not fit.
+# The run fails after this many answers that do not match the format.
 TRIES_MAX: Final = 3
-# Failure reason of a run without a fitting answer.
+# Failure reason of a run without a matching answer.
 OUTPUT_INVALID: Final = "OUTPUT_INVALID"
 
 _DEFAULT_NAME: Final = "answer"

@@ -1,4 +1,4 @@
-"""Validates the parts of a user's message and converts them for the model."""
+"""Parts of a user's message: their validation, and their conversion for the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _IMAGES: Final = {
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
-    """An image. Once `data` is absent, models no longer see the image; the other fields describe it."""
+    """An image. Without `data`, models no longer see the image, but the other fields still describe it."""
 
     data: bytes = b""
     media_type: str = ""
@@ -40,7 +40,7 @@ class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FilePart(msgspec.Struct, frozen=True, kw_only=True):
-    """A document belonging to the user or the store, with its text at the time of the message."""
+    """A document of the user or the store, with its text at the time of the message."""
 
     document_name: str
     shared: bool = False
@@ -63,7 +63,7 @@ def checked(text: str, parts: Sequence[Part], *, takes_images: bool) -> tuple[Pa
     Images get their media types. Documents do not have their text yet.
 
     Raises:
-        InvalidField, TooLarge: a part is invalid; the error names the field.
+        InvalidField, TooLarge: a part is invalid. The error names the field.
         UnsupportedPart: the deployment's models do not accept images.
     """
     if len(parts) > PARTS_MAX:
@@ -78,7 +78,7 @@ def checked(text: str, parts: Sequence[Part], *, takes_images: bool) -> tuple[Pa
 
 
 def within(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Check the total size of parts, and return them.
+    """Check the total size of parts. Return the parts.
 
     Raises:
         TooLarge
@@ -171,8 +171,8 @@ def _content_part(part: Part, *, takes_images: bool) -> dict[str, Any]:
             if image.data and takes_images:
                 data = base64.b64encode(image.data).decode()
                 return {"type": "image_url", "image_url": {"url": f"data:{image.media_type};base64,{data}"}}
-            why = "it is no longer shown" if takes_images else "this model does not accept images"
-            return text_part(f"[An image was here ({image.media_type}, {image.size_bytes} bytes); {why}.]")
+            why = "It is no longer shown" if takes_images else "This model does not accept images"
+            return text_part(f"[An image was here ({image.media_type}, {image.size_bytes} bytes). {why}.]")
         case Part(file=FilePart() as file):
             return text_part(f"[File {file.document_name}, {file.size_bytes} bytes]\n{file.text}\n[End of file]")
         case _:

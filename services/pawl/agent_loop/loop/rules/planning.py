@@ -1,4 +1,4 @@
-"""Applies decisions until the run must wait or end, and plans the step to commit and the work that follows."""
+"""Applies decisions until the run must wait or end. Plans the step to commit and the work that follows."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ Rest: TypeAlias = Wait | Park | Finish | StopModel
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """The changes to commit (`events`, and the difference between `state` and the ledger), and what to do next."""
+    """Changes to commit (`events`, and the difference between `state` and the ledger), and what to do next."""
 
     state: State
     events: tuple[OwnerEvent, ...]
@@ -92,8 +92,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
     """Return the next step, given the ledger's state, its commands and new facts.
 
-    The function is pure: the same arguments give the same plan. If the ledger refuses a step, it is planned again from
-    a fresh base.
+    The function is pure: the same arguments always result in the same plan. If the ledger refuses a step, the caller
+    plans again from a fresh base.
     """
     state, events = apply_all(base, facts, now)
     found = advance(state, events, now, written=base.run.state)
@@ -104,7 +104,7 @@ def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
 def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, list[OwnerEvent]]:
     """Apply the unconsumed commands and these facts. Return the state and the events that report the facts.
 
-    The state includes the program's records of settled calls, because later decisions may depend on these records.
+    The state includes the program's records of settled calls, because later decisions may depend on them.
     """
     state = _apply_commands(base, sorted(base.commands, key=_priority), now)
     events: list[OwnerEvent] = []
@@ -118,7 +118,7 @@ def apply_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, li
 def apply_part(base: State, now: float, bytes_max: int) -> State | None:
     """Apply as many unconsumed commands as fit into one step.
 
-    Returns None if all of them fit, because the step may then contain other changes as well.
+    Return None if all of them fit, because the step may then also contain other changes.
     """
     commands = sorted(base.commands, key=_priority)
     count = step.fitting([_bytes_of(base, command) for command in commands], bytes_max)
@@ -331,7 +331,7 @@ def _warnings(state: State, decision: CallModel) -> tuple[Warned, ...]:
     if decision.summarise_to_number:
         return (Warned(reason="HISTORY_SUMMARISED", message="The oldest messages are being replaced by a summary."),)
     if decision.is_last:
-        message = f"After {rounds_max} rounds the model answers without tools."
+        message = f"{rounds_max} rounds are over. The model now answers without tools."
         return (Warned(reason="FINAL_ROUND", message=message),)
     if decision.round == math.ceil(_ROUNDS_NEAR_LIMIT * rounds_max):
         message = f"Round {decision.round} of {rounds_max}."
@@ -351,7 +351,7 @@ def _take_over(state: State) -> tuple[State, tuple[OwnerEvent, ...]]:
         round=state.run.round + opened.summary,
         model_attempt=opened.attempt,
         reason=TAKEOVER,
-        message="Another worker continues the run.",
+        message="Another worker took over the run.",
         void_from_seq=opened.output_from_seq if showed else 0,
         usage=usage - opened.usage_before,
         model=state.model,

@@ -1,7 +1,7 @@
-"""Defines a run's program: a model, a job, an undo, a goal or a workflow.
+"""A run's program: a model, a job, an undo, a goal or a workflow.
 
-The loop treats all programs alike in checks, approvals, questions, executions, takeovers, cancellation, limits, the
-inbox and the log.
+Checks, approvals, questions, executions, takeovers, cancellation, limits, the inbox and the log are the same for all
+programs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pawl.chassis.ids import CallId
 class Program(ABC):
     """The program that drives a run. Its state is in the messages, the calls and `LoopState.cursor`.
 
-    The methods are pure and cheap. They see nothing but the state.
+    The methods are pure and cheap. They depend only on the state.
     """
 
     @abstractmethod
@@ -27,10 +27,10 @@ class Program(ABC):
         """Return the program's next decision.
 
         The loop calls this after each settlement, command, fact and scheduled time, even while calls are open, but not
-        while the run is ending. Work that is in progress does not start again, so the program may repeat a decision
-        until its result is in the state. The decision is one of:
+        while the run is ending. Work in progress does not start again, so the program may repeat a decision until its
+        result is in the state. The decision is one of:
 
-        * PinTools, PlanUndo or ReadProgram; until the run has started, no other decision is allowed,
+        * PinTools, PlanUndo or ReadProgram, the only decisions allowed before the run has started,
         * Advance, to store the program's state and add calls that need no check,
         * CallModel or EnterSteers, only when no call and no model call is open,
         * Propose, with ids derived from the state, so that no call is made twice,
@@ -42,32 +42,33 @@ class Program(ABC):
         """
 
     def proposes(self, state: State, call_id: CallId, now: float) -> bool:
-        """Return whether the program still proposes a call. The result of its check is then used."""
+        """Return whether the program still proposes a call. If so, the result of the registry's check is used."""
         following = self.follows(state, now)
         return isinstance(following, Propose) and any(call.call_id == call_id for call in following.calls)
 
     def commanded(self, state: State, command: Command, now: float) -> State:  # no command by default
-        """Apply a command that only the program understands (Pause, Event, RaiseGoal).
+        """Apply a command that only the program handles (Pause, Event, RaiseGoal).
 
         Other commands do not change the state.
         """
         return state
 
     def reported(self, base: State, after: State) -> tuple[State, tuple[OwnerEvent, ...]]:  # no records
-        """Return `after` with the program's records of the calls that have been settled since `base`.
+        """Return `after` with the program's records of the calls settled since `base`.
 
-        The second value has the events that report the records. Called after facts are applied, with the ledger's state
-        as `base`, and before `follows`. Called again after a step is planned, with the state after the facts as `base`.
+        The second value contains the events that report the records. The loop calls this after it has applied facts,
+        with the ledger's state as `base`, and before `follows`. It calls it again after it has planned a step, with the
+        state after the facts as `base`.
         """
         return after, ()
 
     def child(self, state: State, call: Call, delegation: Delegation) -> Delegation:  # no restrictions
-        """Return `delegation`, the child run to create for a call, with any restrictions of the program."""
+        """Return `delegation`, the child run to create for a call, after applying the program's restrictions."""
         return delegation
 
     def concluded(self, state: State, *, continues: bool) -> State:  # no report by default
-        """Add the program's final report to the state before the run ends, whatever the reason for the end.
+        """Add the program's final report to the state before the run ends, for whatever reason.
 
-        With `continues`, the run does not end yet, because it has received messages from the user. Idempotent.
+        With `continues`, the run does not end yet, because the user has sent more messages. Idempotent.
         """
         return state

@@ -1,4 +1,4 @@
-"""Decides when a single-call job reports its progress to its conversation, and estimates when a job ends."""
+"""Decides when a job with a single call reports its progress, and estimates when a job ends."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def report_time(
 ) -> float | None:
     """Return when to report the progress of a call that started at `start_time`.
 
-    The time may be in the past. It is at least a minute after the last report. None means that the call must progress
-    first.
+    The time may be in the past. It is at least a minute after the last report. None means that the call must make
+    progress first.
     """
     if job.reports is not JobReports.PROGRESS or job.interval_seconds:
         return None
@@ -52,9 +52,9 @@ def reported(job: Job, cursor: JobCursor, progress: JobProgress | None, now: flo
 
 
 def advanced(cursor: JobCursor, report: ToolProgress, attempt: int) -> JobCursor:
-    """Count a report as progress if the call has stored a checkpoint or is further than ever before.
+    """Count a report as progress if the call has stored a checkpoint or has got further than ever before.
 
-    After a restart, a call does not count as progressing until it passes the point that it had reached before.
+    After a restart, a call makes no progress until it passes the point that it had reached before.
     """
     fraction = report.fraction or 0.0
     has_checkpoint = report.has_checkpoint and attempt <= CHECKPOINT_ATTEMPTS_MAX
@@ -64,7 +64,7 @@ def advanced(cursor: JobCursor, report: ToolProgress, attempt: int) -> JobCursor
 
 
 def expected_end(job: Job, progress: JobProgress | None) -> float | None:
-    """Return when the job is expected to end. For a series, this is the latest time. None means that it is unknown."""
+    """Return when the job is expected to end, or None if unknown. For a series, this is the latest possible time."""
     if job.interval_seconds:
         last = job.begin_time + job.interval_seconds * (job.iterations_max - 1 + job.delay_first)
         return last if job.end_time is None else min(last, job.end_time)
@@ -74,7 +74,7 @@ def expected_end(job: Job, progress: JobProgress | None) -> float | None:
 
 
 def _percent_passed(job: Job, progress: JobProgress | None) -> int:
-    """Return the largest threshold that the call has passed; 0 if none."""
+    """Return the largest threshold that the call has passed, or 0 if it has passed none."""
     if progress is None or progress.fraction is None:
         return 0
     percent = progress.fraction * 100 + _ROUNDING

@@ -1,4 +1,4 @@
-"""Turns the calls that the model requested into call rows."""
+"""Converts the calls that the model requested to call rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
         return _refused(call, "NOT_ALLOWED", "This run cannot call more tools.", now)
     calls_max = run.options.limits.calls_per_round_max
     if index >= calls_max:
-        message = f"Only the first {calls_max} calls in an answer are run; this one was not."
+        message = f"An answer may have at most {calls_max} calls. This one was over the limit and was not run."
         return _refused(call, "TOO_MANY_CALLS", message, now)
     near = _near_match(raw.name, run)
     if near or call.tool_name != raw.name.strip():
@@ -75,7 +75,7 @@ def _draft(run: Run, raw: CallPiece, index: int, *, without_tools: bool, now: fl
 
 
 def _near_match(name: str, run: Run) -> str:
-    """Return the tool that `name` refers to if decorations are removed (see `bare_name`). Empty if there is none."""
+    """Return the tool that `name` means without decorations (see `bare_name`), or an empty string."""
     known = {tool.name.replace(".", "__"): tool.name for tool in run.tools}
     if name.strip() in known.values():
         return ""
@@ -101,7 +101,8 @@ def apply_verdict(call: Call, verdict: Verdict, options: RunOptions, now: float,
     """Apply the registry's verdict to a PROPOSED call, or to a call that falls back to a backend tool.
 
     A call in a `series` either starts under the series' grant or requests a grant. A backend or delegated call that may
-    run becomes RUNNABLE, and its batch determines when it starts. A read-only call that has already run is settled.
+    run becomes RUNNABLE, and its batch determines when it starts. A read-only call that has already run becomes
+    settled.
     """
     limits, people = options.limits, max(1, verdict.approvals_required, options.approvals_required)
     call = replace(

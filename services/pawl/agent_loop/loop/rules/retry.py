@@ -1,4 +1,4 @@
-"""Decides on retries of failed model calls (LOOP-7). There is no other retry layer."""
+"""Retries of failed model calls (LOOP-7). There is no other retry layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL_NOT_ALLOWED: Final = "MODEL_NOT_ALLOWED"
 # The key that started a background or child run is no longer valid.
 KEY_GONE: Final = Problem(
     reason="PERMISSION_DENIED",
-    message="The API key that started the run was revoked or has lost a role. Start it with another key.",
+    message="The API key that started the run was revoked or has lost a role. Start a new run with another key.",
     failure_class=FailureClass.LIMIT,
     retryable=False,
 )
@@ -35,9 +35,9 @@ _REASONS: Final = {
 
 
 def empty_answer_problem(answer: ModelAnswer) -> Problem | None:
-    """Return the problem with an empty answer.
+    """Return the problem with an empty answer, or None if the answer is not empty.
 
-    None if the answer has text, a refusal or a call, or if it was filtered.
+    An answer is not empty if it has text, a refusal or a call, or if it was filtered.
     """
     if not answer.empty or answer.finish_reason.lower() == CONTENT_FILTER.lower():
         return None
@@ -52,7 +52,7 @@ def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, ji
 
     `failures` counts the model server's failures in this call, including the latest, but not workers that died or
     handed over. The delay doubles from 1 s to 10 s, and `jitter` (0 to 1) reduces it by up to half. It is never shorter
-    than the server requested. `left` is the time left in the round. The next attempt must start within it.
+    than the server requested. The next attempt must start within `left`, the time left in the round.
     """
     if not problem.retryable or failures >= attempts_max:
         return None
@@ -64,7 +64,7 @@ def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, ji
 def next_try_time(
     problem: Problem, *, since: float, waits: int, wait_seconds: float, jitter: float, now: float
 ) -> float | None:
-    """Return when a run that has waited for the model server since `since` tries again. None means that it fails.
+    """Return when a run that has waited for the model server since `since` tries again, or None if it fails.
 
     The wait doubles from 10 s to one minute, and `jitter` reduces it by up to half. It is never shorter than the server
     requested. The last wait ends at the end of `wait_seconds`.
@@ -80,7 +80,7 @@ def next_try_time(
 def falls_back(problem: Problem, *, fallbacks_left: int, left: float) -> bool:
     """Return whether to switch to the next fallback model after the last attempt with the current model.
 
-    This is true after server errors, refusals and rate limits, because another model may be served elsewhere. It is
+    This is true after server errors, refusals and rate limits, because another server may serve the next model. It is
     false after wrong credentials, content filters or the run's own limits. `left` has the same meaning as in `delay`.
     """
     is_server_fault = problem.failure_class in {FailureClass.PROVIDER, FailureClass.RATE}
@@ -89,7 +89,7 @@ def falls_back(problem: Problem, *, fallbacks_left: int, left: float) -> bool:
 
 def model_not_allowed(model: str) -> Problem:
     return Problem(
-        reason=MODEL_NOT_ALLOWED, retryable=False, message=f"The store may no longer use the model {model!r}."
+        reason=MODEL_NOT_ALLOWED, retryable=False, message=f"The store may not use the model {model!r} any longer."
     )
 
 

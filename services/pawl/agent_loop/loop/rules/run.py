@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 from msgspec import field
 
-from pawl.agent_loop.loop.rules.call import Decided
+from pawl.agent_loop.loop.rules.call import UserDecision
 from pawl.agent_loop.loop.rules.condition import Condition
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.chassis.ids import DEFAULT_AGENT, CallId, ClientId, ConversationId, CredentialId, RunId, StoreId, UserId
@@ -20,7 +20,7 @@ class RoundLimitPolicy(StrEnum):
 
 
 class BatchOrder(StrEnum):
-    """Determines whether a call waits for earlier calls that await a decision."""
+    """The order of a batch's calls, in particular whether a call waits for earlier calls that await a decision."""
 
     WAIT_FOR_DECISIONS = "WAIT_FOR_DECISIONS"
     OVERTAKE_DECISIONS = "OVERTAKE_DECISIONS"
@@ -105,7 +105,7 @@ class RunOptions(Options, frozen=True, kw_only=True):
 
 
 class FailureClass(StrEnum):
-    """The class of a run's failure. Clients can branch on it."""
+    """Class of a run's failure, on which clients can branch."""
 
     AUTH = "AUTH"
     RATE = "RATE"
@@ -137,9 +137,9 @@ class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools that a client supplied with the run.
+    """Tools that a client supplied with the run.
 
-    Only the client `client_id` can lease calls to these tools. If `client_id` is empty, any of the user's clients can.
+    Only the client `client_id` can lease calls of these tools or, if `client_id` is empty, any of the user's clients.
     """
 
     names: tuple[str, ...] = ()
@@ -163,7 +163,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """The terms on which a call runs in the background. See pawl.event.v1.Job for the fields."""
+    """Terms on which a call runs in the background. See pawl.event.v1.Job for the fields."""
 
     interval_seconds: float = 0.0
     iterations_max: int = 1
@@ -202,11 +202,11 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """An approval of a job's iterations, given with a call. Once `ended` is set, it covers no more iterations."""
+    """The approval of a job's iterations, given with a call. After `ended` is set, it covers no more iterations."""
 
     series: Series
     call_id: CallId
-    approvals: tuple[Decided, ...] = ()
+    approvals: tuple[UserDecision, ...] = ()
     ended: bool = False
 
     def covers(self, approvals_required: int) -> bool:
@@ -225,8 +225,8 @@ class Undo(msgspec.Struct, frozen=True, kw_only=True):
 class MapChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive items of the map `node`, starting at `first_index`.
 
-    Up to `failures_max` of them may fail, and up to `concurrency` may be open. `scope_state` is a cursor with those
-    nodes of the map's run that the map's expressions use.
+    Up to `failures_max` of them may fail, and up to `concurrency` may be open. `scope_state` is a cursor with the nodes
+    of the map's run that the map's expressions use.
     """
 
     node: str
@@ -252,7 +252,7 @@ class PinnedWorkflow(msgspec.Struct, frozen=True, kw_only=True):
     chunk: MapChunk | None = None
     # The cursor at its start, with the finished nodes that it reuses; empty for most runs.
     start_state: bytes = b""
-    # The ledger sets it.
+    # Set by the ledger.
     token_key: bytes = b""
 
 
@@ -268,14 +268,14 @@ class GoalAgent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoalJudge(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that judges attempts by a rubric. If `agent` is empty, it is the goal run's agent."""
+    """The model that judges attempts by a rubric. If `agent` is empty, it is the goal run's agent."""
 
     agent: str = ""
     rubric: str
 
 
 class GoalCriterion(msgspec.Struct, frozen=True, kw_only=True):
-    """Defines when a goal is met: by a judge, or by a call to `tool_name` with an optional CEL expression."""
+    """The condition under which a goal is met: a judge, or a call to `tool_name` with an optional CEL expression."""
 
     tool_name: str = ""
     arguments_json: bytes = b""
@@ -303,7 +303,7 @@ class RunAbove(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
-    """A run to create: its first message, its options, and its ancestors. The parent comes last."""
+    """A run to create: its first message, its options, and its ancestors, the parent last."""
 
     call_id: CallId
     run_id: RunId
@@ -345,7 +345,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 0
     last_seq: int = 0
     usage: Usage = field(default_factory=Usage)
-    # The part of `usage` that is of child runs.
+    # The part of `usage` that belongs to child runs.
     delegated_usage: Usage = field(default_factory=Usage)
     # The minimum top-up, while the run waits for one.
     tokens_needed: int = 0
@@ -373,7 +373,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     delegate_user_id: UserId = UserId("")
     # None for the deployment's `default`.
     agent: PinnedAgent | None = None
-    # The last answer as JSON, if it fits the response format.
+    # The last answer as JSON, if it matches the response format.
     output_json: bytes = b""
     # The client-supplied tools.
     own_tools: OwnTools | None = None
@@ -389,7 +389,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     reports_to_conversation_id: ConversationId = ConversationId("")
     # Number of turns leading to this run that were started by job notices rather than by messages.
     generation: int = 0
-    # The approval of a job's iterations, if there has ever been one.
+    # The latest approval of a job's iterations, if any.
     grant: Grant | None = None
     # The context of the span that started it: the run continues its trace, or has its own trace that links to it.
     traceparent: str = ""
@@ -408,7 +408,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def times_itself(self) -> bool:
-        """True if the program limits the run's time, so that run and round timeouts do not apply."""
+        """True if the program itself limits the run's time, in which case run and round timeouts do not apply."""
         return self.is_job or self.workflow is not None or self.goal is not None
 
     @property
@@ -418,18 +418,18 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chain(self) -> tuple[RunAbove, ...]:
-        """The ancestors of every run that this run starts."""
+        """Ancestors of any run that this run starts."""
         own = RunAbove(run_id=self.run_id, conversation_id=self.acts_for_conversation_id, agent_name=self.agent_name)
         return (*self.above, own)
 
     @property
     def is_turn(self) -> bool:
-        """True if job notices, rather than a message, started the run."""
+        """True if job notices started the run, rather than a message."""
         return self.generation > 0 and not self.reports_to_conversation_id
 
     @property
     def series(self) -> Series | None:
-        """A repeating job's iterations with their current grant (if any). None for other runs."""
+        """A repeating job's iterations, with their current grant (if any). None for other runs."""
         job, grant = self.job, self.grant
         if job is None or not self.is_job or not job.interval_seconds:
             return None
@@ -443,7 +443,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def definition_sha256(self, name: str) -> str:
-        """Return the digest of a client-supplied tool. Return an empty value for other tools."""
+        """Return the digest of a client-supplied tool, or an empty value for other tools."""
         return next((tool.definition_sha256 for tool in self.tools if tool.name == name), "")
 
     @property
@@ -452,15 +452,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return self.agent.name if self.agent else DEFAULT_AGENT
 
     def tool_version(self, name: str) -> int:
-        """Return the pinned version of a tool. Return 0 if the run does not have the tool."""
+        """Return the pinned version of a tool, or 0 if the run does not have the tool."""
         return next((tool.version for tool in self.tools if tool.name == name), 0)
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's report to its conversation about an iteration. If `occasion` is 0, the report is about the job's end.
+    """A job's report to its conversation on an iteration. An `occasion` of 0 reports the end of the job.
 
-    `run` is the job's state. If the job makes its call only once, an `occasion` above the run's round is a report of
-    progress.
+    `run` is the job's state. If the job makes only one call, an `occasion` above the run's round reports progress.
     """
 
     run: Run

@@ -1,4 +1,4 @@
-"""Settles calls: each call gets exactly one result."""
+"""Settles calls. Each call gets exactly one result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _STATE_OF_OUTCOME: Final = {
     Outcome.UNKNOWN: CallState.OUTCOME_UNKNOWN,
 }
 _UNKNOWN: Final = (
-    "It is not known whether this call took effect: the process that ran it died. Check before you repeat it."
+    "It is unknown whether this call took effect: the process that ran it ended unexpectedly. Check before you "
+    "repeat it."
 )
 _DEFAULT_ANSWER: Final = "No answer arrived in time. This is the question's default answer."
 
@@ -50,9 +51,9 @@ def executed(call: Call, ended: ExecutionResult, now: float, note: str = "") -> 
 
 
 def stopped(call: Call, answer: Stopped, now: float, note: str = "") -> Call:
-    """Settle a running call after the registry was asked to cancel it.
+    """Settle a running call after a request to the registry to cancel it.
 
-    If the call may still be running, its result has the reason NOT_STOPPED. A repeatable call becomes CANCELLED; any
+    If the call may still be running, its result has the reason NOT_STOPPED. A repeatable call becomes CANCELLED. Any
     other call becomes OUTCOME_UNKNOWN.
     """
     if answer.result is not None:
@@ -73,7 +74,7 @@ def withdrawn(call: Call, message: str, now: float) -> Call:
 
 
 def expired(call: Call, options: RunOptions, now: float) -> Call:
-    """Handle a call that was not decided on, answered or run in time.
+    """Handle a call that users or clients did not decide on, answer or run in time.
 
     The call becomes EXPIRED, with three exceptions. An approval request that can be escalated gets a second deadline. A
     question with a default answer gets that answer. A front-end call can become a question with a new deadline.
@@ -90,7 +91,7 @@ def expired(call: Call, options: RunOptions, now: float) -> Call:
             content = strict_json.dumps_canonical({"answer": call.question.default_answer})
             return settled(call, CallState.SUCCEEDED, CallResult(content_json=content), now, _DEFAULT_ANSWER)
         case CallState.AWAITING_APPROVAL:
-            message = "This call was not approved in time, so it was not run."
+            message = "The run was stopped. It is unknown whether this call was stopped; it may still be running."
         case CallState.ASKED:
             message = "No answer arrived in time."
         case _ if call.offer_fallback is OfferFallback.ASK_USER:

@@ -1,4 +1,4 @@
-"""The loop's knowledge of a run at one moment, which is the input to all rules."""
+"""The state of a run at one moment, as far as the loop knows it. It is the input to all rules."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def batch(self) -> tuple[Call, ...]:
-        """The last round's calls, in the model's order."""
+        """Calls of the last round, in the model's order."""
         run_id, number = self.run.run_id, self.run.round
         found = [call for call in self.calls.values() if call.run_id == run_id and call.round == number]
         return tuple(sorted(found, key=lambda call: call.index))
 
     @property
     def open_calls(self) -> tuple[Call, ...]:
-        """The calls without a result, ordered by round and index."""
+        """Calls without a result, ordered by round and index."""
         run_id = self.run.run_id
         found = [call for call in self.calls.values() if call.state not in SETTLED and call.run_id == run_id]
         return tuple(sorted(found, key=lambda call: (call.round, call.index)))

@@ -37,7 +37,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """The changes to write atomically. None or an empty value means that there is no change."""
+    """Changes to write atomically. None or an empty value means that there is no change."""
 
     events: tuple[OwnerEvent, ...] = ()
     messages: tuple[Message, ...] = ()
@@ -101,7 +101,7 @@ def size_bytes(entry: Call | Command) -> int:
 def fitting(sizes: Sequence[int], bytes_max: int) -> int:
     """Return how many entries, counted from the first, fit into one step.
 
-    If there are any, at least one is returned.
+    At least one entry fits if there are any.
     """
     total = 0
     for count, size in enumerate(sizes):
@@ -165,7 +165,7 @@ def between(
 def committed(after: State, last_seq: int, shared_tokens_left: int | None) -> State:
     """Return the ledger's state after it has accepted the step that leads to `after`.
 
-    `last_seq` is 0 if the step had no events. The messages get the same numbers as in the ledger, because only the
+    `last_seq` is 0 if the step had no events. The messages get the same numbers here as in the ledger, because only the
     active run's worker appends to a conversation.
     """
     known = len(after.messages)

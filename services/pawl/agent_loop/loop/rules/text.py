@@ -12,7 +12,7 @@ _DOTTED: Final = re.compile(r"(?=.{3,63}\Z)[a-zA-Z0-9_-]+\.[a-zA-Z0-9_-]+", re.A
 
 
 def tool_name(text: str) -> str:
-    """Return `text` as a valid tool name: ^[a-zA-Z0-9_-]{1,64}$, or up to 63 characters with one dot inside."""
+    """Convert `text` to a valid tool name: ^[a-zA-Z0-9_-]{1,64}$, or up to 63 characters with one dot inside."""
     if _DOTTED.fullmatch(text.strip()):
         return text.strip()
     return _NOT_IN_A_NAME.sub("_", text.strip())[:_NAME_CHARACTERS_MAX] or "unnamed"

@@ -1,4 +1,4 @@
-"""Defines the registry's tools, calls and executions. Meanings follow pawl.tool.v1."""
+"""The registry's tools, calls and executions. Meanings follow pawl.tool.v1."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to check. `edited` means that a user changed the call.
+    """A call to be checked. `edited` means that a user changed the call.
 
     Version 0 means that the run does not have the tool.
     """
@@ -70,7 +70,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """An action on a call by a user or front end that the audit chain must record."""
+    """An action of a user or front end on a call, to be recorded in the audit chain."""
 
     call_id: CallId
     tool_name: str
@@ -91,7 +91,7 @@ class RecordedDecision(Recorded, frozen=True, kw_only=True):
 
 
 class RecordedResult(Recorded, frozen=True, kw_only=True):
-    """The end of a front-end call. `user_id` is the user who returned the result or had leased the call."""
+    """The end of a front-end call. `user_id` is the user who returned the result or held the lease."""
 
     content_json: bytes
     state: CallState
@@ -146,7 +146,7 @@ ExecutionPiece: TypeAlias = Progress | ExecutionResult
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """The response to a cancellation. It says whether the execution has stopped, and has the result if there is one."""
+    """The response to a cancellation: whether the execution has stopped, and its result, if any."""
 
     stopped: bool
     result: ExecutionResult | None = None

@@ -1,4 +1,4 @@
-"""Maintains the search index for conversations in PostgreSQL.
+"""The search index for conversations in PostgreSQL.
 
 The index is updated in the background, so writers never wait for it.
 
@@ -81,7 +81,7 @@ class _Read:
 
 class PostgresSearchIndex(DatabaseAdapter):
     async def index_new(self, *, conversations_max: int) -> int:
-        """Index new messages and titles of some conversations; return the number of conversations indexed.
+        """Index new messages and titles of some conversations. Return the number of conversations indexed.
 
         Several replicas may run this concurrently. Messages that have since been removed or emptied are not indexed.
         """
@@ -98,7 +98,7 @@ class PostgresSearchIndex(DatabaseAdapter):
             return await _store(connection, [each for each in read if each is not None])
 
     async def _read(self, due: Record, messages: Sequence[Record]) -> _Read | None:
-        """Return the words of part of a conversation. Return None if the batch had no room for any of its messages."""
+        """Return the words of part of a conversation, or None if the batch has no room for any of its messages."""
         whole = [record for record in messages if record["body"] is not None]
         has_new_title = due["title"] != due["searched_title"]
         if not whole and messages and not has_new_title:

@@ -94,8 +94,8 @@ class PostgresTitles(DatabaseAdapter):
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
         """Claim conversations that need a title. Each claim lasts for two minutes.
 
-        If a token budget is used up, postpone the title until its day or month ends. Leave out titles whose model the
-        store may not use; they are given up after the last claim.
+        If a token budget is used up, postpone the title until its day or month ends. Skip titles whose model the store
+        may not use. After the last claim, no more attempts are made for them.
         """
         records = await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE)
         read = read_each("title", records, lambda each: (each, _task(each)), itemgetter("conversation_id"))
@@ -115,13 +115,13 @@ class PostgresTitles(DatabaseAdapter):
     async def put(
         self, store_id: StoreId, conversation_id: ConversationId, attempt: int, text: str, *, model: str, used: Usage
     ) -> None:
-        """Store the title from a model's answer if it is still needed, and count the usage."""
+        """Store the title from a model's answer if the conversation still needs one, and count the usage."""
         title = title_in_reply(text)
         place = store_id, conversation_id
         async with self._database.transaction() as connection:
-            kept = await connection.fetchrow(_SET, *place, attempt, title, ATTEMPTS_MAX, _PAUSE)
-            if kept is not None and title and not kept["title"]:
-                await put_title(connection, store_id, conversation_id, kept["user_id"], title)
+            stored = await connection.fetchrow(_SET, *place, attempt, title, ATTEMPTS_MAX, _PAUSE)
+            if stored is not None and title and not stored["title"]:
+                await put_title(connection, store_id, conversation_id, stored["user_id"], title)
             run = await connection.fetchrow(_RUN, *place)
             if run is not None and used != Usage():
                 key = UsageKey.at(run["time"], store_id, run["agent_name"], run["user_id"], model=model)
@@ -130,12 +130,12 @@ class PostgresTitles(DatabaseAdapter):
 
 
 def _task(record: Record) -> TitleTask:
-    asked, answered = (message_pb2.Message.FromString(record[name]) for name in ("asked", "answered"))
+    requested, answered = (message_pb2.Message.FromString(record[name]) for name in ("asked", "answered"))
     return TitleTask(
         store_id=record["store_id"],
         conversation_id=record["conversation_id"],
         attempt=record["attempt"],
         model=answered.model,
-        user_text=asked.text[:TEXT_CHARACTERS_MAX],
+        user_text=requested.text[:TEXT_CHARACTERS_MAX],
         answer_text=answered.text[:TEXT_CHARACTERS_MAX],
     )

@@ -205,7 +205,7 @@ class PostgresErasures(DatabaseAdapter):
             await _mark(connection, _START, key.store_id, key.conversation_id, key.user_id)
 
     async def restart(self, conversations: Collection[tuple[StoreId, ConversationId]]) -> int:
-        """Start erasing a conversation. If the conversation does not belong to the user, nothing happens."""
+        """Start erasing a conversation. Has no effect if the conversation does not belong to the user."""
         stores, ids = [store_id for store_id, _ in conversations], [each for _, each in conversations]
         async with self._database.transaction() as connection:
             return await _mark(connection, _RESTART, stores, ids)
@@ -213,7 +213,7 @@ class PostgresErasures(DatabaseAdapter):
     async def log_again(self, *, younger_than_seconds: float | None) -> int:
         """Restart the erasure of conversations that have a user again, for example after a restore.
 
-        Return their number. Return their number.
+        Return the number of restarted erasures.
         """
         return affected(await self._database.execute(_LOG_AGAIN, younger_than_seconds))
 
@@ -244,7 +244,7 @@ class PostgresErasures(DatabaseAdapter):
     async def open(
         self, parts: Collection[Part], *, without: Collection[Part], after: Erasure | None, rows_max: int
     ) -> Sequence[Erasure]:
-        """Return open erasures after `after`, oldest first. They still need one of `parts`, but none of `without`."""
+        """Return open erasures after `after`, oldest first, that still need one of `parts` but none of `without`."""
         key_columns = (after.erase_time, after.key.store_id, after.key.conversation_id) if after else (None, "", "")
         arguments = (list(parts), list(without), *key_columns, rows_max)
         return [_erasure(record) for record in await self._database.fetch(_OPEN, *arguments)]
@@ -258,7 +258,7 @@ class PostgresErasures(DatabaseAdapter):
         ]
 
     async def end_runs(self, key: ErasureKey) -> bool:
-        """If no run is open, mark the RUNS part as complete and start to erase the child conversations.
+        """If no run is open, mark the RUNS part as complete, and start to erase the child conversations.
 
         Return whether RUNS is complete.
         """
@@ -272,7 +272,7 @@ class PostgresErasures(DatabaseAdapter):
         return True
 
     async def remove(self, key: ErasureKey, *, rows_max: int) -> int:
-        """Remove about `rows_max` rows of each kind from the ledger; return the number of rows removed.
+        """Remove about `rows_max` rows of each kind from the ledger. Return the number of rows removed.
 
         When none are left, mark the LEDGER part as complete and return 0.
         """
@@ -330,7 +330,7 @@ class PostgresErasures(DatabaseAdapter):
 
 
 def _item(call: Record) -> tuple[Any, ...]:
-    """Return the data to keep for the call. It includes the tool's name only if the call reached a tool or a client."""
+    """Return the data to keep about a call. It includes the tool's name only if the call reached a tool or a client."""
     spec = call_pb2.Call.FromString(call["spec"])
     # Imported calls ran elsewhere.
     context, effect_class = (0, 0) if spec.imported else (spec.context, spec.effect_class)

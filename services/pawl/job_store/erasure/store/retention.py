@@ -1,4 +1,4 @@
-"""Removes expired rows from PostgreSQL in small batches, so that transactions stay small for any amount of data."""
+"""Removes expired rows from PostgreSQL in batches. Transactions stay small, however much data there is."""
 
 from __future__ import annotations
 
@@ -250,12 +250,12 @@ class PostgresRetention(DatabaseAdapter):
         return await deleted(self._database, _OLD_KEYS, older_than_seconds, rows_max)
 
     async def remove_key_events(self, *, rows_max: int) -> int:
-        """Remove API key events older than 90 days; return how many were removed."""
+        """Remove API key events older than 90 days. Return how many were removed."""
         count: int = await self._database.fetchval("SELECT job_store.remove_old_key_events($1)", rows_max)
         return count
 
     async def remove_usage(self, *, rows_max: int) -> int:
-        """Remove usage older than 400 days, and unused rates. Merge the hours of days older than 35 days.
+        """Remove usage older than 400 days, and unused rates. Merge hours into days after 35 days.
 
         Return how many rows were merged or removed.
         """
@@ -265,12 +265,12 @@ class PostgresRetention(DatabaseAdapter):
         return merged + removed + await deleted(self._database, _OLD_RATES, rows_max)
 
     async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove old trigger events and unused lanes; return the number of rows removed."""
+        """Remove old trigger events and unused lanes. Return the number of rows removed."""
         removed = await deleted(self._database, _OLD_TRIGGER_EVENTS, older_than_seconds, rows_max)
         return removed + await deleted(self._database, _OLD_LANES, older_than_seconds, rows_max)
 
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Drop life-cycle events that no stream has accepted within the given time; return how many were dropped."""
+        """Drop life-cycle events that no stream has accepted within the given time. Return how many were dropped."""
         return await deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)
 
     async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
@@ -288,9 +288,9 @@ class PostgresRetention(DatabaseAdapter):
     async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Remove old runs from conversations that are still in use, once a summary covers the runs.
 
-        Return the approximate number of rows removed. Removes about `rows_max` rows of each kind. The runs had ended
-        when the summary was written, and the model's history no longer needs their messages. Returns 0 when no more
-        runs can be removed for now.
+        Return the approximate number of rows removed, or 0 when no more runs can be removed for now. Remove about
+        `rows_max` rows of each kind. The runs had ended when the summary was written, and the model's history no longer
+        needs their messages.
         """
         async with self._database.transaction() as connection:
             summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)
@@ -311,10 +311,10 @@ class PostgresRetention(DatabaseAdapter):
             return removed if removed == rows_max else removed + await remove_runs(connection, runs, rows_max=rows_max)
 
     async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
-        """Remove conversations that have been idle for the given time, with all data.
+        """Remove conversations that have been idle for the given time, including all their data.
 
-        Return the number of rows removed. Removes about `rows_max` rows of each kind. From the first batch on, the
-        conversations cannot be read by id.
+        Return the number of rows removed. Remove about `rows_max` rows of each kind. From the first batch on, the
+        conversations can no longer be read by id.
         """
         async with self._database.transaction() as connection:
             locked = await connection.fetch(_LOCK_OLD, older_than_seconds, _CONVERSATIONS_AT_ONCE_MAX)

@@ -45,7 +45,7 @@ def series_from(message: call_pb2.Series) -> Series:
 
 
 def people_needed(value: int) -> int:
-    """Return how many people must approve a call. A value of 0 in the request means one."""
+    """Return how many people must approve a call. 0 in the request means one."""
     if value > APPROVALS_MAX:
         raise InvalidField(
             f"approvals_required must be at most {APPROVALS_MAX}, got {value}",
@@ -55,7 +55,7 @@ def people_needed(value: int) -> int:
 
 
 def check_digest(value: str, field: str) -> str:
-    """Return a digest after checking it. Raise InvalidField if it is malformed."""
+    """Return a digest if it is well formed. Otherwise, raise InvalidField."""
     if len(value) != hashlib.sha256().digest_size * 2 or not _DIGEST_CHARACTERS.issuperset(value):
         raise InvalidField("a digest must be a SHA-256 hash in lower-case hexadecimal", field=field)
     return value

@@ -1,4 +1,4 @@
-"""Validates the fields of requests to the ledger, and raises InvalidField if they violate the contract."""
+"""Validates the fields of requests to the ledger. Invalid fields raise InvalidField."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fingerprint(message: ProtoMessage, *, without: Sequence[str] = ()) -> bytes:
 
 
 def wait_kinds(waits: Sequence[int]) -> tuple[int, ...]:
-    """Return the distinct wait kinds, sorted; raise InvalidField if one is unknown."""
+    """Return the distinct wait kinds, sorted. Raise InvalidField if one is unknown."""
     if any(wait not in run_pb2.WaitKind.values() or wait == 0 for wait in waits):
         raise InvalidField("waits has an unknown value", field="waits")
     return tuple(sorted(set(waits)))
@@ -54,7 +54,7 @@ tokens: Final = partial(_below, TOKENS_MAX + 1)
 
 
 def enum_member(kind: type[E], value: int, field: str) -> E:
-    """Return an enum member; raise InvalidField if the number is unknown."""
+    """Return an enum member. Raise InvalidField if the number is unknown."""
     try:
         return kind(value)
     except ValueError:

@@ -30,13 +30,13 @@ def raised(command: ledger_pb2.RaiseGoalCommand) -> RaiseGoal:
 def encoded(request: ledger_pb2.CommitRunRequest) -> bytes:
     """Return a goal's raised limits as an encoded Run.
 
-    If it is appended to the run's options, it replaces their limits.
+    Appending it to the run's options replaces their limits.
     """
     return run_pb2.Run(goal=request.goal_limits).SerializeToString() if request.HasField("goal_limits") else b""
 
 
 def _check(attempts: int, deadline_time: datetime | None, encoded_run: bytes, unread: Sequence[bytes]) -> None:
-    """Check that a goal's limits can be raised. `unread` has the accepted raises that no worker has read yet.
+    """Check that a goal's limits can be raised. `unread` contains accepted raises that no worker has read yet.
 
     Raises:
         RunNotFound: the run is not a goal run.

@@ -19,7 +19,7 @@ ROW_BYTES_MAX: Final = 256 * 1024
 
 
 def pack(events: Iterable[tuple[Event, bytes]]) -> list[LogRow]:
-    """Pack events and their bytes into log rows. Each run's events must be in order of seq."""
+    """Pack events and their bytes into log rows. The events of each run must be in order of seq."""
     logs: dict[RunKey, list[tuple[int, bytes]]] = {}
     for event, encoded in events:
         logs.setdefault(RunKey(event.store_id, event.run_id), []).append((event.seq, encoded))

@@ -230,7 +230,7 @@ def run(row: RunRow, *, whole: bool = False) -> run_pb2.Run:
 
 
 def _leave_out_texts(goal: goal_pb2.Goal) -> None:
-    """Remove texts that only the worker and GetRun need. Otherwise, each event about the run would contain the goal."""
+    """Remove texts that only the worker and GetRun need, because they are too long for every event about the run."""
     goal.aim = goal.aim[:_LISTED_INPUT_BYTES_MAX]
     goal.attempts_by.ClearField("instructions")
     if len(goal.criterion.arguments_json) > _LISTED_INPUT_BYTES_MAX:
@@ -284,7 +284,7 @@ def run_in(situation: Situation, waiting: Waiting | None, write: Callable[[RunRo
 def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: int = 0) -> call_pb2.Call:
     """Return a call.
 
-    A result over `result_bytes_max` is omitted; only its size is given.
+    A result over `result_bytes_max` is replaced by its size.
 
     `omitted_bytes` is the size of a result that was not read with the row.
     """
@@ -298,7 +298,7 @@ def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: in
 
 
 def run_for_approver(row: RunRow) -> run_pb2.Run:
-    """Return the fields of another user's run that an approver may see. The rest is private, like the conversation."""
+    """Return the fields of another user's run that an approver may see. All other fields are private."""
     return run_pb2.Run(
         store_id=row.store_id,
         user_id=row.user_id,
@@ -320,7 +320,7 @@ def run_short_of_tokens(row: RunRow, user_id: str) -> run_pb2.Run:
 
 
 def call_for(row: CallRow, user_id: str) -> call_pb2.Call:
-    """Return a pending call. For another user's call, return only public fields, because conversations are private."""
+    """Return a pending call. Of another user's call, return only the public fields."""
     if row.user_id == user_id:
         return call(row)
     return _only(call(row), _FOR_APPROVERS | {"question"} if row.asked_user_id == user_id else _FOR_APPROVERS)
@@ -329,7 +329,7 @@ def call_for(row: CallRow, user_id: str) -> call_pb2.Call:
 def call_shown_to(row: CallRow, user_id: str) -> call_pb2.Call:
     """Return a call. For another user's call, return only fields that readers of a shared conversation may see.
 
-    Texts that users wrote are left out: answers to questions, results given for a call, and reasons for rejections.
+    Texts that users wrote are omitted: answers to questions, results given for a call, and reasons for rejections.
     """
     whole = call(row)
     if row.user_id == user_id:
@@ -352,7 +352,7 @@ def message_for(row: MessageRow, user_id: str, reader_id: str) -> message_pb2.Me
 
 
 def conversation_for(row: ConversationRow, user_id: str) -> conversation_pb2.Conversation:
-    """Return a conversation as a user sees it. Readers of a shared conversation see nothing about its runs."""
+    """Return a conversation as a user sees it. Readers of a shared conversation get no information about its runs."""
     whole = CONVERSATION.write(row)
     return whole if row.user_id == user_id else _only(whole, _CONVERSATION_FOR_READERS)
 
@@ -383,7 +383,7 @@ def message(row: MessageRow, user_id: str) -> message_pb2.Message:
 
 
 def leave_out(part: message_pb2.Part) -> None:
-    """Remove the content of a message part. The part can still be identified by its hash."""
+    """Remove the content of a message part. Its hash still identifies it."""
     if part.HasField("image"):
         part.image.ClearField("data")
     if part.HasField("file"):
@@ -418,7 +418,7 @@ def _message(row: MessageRow, user_id: str) -> message_pb2.Message:
 
 
 def text_of(body: bytes) -> str:
-    """Return the text by which a search finds a message. It is empty for summaries and notices."""
+    """Return the text in which a search looks for words. It is empty for summaries and notices."""
     entry = message_pb2.Message.FromString(body)
     return "" if entry.role in _HIDDEN_FROM_READERS else entry.text
 
@@ -486,7 +486,7 @@ def notice(reported: tuple[RunRow, int]) -> ledger_pb2.Notice:
 
 
 def checked_usage(message: run_pb2.Usage) -> Usage:
-    """Return token usage; raise InvalidField if it is too large to count."""
+    """Return token usage. Raise InvalidField if it is too large to count."""
     usage = _USAGE.read(message)
     if max(astuple(usage)) > TOKENS_MAX:
         raise InvalidField(f"counts in usage must be at most {TOKENS_MAX}", field="usage")

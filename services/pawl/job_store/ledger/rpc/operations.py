@@ -161,7 +161,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits_of: LimitsOf) -> Sub
 
 
 def _without(off: Collection[Feature]) -> bytes:
-    """Return an encoded Run that can be appended to another. It turns off the features that are off in the store."""
+    """Return an encoded Run that, appended to another, disables the features that are disabled in the store."""
     options = run_pb2.RunOptions(without_background=Feature.BACKGROUND in off)
     if Feature.DELEGATION in off:
         options.limits.agent_depth_max = 0
@@ -169,7 +169,7 @@ def _without(off: Collection[Feature]) -> bytes:
 
 
 def _token_key(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> bytes:
-    """Return an encoded Run that can be appended to another. It gives a workflow a random key for its tokens."""
+    """Return an encoded Run that, appended to another, sets a random key for the tokens of a workflow."""
     if not request.HasField("workflow"):
         return b""
     pinned = workflow_pb2.PinnedWorkflow(token_key=secrets.token_bytes(_TOKEN_KEY_BYTES))
@@ -183,7 +183,7 @@ def _present(request: ProtoMessage, *names: str) -> dict[str, Any]:
 def key_hash_of(
     request: ledger_pb2.SubmitMessageRequest | ledger_pb2.ImportConversationRequest,
 ) -> bytes:
-    """Return the hash of the conversation key in the request; empty if the request has no key."""
+    """Return the hash of the conversation key in the request, or an empty value if the request has no key."""
     if not request.conversation_key:
         return b""
     if not isinstance(request, ledger_pb2.ImportConversationRequest) and request.conversation_id:
@@ -320,11 +320,11 @@ def lease_offer(request: ledger_pb2.LeaseOfferRequest) -> LeaseOffer:
     )
 
 
-def lease_seconds(asked: float) -> float:
-    """Return a valid lease duration, or raise InvalidField."""
-    if not LEASE_SECONDS_MIN <= asked <= LEASE_SECONDS_MAX:
-        raise InvalidField(f"lease_seconds must be between 1 and 300, got {asked:g}", field="lease_seconds")
-    return asked
+def lease_seconds(requested: float) -> float:
+    """Return a lease duration. Raise InvalidField if it is invalid."""
+    if not LEASE_SECONDS_MIN <= requested <= LEASE_SECONDS_MAX:
+        raise InvalidField(f"lease_seconds must be between 1 and 300, got {requested:g}", field="lease_seconds")
+    return requested
 
 
 def _owner_event(event: event_pb2.RunEvent) -> OwnerEvent:

@@ -1,4 +1,4 @@
-"""Handles the tools that a client supplies with a run. They are stored unchanged and returned to the run's owner."""
+"""The tools that a client supplies with a run. They are stored unchanged and returned to the run's owner."""
 
 from __future__ import annotations
 

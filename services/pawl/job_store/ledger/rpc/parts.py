@@ -1,4 +1,4 @@
-"""Splits responses that may exceed the size of a gRPC message."""
+"""Splits responses that could exceed the size of a gRPC message."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def _named(field: str, entries: Iterable[ProtoMessage]) -> Iterator[tuple[str, P
 def _without_refused_images(history: Sequence[message_pb2.Message], failures: Mapping[RunId, bytes]) -> None:
     """Remove images that the provider has refused. With them, it would refuse all later requests too.
 
-    This concerns runs that failed with PROVIDER_REFUSED and have no answer. For such a run, the images of its own
-    message are removed or, if that message has none, all earlier images.
+    This applies to runs that failed with PROVIDER_REFUSED and have no answer. For such a run, the images of its own
+    message are removed or, if it has none, all earlier images.
     """
     answered = {message.run_id for message in history if message.role == message_pb2.ROLE_ASSISTANT}
     refused = {

@@ -1,4 +1,4 @@
-"""Lowers the limits of new runs to those of their store."""
+"""Lowers the limits of new runs to the limits of their store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def lower(run: run_pb2.Run, most: Mapping[str, int]) -> None:
     if (tokens_max := most.get(_TOKENS[0])) is not None:
         most = {**most, _TOKENS[1]: tokens_max}
     for name, value in most.items():
-        asked = getattr(limits, name)
-        if asked > value or (name in _TOKENS and not asked):
+        requested = getattr(limits, name)
+        if requested > value or (name in _TOKENS and not requested):
             setattr(limits, name, value)
-            run.lowered_limits[name] = asked
+            run.lowered_limits[name] = requested

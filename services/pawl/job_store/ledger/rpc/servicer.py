@@ -105,7 +105,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             yield part
 
     async def _load_along(self, run: pb.ClaimedRun) -> None:
-        """Load a run and add it to its claim if it is small. If the run cannot be loaded, LoadRun reports why."""
+        """Load a run and add it to its claim if it is small. If it cannot be loaded, LoadRun will report why."""
         try:
             loaded = list(parts.of_run(await self._ledger.reads.load(operations.run_key(run), run.epoch)))
         except Exception as error:  # noqa: BLE001  # the other runs are claimed already
@@ -454,7 +454,7 @@ def _import(request: pb.ImportConversationRequest) -> ImportConversation:
 
 
 def _reader(request: Any) -> UserId:
-    """Return the user who is reading. The id is empty if a service is reading."""
+    """Return the user who is reading. The id is empty if the reader is a service."""
     return check_id(request.user_id, "user_id", optional=True)
 
 

@@ -1,4 +1,4 @@
-"""Defines users' decisions on a call or a series of calls. The rules are in `calls` and `grants`."""
+"""Users' decisions on a call or a series of calls. The rules are in `calls` and `grants`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pawl.values import DecisionKind, Series
 
 
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
-    """The user behind an action, the credential used, and other people involved, such as the creators of the key.
+    """A user behind an action, the credential used, and other people involved, such as the creators of the key.
 
     `delegate_user_id` is the delegate that acts for the user, if any. `people` matters only if several people must
     approve. Empty fields are unknown.
@@ -45,7 +45,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     To start, later calls must match the grant.
 
     `uses` counts the calls started under the grant, including `call_id`. `round` is the round of the last of these
-    calls. `arguments` is set if a person edited the arguments. A grant that has `ended` does not cover any more calls.
+    calls. `arguments` is set if a person edited the arguments. A grant with `ended` set covers no more calls.
     """
 
     series: Series

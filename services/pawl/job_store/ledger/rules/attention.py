@@ -1,4 +1,4 @@
-"""Handles runs whose workers crash, and operators' actions on them.
+"""Runs whose workers crash, and operators' actions on them.
 
 A crash means that a lease expired without being released, or that a worker reported that it can neither run nor end the
 run. Progress (see `commit`) resets the count. Too many crashes without progress quarantine the run, so that a bad run
@@ -34,11 +34,11 @@ _PAUSE_SECONDS_MAX: Final = 2.5
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """The doomed runs, each with the time at which an unbroken series of polls first found it doomed.
+    """Doomed runs, each with the start of the latest series of polls that all found it doomed.
 
     A run is doomed if the lease of its last allowed worker has expired.
 
-    If the database's clock jumps or the database fails, healthy workers lose their leases too, but renew them within
+    If the database's clock jumps or the database fails, healthy workers also lose their leases, but renew them within
     seconds. The end of a lease therefore counts only after GRACE, and a long pause between polls resets the times.
     Times are monotonic.
     """
@@ -52,7 +52,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def confirmed(self) -> tuple[RunKey, ...]:
-        """The runs whose last allowed worker has died."""
+        """Runs whose last allowed worker has died."""
         return tuple(key for key, since in self.since.items() if self.polled_at - since >= GRACE.total_seconds())
 
 
@@ -96,7 +96,7 @@ class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
         return _rows([self.run])
 
     def apply(self, unit: UnitOfWork) -> bool:
-        """Count the crash; return whether the run is now quarantined.
+        """Count the crash. Return whether the run is now quarantined.
 
         Raises:
             RunNotFound, RunEnded: There is no run to release.

@@ -1,4 +1,4 @@
-"""Defines the background state of a conversation: its jobs and their notices. The rules are in `jobs`."""
+"""The background state of a conversation: its jobs and their notices. The rules are in `jobs`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pawl.chassis.ids import RunId, UserId
 
 
 class _OfJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Identifies a job, its user, and the runs above the job to which it reports.
+    """A job, its user, and the runs above the job to which it reports.
 
     `above` is empty unless a delegated run started the job. Otherwise it lists, nearest first, the delegated runs above
     the job that have not ended, followed by the root run.
@@ -27,7 +27,7 @@ class _OfJob(msgspec.Struct, frozen=True, kw_only=True):
     def receiver(self) -> RunId:
         """The delegated run whose next model call receives the notices.
 
-        Empty if the root conversation receives them.
+        It is empty if the root conversation receives them.
         """
         return self.above[0] if len(self.above) > 1 else RunId("")
 
@@ -68,16 +68,16 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pending(self) -> int:
-        """Number of notices that no model has received yet."""
+        """The number of notices that no model has received yet."""
         return sum(not each.entered_by for each in self.notices)
 
     def open_jobs_of(self, user_id: UserId) -> int:
         return sum(each.user_id == user_id for each in self.open_jobs)
 
     def pending_of(self, user_id: UserId, receiver: RunId = RunId("")) -> tuple[Notice, ...]:
-        """Return the notices that a run of this user passes to its model.
+        """Return the notices that this user's run passes to its model.
 
-        The run is `receiver`, or belongs to this conversation.
+        The run is `receiver` or, if that is empty, belongs to this conversation.
         """
         waiting = (each for each in self.notices if each.receiver == receiver)
         return tuple(each for each in waiting if each.user_id == user_id and not each.entered_by)
@@ -87,11 +87,11 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(each.run_id for each in self.open_jobs if each.receiver == receiver)
 
     def passed_on(self, ended: Container[str], answered_by: RunId = RunId("")) -> Background:
-        """Return the state after delegated runs have ended. Their notices go to the next runs above them.
+        """Return the state after delegated runs have ended. Their notices move to the next runs above them.
 
-        Notices that `answered_by` received are removed. Notices that another ended run received go to the next run too,
-        because no model will read the ended run's conversation again. A notice about an iteration is dropped if the job
-        has reported a later iteration.
+        Notices that `answered_by` received are removed. Notices that another ended run received also move to the next
+        run, because no model will read the ended run's conversation again. A notice about an iteration is dropped if
+        the job has reported a later iteration.
         """
         notices: list[Notice] = []
         # A job that reported its end is no longer open.
@@ -111,7 +111,7 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def entered(self) -> int:
-        """Number of notices that a model has received but not yet answered."""
+        """The number of notices that a model has received but not yet answered."""
         return len(self.notices) - self.pending
 
 

@@ -1,6 +1,6 @@
 """Validates the changes that a run's owner makes to the run's calls.
 
-A gated call has a digest of the store, run, call, tool and arguments. It may only start exactly as it was shown, and
+A gated call has a digest of the store, run, call, tool and arguments. It may start only exactly as it was shown, and
 only after enough people have approved it, each with a different credential (I9, I10).
 """
 
@@ -33,7 +33,10 @@ WITH_CHILD: Final = frozenset({CallState.DELEGATED, CallState.DETACHED})
 
 
 class CallChange(CallFields, frozen=True, kw_only=True):
-    """A call as requested by the owner of its run. `only_reads` means that the effect class in `spec` is READ_ONLY."""
+    """A change of a call that the owner of its run requests.
+
+    `only_reads` means that `spec` has the effect class READ_ONLY.
+    """
 
     only_reads: bool = False
 
@@ -110,7 +113,7 @@ def implied_start(change: CallChange) -> CallChange | None:
 
 
 def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[CommandId], *, now: datetime) -> CallRow:
-    """Apply an owner's `change` to the call and return the new row.
+    """Apply an owner's `change` to the call. Return the new row.
 
     `consumed` lists the commands that the step consumes.
 
@@ -159,11 +162,11 @@ def lost(call: CallRow, result: bytes, *, now: datetime) -> CallRow:
 
 
 def is_approved(run: RunRow, call: CallRow) -> bool:
-    """Return whether enough people have approved the call in the form in which it was decided.
+    """Return whether enough people have approved the call exactly as it was decided on.
 
-    If two or more people are needed, each person (see `people_of`) and each credential counts once. The person and the
-    credential that started the run do not count. People who steered the run are checked when they approve; steering the
-    run later does not withdraw an approval.
+    If two or more people must approve, each person (see `people_of`) and each credential counts once. The person and
+    the credential that started the run do not count. People who steered the run are checked when they approve. Steering
+    the run later does not withdraw an approval.
     """
     decision = call.decision
     if decision is None or decision.kind not in _APPROVALS:
@@ -175,7 +178,10 @@ def is_approved(run: RunRow, call: CallRow) -> bool:
 
 
 def approvers(run: RunRow, approvals: Iterable[Decision]) -> int:
-    """Return how many people have approved with different credentials. People who started the run do not count."""
+    """Return how many people have approved, each with a different credential.
+
+    People who started the run do not count.
+    """
     users, credentials, counted = people_of(run), {run.credential_id} - SHARED_CREDENTIALS, 0
     for approval in approvals:
         if users.isdisjoint(people_of(approval)) and approval.credential_id not in credentials:
@@ -191,7 +197,7 @@ def people_of(acted: Actor) -> set[UserId]:
 
 
 def is_same_credential(one: CredentialId, other: CredentialId) -> bool:
-    """Return whether two credentials are identical and identify a person."""
+    """Return whether two credentials are the same and identify a person."""
     return one == other and one not in SHARED_CREDENTIALS
 
 
@@ -290,7 +296,7 @@ def _check_gate(run: RunRow, call: CallRow, change: CallChange) -> None:
 
 
 def _check_shown_again(call: CallRow, change: CallChange) -> None:
-    """Allow an approval request to change only through a user's edit, or by a single escalation."""
+    """Check that an approval request changes only through a user's edit or a single escalation."""
     shown, edit = _shown_of(call), call.decision
     if edit is not None and edit.kind is DecisionKind.EDIT and call.approvals_required > 1:
         shown = _shown_of(call, edit)

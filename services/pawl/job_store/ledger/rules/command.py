@@ -1,4 +1,4 @@
-"""Handles commands to a run and their receipts. A receipt is final.
+"""Commands to a run and their receipts. A receipt is final.
 
 A command that settles or decides on a call reserves the call in the same transaction. From then on, only a step
 that consumes the command can move the call.
@@ -100,7 +100,7 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
 class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
     """Raises a goal's limits.
 
-    `check` raises a PawlError if the limits are not valid for the encoded run and the payloads of its unread raises.
+    `check` raises a PawlError if the limits are not valid for the encoded run and its unread raises.
     """
 
     name: ClassVar[str] = inbox.RAISE_GOAL
@@ -109,7 +109,7 @@ class RaiseGoal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """An event for a workflow run. Only the run's owner reads it. `name` is the same for events of the same name.
+    """An event for a workflow run. Only the run's owner reads it. `name` is the same for all events of that name.
 
     `is_awaited` means that a node was waiting for it when the sender read the run.
     """
@@ -141,10 +141,10 @@ class Send(Decider, frozen=True, kw_only=True):
     `payload` is opaque to the ledger. The run's owner reads it.
 
     With `as_operator`, the run may belong to any user of the store, and its log records the action. With
-    DecisionRight.STORE, a decision may also be about another user's call, if that call needs approval. A decision may
-    always be about a call that asks the user by name. If `session_id`
-    is set, reports about a front-end call count only if that session holds it. If `reports_to` is set, the run must be
-    a job of that conversation, or of the run `started_by`.
+    DecisionRight.STORE, a decision may also be about another user's call, if that call needs approval. A user may
+    always decide on a call that asks this user by name. If `session_id` is set, reports about a front-end call count
+    only if that session holds it. If `reports_to` is set, the run must be a job of that conversation, or of the run
+    `started_by`.
     """
 
     run: RunKey
@@ -173,7 +173,7 @@ class Send(Decider, frozen=True, kw_only=True):
     def apply(self, unit: UnitOfWork) -> Receipt:
         """Accept or refuse the command.
 
-        An accepted command that is sent again is a DUPLICATE. A refused command is refused again.
+        A repeat of an accepted command is a DUPLICATE. A repeat of a refused command is refused again.
 
         The run keeps a limited number of receipts for commands that had no effect. Without a receipt, a repeated
         command is evaluated again.
@@ -375,7 +375,7 @@ def _check_holder(call: CallRow, command: ToolResult | Progress, session_id: Ses
 
 
 def _count(unit: UnitOfWork, run: RunRow, call: CallRow, incoming: CommandRow) -> RunRow:
-    """Keep and log an approval while more approvals are needed. The run's owner adds it to the audit chain."""
+    """Store and log an approval while more approvals are needed. The run's owner adds it to the audit chain."""
     unit.put_call(call)
     run = inbox.accept(unit, run, incoming, consumed=True)
     run = log.write(unit, run, [CallChanged(from_state=call.state, call=call)])
@@ -390,7 +390,7 @@ def _check_resolve(run: RunRow, call: CallRow) -> None:
 
 
 def _progress(unit: UnitOfWork, run: RunRow, call: CallRow, command: Progress, incoming: CommandRow) -> RunRow:
-    """Write the call's progress to the log and renew the client's lease. The owner is not involved.
+    """Write the call's progress to the log and renew the client's lease, without involving the owner.
 
     A report that arrives too soon after the previous one only renews the lease. It is not logged and does not get a
     receipt.

@@ -1,4 +1,4 @@
-"""Writes a step of a run for its owner, atomically and fenced by the epoch."""
+"""Steps of a run, written for its owner atomically and fenced by the epoch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     If `message_id` is empty, the ledger assigns one. `body` is opaque.
 
-    `steer_bytes` is the text size of a message that entered the run as a steer; None for other messages.
+    `steer_bytes` is the text size of a message that steered the run, and None for other messages.
     """
 
     message_id: str
@@ -66,8 +66,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     `model` is the model whose calls changed `usage`. `tokens_used` counts the tokens of the run's own model calls since
     the last commit. `asks_title` requests a title once the run has completed. `entered` lists the job notices in the
     step's messages. `tells_iteration` is the job iteration to report to the conversation, or 0. `events_taken` counts
-    the events that nodes of a workflow have taken. `has_progressed` means that a job's open call is further than ever
-    before. `child_cancel` is the opaque command for the child run of a call that the step cancels.
+    the events that nodes of a workflow have consumed. `has_progressed` means that a job's open call has got further
+    than ever before. `child_cancel` is the opaque command for the child run of a call that the step cancels.
     """
 
     run: RunKey
@@ -311,12 +311,12 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         return run if run.budget_run_id else top, top.shared_tokens_left
 
     def _progresses(self) -> bool:
-        """Return whether the step adds a message, settles a call, or reports that a job's open call has progressed."""
+        """Return whether the step adds a message, settles a call, or reports progress of a job's open call."""
         settles = any(change.state.is_terminal for change in self.calls)
         return bool(self.messages) or settles or self.has_progressed
 
     def _with_state(self, run: RunRow, steps: list[EventBody], now: datetime) -> RunRow:
-        """Return the run in its new open state, and add an event if anything has changed.
+        """Return the run in its new open state. Add an event if anything has changed.
 
         The change to RUNNING comes before the step's other events. Changes to other states come after them.
         """

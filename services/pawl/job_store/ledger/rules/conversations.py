@@ -54,7 +54,10 @@ def check_title(title: str) -> str:
 
 
 def made_title(text: str) -> str:
-    """Return a title for a message: its first non-blank line, cut to 80 characters. Empty if all lines are blank."""
+    """Return a title for a message: its first non-blank line, cut to 80 characters.
+
+    It is empty if all lines are blank.
+    """
     for line in text[:_SEARCHED_CHARACTERS_MAX].splitlines():
         title = " ".join("".join(each if each.isprintable() else " " for each in line).split())
         if title:
@@ -65,9 +68,9 @@ def made_title(text: str) -> str:
 def _cut(title: str) -> str:
     if len(title) <= MADE_TITLE_CHARACTERS_MAX:
         return title
-    kept = title[: MADE_TITLE_CHARACTERS_MAX - 1]
-    words_end = kept.rfind(" ")
-    return (kept[:words_end] if words_end >= _KEPT_CHARACTERS_MIN else kept).rstrip() + _ELLIPSIS
+    shortened = title[: MADE_TITLE_CHARACTERS_MAX - 1]
+    words_end = shortened.rfind(" ")
+    return (shortened[:words_end] if words_end >= _KEPT_CHARACTERS_MIN else shortened).rstrip() + _ELLIPSIS
 
 
 def absent(conversation: ConversationRow | None, user_id: UserId) -> ConversationNotFound | ConversationErased:
@@ -78,7 +81,7 @@ def absent(conversation: ConversationRow | None, user_id: UserId) -> Conversatio
 
 
 def same(earlier: RequestRow | None, fingerprint: bytes) -> RequestRow | None:
-    """Return `earlier`, a previous request with the same id, after checking that the payloads are equal.
+    """Return `earlier`, a previous request with the same id, if the payloads are equal.
 
     Raises:
         RequestIdReused: The earlier request had a different payload.
@@ -101,7 +104,7 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
         return (RequestKey(self.store_id, self.user_id, self.request_id),) if self.request_id else ()
 
     def earlier(self, unit: UnitOfWork) -> RequestRow | None:
-        """Return the stored request with this id. Return None if this request was not made before.
+        """Return the stored request with this id, or None if there is none.
 
         Raises:
             RequestIdReused: The earlier request had a different payload.
@@ -145,10 +148,9 @@ class ConversationRequest(Actor, frozen=True, kw_only=True):
 class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
     """Change a conversation's title, labels, archiving or sharing. An empty title restores the automatic title.
 
-    Fields that are None do not change anything. When other users lose write access, their open runs are stopped: the
-    workers of these runs receive the command `cancel`. Undo runs (see `is_undo`) continue, so that no undo is left half
-    done. Notices for other users are removed. Jobs of other users keep their results, and the caller stops the open
-    ones.
+    Fields that are None change nothing. When other users lose write access, their open runs are stopped: the workers of
+    these runs receive the command `cancel`. Undo runs (see `is_undo`) continue, so that no undo is left half done.
+    Notices for other users are removed. Jobs of other users keep their results, and the caller stops the open ones.
     """
 
     conversation_id: ConversationId
@@ -173,7 +175,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
 
     @property
     def ends_writing(self) -> bool:
-        """True if other users lose the right to write to the conversation, or did not have it in the first place."""
+        """True if other users lose the right to write to the conversation, or never had it."""
         return self.sharing not in {None, Sharing.WRITE}
 
     def apply(self, unit: UnitOfWork) -> ConversationRow:
@@ -217,8 +219,7 @@ def ask(unit: UnitOfWork, run: RunRow) -> None:
     """Request a title for the conversation of `run`, which has produced its answer.
 
     A title is requested once per conversation, unless the user has set one. No title is requested for conversations of
-    delegated runs. A run of another user does not request one either, because the title would be made from that user's
-    text.
+    delegated runs, or by a run of another user, because the title would be made from that user's text.
     """
     conversation = unit.conversation_of(run)
     is_known = conversation.title or conversation.title_run_id or conversation.parent_run_id

@@ -40,7 +40,7 @@ class Decider(Actor, frozen=True, kw_only=True):
         """Return the call with the decision. If more people must approve it, return the call with one more approval."""
         self._check_decidable(run, call, command, now)
         if call.state is CallState.ASKED and call.start_time is not None:
-            return call  # The question comes from the tool, so an earlier decision about the call itself stands.
+            return call  # The question comes from the tool, so an earlier decision about the call itself remains valid.
         edits = command.kind is DecisionKind.EDIT
         decision = Decision(
             command_id=self.command_id,

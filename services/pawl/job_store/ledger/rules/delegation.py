@@ -1,4 +1,4 @@
-"""Handles child runs, which execute other runs' calls.
+"""Child runs, which execute other runs' calls.
 
 A child starts with its parent's step and is cancelled with its call.
 
@@ -23,13 +23,13 @@ from pawl.values import CallState, RunState, StopCause
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes the new run `run_id`, which executes the call `call_id`.
+    """A new run `run_id`, which executes the call `call_id`.
 
     `message` and `options` are opaque.
 
     The run's agent is `agent_name`, and its conversation has the title `made_title`. A job (`is_job`) continues after
-    the parent run ends, and reports to the root conversation. If `is_silent` is set, the job does not report anything,
-    not even its end.
+    the parent run ends, and reports to the root conversation. If `is_silent` is set, the job reports nothing, not even
+    its end.
     """
 
     call_id: CallId

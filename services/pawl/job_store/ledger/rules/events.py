@@ -1,4 +1,4 @@
-"""Defines the entries of a run's log as values. `ledger/rpc/events.py` defines their wire format."""
+"""Entries of a run's log as values. `ledger/rpc/events.py` defines their wire format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _QUIET: Final = frozenset({WaitKind.TIME, WaitKind.AGENT})
 
 
 class RunChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """The run changed its state or its waits, or was created. If it was created, `from_state` is None.
+    """The run changed its state or its waits, or was created, in which case `from_state` is None.
 
     `from_waits` lists the waits before the change.
     """
@@ -51,7 +51,7 @@ def _is_quiet(state: RunState | None, waits: tuple[int, ...]) -> bool:
 
 
 class CallChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """A call changed its state or its holder, or was created. If it was created, `from_state` is None."""
+    """A call changed its state or its holder, or was created, in which case `from_state` is None."""
 
     from_state: CallState | None
     call: CallRow
@@ -86,7 +86,7 @@ class ToppedUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnerEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event from the owner of the run, about output, a round, progress or a warning."""
+    """An event from the owner of the run about output, a round, progress or a warning."""
 
     type: str
     body: bytes
@@ -142,8 +142,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     def lifecycle_type(self) -> str:
         """The life-cycle event type. It is empty if the life cycle does not report the event.
 
-        The life cycle reports changes to runs, and firings of schedules and triggers. It also reports requests for
-        approval and questions to other users, and when these end.
+        The life cycle reports changes to runs, and firings of schedules and triggers. It also reports the start and end
+        of approval requests and of questions to other users.
         """
         match self.body:
             case RunChanged():

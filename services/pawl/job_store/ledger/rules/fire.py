@@ -25,9 +25,8 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
     """Fire `generation` of `schedule`, which last started the run `last_run_id`.
 
     `expected_time` is the scheduled time. It is None for a manual firing, which can have a `request_id`. `next_time` is
-    the scheduled time after it. A manual firing with a `backfill_time` stands in for that past scheduled time and
-    ignores the overlap policy. `submit` creates the run. If it is None, the run is refused with `refusal` as the
-    reason.
+    the scheduled time after it. A manual firing with a `backfill_time` replaces that past scheduled firing and ignores
+    the overlap policy. `submit` creates the run. If it is None, the run is refused with `refusal` as the reason.
     """
 
     schedule: ScheduleKey
@@ -133,7 +132,7 @@ class Start(NamedTuple):
 def outcome_of_cancel(
     unit: UnitOfWork, row: StarterRow, submit: Submit | None, last: RunRow | None, feature: Feature
 ) -> FireOutcome:
-    """Cancel the previous run so that a new run can replace it. Return WAITING until the previous run has ended.
+    """Cancel the previous run to make way for a new one. Return WAITING until the previous run has ended.
 
     If there is no previous run, or if the new run will be refused or skipped, return STARTED without cancelling
     anything.
@@ -147,7 +146,7 @@ def outcome_of_cancel(
 
 
 def started(unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str, feature: Feature) -> Start:
-    """Create the run. Return SKIPPED if a feature that it needs is off, and REFUSED after other errors.
+    """Create the run. Return SKIPPED if a feature that it needs is disabled, and REFUSED after other errors.
 
     Raises:
         RequestIdReused: The request id was used with a different payload. This does not count as a refusal.

@@ -1,4 +1,4 @@
-"""Creates forks. The past of a fork belongs to another conversation, up to a point at which no calls are open.
+"""Forks. The past of a fork belongs to another conversation, up to a point at which no calls are open.
 
 Nothing is copied.
 
@@ -36,7 +36,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 def fork_points(heads: Sequence[Head], open_calls: AbstractSet[CallId]) -> tuple[int, ...]:
     """Return the possible fork points: the numbers of answers up to which all calls have results.
 
-    `heads` are in order. Summaries do not matter, because they stand for earlier messages.
+    `heads` are in order. Summaries are ignored, because they replace earlier messages.
     """
     points: list[int] = []
     is_answered = False
@@ -91,7 +91,7 @@ def path_to(conversation: ConversationRow, segments: Sequence[Segment], number: 
 def is_whole(path: Sequence[Segment], *, end_number: int, kept: int) -> bool:
     """Return whether all messages after the newest summary exist. Erased messages do not count.
 
-    `end_number` is the number of the last message that the summary covers. `kept` counts the messages after it.
+    `end_number` is the number of the last message that the summary covers. `kept` is the number of messages after it.
     """
     first = end_number + 1
     erased = sum(
@@ -109,7 +109,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
 
     @property
     def row_keys(self) -> RowKeys:
-        """The rows to lock. They include all sources, so that no source is erased concurrently."""
+        """Rows to lock. They include all sources, so that no source is erased concurrently."""
         sources = (self.conversation_id, *(each.source_conversation_id for each in self.path))
         return RowKeys(
             requests=self.request_keys,
@@ -161,7 +161,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
     def _source(self, unit: UnitOfWork, segment: Segment) -> ConversationId:
         """Return the source of the segment.
 
-        Return an empty id if the source has been erased since the path was read.
+        The id is empty if the source has been erased since the path was read.
         """
         if not segment.source_conversation_id:
             return segment.source_conversation_id

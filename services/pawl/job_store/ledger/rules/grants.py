@@ -1,4 +1,4 @@
-"""Handles grants. A grant is one approval for all calls of a series.
+"""Grants. A grant is one approval for all calls of a series.
 
 A job repeats one call. The approver of that call may grant the series. Later calls are then created under the grant.
 Each of them must be identical to the approved call, and counts once, up to the granted number (I9, I10). The job's run
@@ -23,7 +23,7 @@ def check_shown(call: CallRow, digest: str, kind: DecisionKind, *, for_series: b
     Raises:
         GrantNotOffered: The call offers no series.
         DigestRequired: The decision has no digest.
-        DigestMismatch: The digest differs. Or the decision is for the series while earlier approvals were for the call,
+        DigestMismatch: The digest differs, or the decision is for the series while earlier approvals were for the call,
             or vice versa.
     """
     if for_series and call.series is None:

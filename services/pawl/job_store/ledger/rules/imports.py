@@ -1,4 +1,4 @@
-"""Imports a history from elsewhere as a conversation.
+"""Imports histories from elsewhere as conversations.
 
 One ended placeholder run, marked as imported, owns all its messages and calls. Lists do not show this run, and it has
 no events, worker or budget.

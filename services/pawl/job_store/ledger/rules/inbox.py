@@ -1,8 +1,8 @@
-"""The inbox of a run, which holds commands on which the run's owner has not acted yet.
+"""The inbox of a run: the commands on which the run's owner has not acted yet.
 
 The inbox is bounded even if no worker reads it. Each open call can be settled or decided on once, and only one stop is
-kept. Messages, top-ups, pauses and raised limits are counted, and so are receipts of commands that had no effect. A
-message counts until it is in the conversation, no matter where the owner keeps it until then.
+stored. Messages, top-ups, pauses and raised limits are counted, and so are receipts of commands that had no effect. A
+message counts until it is in the conversation, even if the owner has already read it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     `commands_max` limits the waiting messages, top-ups and pauses (each separately), and `bytes_max` limits the total
     text size of the messages. `idle_receipts_max` limits the receipts of commands that had no effect. `people_max`
-    limits the people whose messages enter the run, not counting the people who started it.
+    limits the people whose messages enter the run, apart from those who started it.
     """
 
     commands_max: int = 100
@@ -92,7 +92,7 @@ def accept_message(
     text_bytes: int,
     people: Iterable[UserId],
 ) -> RunRow:
-    """Put a message into the inbox of `run` and return the run.
+    """Put a message into the inbox of `run`. Return the run.
 
     `people` lists the other people behind the message.
 
@@ -114,10 +114,10 @@ def accept_message(
 
 
 def keep_event(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits, *, is_awaited: bool) -> RunRow:
-    """Count one more event that no workflow node has taken; return the run.
+    """Count one more event that no workflow node has consumed. Return the run.
 
     Raises:
-        QueueFull: Too many are kept, and no node waits for this one, or another unread event ends the wait.
+        QueueFull: Too many events are stored, and no node waits for this one, or another unread event ends the wait.
     """
     ends_wait = is_awaited and all(command.name != incoming.name for command in unit.inbox(run))
     if run.steers_waiting >= limits.commands_max and not ends_wait:
@@ -126,10 +126,10 @@ def keep_event(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limi
 
 
 def accept_one_more(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
-    """Put a top-up or a pause into the inbox of `run` and return the run.
+    """Put a top-up or a pause into the inbox of `run`. Return the run.
 
     Raises:
-        QueueFull: Too many of its kind are waiting.
+        QueueFull: Too many commands of the same kind are waiting.
     """
     if sum(command.name == incoming.name for command in unit.inbox(run)) >= limits.commands_max:
         many = f"{limits.commands_max} {incoming.name} commands are waiting"
@@ -138,7 +138,7 @@ def accept_one_more(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits:
 
 
 def accept(unit: UnitOfWork, run: RunRow, incoming: CommandRow, *, consumed: bool = False) -> RunRow:
-    """Put a command into the inbox of `run` and return the run. If it is already `consumed`, keep only its receipt."""
+    """Put a command into the inbox of `run`. Return the run. If the command is `consumed`, store only its receipt."""
     if consumed:
         incoming = replace(incoming, payload=b"", consumed=True)
     unit.put_command(incoming)
@@ -146,7 +146,7 @@ def accept(unit: UnitOfWork, run: RunRow, incoming: CommandRow, *, consumed: boo
 
 
 def keep_receipt(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
-    """Keep the receipt of a command that has no effect, unless there are too many receipts. Return the run.
+    """Store the receipt of a command without effect, unless there are too many receipts. Return the run.
 
     Without its receipt, a repeated command is evaluated again.
     """
@@ -196,9 +196,9 @@ _DONE: Final = {
 
 
 class Replaced(Refused):
-    """Raised when a session has lost the call to another session of the same client.
+    """Raised when another session of the same client has taken over the call.
 
-    No receipt is kept, because the other session may send the same command.
+    No receipt is stored, because the other session may send the same command.
     """
 
 

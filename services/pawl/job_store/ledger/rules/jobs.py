@@ -1,4 +1,4 @@
-"""Handles jobs: runs in the background, and the notices that they send to their conversation.
+"""Jobs: runs in the background, and the notices that they send to their conversation.
 
 A notice refers to an iteration of a job or to the job's end. Its content is in the job's run, so nothing is stored
 twice. The model gets the job's state at the time of the model call.
@@ -6,8 +6,8 @@ twice. The model gets the job's state at the time of the model call.
 A notice belongs to the user who started the job, and enters only that user's runs. The owner of the active run enters
 notices with the step that starts a model call. If there is no active run, the ledger starts a *turn*. This is a run of
 that user without a message, with the notices as its only new input. A message from the same user takes precedence over
-a turn that has not started. A user who may no longer write to the conversation does not get any notices, but the jobs
-keep their results.
+a turn that has not started. A user who may no longer write to the conversation gets no notices, but the jobs keep their
+results.
 
 Jobs below a delegated run report to the root conversation too, but their notices enter the nearest delegated run above
 them that has not ended. Each delegated run that ends passes its notices on (`agent_ended`).
@@ -62,7 +62,7 @@ def add_open_job(
     *,
     agents_above: tuple[RunId, ...] = (),
 ) -> ConversationRow:
-    """Add a new job that reports to `conversation`, and return the conversation.
+    """Add a new job that reports to `conversation`. Return the conversation.
 
     Raises:
         IllegalTransition: The user has too many open jobs in the conversation.
@@ -117,16 +117,16 @@ def _wake(unit: UnitOfWork, key: RunKey, user_id: UserId) -> None:
 
 
 def _wake_waiting(unit: UnitOfWork, key: RunKey) -> None:
-    """Wake a delegated run that waits for the jobs below it."""
+    """Wake a delegated run that is waiting for the jobs below it."""
     run = unit.runs.get(key) if key.run_id else None
     if run is not None and WaitKind.JOB in run.waits:
         turn.wake(unit, run)
 
 
 def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
-    """Record that a step of `run` passed these notices to the model, and return the run.
+    """Record that a step of `run` passed these notices to the model. Return the run.
 
-    Everyone who started or steered these jobs counts as having steered the run.
+    All users who started or steered these jobs count as having steered the run.
     """
     named = {(each.run_id, each.occasion) for each in entered}
     if not named:
@@ -145,7 +145,7 @@ def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> RunRow:
 
 
 def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
-    """Start no further turns on a budget that a turn has used up, until a user sends a message."""
+    """Start no more turns on a budget that a turn has used up, until a user sends a message."""
     if not (run.is_turn and run.budget_run_id):
         return
     conversation = unit.conversation_of(run)
@@ -155,7 +155,7 @@ def stop_turns(unit: UnitOfWork, run: RunRow) -> None:
 
 
 def run_ended(unit: UnitOfWork, run: RunRow) -> None:
-    """Remove answered notices once `run` has ended and left its conversation.
+    """Remove answered notices after `run` has ended and left its conversation.
 
     Start a turn for the remaining notices.
     """
@@ -197,7 +197,7 @@ def agent_ended(unit: UnitOfWork, run: RunRow) -> tuple[RunId, ...]:
 
 
 def receiver_of(unit: UnitOfWork, job: RunRow) -> RunId:
-    """Return the delegated run whose model is notified of the job's end. Empty if the conversation is notified."""
+    """Return the delegated run whose model learns of the job's end. It is empty if the conversation does instead."""
     conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
     open_jobs = conversation.background.open_jobs if conversation else ()
     return next((each.receiver for each in open_jobs if each.run_id == job.run_id), RunId(""))
@@ -212,7 +212,7 @@ def opened_below(unit: UnitOfWork, run: RunRow) -> list[RunRow]:
 
 
 def _start_turn_for(unit: UnitOfWork, conversation: ConversationRow) -> None:
-    """Start a turn for the notices that no active run receives, if there are any such notices."""
+    """Start a turn for the notices that no active run receives, if there are any."""
     notices = (each for each in conversation.background.notices if not each.receiver)
     waiting = (each for each in notices if not each.entered_by or 0 < each.tries < TRIES_MAX)
     jobs = ((each.occasion > 0, unit.runs.get(RunKey(conversation.store_id, each.run_id))) for each in waiting)
@@ -248,7 +248,7 @@ def has_started(run: RunRow) -> bool:
 def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
     """Return the notices that remain after `run` has ended.
 
-    Notices for other users and for delegated runs are kept.
+    Notices for other users and for delegated runs remain.
     """
     own = [each for each in notices if each.user_id == run.user_id and not each.receiver]
     entered = [each for each in own if each.entered_by]
@@ -264,7 +264,7 @@ def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
 
 
 def _started_at(run: RunRow) -> tuple[TurnTime, ...]:
-    """Return when a turn actually started, which may be later than planned. Empty if it never started."""
+    """Return when a turn actually started, which may be later than planned, or an empty value if it never did."""
     return () if run.start_time is None else (TurnTime(user_id=run.user_id, time=run.start_time),)
 
 

@@ -1,6 +1,6 @@
-"""Stores labels as text: one line per label.
+"""Labels, stored as text with one line per label.
 
-A mark of the owner precedes each line, so that one index serves all users.
+Each line starts with a mark of the owner, so that one index serves all users.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _BREAK: Final = "\n"
 
 
 def of_workflow(name: str) -> dict[str, str]:
-    """Return the label that lists the runs of a workflow; empty for an empty name."""
+    """Return the label that lists the runs of a workflow. It is empty for an empty name."""
     return {f"{RESERVED}workflow": name} if name else {}
 
 
 def of_goal(*, is_goal: bool) -> dict[str, str]:
-    """Return the label that lists goal runs; empty for other runs."""
+    """Return the label that lists goal runs. It is empty for other runs."""
     return {f"{RESERVED}goal": "true"} if is_goal else {}
 
 
@@ -35,7 +35,7 @@ def lines(store_id: StoreId, user_id: UserId, labels: Mapping[str, str]) -> list
 
 
 def written(store_id: StoreId, user_id: UserId, labels: Mapping[str, str]) -> str:
-    """Return the labels as stored text; empty if there are none."""
+    """Return the labels as stored text, which is empty if there are none."""
     return _BREAK.join(lines(store_id, user_id, labels))
 
 

@@ -1,4 +1,4 @@
-"""Handles leases of front-end calls to one client at a time. Calls whose lease ends are offered again (FE-2)."""
+"""Leases of front-end calls, each to one client at a time. Calls whose lease ends are offered again (FE-2)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_pending(run: RunRow, call: CallRow) -> bool:
 
 
 def inboxes(unit: UnitOfWork) -> frozenset[tuple[StoreId, UserId]]:
-    """Return the users whose inboxes the operations of `unit` may have changed. Some of them may be unchanged."""
+    """Return the users whose inboxes the operations of `unit` may have changed. Some may be unchanged."""
     calls = [*unit.calls.created(), *(call for change in unit.calls.changed() for call in change)]
     calls = [call for call in calls if call.state in call_table.PENDING]
     keys = {RunKey(call.store_id, call.run_id) for call in calls}
@@ -129,7 +129,7 @@ class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
-    """Release leases on `calls` that a session of `client_id` holds. If that is None, release expired leases.
+    """Release leases on `calls` that a session of `client_id` holds. If `client_id` is None, release expired leases.
 
     A lost session may release its calls late. Calls that another session of the client has leased in the meantime stay
     leased.

@@ -1,8 +1,8 @@
 """The prefix of a run's history that its worker may cache, so that the next load returns only newer messages.
 
 A history consists of a conversation's messages after the newest summary, and their calls. Its prefix consists of the
-oldest messages. The prefix ends before the loaded run, and before any run that has an open call, an image or another
-user's message.
+oldest messages. The prefix ends before the loaded run, and before any run with an open call, an image or another user's
+message.
 
 Messages and ended calls never change, and new messages have higher numbers. A full load could therefore differ from the
 cached prefix plus newer messages only in these cases:
@@ -29,7 +29,7 @@ from pawl.job_store.ledger.rules.rows import CallRow, MessageRow
 
 
 class HistoryPrefix(msgspec.Struct, frozen=True, kw_only=True):
-    """Identifies a prefix. `result_bytes` is the total size of all call results in its runs."""
+    """A prefix of a history. `result_bytes` is the total size of all call results in its runs."""
 
     last_number: int
     last_message_id: str
@@ -52,7 +52,7 @@ class PrefixCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_valid(known: HistoryPrefix, found: PrefixCounts) -> bool:
-    """Return whether the history still starts with the prefix `known`. `found` has the counts of its messages."""
+    """Return whether the history still starts with the prefix `known`. `found` contains the counts of its messages."""
     return found == PrefixCounts(
         end_number=known.summarised_to_number,
         message_count=known.message_count,
@@ -67,7 +67,7 @@ def grown(
     calls: Collection[CallRow],
     changing: Collection[RunId],
 ) -> HistoryPrefix | None:
-    """Return the prefix `known`, extended by the first of the newer `messages`. None if the prefix is empty.
+    """Return the prefix `known`, extended by the first of the newer `messages`, or None if it would be empty.
 
     The result ends before the first message of a run in `changing`.
     """

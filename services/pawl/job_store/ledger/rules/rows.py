@@ -1,4 +1,4 @@
-"""Defines the rows of the ledger.
+"""The rows of the ledger.
 
 A field's default is its value in a new row. Fields of type `bytes` are opaque to the ledger, which stores and returns
 them unchanged. Times come from the database and have a time zone.
@@ -41,7 +41,7 @@ class ConversationKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class ClientKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Hash of the conversation key that a client has chosen. Unique per user."""
+    """The hash of a conversation key chosen by a client. Unique per user."""
 
     store_id: StoreId
     user_id: UserId
@@ -49,7 +49,7 @@ class ClientKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class CommandKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Key of a command. The sender chooses the id, which is unique within the run."""
+    """The key of a command. The sender chooses the id, which is unique within the run."""
 
     store_id: StoreId
     run_id: RunId
@@ -57,7 +57,7 @@ class CommandKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class RequestKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Key of a request. The sender chooses the id, which is unique per user."""
+    """The key of a request. The sender chooses the id, which is unique per user."""
 
     store_id: StoreId
     user_id: UserId
@@ -70,9 +70,9 @@ _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
 
 
 class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One message thread.
+    """A message thread.
 
-    At most one of its runs is active; the others wait in `queue`, in order.
+    At most one of its runs is active. The others wait in `queue`, in order.
 
     `interrupting` lists the queued runs whose message interrupted another run. They come first, in order of arrival,
     and each is superseded by the next.
@@ -117,7 +117,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown_title(self) -> str:
-        """The user's title or, failing that, the model's title or the first line of the conversation. May be empty."""
+        """The user's title, else the model's title, else the first line of the conversation. May be empty."""
         return self.title or self.model_title or self.made_title
 
     @property
@@ -127,14 +127,14 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     def is_shown_to(self, user_id: UserId) -> bool:
         """Return whether a user of the store may read the conversation.
 
-        The owner always may; other users may while it is shared.
+        The owner always may. Other users may while it is shared.
         """
         return self.user_id == user_id or (self.user_id != "" and self.sharing >= Sharing.READ)
 
     def takes_messages_of(self, user_id: UserId) -> bool:
         """Return whether a user of the store may write to it.
 
-        The owner always may; other users may while sharing allows writing.
+        The owner always may. Other users may while sharing allows writing.
         """
         return self.user_id == user_id or (self.user_id != "" and self.sharing is Sharing.WRITE)
 
@@ -144,7 +144,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def notified(self) -> tuple[RunId, ...]:
-        """The runs to notify: the active run, jobs with notices, and delegated jobs with the runs they report to."""
+        """Runs to notify: the active run, jobs with notices, and delegated jobs with the runs to which they report."""
         if self.background == NO_BACKGROUND:
             return ()
         notices, open_jobs = self.background.notices, self.background.open_jobs
@@ -155,7 +155,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def client_key(self) -> ClientKey | None:
-        """The conversation's `ClientKey`; None if no client has chosen a key."""
+        """The conversation's `ClientKey`, or None if no client has chosen a key."""
         return None if self.key_hash is None else ClientKey(self.store_id, self.user_id, self.key_hash)
 
     def without(self, run_id: RunId, *, now: datetime) -> ConversationRow:
@@ -165,9 +165,9 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of a fork's past: a range of messages that belong to another conversation.
+    """A part of a fork's past: a range of messages that belong to another conversation.
 
-    The messages have the same numbers in both conversations. If the source is empty, the other conversation was erased,
+    The messages have the same numbers in both conversations. If the source is empty, the other conversation was erased
     and its messages no longer exist.
     """
 
@@ -199,9 +199,9 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
-    """The tools that a client supplied with a run.
+    """Tools that a client supplied with a run.
 
-    Only the client `client_id` can lease calls to these tools. If `client_id` is empty, any of the user's clients can.
+    Only the client `client_id` can lease calls of these tools or, if `client_id` is empty, any of the user's clients.
     """
 
     names: tuple[str, ...]
@@ -210,7 +210,7 @@ class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRow(Actor, frozen=True, kw_only=True):
-    """One execution on a conversation. schema.sql describes the fields.
+    """One execution in a conversation. schema.sql describes the fields.
 
     `claim_at` drives scheduling. It is None if there is nothing to do. Otherwise, it is the time from which a worker
     may claim the run because it was queued, its lease expired, its deadline passed, or a command arrived. `worker_id`
@@ -222,9 +222,9 @@ class RunRow(Actor, frozen=True, kw_only=True):
     has no budget. `generation` counts the turns, each started by notices, that lead to this run. A turn started by
     notices counts itself. `grant` is the approval of a series of a job's calls.
 
-    `root_conversation_id` is set for delegated runs: the conversation that people read and that the jobs below report
-    to. `agents_above` lists the runs above this run that are not jobs, nearest first. The last is the root run, which
-    may be a job.
+    `root_conversation_id` is set for delegated runs. It is the conversation that people read and to which the jobs
+    below report. `agents_above` lists the runs above this run that are not jobs, nearest first. The last is the root
+    run, which may be a job.
     """
 
     store_id: StoreId
@@ -288,7 +288,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def is_turn(self) -> bool:
-        """True if job notices, rather than a message, started the run."""
+        """True if job notices started the run, rather than a message."""
         return self.generation > 0 and not self.reports_to
 
     @property
@@ -311,7 +311,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def receives_as(self) -> RunId:
-        """The run's id if the run is delegated, otherwise empty. See `Notice.receiver`."""
+        """The run's id if the run is delegated, otherwise an empty string. See `Notice.receiver`."""
         return self.run_id if self.root_conversation_id else RunId("")
 
     @property
@@ -320,7 +320,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
 
     @property
     def shared_tokens_left(self) -> int | None:
-        """Tokens left in this run's own budget, which other runs may share. None if it has no such budget."""
+        """Tokens left in this run's own budget, which other runs may share, or None if it has no such budget."""
         return max(0, self.token_budget - self.shared_tokens_used) if self.token_budget else None
 
     @property
@@ -334,7 +334,7 @@ class RunRow(Actor, frozen=True, kw_only=True):
         return self.state is RunState.QUEUED and not self.is_active
 
     def needs_slot(self, now: datetime) -> bool:
-        """Return whether the run is waiting for a slot, as queued runs and due jobs do. Turns never wait for one."""
+        """Return whether the run is waiting for a slot, as queued runs and due jobs do. Turns never wait for a slot."""
         is_due = self.claim_at is not None and self.claim_at <= now
         is_late = self.in_background and self.state is RunState.WAITING and not self.round and is_due
         return not self.is_turn and (self.is_queued or (is_late and not self.is_active))
@@ -364,12 +364,12 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a call that the owner of its run sets.
+    """Fields of a call that the owner of its run sets.
 
     `digest` is empty if the call was never gated. `escalated` means that approval was requested twice. `has_default`
     means that the question has a default answer. `child_run_id` is the run that executes the call. It is empty if no
     run ever did. `asked_user_id` is the only user who may decide on or answer the call. If it is empty, only approvers
-    may; if it is None, the usual rules apply. `series` is the series that an approval can grant, or under whose grant
+    may. If it is None, the usual rules apply. `series` is the series that an approval can grant, or under whose grant
     the call runs. `spec` contains all other fields, which are opaque here.
     """
 
@@ -398,10 +398,10 @@ class CallRow(CallFields, frozen=True, kw_only=True):
     """One tool call.
 
     `reserved_by` is the command that settles or decides on the call, as long as the run's owner has not consumed it.
-    `approvals` are for the call as it is shown now, in order. If several are required, each is by a different person
-    with a different credential. The call starts only with `approvals_required` approvals. `earlier_approvals` were
-    given before the call was edited. `progress_time` is when the call's progress was last logged, and `state_time` is
-    when the call entered its state.
+    `approvals` are for the call as it is currently shown, in order. If several are required, each comes from a
+    different person with a different credential. The call starts only with `approvals_required` approvals.
+    `earlier_approvals` were given before the call was edited. `progress_time` is when the call's progress was last
+    logged, and `state_time` is when the call entered its state.
     """
 
     store_id: StoreId
@@ -433,7 +433,7 @@ class CallRow(CallFields, frozen=True, kw_only=True):
 
 
 class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a conversation.
+    """A message of a conversation.
 
     `summarised_to` is positive for a summary. `body` holds the fields that are opaque to the ledger.
 
@@ -484,7 +484,7 @@ class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A completed request. Has the run that it created or entered, or the conversation that it was about."""
+    """A completed request. It contains the run that it created or entered, or its conversation."""
 
     store_id: StoreId
     user_id: UserId

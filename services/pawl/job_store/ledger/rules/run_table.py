@@ -1,4 +1,4 @@
-"""Defines the state table of runs. The documentation site draws it."""
+"""The state table of runs. The documentation site draws it."""
 
 from __future__ import annotations
 

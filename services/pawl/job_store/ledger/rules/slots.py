@@ -1,4 +1,4 @@
-"""Assigns slots to runs. This determines which due runs a worker may claim (LOOP-14)."""
+"""Assigns slots to runs, which determines which due runs a worker may claim (LOOP-14)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SlotLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreSlots(Protocol):
-    """The default limits, and the limits of stores that have their own limits."""
+    """The default limits, and the limits of stores that have their own."""
 
     @property
     def default(self) -> SlotLimits: ...
@@ -81,7 +81,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose turn it is. Stores get their turns in circular order, each as many as its weight before the next store.
+    """The order in which stores get slots. It is circular, and each store gets as many turns in a row as its weight.
 
     The next turn goes to the first store that follows `after`. `store` has had `taken` of its turns.
     """
@@ -110,7 +110,7 @@ def assign_slots(
 
     At most `background_max` of these runs are background runs. None means that there is no such limit. Users at their
     limit are skipped, and do not block other users of the store. At most `last_chances_max` runs are at their last
-    chance, so that it is clear which run was the cause if their worker dies.
+    chance, so that it is clear which run caused the death of their worker.
     """
     picked: list[DueRun] = []
     last_chances, background_left = 0, runs_max if background_max is None else background_max
@@ -156,14 +156,14 @@ def _fitting(line: Line) -> Iterator[DueRun]:
 
 
 class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Key of a queue. A store has one queue for background runs and one for all other runs."""
+    """The key of a queue. A store has one queue for background runs and one for all other runs."""
 
     store_id: StoreId
     in_background: bool
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one of a store's queues: the number of runs that have not started, of active runs, and of slots.
+    """The state of one of a store's queues: the numbers of runs that have not started, of active runs, and of slots.
 
     See `RunRow.needs_slot`.
     """
@@ -174,5 +174,5 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> int:
-        """Number of runs that wait for a slot, without those for which a slot is free."""
+        """The number of runs that wait for a slot, not counting those for which a slot is free."""
         return self.queued - max(0, self.slots - self.active)

@@ -1,4 +1,4 @@
-"""Starts a user's job. This is like submitting a message, but the run only reports to the conversation (ASYNC-1)."""
+"""Starts a user's job. This resembles submitting a message, but the run only reports to the conversation (ASYNC-1)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ class StartJob(Submit, frozen=True, kw_only=True):
 
     The message gets its own conversation, so the run does not wait for any other run. The job uses a background slot,
     so `store_slots` and `store_queue_max` are the limits for background runs. `job` encodes the job for a given start
-    time. The result is appended to the run's options. If `is_silent` is set, the job does not report anything, not even
-    its end.
+    time. The result is appended to the run's options. If `is_silent` is set, the job reports nothing, not even its end.
     """
 
     run_id: RunId
@@ -47,7 +46,7 @@ class StartJob(Submit, frozen=True, kw_only=True):
 
         Raises:
             TooManyJobs, QueueFull
-            RequestIdReused: The run exists, but its request is no longer remembered.
+            RequestIdReused: The run exists, but its request is no longer stored.
         """
         if unit.runs.get(RunKey(self.store_id, self.run_id)) is not None:
             raise RequestIdReused

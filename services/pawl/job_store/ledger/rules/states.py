@@ -1,4 +1,4 @@
-"""Defines the enums on which the ledger's decisions depend. Enums of `pawl.event.v1` have the same numbers."""
+"""Enums on which the ledger's decisions depend. Enums of `pawl.event.v1` have the same numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class AttentionReason(IntEnum):
 
 
 class RunProgram(IntEnum):
-    """What drives a run. DEFAULT means the model, a job's schedule or an undo."""
+    """The program that drives a run. DEFAULT means the model, a job's schedule or an undo."""
 
     DEFAULT = 0
     # Its worker needs only its open calls.

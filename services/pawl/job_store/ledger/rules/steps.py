@@ -1,9 +1,9 @@
 """Decides which steps can be written with one statement, and prepares them from cached rows.
 
-A run's owner writes most of its rows, so job-store usually knows them already. A step that needs only the rows of its
-run, the run's calls and its conversation can be prepared from the cache. The statement writes the step only if none of
-these rows has changed. This can be checked, because every write of a run, its calls or its commands gives the run's row
-a new version.
+A run's owner writes most of its rows, so job-store usually has them in its cache. A step that needs only the rows of
+its run, the run's calls and its conversation can be prepared from the cache. The statement writes the step only if none
+of these rows has changed. The statement can check this, because every write of a run, its calls or its commands changes
+the version of the run's row.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ ESTIMATE_SECONDS_MAX: Final = 1.0
 class CachedRun(msgspec.Struct, frozen=True, kw_only=True):
     """An open run whose inbox is empty, with its open calls, at some version of its row.
 
-    The version is opaque and comes from the store. The conversation may be older than the run. It is None if it is not
-    known.
+    The version is opaque and comes from the store. The conversation may be older than the run, or None if unknown.
     """
 
     run: RunRow
@@ -68,11 +67,11 @@ class Step:
 
     @property
     def conversations(self) -> list[tuple[ConversationRow, ConversationRow]]:
-        """The conversation before and after the step. Empty unless the step appends messages or ends the run."""
+        """The conversation before and after the step, or nothing unless the step appends messages or ends the run."""
         return self.unit.conversations.changed()
 
     def written(self, version: Any) -> CachedRun | None:
-        """Return what may be cached of the run once the step is written. Return None if the run has ended."""
+        """Return what may be cached of the run once the step is written, or None if the run has ended."""
         return after(self.unit, self.cached.key, version, self.cached)
 
 
@@ -163,7 +162,7 @@ def is_cacheable(run: RunRow) -> bool:
 
 
 def after(unit: UnitOfWork, key: RunKey, version: Any, before: CachedRun | None) -> CachedRun | None:
-    """Return what to cache of a run once the changes of `unit` are stored. None means that it must be reloaded.
+    """Return what to cache of a run once the changes of `unit` are stored, or None if it must be reloaded.
 
     All open calls and unread commands of the run must be in the unit. `before` is the current content of the cache.
     """

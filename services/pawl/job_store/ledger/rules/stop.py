@@ -1,4 +1,4 @@
-"""Stops runs on request, and ends them."""
+"""Stops runs on request, and ends runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def request(unit: UnitOfWork, run: RunRow, cause: StopCause) -> RunRow:
 
     A run that no worker has claimed is CANCELLED immediately, unless messages have entered it. Only an owner can read
     these messages, and they must not be lost (I1). Any other run becomes CANCELLING, and its current or next owner
-    settles its open calls. To allow this, a quarantined run becomes claimable.
+    settles its open calls. For this, a quarantined run becomes claimable again.
     """
     stopped, superseded = _stop(unit, run, cause)
     _supersede(unit, superseded)
@@ -74,7 +74,7 @@ def end_without_worker(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
 
 
 def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
-    """Stop `run` and each run that becomes active as a result. An interrupting message supersedes all of them."""
+    """Stop `run`, and each run that becomes active as a result, because an interrupting message supersedes them."""
     while run is not None:
         _, run = _stop(unit, run, StopCause.SUPERSEDED)
 
@@ -114,10 +114,10 @@ def _end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) ->
 
 
 def _report(unit: UnitOfWork, run: RunRow, job_ids: tuple[RunId, ...]) -> None:
-    """Report to the parent, in the same transaction, that its child run has ended and which of its jobs are still open.
+    """Report to the parent, in the same transaction, that its child run has ended and which jobs are still open.
 
-    The only other thing that settles the call is a cancellation. Has no effect if the call was cancelled or the parent
-    no longer exists.
+    Only a cancellation can also settle the call. Has no effect if the call was cancelled or the parent no longer
+    exists.
     """
     parent = unit.runs.get(RunKey(run.store_id, run.parent_run_id))
     call = unit.calls.get(CallKey(run.store_id, run.parent_call_id))

@@ -58,19 +58,19 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
     `key_hash` is the hash of the client's conversation key, if the request has a key instead of an id. A new
     conversation gets the title `made_title`. An archived conversation is restored.
 
-    These are opaque: `message`, which enters the conversation; `steer` and `interrupt`, which are commands for the
-    owner of the active run; and `options` of the new run. `text_bytes` is the size of the message's text.
+    The following are opaque: `message`, which enters the conversation; `steer` and `interrupt`, which are commands for
+    the owner of the active run; and `options` of the new run. `text_bytes` is the size of the message's text.
 
     At most `queue_max` runs can be queued in the conversation, and at most `store_queue_max` runs can wait for one of
     the store's `store_slots` slots.
 
-    Workflows and goals use a background slot: the limits are then those of background runs. With `is_reported`, the run
-    has a conversation of its own, and its end is reported to the named conversation, like the end of a job.
+    Workflows and goals use a background slot, so the limits of background runs apply. With `is_reported`, the run has
+    its own conversation, and its end is reported to the named conversation, like the end of a job.
 
     `undoes` is the run that the new run undoes. Writers may undo their own runs even after sharing has ended. With
     `only_repeat`, only a repeated request succeeds, for example because the agent no longer exists.
 
-    Features in `off` are switched off in the store, and it may not use the `refused_model`. Undo is still possible.
+    Features in `off` are disabled in the store, which may not use the `refused_model` either. Undo is still possible.
     """
 
     conversation_id: ConversationId
@@ -127,10 +127,10 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             ConversationErased: The user has erased it.
             ConversationBusy: The policy is REJECT and a run is active.
             RunOfAnotherUser: The policy is STEER or INTERRUPT, and another user started the active run.
-            FeatureOff: The request creates a run, and a feature that it needs is switched off.
+            FeatureOff: The request creates a run, and a feature that it needs is disabled.
             ModelNotAllowed: The request creates a run, and the store may not use its model.
-            QueueFull: Too many runs are waiting in the conversation or the store. Or the active run has too many
-                messages, or messages from too many people.
+            QueueFull: Too many runs are waiting in the conversation or the store, or the active run has too many
+                messages or messages from too many people.
         """
         earlier = self.earlier(unit)
         if earlier is not None:
@@ -222,7 +222,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
                 assert_never(self.policy)
 
     def _instead_of(self, unit: UnitOfWork, conversation: ConversationRow, active: RunRow) -> Submitted:
-        """Queue a run behind the active turn. The turn was not started by a message and cannot be steered.
+        """Queue a run behind the active turn, which was not started by a message and cannot be steered.
 
         Normally, the turn ends first. It is stopped if it has not started, is waiting or needs attention, or if the
         policy is INTERRUPT. A turn that needs attention would block everyone, so any user can replace it.
@@ -269,7 +269,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         """Create a run in its own conversation, and count it as an open job of `conversation`.
 
         Raises:
-            FeatureOff: Runs or background work are switched off.
+            FeatureOff: Runs or background work are disabled.
             TooManyJobs: The user has too many open jobs in the conversation.
             QueueFull: Too many background runs are waiting in the store.
         """
@@ -289,7 +289,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
 
     @property
     def needed(self) -> Sequence[Feature]:
-        """The features that a new run needs. An undo does not need any."""
+        """Features that a new run needs. An undo needs none."""
         if self.undoes:
             return ()
         if self.program:
@@ -297,14 +297,14 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
         return (Feature.RUNS, Feature.BACKGROUND) if self.is_reported else (Feature.RUNS,)
 
     def is_off(self, *more: Feature) -> bool:
-        """Return whether `more` features, or features that a new run needs, are switched off."""
+        """Return whether `more` features, or features that a new run needs, are disabled."""
         return not self.off.isdisjoint({*more, *self.needed})
 
     def check_on(self, *more: Feature) -> None:
-        """Check that `more` features, and the features that a new run needs, are switched on.
+        """Check that `more` features, and the features that a new run needs, are enabled.
 
         Raises:
-            FeatureOff: One of them is off.
+            FeatureOff: One of them is disabled.
             ModelNotAllowed: The store may not use the run's model.
         """
         for feature in (*more, *self.needed):
@@ -314,7 +314,7 @@ class Submit(ConversationRequest, frozen=True, kw_only=True):
             raise ModelNotAllowed(f"this store may not use the model {self.refused_model!r}", model=self.refused_model)
 
     def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
-        """Refuse a run if too many runs are already waiting for one of the store's slots.
+        """Raise an error if too many runs are already waiting for the store's slots.
 
         Raises:
             QueueFull: Too many runs are waiting.

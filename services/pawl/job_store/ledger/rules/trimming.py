@@ -1,7 +1,7 @@
 """Trims open jobs. A job keeps its latest iterations, while older calls and events are removed.
 
-A mark records the round and the log position at the end of a round. Once the number of rounds to keep has passed,
-everything before the mark is removed and a new mark is set. Trims are therefore rare and bounded, and need no search.
+A mark records the round and the log position at the end of a round. After a fixed number of rounds, everything before
+the mark is removed and a new mark is set. Trims are therefore rare and bounded, and need no search.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Trim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def after_round(before: RunRow, run: RunRow, kept: int) -> tuple[RunRow, Trim | None]:
-    """Return the run after a step, with a new mark if needed. Also return the rows to remove, or None.
+    """Return the run after a step, with a new mark if needed, and the rows to remove, or None.
 
     `before` covers all earlier rounds, because a job starts a round only after the previous round has ended.
     """

@@ -84,8 +84,7 @@ def give(
 def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
     """Remove an ended run from its conversation and, if it was active, activate the next run.
 
-    If another run with an interrupting message is waiting behind the next run, return the next run. Otherwise, return
-    None.
+    Return the next run if a run with an interrupting message is waiting behind it. Otherwise, return None.
     """
     conversation = unit.conversation_of(run)
     if conversation.active_run_id != run.run_id:
@@ -102,7 +101,7 @@ def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
 
 
 def wake(unit: UnitOfWork, run: RunRow) -> RunRow:
-    """Make a worker read the inbox of `run`. Notify the run's worker, or make the run claimable now.
+    """Make a worker read the inbox of `run`: notify the run's worker, or make the run claimable now.
 
     Queued runs, turns that start later and quarantined runs are not woken. Their inboxes are read once they run.
     """

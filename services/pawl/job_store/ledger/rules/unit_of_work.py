@@ -1,6 +1,6 @@
-"""Holds in memory the rows that a group of operations works on.
+"""The rows, in memory, on which a group of operations works.
 
-Operations change the unit one after the other. If an operation raises inside `attempt`, all its changes are undone.
+Operations change the unit one after another. If an operation raises inside `attempt`, all its changes are undone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Undo: TypeAlias = list[Callable[[], None]]
 
 
 class Table(Generic[K, R]):
-    """Rows by key. The table knows which rows are new and which differ from the stored rows."""
+    """Rows by key. The table tracks which rows are new and which differ from the stored rows."""
 
     def __init__(self, undo: Undo) -> None:
         self._undo = undo
@@ -118,7 +118,7 @@ Path: TypeAlias = tuple[StoreId, tuple[Segment, ...]]
 
 
 class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of the rows that an operation needs.
+    """Keys of the rows that an operation needs.
 
     They are loaded and locked before it is applied.
 
@@ -128,7 +128,7 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
       `conversations_of`, respectively.
     - Loading a conversation also loads its active run, the call that this run executes, the first queued runs, the jobs
       that have notices for it, and its open delegated jobs with the runs that they report to.
-    - For a run in `conversations_of` or `ends`, the conversation that it or its jobs report to is also loaded.
+    - For a run in `conversations_of` or `ends`, the conversation to which it or its jobs report is also loaded.
     - Loading a request also loads the conversation that it created, if any.
     - `ends` lists runs that may end or start a job. Their conversation, the next queued run, the call that they
       execute, and all runs above them are also loaded.
@@ -140,7 +140,7 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     - Loading a trigger also loads the last run that it started. Loading a lane also loads its last event's run and its
       waiting event.
     - `paths` adds the message counts for forks, whose source conversations must be listed.
-    - `step` is a run whose owner takes a step that needs only the run, its conversation and its calls.
+    - `step` is a run whose owner commits a step that needs only the run, its conversation and its calls.
 
     If `owner` is set and does not own all `runs`, nothing is loaded or locked, unless the first of `calls` asks this
     user by name.
@@ -171,10 +171,11 @@ class UnitOfWork:
     """All rows that a group of operations needs, and the changes that the operations made.
 
     `now` is the time of the transaction, and `ids` creates ids. `loop_states` maps runs to their new worker states.
-    `wakeups` lists the workers to notify of a command. `off_log` has life-cycle events that belong to no run's log.
-    `trims` lists job rows to remove so that `iterations_kept` iterations remain. `work_ready` means that a run became
-    claimable. `queues` has the queues that were loaded. For each path, `kept` has the last number covered by its newest
-    summary, and the number of messages after it. `off` returns the features that are switched off in a store.
+    `wakeups` lists the workers to notify of a command. `off_log` contains life-cycle events that belong to no run's
+    log. `trims` lists job rows to remove so that `iterations_kept` iterations remain. `work_ready` means that a run
+    became claimable. `queues` contains the queues that were loaded. For each path, `kept` contains the last number
+    covered by its newest summary, and the number of messages after it. `off` returns the features that are disabled in
+    a store.
     """
 
     now: datetime
@@ -278,7 +279,7 @@ class UnitOfWork:
         return conversation
 
     def open_calls(self, run: RunRow) -> list[CallRow]:
-        """Return a run's calls that are not settled, in call order."""
+        """Return a run's calls that are not settled, in order."""
         calls = map(self.calls.get, self._calls_of.get(run.key, ()))
         is_open = [call for call in calls if call is not None and not call.state.is_terminal]
         return sorted(is_open, key=lambda call: (call.round, call.index))

@@ -1,4 +1,4 @@
-"""Computes usage figures: pure functions of the changes of a group of operations."""
+"""Usage figures, computed from the changes of a group of operations. All functions are pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pawl.values import CallState, Usage
 # Number of days for which hours are kept, and for which their sums by day are kept.
 HOURS_DAYS_MAX: Final = 35
 DAYS_MAX: Final = 400
-# Stands for all tools that a run did not have, because a model can make up any number of names.
+# The name for all tools that a run did not have, because a model can invent any number of names.
 UNKNOWN_TOOL: Final = "?"
 _MODEL_CHARACTERS_MAX: Final = 128
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class UsageKey(msgspec.Struct, frozen=True, order=True):
-    """What a row of figures is about. It has a tool for figures of calls, and a model for those of model calls."""
+    """The key of a row of figures. Figures of calls have a tool, and figures of model calls have a model."""
 
     store_id: StoreId
     agent_name: str
@@ -47,7 +47,7 @@ class UsageKey(msgspec.Struct, frozen=True, order=True):
 
 
 class Used(Usage, frozen=True, kw_only=True):
-    """Figures of runs, calls and model calls. Negative values correct earlier ones. `schema.sql` describes them."""
+    """Figures of runs, calls and model calls. Negative values correct earlier ones. See `schema.sql`."""
 
     runs: int = 0
     runs_completed: int = 0
@@ -102,18 +102,18 @@ def day_of(now: datetime) -> date:
 
 
 def day_end(now: datetime) -> datetime:
-    """Return the end of the UTC day that `now` falls on."""
+    """Return the end of the UTC day of `now`."""
     return datetime.combine(day_of(now) + timedelta(days=1), time.min, UTC)
 
 
 def month_end(now: datetime) -> datetime:
-    """Return the end of the month (UTC) of a time."""
+    """Return the end of the UTC month of a time."""
     later = day_of(now).replace(day=1) + timedelta(days=32)
     return datetime.combine(later.replace(day=1), time.min, UTC)
 
 
 def started_runs(unit: UnitOfWork) -> list[RunRow]:
-    """Return the runs that the operations created, without imported histories."""
+    """Return the runs that the operations created, except imported histories."""
     return [run for run in unit.runs.created() if not run.imported]
 
 
@@ -130,7 +130,7 @@ def ended_calls(unit: UnitOfWork) -> list[CallRow]:
 def added(unit: UnitOfWork, usage_of: Callable[[bytes], Usage]) -> Sequence[tuple[UsageKey, Used]]:
     """Return what the operations add to the figures, in key order.
 
-    `usage_of` returns the usage of a run's own model calls. That of its child runs counts for them.
+    `usage_of` returns the usage of a run's own model calls. The usage of its child runs counts towards those runs.
     """
     found: dict[UsageKey, Used] = {}
 

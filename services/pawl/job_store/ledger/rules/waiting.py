@@ -1,4 +1,4 @@
-"""Explains why a run is not making progress. All functions are pure."""
+"""Reasons why a run is not making progress. All functions are pure."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ _ROLES: Final[Mapping[WaitReason, tuple[str, ...]]] = MappingProxyType(
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
-    """A run at `time`, with context that its row does not contain.
+    """The state of a run at `time`, with context that its row does not contain.
 
     `calls` are the run's open calls, in call order. `is_cut` means that there are more. `call_counts` and
     `child_run_ids` cover its newest calls. `before` lists the runs ahead of this run in the conversation, starting with
-    the active run. The used slots of its store and user are only counted while the run needs a slot.
+    the active run. The used slots of its store and user are counted only while the run needs a slot.
     """
 
     run: RunRow
@@ -110,7 +110,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queue_position(self) -> int:
-        """Position in the conversation's queue, starting at 1. It is 0 if the run is not queued."""
+        """The position in the conversation's queue, starting at 1. It is 0 if the run is not queued."""
         return len(self.before)
 
 
@@ -129,9 +129,9 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 def explain(
     situation: Situation, limits: SlotLimits, below: Mapping[RunId, Waiting] = MappingProxyType({})
 ) -> Waiting | None:
-    """Return why the run is not making progress; None if it is RUNNING or has ended.
+    """Return why the run is not making progress, or None if it is RUNNING or has ended.
 
-    `below` has the reasons why the runs that execute its calls are waiting, if known.
+    `below` contains the reasons why the runs that execute its calls are waiting, if known.
     """
     run = situation.run
     match run.state:
@@ -243,13 +243,13 @@ def _parked(situation: Situation, below: Mapping[RunId, Waiting]) -> Waiting:
 
 
 def _asked(run: RunRow, calls: Sequence[CallRow]) -> tuple[UserId, ...]:
-    """Return the users who are asked, either by name or because they are the run's user."""
+    """Return the users whose answer is needed, either by name or because they are the run's user."""
     asked = (run.user_id if call.asked_user_id is None else call.asked_user_id for call in calls)
     return tuple(dict.fromkeys(filter(None, asked))) if calls else (run.user_id,)
 
 
 def _is_named(calls: Sequence[CallRow]) -> bool:
-    """Return whether only users who are asked by name may decide on the calls."""
+    """Return whether only users who are named in the calls may decide on them."""
     return bool(calls) and all(call.asked_user_id for call in calls)
 
 

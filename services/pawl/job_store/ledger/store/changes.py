@@ -104,7 +104,7 @@ _STEPS_WRITTEN: Final = f"""{_VERSION}, (SELECT now FROM heads) AS now, (SELECT 
 
 
 class Changes:
-    """The changes of a unit of work, with its events packed. Without `keeps_lifecycle`, the outbox stays empty."""
+    """Changes of a unit of work, with its events packed. Without `keeps_lifecycle`, the outbox stays empty."""
 
     def __init__(self, unit: UnitOfWork, *, keeps_lifecycle: bool) -> None:
         self.unit = unit
@@ -118,12 +118,12 @@ class Changes:
 
     @property
     def counts(self) -> Sequence[tuple[UsageKey, Used]]:
-        """What the changes add to the usage figures, in key order."""
+        """Return what the changes add to the usage figures, in key order."""
         return added(self.unit, own_usage)
 
 
 def of_group(changed: Changes) -> tuple[str, list[Any]] | None:
-    """Return the statement that writes all changes of a group; None if there are none."""
+    """Return the statement that writes all changes of a group, or None if there are none."""
     unit = changed.unit
     # Sorted, so that two groups that create the same rows wait for each other instead of deadlocking.
     requests = sorted(unit.requests.created(), key=lambda row: row.key)
@@ -150,7 +150,7 @@ def of_group(changed: Changes) -> tuple[str, list[Any]] | None:
 
 
 def of_steps(steps: Sequence[Step], changed: Sequence[Changes], now: datetime) -> tuple[str, list[Any]]:
-    """Return a statement that writes the changes of the steps whose rows are unchanged, and returns their numbers.
+    """Return a statement that writes the steps whose rows are unchanged, and returns the numbers of these steps.
 
     It writes nothing for the other steps.
     """

@@ -1,4 +1,4 @@
-"""Generates set-based statements from the columns of tables. One round trip can write rows of any number of tables."""
+"""Set-based statements, generated from the columns of tables. One round trip can write to any number of tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[R]):
-    """A column: its SQL type, and how to compute its value from a row.
+    """A column of a table: its SQL type, and how to compute its value from a row.
 
     `fixed` columns are never updated. An update skips a `heavy` column if the row holds the same object as the stored
     row. `read` converts the stored value to the row's field. The field's name is `field` or, by default, the column's
@@ -46,7 +46,7 @@ class Column(Generic[R]):
 class Statement:
     """A statement on rows. `{rows}` in its text is replaced by those rows.
 
-    `types` has the SQL types of the rows' columns.
+    `types` lists the SQL types of the rows' columns.
 
     `gathered` statements usually have many rows. Other statements can refer to the result of a statement with a `name`.
     """
@@ -77,11 +77,10 @@ class Write:
 def joined(writes: Sequence[Write], result: str = "") -> tuple[str, list[Any]]:
     """Return one statement, and its arguments, that runs all writes and selects `result`.
 
-    A write does not see the changes of the other writes.
+    Each write runs without seeing the changes of the others.
 
-    Single rows are sent without arrays, which cost more. This is done only if every write (except `gathered` writes)
-    has a single row. This rule keeps the number of different statements small, each of which the server plans once per
-    connection.
+    If every write (except `gathered` writes) has a single row, the rows are sent without arrays, which cost more. This
+    rule keeps the number of different statements small. The server plans each statement once per connection.
     """
     single = all(len(write.columns[0]) == 1 for write in writes if write.columns and not write.statement.gathered)
     text = _joined(tuple(write.statement for write in writes), result, single=single)

@@ -1,4 +1,4 @@
-"""Reads what has changed in conversations, for their watchers."""
+"""Changes in conversations, read for their watchers."""
 
 from __future__ import annotations
 

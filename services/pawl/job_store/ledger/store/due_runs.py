@@ -62,9 +62,10 @@ WHERE s.store_id IS NOT NULL AND (
 LIMIT $3
 """
 
-# Locked in one order and before any row, to avoid deadlocks.
+# Locked in one order and before any row, to avoid deadlocks. Without bitmap scans, the first due runs are read in the
+# order of an index: a bitmap would contain all of a store's due runs.
 _LOCK: Final = """
-SELECT pg_advisory_xact_lock(hashtext('job_store.places'), key)
+SELECT pg_advisory_xact_lock(hashtext('job_store.places'), key), set_config('enable_bitmapscan', 'off', true)
 FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (store_id) ORDER BY key) AS keys
 """
 
@@ -72,14 +73,21 @@ _DUE_RUN: Final = """
 r.store_id, r.run_id, r.user_id, r.active, r.in_background, r.claim_at,
 r.crashes + (r.worker_id IS NOT NULL)::integer AS crashes
 """
-_USED: Final = """
-(SELECT count(*) FROM job_store.runs AS a WHERE a.store_id = s.store_id AND a.active AND NOT a.in_background) AS used,
-(SELECT count(*) FROM job_store.runs AS a WHERE a.store_id = s.store_id AND a.active AND a.in_background)
-    AS used_background
+# The used slots of some stores, by user, counted once per claim.
+_USED_SLOTS: Final = """
+used_slots AS MATERIALIZED (
+    SELECT a.store_id, a.user_id, count(*) FILTER (WHERE NOT a.in_background) AS used,
+        count(*) FILTER (WHERE a.in_background) AS used_background
+    FROM job_store.runs AS a WHERE a.store_id = ANY ($1::text[]) AND a.active
+    GROUP BY a.store_id, a.user_id
+)
 """
-_USED_BY_USER: Final = """
-(SELECT count(*) FROM job_store.runs AS a
- WHERE a.store_id = due.store_id AND a.user_id = due.user_id AND a.active AND NOT a.in_background) AS used_by_user
+_USED: Final = """
+coalesce((SELECT sum(used) FROM used_slots AS a WHERE a.store_id = due.store_id), 0)::bigint AS used,
+coalesce((SELECT sum(used_background) FROM used_slots AS a WHERE a.store_id = due.store_id), 0)::bigint
+    AS used_background,
+coalesce((SELECT used FROM used_slots AS a WHERE a.store_id = due.store_id AND a.user_id = due.user_id), 0)
+    AS used_by_user
 """
 
 _HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in_background) AS background_held"
@@ -87,9 +95,9 @@ _HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $4 AND in
 # Some stores' first due runs: those that have a slot, then the others, then background runs. In each of these groups,
 # runs that have crashed workers come last. A run whose last allowed worker has died is left for quarantine.
 _DUE: Final = f"""
-SELECT due.*, slots.used, slots.used_background, {_USED_BY_USER}, {_HELD}
+WITH {_USED_SLOTS}
+SELECT due.*, {_USED}, {_HELD}
 FROM unnest($1::text[]) AS s (store_id)
-CROSS JOIN LATERAL (SELECT {_USED}) AS slots
 CROSS JOIN LATERAL (
     (SELECT {_DUE_RUN} FROM job_store.runs AS r
      WHERE r.store_id = s.store_id AND r.active AND r.claim_at <= now()
@@ -109,7 +117,8 @@ ORDER BY due.active DESC, due.in_background, due.crashes, due.claim_at
 
 # For some stores, the oldest waiting run of each of the next users.
 _HEADS: Final = f"""
-WITH RECURSIVE users AS (
+WITH RECURSIVE {_USED_SLOTS},
+users AS (
     SELECT k.store_id COLLATE "C" AS store_id, k.user_id COLLATE "C" AS user_id, 0 AS hops
     FROM unnest($1::text[], $2::text[]) AS k (store_id, user_id)
     UNION ALL
@@ -121,7 +130,7 @@ WITH RECURSIVE users AS (
     ), u.hops + 1
     FROM users AS u WHERE u.user_id IS NOT NULL AND u.hops < $3
 )
-SELECT due.*, {_USED}, {_USED_BY_USER}
+SELECT due.*, {_USED}
 FROM users AS s CROSS JOIN LATERAL (
     SELECT {_DUE_RUN} FROM job_store.runs AS r
     WHERE r.store_id = s.store_id AND r.user_id = s.user_id AND r.claim_at <= now()
@@ -146,7 +155,7 @@ _CURSORS_MAX: Final = 1000
 class Picked:
     """Runs that fit within the limits until the transaction ends.
 
-    `turns` are the turns after these runs. `has_more` means that other stores, or more runs of these stores, may be
+    `turns` holds the turns after these runs. `has_more` means that other stores, or more runs of these stores, may be
     due.
     """
 

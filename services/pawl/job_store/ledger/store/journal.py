@@ -1,6 +1,6 @@
 """Applies groups of operations in PostgreSQL: locks and loads their rows, applies them, and writes the changes.
 
-All code takes locks in the same order: schedules, triggers, conversations, runs, each sorted by key. The lock on a
+All code acquires locks in the same order: schedules, triggers, conversations, runs, each sorted by key. The lock on a
 conversation covers its messages, and the lock on a run covers its calls, commands and events. See schema.sql.
 """
 
@@ -40,7 +40,7 @@ _log = logs.get_logger(__name__)
 
 
 async def is_sharded(database: Database) -> bool:
-    """Return whether the database is declared to be sharded by store, so that no transaction should span stores."""
+    """Return whether the database is sharded by store, in which case no transaction should span stores."""
     return bool(await database.fetchval(_IS_SHARDED))
 
 
@@ -108,7 +108,7 @@ class PostgresJournal:
     async def _write(
         self, connection: Connection, operations: Sequence[Operation[Any]]
     ) -> tuple[Written, Mapping[RunKey, CachedRun | None]]:
-        """Apply a group. Also return what may be cached of each changed run once the transaction has committed."""
+        """Apply a group. Also return what may be cached of each changed run after the commit."""
         keys = [operation.row_keys for operation in operations]
         unit = await load(connection, self._ids, list(map(steps.loaded_with, keys)))
         unit.off = self._off

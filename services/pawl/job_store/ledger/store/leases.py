@@ -119,9 +119,9 @@ _STORES_MAX: Final = 64
 
 
 class PostgresLeases:
-    """See `reading.Leases`. A run can no longer be claimed once `crashes_max` workers have died with it.
+    """See `reading.Leases`. A run can no longer be claimed once `crashes_max` workers have died while holding it.
 
-    With `one_store`, each transaction of a claim takes one run of one store.
+    With `one_store`, each transaction claims one run of one store.
     """
 
     def __init__(self, database: Database, slots: StoreSlots, *, crashes_max: int, one_store: bool = False) -> None:

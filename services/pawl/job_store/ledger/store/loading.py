@@ -181,7 +181,7 @@ FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (st
 # For each queue: the number of runs that may wait for a slot, and the number of slots.
 _QueueLimits: TypeAlias = Mapping[QueueKey, tuple[int, int]]
 
-# More than concurrent groups can add: 32 groups of 128 operations.
+# More runs than concurrent groups can add: 32 groups of 128 operations.
 _QUEUED_AT_ONCE_MAX: Final = 4096
 
 
@@ -327,7 +327,7 @@ def _endings(named: Sequence[RowKeys], conversations: Sequence[ConversationRow])
 async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[QueueKey, Queue]:
     """Return the counts of the queues.
 
-    Nearly full queues are locked but left out, because they are counted later.
+    Nearly full queues are locked but omitted, because they are counted later.
 
     The queues are locked before requests and runs are loaded, because a transaction that has waited for the lock must
     see the rows of the previous transaction. Otherwise, a repeated request could find a full queue instead of its run.

@@ -1,4 +1,4 @@
-"""Reads the events in the log of a run. A gap stands for removed events."""
+"""Reads the events in the log of a run. A gap replaces removed events."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pawl.values import RunState
 # The statements are built only from constants in this package.
 # ruff: noqa: S608
 
-# A part of a log that has reached this size takes no more rows.
+# A part of a log that has reached this size accepts no more rows.
 EVENTS_BYTES_MAX: Final = 1024 * 1024
-# A snapshot takes no more messages, or calls, beyond this size.
+# A snapshot includes no more messages or calls beyond this size.
 SNAPSHOT_BYTES_MAX: Final = 512 * 1024
 # Larger results are not read for a snapshot.
 RESULT_BYTES_MAX: Final = 17 * 1024

@@ -18,7 +18,7 @@ from pawl.values import CommandOutcome, RunState, StopCause
 
 R = TypeVar("R")
 
-# A page that has reached this size takes no more rows.
+# A page that has reached this size accepts no more rows.
 PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 
 
@@ -34,7 +34,7 @@ class Rows(Protocol):
 def statement(rows: Rows, *, where: str, order: str, size: str, source: str = "") -> str:
     """Return a statement for a page.
 
-    $1 is the row limit plus one and $2 is the byte limit; `where` uses the other arguments.
+    $1 is the row limit plus one and $2 is the byte limit. `where` uses the other arguments.
 
     All parts must be constants in the caller. If `source` is given, it is searched instead of the whole table.
     """
@@ -51,7 +51,7 @@ def statement(rows: Rows, *, where: str, order: str, size: str, source: str = ""
 async def fetch(
     database: Database | Connection, sql: str, arguments: Sequence[Any], read: Callable[[Record], R], *, rows_max: int
 ) -> Page[R]:
-    """Run `sql`, which `statement` built, and return a page. The page has at least one row if any row matches.
+    """Run `sql`, which `statement` built, and return a page. It has at least one row if any row matches.
 
     Records have the additional column `found`.
     """

@@ -101,7 +101,7 @@ SELECT s.end_number, (
 
 
 class AuthorView(NamedTuple):
-    """A conversation as the runs of one of its users see it. `past_number` is 0 unless the conversation is a fork."""
+    """A conversation as the runs of one user see it. `past_number` is 0 unless the conversation is a fork."""
 
     store_id: StoreId
     conversation_id: ConversationId
@@ -110,7 +110,7 @@ class AuthorView(NamedTuple):
 
 
 async def of(connection: Connection, store_id: StoreId, conversation_id: ConversationId) -> tuple[Segment, ...]:
-    """Return the segments of a fork, in order. Return nothing if the conversation is not a fork."""
+    """Return the segments of a fork, in order, or nothing if the conversation is not a fork."""
     return tuple(Segment(**dict(record)) for record in await connection.fetch(_SEGMENTS, store_id, conversation_id))
 
 

@@ -1,4 +1,4 @@
-"""Reads from PostgreSQL why runs are not making progress. Two statements suffice for any number of runs."""
+"""Reads from PostgreSQL why runs are not making progress. Two statements are enough for any number of runs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def of_runs(
     *,
     calls_max: int | None = None,
 ) -> list[Situation]:
-    """Return the situations of some of a store's runs. At most `calls_max` open calls of each run have been read."""
+    """Return the situations of some of a store's runs. At most `calls_max` open calls of each run were read."""
     if not runs:
         return []
     records = await connection.fetch(_AROUND, store_id, [run.run_id for run, _ in runs])

@@ -82,7 +82,7 @@ class PostgresStarters(DatabaseAdapter, Generic[StarterT]):
     async def get(
         self, store_id: StoreId, user_id: UserId, name: str
     ) -> tuple[StarterT, Mapping[RunId, RunState], datetime] | None:
-        """Return a row, the states of its runs that still exist, and the time. Return None if there is no such row."""
+        """Return a row, the states of its runs that still exist, and the time, or None if there is no such row."""
         record = await self._database.fetchrow(self._get, store_id, user_id, name)
         if record is None:
             return None

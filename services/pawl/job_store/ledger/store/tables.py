@@ -1,4 +1,4 @@
-"""Defines the columns of each table, and the row fields that they hold."""
+"""The columns of each table, and the row fields that they hold."""
 
 from __future__ import annotations
 

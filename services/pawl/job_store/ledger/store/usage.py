@@ -1,4 +1,4 @@
-"""Adds to the usage figures in PostgreSQL, and reads the tokens that count toward budgets."""
+"""Adds to the usage figures in PostgreSQL, and reads the tokens that count towards budgets."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ GROUP BY t.user_id
 
 
 def additions(counts: Sequence[tuple[UsageKey, Used]], heads: Sequence[int] | None = None) -> list[Write]:
-    """Return the writes that add to the figures: without `heads`, in key order, to avoid deadlocks."""
+    """Return the writes that add to the figures. Without `heads`, they are in key order, to avoid deadlocks."""
     numbers = [None] * len(counts) if heads is None else heads
     rows = [(number, key, used) for number, (key, used) in zip(numbers, counts, strict=True)]
     kinds = {_OF_ALL: rows}
@@ -165,10 +165,10 @@ def _are_of_one_run(rows: Sequence[tuple[int | None, UsageKey, Used]]) -> bool:
 
 
 class PostgresTokens(DatabaseAdapter):
-    """Reads the tokens that count toward budgets."""
+    """Reads the tokens that count towards budgets."""
 
     async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
-        """Return the tokens that an agent has used today (UTC), and the time when the day ends."""
+        """Return the tokens that an agent has used today (UTC), and when the day ends."""
         record = (await self._database.fetch(_TODAY, store_id, name))[0]
         return record["tokens"], record["day_end_time"]
 

@@ -1,4 +1,4 @@
-"""Stores the audit chain and its digest secrets in PostgreSQL.
+"""The audit chain and its digest secrets in PostgreSQL.
 
 A secret is created with a conversation's first entry and destroyed when the conversation is erased.
 """
@@ -50,14 +50,16 @@ class AuditSecrets:
         self._kept: dict[_Key, tuple[float, bytes]] = {}
 
     async def seal(self, drafts: Sequence[AuditDraft]) -> Sequence[AuditDraft]:
-        """Return the entries with keyed digests. For an erased conversation, the key is random."""
+        """Return the entries with keyed digests. An erased conversation gets a random key."""
         wanted = {(draft.store_id, draft.key_id): None for draft in drafts}
         found = await self._of(wanted)
         return [sealed(draft, found[draft.store_id, draft.key_id]) for draft in drafts]
 
     async def _of(self, wanted: Iterable[_Key]) -> dict[_Key, bytes]:
         now = time.monotonic()
-        found = {key: kept[1] for key in wanted if (kept := self._kept.get(key)) and now - kept[0] < _FRESH_SECONDS}
+        found = {
+            key: cached[1] for key in wanted if (cached := self._kept.get(key)) and now - cached[0] < _FRESH_SECONDS
+        }
         if missing := [key for key in wanted if key not in found]:
             read = await self._read(missing)
             if len(self._kept) + len(read) > _KEPT_MAX:
@@ -68,7 +70,7 @@ class AuditSecrets:
         return found
 
     async def _read(self, keys: Sequence[_Key]) -> dict[_Key, bytes | None]:
-        """Return the secrets of conversations, and create missing ones. A destroyed secret is None."""
+        """Return the secrets of conversations, creating missing ones. A destroyed secret is None."""
         found: dict[_Key, bytes | None] = {}
         while missing := sorted(set(keys) - found.keys()):
             stores, key_ids = map(list, zip(*missing, strict=True))
@@ -185,10 +187,10 @@ class PostgresAuditLog:
         self._secrets = AuditSecrets(database)
 
     async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
-        """Append entries to their chains, in order. Return the stores whose chains do not accept entries.
+        """Append entries to their chains, in order. Return the stores whose chains refuse entries.
 
-        A chain that was tampered with does not accept any entries. The entries of all other stores are written. Reports
-        of decisions and results that were already recorded are skipped.
+        A chain that was tampered with refuses all entries. The entries of all other stores are written. Reports of
+        decisions and results that were already recorded are skipped.
 
         Raises:
             DependencyUnavailable: The entries may or may not have been written.
@@ -236,7 +238,7 @@ class PostgresAuditLog:
         return list(map(_entry, rows))
 
     async def figures(self, wanted: AuditFilter, *, by_agent: bool) -> list[audit_pb2.ToolFigures]:
-        """Return statistics for each tool, sorted by name. With `by_agent`, return them for each agent and tool."""
+        """Return statistics for each tool or, with `by_agent`, for each agent and tool, sorted by name."""
         rows = await self._database.fetch(_FIGURES, *_filter(wanted), by_agent)
         return [audit_pb2.ToolFigures(**row) for row in rows]
 

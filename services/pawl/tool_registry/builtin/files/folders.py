@@ -1,4 +1,4 @@
-"""Keeps each store's files in its own folder: `<folder>/<store>/...`.
+"""Files of stores, each in the store's own folder: `<folder>/<store>/...`.
 
 A lock on `<folder>/<store>.state/lock` serializes changes to a store across all processes that share the folder. Each
 change is recorded both before it is made (`pending`) and afterwards (`done/<key>`). After a crash, the next change can
@@ -143,9 +143,8 @@ class FileFolders:
     ) -> Iterator[StagedFile]:
         """Open a temporary file outside the store's folder. `change` can move it to `path`.
 
-        If the file has not been moved when the context exits, it is deleted, unless `is_kept` is set. With `resumes`,
-        this reopens the file that an interrupted call with the same key has left. It waits while another process has
-        this file open.
+        When the context exits, a file that was not moved is deleted, unless `is_kept` is set. With `resumes`, this
+        reopens the file left by an interrupted call with the same key, and waits while another process has it open.
 
         Raises:
             ToolCancelled: The call was cancelled while waiting.
@@ -198,7 +197,7 @@ class FileFolders:
         return max(0, min(room, self._limits.large_bytes_max))
 
     def forget(self, store_id: StoreId, keys: Collection[str]) -> None:
-        """Delete the records of changes, so that their keys can be used again. The files themselves are kept."""
+        """Delete the records of changes, so that their keys can be reused. The files themselves remain."""
         if not (self._folder / f"{store_id}{_STATE}").is_dir():
             return
         with self._state(store_id, threading.Event().wait) as (_, done):
@@ -260,7 +259,7 @@ class FileFolders:
             raise OverLimit(f"a store can have at most {limits.entries_max} files and folders; delete some first")
 
     def _prune(self, done: int, key: str) -> None:
-        """Delete old records, but only on about one change in a hundred, chosen by a hash of the key."""
+        """Delete old records. This runs only for about one change in a hundred, chosen by a hash of the key."""
         if zlib.crc32(key.encode()) % _PRUNE_EVERY:
             return
         oldest = self._now() - RECORD_SECONDS
@@ -271,20 +270,20 @@ class FileFolders:
 
 
 class FileView:
-    """A store's files while its lock is held. Methods raise ToolError if a path cannot be read."""
+    """A store's files while the store's lock is held. Methods raise ToolError if a path cannot be read."""
 
     def __init__(self, root: int, limits: FileLimits) -> None:
         self._root = root
         self._limits = limits
 
     def read(self, path: str) -> bytes | None:
-        """Return the content of a file; None if it does not exist."""
+        """Return the content of a file, or None if it does not exist."""
         with suppress(FileMissing), _folder_above(self._root, path) as (folder, name):
             return handles.read_file(folder, name, bytes_max=self._limits.file_bytes_max)
         return None
 
     def sha256(self, path: str) -> str:
-        """Return the SHA-256 of a file of any size, in hex; empty if it does not exist."""
+        """Return the SHA-256 of a file of any size, in hex, or an empty string if it does not exist."""
         with (
             suppress(FileMissing),
             _folder_above(self._root, path) as (folder, name),
@@ -295,7 +294,7 @@ class FileView:
         return ""
 
     def entry(self, path: str) -> Entry | None:
-        """Return the entry at a path; None if it does not exist."""
+        """Return the entry at a path, or None if it does not exist."""
         with suppress(FileMissing), _folder_above(self._root, path) as (folder, name):
             found = handles.stat_of(folder, name)
             return None if found is None else handles.entry_of(name, found)
@@ -411,7 +410,7 @@ def _finish(state: int, done: int, key: str, outcome: bytes) -> None:
 
 
 def _recover(root: int, state: int, done: int) -> None:
-    """Finish or discard a change that a process left unfinished. Assumes that no files have changed since then."""
+    """Finish or discard a change that a process left unfinished. No files may have changed since then."""
     raw = _record(state, _PENDING)
     if raw is not None:
         pending = msgspec.msgpack.decode(raw, type=_Pending)

@@ -85,8 +85,8 @@ def opened_file(folder: int, name: str) -> Iterator[int]:
     """Open a regular file for reading. It stays readable even if it is replaced or deleted.
 
     Raises:
-        ToolError: It is not a regular file.
-        OSError: It cannot be opened.
+        ToolError: The path is not a regular file.
+        OSError: The file cannot be opened.
     """
     handle = os.open(name, _READ, dir_fd=folder)
     try:
@@ -102,8 +102,8 @@ def read_file(folder: int, name: str, *, bytes_max: int) -> bytes:
     """Return a regular file's content.
 
     Raises:
-        ToolError: It is not a regular file, or is too large.
-        OSError: It cannot be opened.
+        ToolError: The path is not a regular file, or the file is too large.
+        OSError: The file cannot be opened.
     """
     with opened_file(folder, name) as handle:
         size = os.fstat(handle).st_size
@@ -134,7 +134,7 @@ def write_file(folder: int, name: str, content: bytes) -> None:
 
 
 def stat_of(folder: int, name: str) -> os.stat_result | None:
-    """Return the status of the file with this name, without following links; None if there is no such file."""
+    """Return the status of the file with this name without following links, or None if there is no such file."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Processes a text or CSV file of any size in bounded memory. A restarted call continues from its last checkpoint."""
+"""Processes text and CSV files of any size in bounded memory. A restarted call continues from its checkpoint."""
 
 from __future__ import annotations
 
@@ -161,10 +161,7 @@ class Processing:
         self._context.progress(position / self._size if self._size else None, f"{self.tally.rows} rows")
 
     def _resume(self) -> int:
-        """Restore the last checkpoint and return its offset.
-
-        If there is no usable checkpoint, return the data's offset.
-        """
+        """Restore the last checkpoint and return its offset, or the data's offset if there is no usable checkpoint."""
         saved: Any = self._context.last_checkpoint
         staged_bytes = self._staged.size if self._staged else 0
         is_usable = isinstance(saved, dict) and saved["version"] == self._version

@@ -101,7 +101,7 @@ class FileChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The change to make and the outcome to report. The change is None if nothing needs to change."""
+    """The change to make, and the outcome to report. The change is None if nothing needs to change."""
 
     change: FileChange | None
     outcome: bytes

@@ -1,4 +1,4 @@
-"""Counts, filters and groups the lines of a text file or the rows of a CSV file, in bounded memory."""
+"""Counts, filters and groups lines of a text file or rows of a CSV file, in bounded memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MEASURES: Final = ("sum", "mean", "min", "max")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """What to do with a file. All fields other than `pattern` require a CSV file with a header."""
+    """A query on a file. All fields other than `pattern` require a CSV file with a header."""
 
     # A regular expression without look-around or back-references, which is matched in linear time.
     pattern: str = ""
@@ -70,7 +70,7 @@ class Tally:
         self.sample: list[str] = []
 
     def add(self, row: Sequence[str]) -> Sequence[str] | None:
-        """Count a row and return its chosen cells. If the row does not match the pattern, return None.
+        """Count a row and return its chosen cells, or None if the row does not match the pattern.
 
         Raises:
             ToolError: The file has too many groups.

@@ -39,7 +39,15 @@ ATTACHMENTS_BYTES_MAX: Final = 5 * 1024 * 1024
 # An id as `mailbox` reads it, but without `ENCODED`.
 _MESSAGE_ID: Final = r"^(<([!-;?-~]|=+[!-;@-~])+=*>)?$"
 MessageIdText = Annotated[str, msgspec.Meta(pattern=_MESSAGE_ID, max_length=252)]
-AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_json_schema={"format": "recipient"})]
+# Printable ASCII without the characters that have a meaning in headers, and without the dot.
+_ATOM: Final = "[!#-'*+/-9=?A-Z^-~-]+"
+_ADDRESS: Final = rf"^{_ATOM}(\.{_ATOM})*@{_ATOM}(\.{_ATOM})+$"
+AddressText = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=_ADDRESS, max_length=254, examples=["ann@example.com"], extra_json_schema={"format": "recipient"}
+    ),
+]
 
 
 class Mailer(Protocol):
@@ -47,7 +55,7 @@ class Mailer(Protocol):
         """Send a call's message. Return the fields of the tool's result.
 
         Raises:
-            ToolError: The message was refused, or may not have been sent. The error's text is shown to the model.
+            ToolError: The message was refused, or may not have been sent. The model sees the error's text.
         """
 
 
@@ -63,9 +71,7 @@ def mail_tools(
     )
     async def send_email(
         context: ToolContext,
-        to: Annotated[
-            list[AddressText], msgspec.Meta(min_length=1, max_length=RECIPIENTS_MAX), "addresses, like ann@example.com"
-        ],
+        to: Annotated[list[AddressText], msgspec.Meta(min_length=1, max_length=RECIPIENTS_MAX), "addresses"],
         subject: Annotated[str, msgspec.Meta(min_length=1, max_length=500)],
         body: Annotated[str, msgspec.Meta(max_length=100_000), "plain text"],
         cc: Annotated[list[AddressText], msgspec.Meta(max_length=RECIPIENTS_MAX)] = [],  # noqa: B006
@@ -133,7 +139,7 @@ def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str)
 
 
 def _answer(message: EmailMessage, thread: list[str]) -> None:
-    """Mark the message as automatic. If `thread` has valid message ids, also mark it as an answer to the last one."""
+    """Mark the message as automatic. If `thread` has valid message ids, also mark it as a reply to the last one."""
     if answered := [each for each in dict.fromkeys(thread) if each and re.fullmatch(_MESSAGE_ID, each)]:
         message["In-Reply-To"] = answered[-1]
         message["References"] = " ".join(answered)
@@ -163,15 +169,11 @@ def _attach(message: EmailMessage, name: str, text: str) -> None:
 
 
 def _address(text: str) -> Address:
-    """Return a bare e-mail address. Raises ToolError if it is invalid or has a display name or quotes."""
-    plain = text.strip()
-    user, at, domain = plain.rpartition("@")
-    is_plain = plain.isascii() and plain.isprintable() and not set(plain) & set(' <>()[]\\,;:"')
-    is_plain = is_plain and ENCODED not in plain
-    if not (user and at and "." in domain.strip(".") and is_plain) or ".." in plain or domain.startswith("."):
-        raise ToolError(f"{text[:80]!r} is not an e-mail address like ann@example.com")
+    """Return an address that matches the tool's schema. Raises ToolError if mail programs would decode it."""
+    if ENCODED in text:
+        raise ToolError(f"the address {text[:80]!r} must not contain {ENCODED}, which mail programs decode")
     try:
-        return Address(addr_spec=plain)
+        return Address(addr_spec=text)
     except (ValueError, IndexError, MessageError):
         raise ToolError(f"{text[:80]!r} is not an e-mail address like ann@example.com") from None
 

@@ -25,7 +25,7 @@ async def find_project(repository: PostgresPlanRepository, owner: Owner, referen
     """Return the project with the given id or title.
 
     Raises:
-        ToolError: No project matches; the message lists similar titles.
+        ToolError: No project matches. The message lists similar titles.
     """
     wanted = reference.strip()
     folded = wanted.casefold()
@@ -53,10 +53,10 @@ async def find_task(
     is_done: bool | None = None,
     project_id: str | None = None,
 ) -> Task:
-    """Return the task with the given id or title. If a project is given, only search in that project.
+    """Return the task with the given id or title. If a project is given, search only that project.
 
-    If several tasks have the title, tasks with the given `is_done` are preferred. Among these tasks, those that this
-    run has created are preferred, because other runs of the user may be creating tasks at the same time.
+    If several tasks have the title, prefer those with the given `is_done`, and among these the ones that this run
+    created, because other runs of the user may create tasks at the same time.
 
     Raises:
         ToolError: No task matches, or several tasks do. The message lists them.

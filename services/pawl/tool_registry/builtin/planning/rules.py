@@ -1,4 +1,4 @@
-"""Defines projects, tasks and subtasks."""
+"""Projects, tasks and subtasks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Comment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChange:
-    """What a call changed, before and after. Removed tasks and comments are only in `..._before`."""
+    """A change made by a call: values before and after it. Removed tasks and comments are only in `..._before`."""
 
     project_before: Project | None = None
     project_after: Project | None = None

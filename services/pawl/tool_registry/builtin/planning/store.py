@@ -142,7 +142,7 @@ class PostgresPlanRepository(DatabaseAdapter):
         return [row["title"] for row in await self._database.fetch(_TITLES, *owner)]
 
     async def earlier_change(self, owner: Owner, *, idempotency_key: str) -> PlanChange | None:
-        """Return the change that was made with this key, or None. Changes are kept for at least 30 days."""
+        """Return the change that was made with this key, or None. Changes are stored for at least 30 days."""
         stored = await self._database.fetchval(_EARLIER, *owner, idempotency_key)
         return None if stored is None else msgspec.msgpack.decode(stored, type=PlanChange)
 
@@ -174,7 +174,7 @@ class PostgresPlanRepository(DatabaseAdapter):
     async def change_tasks(
         self, owner: Owner, task_ids: Collection[str], fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
-        """Set fields of tasks. Tasks that no longer exist are not in the returned change."""
+        """Set fields of tasks. The returned change omits tasks that no longer exist."""
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_LOCK_TASKS, *owner, sorted(task_ids))
             earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)
@@ -193,7 +193,7 @@ class PostgresPlanRepository(DatabaseAdapter):
     async def remove_task(self, owner: Owner, task_id: str, *, with_subtasks: bool, idempotency_key: str) -> PlanChange:
         """Remove a task and its subtasks.
 
-        Returns an empty change if the task does not exist, or if it has subtasks and `with_subtasks` is not set.
+        Return an empty change if the task does not exist, or if it has subtasks and `with_subtasks` is not set.
         """
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_LOCK_TASKS, *owner, [task_id])
@@ -229,7 +229,7 @@ class PostgresPlanRepository(DatabaseAdapter):
         return [Comment(**row) for row in reversed(await self._database.fetch(_COMMENTS, *owner, most))]
 
     async def remove_comment(self, owner: Owner, comment_id: str, content: str, *, idempotency_key: str) -> PlanChange:
-        """Remove a comment. Returns an empty change if there is no comment with this content."""
+        """Remove a comment. Return an empty change if there is no comment with this content."""
         async with self._database.transaction() as connection:
             row = await connection.fetchrow(_REMOVE_COMMENT, *owner, comment_id, content)
             if row is None:

@@ -1,4 +1,4 @@
-"""Stores calls' checkpoints in PostgreSQL."""
+"""Checkpoints of calls, stored in PostgreSQL."""
 
 from __future__ import annotations
 

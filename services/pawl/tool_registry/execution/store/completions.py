@@ -1,4 +1,4 @@
-"""Stores calls that are completed from outside, in the journal in PostgreSQL."""
+"""Calls that are completed externally, stored in the journal in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _terms: Final = msgspec.msgpack.Decoder(CompletionTerms).decode
 
 
 class PostgresCompletions:
-    """Stores calls that are completed from outside, in the journal that all replicas share.
+    """Calls that are completed externally, stored in the journal that all replicas share.
 
     `instance_id` must be the journal's.
     """
@@ -85,7 +85,7 @@ class PostgresCompletions:
     async def hold(self, key: CallKey, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
         """Let a call wait up to `seconds` without its tool. Return its state, which may be final. Atomic.
 
-        Returns None if the call no longer runs here, or if it has no token with which it could be completed.
+        Return None if the call no longer runs here, or if it has no token with which it could be completed.
         """
         async with self._database.transaction(urgent=True) as connection:
             row = await connection.fetchrow(_LOCK, key.store_id, key.call_id)
@@ -125,7 +125,7 @@ class PostgresCompletions:
     async def find(self, store_id: StoreId, digest: bytes) -> tuple[CompletionTerms, bool] | None:
         """Return the completion terms of the call with this token, and whether it is open.
 
-        Return None if there is none.
+        Return None if no call has this token.
         """
         row = await self._database.fetchrow(_FIND, store_id, digest, urgent=True)
         return None if row is None else (_terms(row["completion_terms"]), row["ended_at"] is None)
@@ -133,7 +133,7 @@ class PostgresCompletions:
     async def complete(
         self, store_id: StoreId, digest: bytes, end: CallEnd, result: ExecutionResult, by: Principal
     ) -> bool:
-        """Complete a call once. Return whether it had already ended in exactly this way. Atomic; durable on return.
+        """Complete a call once. Return whether it had already ended in exactly this way. Atomic, and durable on return.
 
         Raises:
             CompletionNotFound: No call has the token.
@@ -159,7 +159,7 @@ class PostgresCompletions:
         return False
 
     async def claim_unreported(self, most: int) -> Sequence[tuple[AuditDraft, bool]]:
-        """Return the audit entries for unreported ends, each with a flag that says whether it was a completion.
+        """Return the audit entries for unreported ends, each with a flag that is true for a completion.
 
         For `_CLAIM_SECONDS`, other replicas cannot claim these ends.
         """

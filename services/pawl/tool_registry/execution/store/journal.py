@@ -126,11 +126,11 @@ class PostgresExecutionJournal:
     async def begin(
         self, call: JournalCall, *, unexecuted: Collection[str] = ()
     ) -> Begun | HeldElsewhere | ExecutionResult:
-        """Record that the call is about to run, or return its known state.
+        """Record that the call is about to run, or return its recorded state.
 
-        Call this only from a process that is not running the call. It is atomic: only one of several concurrent callers
-        gets Begun. `unexecuted` contains the tokens of attempts that never ran the tool, because this process did not
-        get an answer from the database. If the call's entry has such a token, the call is safe to run.
+        Call this only from a process that is not running the call. Atomic: only one of several concurrent callers gets
+        Begun. `unexecuted` contains the tokens of attempts that never ran the tool, because this process did not get an
+        answer from the database. If the call's entry has such a token, the call is safe to run.
 
         Raises:
             InvalidArguments: The call was started with another tool or other arguments.
@@ -171,7 +171,7 @@ class PostgresExecutionJournal:
                 return None
 
     async def find(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
-        """Return the result of a call, or HeldElsewhere if another process is running it. None if it is not known.
+        """Return a call's result, HeldElsewhere if another process is running it, or None if it is unknown.
 
         Call this only from a process that is not running the call. If the entry has no end and no live process is
         running the call, the outcome is UNKNOWN.
@@ -182,7 +182,8 @@ class PostgresExecutionJournal:
     async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
         """Write the end of a call that this process started, and return the stored result.
 
-        The stored result is a different one if the call had already ended, for example as UNKNOWN by another process.
+        The stored result is different if the call had already ended, for example because another process ended it as
+        UNKNOWN.
         """
         async with self._database.acquire(urgent=True) as connection:
             if await self._write_end(connection, key, result):
@@ -194,7 +195,7 @@ class PostgresExecutionJournal:
     async def ask(self, key: CallKey, question: Question, position: int) -> None:
         """Store the open question of a call running in this process.
 
-        `position` is the number of answers that the tool has taken.
+        `position` is the number of answers that the tool has received.
         """
         asked = msgspec.msgpack.encode(question)
         await self._database.execute(_ASK, key.store_id, key.call_id, self._instance_id, asked, position, urgent=True)
@@ -215,7 +216,7 @@ class PostgresExecutionJournal:
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
         """Durably request cancellation of a call. A call that has not started can no longer start.
 
-        Returns the same as `find`. For a call that was cancelled before it started, the result is None.
+        Return the same as `find`. For a call that was cancelled before it started, the result is None.
         """
         async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_CANCEL, key.store_id, key.call_id, _CANCELLED_BEFORE.content)

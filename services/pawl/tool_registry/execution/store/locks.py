@@ -1,4 +1,4 @@
-"""Stores locks on resource keys as rows in PostgreSQL, so that holding a lock does not take up a connection."""
+"""Locks on resource keys, stored as rows in PostgreSQL, so that holding a lock does not occupy a connection."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pawl.tool_registry.execution.execution import LeaseWatch
 def has_lease(instance: str, unrenewed: str, ends: str) -> str:
     """Return an SQL condition that is true while an instance is alive.
 
-    It is also true if a lease has expired only according to the database clock (see `LeaseWatch`). `unrenewed` and
-    `ends` are the SQL parameters for the result of `LeaseWatch.unrenewed`.
+    The condition is also true if a lease has expired only according to the database clock (see `LeaseWatch`).
+    `unrenewed` and `ends` are the SQL parameters for the result of `LeaseWatch.unrenewed`.
     """
     return f"""EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = {instance} AND (

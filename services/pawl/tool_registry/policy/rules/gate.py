@@ -1,4 +1,4 @@
-"""Decides which calls need a user's approval."""
+"""Rules that determine which calls need a user's approval."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def may_be_count_path(path: str) -> bool:
 def count_at(arguments: Mapping[str, JsonValue], path: str) -> int:
     """Return the number of values that a path selects.
 
-    An array counts as its number of items; any other value counts as 1. `[*]` selects the items of an array. A missing
+    An array counts as its number of items, and any other value as 1. `[*]` selects the items of an array. A missing
     value counts as 0.
     """
     found: list[JsonValue] = [dict(arguments)]
@@ -60,7 +60,7 @@ def items_of(definition: ToolDefinition, arguments: Mapping[str, JsonValue]) -> 
 
 
 def approval_cause(definition: ToolDefinition, items: int) -> str:
-    """Return why a call that affects `items` items needs approval. Empty if it does not need any.
+    """Return why a call that affects `items` items needs approval, or an empty string if it needs none.
 
     Questions to a user are never gated, because the user decides by answering. Delegating to an agent never counts as
     bulk, because the agent's own calls are gated.
@@ -86,7 +86,7 @@ class Rate:
 
 @dataclass(eq=False)
 class Exceeded(Exception):
-    """Raised when a rate limit is exhausted. A call may start after `wait_seconds`."""
+    """Raised when a rate limit is used up. A call may start after `wait_seconds`."""
 
     rate: Rate
     wait_seconds: float

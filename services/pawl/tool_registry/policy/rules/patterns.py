@@ -1,4 +1,4 @@
-"""Matches the argument patterns of rules in bounded time. Considers all ways in which a tool may read a value.
+"""Matches rules' patterns against arguments in bounded time, under every reading that a tool may use for a value.
 
 `HTTP://Host.:80/a` and `http://host/a` are the same URL. A DENY or ASK rule applies if any reading of a value matches.
 An ALLOW rule applies only if all readings match.
@@ -78,7 +78,7 @@ class TooMuchToMatch(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """Declares that an argument also acts as another tool's argument.
+    """A declaration that an argument also acts as another tool's argument.
 
     For example, moving a file also reads and deletes it.
     """
@@ -128,7 +128,7 @@ def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _alternatives(schema: Mapping[str, Any], part: Any) -> Iterator[dict[str, Any]]:
-    """Yield a schema and its direct branches. Each is followed by the schema of its items, if it has one."""
+    """Yield a schema and its direct branches. After each, yield the schema of its items, if it has one."""
     part = resolve(schema, part)
     if not isinstance(part, dict):
         return
@@ -146,7 +146,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def canonical_value(value: JsonValue) -> bytes:
-    """Return a value's canonical JSON. For example, 1.0 becomes 1."""
+    """Return a value's canonical JSON, for example 1 for 1.0."""
     return dumps_canonical(_whole(value))
 
 
@@ -164,7 +164,7 @@ def _whole(value: JsonValue) -> JsonValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgumentPattern:
-    """Requires that a top-level argument equals a value (`canonical_value`) or matches `glob`."""
+    """A pattern for a top-level argument, which must equal a value (`canonical_value`) or match `glob`."""
 
     argument: str
     equals: bytes | None = None
@@ -278,7 +278,7 @@ def _decoded(equals: bytes) -> JsonValue:
 
 
 def readings(text: str, kind: ArgumentKind) -> tuple[str, ...]:
-    """Return a string and its other readings: without invisible characters, and as a URL, path or email address."""
+    """Return a string and its other readings: without invisible characters, and as a URL, path or e-mail address."""
     plain = _plain(text)
     found = [text, plain]
     if kind is ArgumentKind.URL or (kind is ArgumentKind.TEXT and _LIKE_A_URL.match(_NOT_IN_URLS.sub("", plain))):

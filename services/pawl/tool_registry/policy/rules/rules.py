@@ -1,8 +1,8 @@
-"""Decides which rule applies to a call. Rules are decisions that users made in advance.
+"""Selection of the rule that applies to a call. Rules are decisions that users made in advance.
 
-DENY takes precedence over ASK, and ASK over ALLOW. An ALLOW is narrow. It applies only to the tool version that its
-author knew, and covers bulk calls only if it says so. If an ALLOW names several tools, it covers destructive calls only
-if it says so.
+DENY takes precedence over ASK, and ASK over ALLOW. An ALLOW is narrow. It applies only to the tool version that existed
+when it was created, and covers bulk calls only if it explicitly includes them. An ALLOW that names several tools covers
+destructive calls only if it explicitly includes them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def may_approve(roles: Collection[str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A decision that a user made in advance. Times are seconds since 1970; 0 means never."""
+    """A decision that a user made in advance. Times are seconds since 1970, and 0 means never."""
 
     store_id: StoreId
     rule_id: str
@@ -97,18 +97,18 @@ class Rule:
 
     @property
     def is_of_conversation(self) -> bool:
-        """True if the rule belongs to one conversation or run. Such a rule is erased with it."""
+        """True if the rule belongs to one conversation or run. The rule is then erased with it."""
         return self.scope in (RuleScope.RUN, RuleScope.CONVERSATION)
 
     def is_in_force(self, now: float) -> bool:
-        """Return whether the rule is in force, that is, neither revoked nor expired nor used up."""
+        """Return whether the rule is in force: not revoked, expired or used up."""
         is_used_up = bool(self.uses_max) and self.uses >= self.uses_max
         return not self.revoke_time and not (self.expire_time and self.expire_time <= now) and not is_used_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledCall:
-    """The attributes of a call against which rules are matched."""
+    """Attributes of a call that rules are matched against."""
 
     user_id: UserId
     conversation_id: ConversationId
@@ -141,8 +141,8 @@ class RuledCall:
 def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
     """Return the rule that decides on a call, or None if no rule applies.
 
-    Among rules with the same effect, the rule with the narrowest scope applies. If there are several, the newest
-    applies. A broad rule's uses are therefore not spent where a narrow rule applies.
+    Among rules with the same effect, the rule with the narrowest scope applies, and among those the newest. A broad
+    rule's uses are therefore not spent where a narrow rule applies.
 
     Raises:
         TooMuchToMatch: Matching the rules and arguments would take too many steps.
@@ -160,7 +160,7 @@ def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
 
 
 def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Matching]]:
-    """Yield the call once for each tool that it acts as, in the form that the rules for that tool see."""
+    """Yield the call once for each tool that it acts as, in the form that rules for that tool expect."""
     for act in call.acts:
         if act.argument in call.arguments:
             matching.work.spend(_ACT_STEPS)
@@ -179,7 +179,7 @@ def _acted(call: RuledCall, matching: Matching) -> Iterator[tuple[RuledCall, Mat
 def canonical_terms(rule: Rule) -> bytes:
     """Return the canonical JSON of the values that the rule's author set.
 
-    The id, tool version and uses are left out.
+    The id, tool version and uses are omitted.
     """
     patterns: list[JsonValue] = [
         {
@@ -276,8 +276,7 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
 def check_room(rule: Rule, *, of_store: int, of_users: int, of_user: int) -> None:
     """Check the limits on rules in force. Rules of users do not count towards the limit on store-wide rules.
 
-    The arguments are the numbers of rules in force: of store-wide rules, of all users' rules, and of the author's own
-    rules.
+    The arguments count the rules in force: store-wide rules, all users' rules, and the author's own rules.
 
     Raises:
         InvalidField: A limit is reached.
@@ -296,7 +295,7 @@ def check_rule(rule: Rule, now: float) -> None:
     """Validate a new rule.
 
     Raises:
-        InvalidField: A field is invalid; the `field` metadata names the first such field.
+        InvalidField: A field is invalid. The `field` metadata names the first one.
     """
     _require(_is_tool_pattern(rule.tool_name), "tool_name", "must be the name of a tool, `*` or `<source>.*`")
     needs_id = rule.scope not in (RuleScope.USER, RuleScope.STORE)
@@ -328,7 +327,7 @@ def check_rule(rule: Rule, now: float) -> None:
         _require(not piles_marks(text), "arguments", "a pattern has too many combining marks in a row")
     _require(len(rule.reason.encode()) <= REASON_BYTES_MAX, "reason", f"must be at most {REASON_BYTES_MAX} bytes")
     _require(CONTROL.search(rule.reason) is None, "reason", "must not have control characters")
-    _require(not rule.name or is_id(rule.name), "name", "must match ^[A-Za-z0-9_-]{1,64}$ or be empty")
+    _require(not rule.name or is_id(rule.name), "name", "must have at most 64 letters, digits, _ and -")
     _require(not rule.expire_time or rule.expire_time > now, "expire_time", "must be in the future")
     allows = rule.effect is RuleEffect.ALLOW
     _require(allows or not rule.uses_max, "uses_max", "is only for ALLOW")

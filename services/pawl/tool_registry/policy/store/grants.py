@@ -1,4 +1,4 @@
-"""Stores the uses of series grants in PostgreSQL. Each call is one row with a unique use number."""
+"""Uses of series grants, stored in PostgreSQL. Each call is one row with a unique use number."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Stores rate limits in PostgreSQL, using the generic cell rate algorithm on the database clock.
+"""Rate limits in PostgreSQL, with the generic cell rate algorithm on the database clock.
 
 A row holds the time at which its rate will be fully available again. A call moves this time forward by the interval of
-one call, unless the time would then be more than a minute ahead. If the time is already further ahead, the row was
-written before the clock was set back, and counts as unused.
+one call. It is refused if the time would then be more than a minute ahead. A time already further ahead means that the
+clock was set back after the row was written. The rate then counts as unused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PostgresRateLimits(DatabaseAdapter):
         """Count one call against all rates, or against none of them.
 
         Raises:
-            Exceeded: One of the rates is exhausted.
+            Exceeded: One of the rates is used up.
             DependencyUnavailable: The call may or may not have been counted.
         """
         connect = self._database.acquire if len(rates) == 1 else self._database.transaction

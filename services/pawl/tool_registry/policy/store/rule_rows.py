@@ -93,7 +93,7 @@ class PostgresRuleRepository(DatabaseAdapter):
     """Stores rules and the calls that they have allowed. Durable and shared by all replicas."""
 
     async def add(self, rule: Rule, request_id: RequestId) -> Rule:
-        """Store a rule and return it. If a request is repeated, return the rule that the first request created.
+        """Store a rule and return it. For a repeated request, return the rule that the first request created.
 
         This is atomic, including `check_room`.
 
@@ -140,7 +140,7 @@ class PostgresRuleRepository(DatabaseAdapter):
         return bool(await self._database.fetchval(_IS_ERASED, rule.store_id, rule.scope_id))
 
     async def get(self, store_id: StoreId, rule_id: str) -> Rule | None:
-        """Return a rule, whether or not it is in force. Return None if it does not exist."""
+        """Return a rule, whether or not it is in force, or None if it does not exist."""
         row = await self._database.fetchrow(_GET, store_id, rule_id)
         return None if row is None else _rule(row)
 
@@ -152,7 +152,7 @@ class PostgresRuleRepository(DatabaseAdapter):
         return [_rule(row) for row in await self._database.fetch(_ALL_IN_FORCE, store_id)]
 
     async def revoke(self, store_id: StoreId, rule_id: str, user_id: UserId) -> Rule:
-        """Revoke a rule. If the rule is already revoked, nothing happens.
+        """Revoke a rule. Has no effect if the rule is already revoked.
 
         Raises:
             RuleNotFound: The rule does not exist.

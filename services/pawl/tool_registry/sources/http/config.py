@@ -1,4 +1,4 @@
-"""Reads an HTTP service's configuration: an OpenAPI document or a single endpoint."""
+"""The configuration of an HTTP service: an OpenAPI document or a single endpoint."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_base_url(field: str, url: str) -> None:
 
 
 def endpoint_tool(name: str, endpoint: HttpEndpointConfig) -> DiscoveredTool:
-    """Return the only tool of an endpoint, which is AT_MOST_ONCE and SENSITIVE (for DELETE: DESTRUCTIVE).
+    """Return the only tool of an endpoint, which is AT_MOST_ONCE and SENSITIVE (or DESTRUCTIVE for DELETE).
 
     Raises:
         InvalidField, InvalidSchema: The configuration is invalid.

@@ -49,9 +49,9 @@ _IDEMPOTENCY: Final = "idempotency-key"
 
 
 def read_operations(document: Document, source_name: str, config: OpenApiConfig) -> Discovery:
-    """Return a tool for each operation, sorted by name. Also return the operations that cannot become tools.
+    """Return a tool for each operation, sorted by name, and the operations that cannot become tools.
 
-    All tools are AT_MOST_ONCE and SENSITIVE (for DELETE: DESTRUCTIVE), because the document is not trusted.
+    All tools are AT_MOST_ONCE and SENSITIVE (or DESTRUCTIVE for DELETE), because the document is not trusted.
 
     Raises:
         UnusableDocument: The document has no operations, has too many, or lacks a chosen operation.

@@ -48,7 +48,7 @@ def read_tools(data: bytes, source_name: str, config: OpenApiConfig) -> Discover
 def extract(data: bytes, operation_ids: Collection[str]) -> bytes:
     """Return a document with only the chosen operations and the parts to which they refer.
 
-    If no operations are chosen, all are kept.
+    If no operations are chosen, keep all of them.
 
     Raises:
         UnusableDocument: The document is invalid, the operations do not exist, or the result is too large to store.

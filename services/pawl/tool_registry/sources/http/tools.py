@@ -1,4 +1,4 @@
-"""Provides the tools of HTTP services: an OpenAPI document's operations, or one endpoint."""
+"""The tools of HTTP services: an OpenAPI document's operations, or one endpoint."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _ACCEPT: Final = "application/json, text/*;q=0.8, */*;q=0.1"
 class HttpTools:
     """The Connector for sources of kind `http`.
 
-    A tool's binding contains its whole request, so no state is kept between calls. The binding also determines the
+    A tool's binding contains its whole request, so there is no state between calls. The binding also determines the
     destination of secrets, so an approval of a tool includes that destination.
     """
 
@@ -63,7 +63,7 @@ class HttpTools:
         self._helper = helper
 
     async def prepared(self, source: Source) -> Source:
-        """Return the source in its stored form. A document that is too large is reduced to its chosen operations."""
+        """Return the source in its stored form. An oversized document is reduced to its chosen operations."""
         check_config(source.config)
         document = source.config.open_api
         if len(document.document) <= KEPT_BYTES_MAX:
@@ -140,7 +140,7 @@ class HttpTools:
         return forwarded(entry.definition, call, preview=partial(_preview, binding), is_remote=True)
 
     async def forget(self, store_id: StoreId, name: str) -> None:
-        """Do nothing, because this connector does not keep any connections."""
+        """Do nothing, because this connector holds no connections."""
 
     async def _call(
         self, definition: ToolDefinition, binding: Binding, arguments: dict[str, Any], context: ToolContext
@@ -170,7 +170,7 @@ class HttpTools:
 
 
 def _check_origin(url: str, document_url: str) -> None:
-    """Raise InvalidField if a server in a fetched document does not have the same origin as the document.
+    """Check that all servers in a fetched document have the same origin as the document.
 
     The store's admin provided only the document's URL, and the document's author must not determine where secrets are
     sent.

@@ -1,4 +1,4 @@
-"""Defines how an attempt at an MCP call can fail, and decides whether the call is retried."""
+"""Failures of an attempt at an MCP call, and whether the call is retried."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INTERNAL_ERROR: Final = -32603
 
 
 class Fault(Exception):
-    """Raised when an attempt at a call does not produce a result. The message gives the reason."""
+    """Raised when an attempt at a call does not produce a result. The message contains the reason."""
 
 
 class Lost(Fault):
@@ -35,7 +35,7 @@ class Refused(Fault):
 
 
 class TooLarge(Fault):
-    """Raised when the server sends more than the limit allows, while it has no other running call."""
+    """Raised when the server sends more than the limit allows while it has no other running call."""
 
 
 class Garbled(Fault):
@@ -43,7 +43,7 @@ class Garbled(Fault):
 
 
 def check_retry(definition: ToolDefinition, fault: Fault, attempts: int) -> None:
-    """Return normally if the call should be retried after a fault. Otherwise, raise the call's final error.
+    """Return if the call should be retried after a fault. Otherwise, raise the call's final error.
 
     Raises:
         ToolError, ResultTooLarge, OutcomeUnknown: The call has ended and is not retried.

@@ -1,4 +1,4 @@
-"""Handles one attempt at an MCP tool call: its progress, its questions, and the result for the model."""
+"""One attempt at an MCP tool call: its progress, its questions, and the result for the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validates the configuration of MCP sources; see the messages in pawl.tool.v1.SourceConfig."""
+"""Validates the configuration of MCP sources (see the messages in pawl.tool.v1.SourceConfig)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_config(config: SourceConfig) -> McpServer:
 
 
 def secrets_of(server: McpServer) -> Mapping[str, str]:
-    """Return the names of a server's secrets, keyed by the variable or header in which each is sent."""
+    """Return the names of a server's secrets, keyed by the variable or header that carries each of them."""
     return server.secret_environment if isinstance(server, McpStdioConfig) else server.secret_headers
 
 

@@ -1,4 +1,4 @@
-"""Manages the connections of all sources. Each user of a source has one, which is opened on demand and kept."""
+"""Connections of all sources. Each user of a source has one, which is opened on demand and stays open."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Fingerprint: TypeAlias = tuple[bytes, tuple[tuple[str, str], ...]]
 
 @dataclass(slots=True, kw_only=True)
 class SourceConnections:
-    """The connections of one source, by user. A connection that all users share has the key None."""
+    """Connections of one source, by user. A connection that all users share has the key None."""
 
     fingerprint: Fingerprint
     clock: Clock
@@ -55,7 +55,7 @@ class SourceConnections:
     def ended(self, owner: UserId | None, session: Session) -> None:
         """Remove a connection.
 
-        If it broke, the next one is delayed by 0 s, and after further failures by 1, 2, 4 ... 60 s.
+        If the connection broke, the next one is delayed by 0 s, and after further failures by 1, 2, 4 ... 60 s.
         """
         if self.sessions.get(owner) is session:
             del self.sessions[owner]
@@ -68,7 +68,7 @@ class SourceConnections:
 
 
 class Connections:
-    """Manages connections to MCP servers.
+    """Connections to MCP servers.
 
     A connection is closed when it has been idle for `idle_seconds`, when its source changes, and at shutdown. If a call
     times out while its connection is being opened, opening continues.
@@ -101,7 +101,7 @@ class Connections:
 
     @asynccontextmanager
     async def session(self, source: Source, user_id: UserId) -> AsyncGenerator[Session, None]:
-        """Keep a user's connection to a source open inside the context.
+        """Hold a user's connection to a source open inside the context.
 
         Raises:
             InvalidField: The configuration is invalid.

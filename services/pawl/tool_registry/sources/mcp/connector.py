@@ -89,5 +89,5 @@ class McpConnector:
         return forwarded(entry.definition, forward, marks_start=True, is_remote=True)
 
     async def answer_problem(self, store_id: StoreId, schema_json: bytes, answer: str) -> str:
-        """Return why an answer does not match its question's schema. Empty if it matches (see `elicitation.Reader`)."""
+        """Return why an answer does not match its question's schema, or "" if it matches (see `elicitation.Reader`)."""
         return await (await self.calls()).reader(store_id).answer_problem(schema_json, answer)

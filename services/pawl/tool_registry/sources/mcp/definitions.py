@@ -50,7 +50,7 @@ def digest_of(tool: Described) -> str:
 
 
 async def listed(client: mcp.Client, secrets: Collection[str]) -> tuple[Mapping[str, Described], Sequence[LeftOut]]:
-    """Return a server's tools by name, with secrets removed, and the tools that were left out.
+    """Return a server's tools by name, with secrets removed, and the tools that were omitted.
 
     Raises:
         SourceUnreachable: The server takes too long, or sends too much.

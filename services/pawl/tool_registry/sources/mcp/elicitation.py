@@ -1,4 +1,4 @@
-"""Shows MCP servers' questions (elicitation) to users, and parses their answers."""
+"""Questions that MCP servers ask users (elicitation), and the users' answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _KINDS: Final = {"string": "text", "integer": "whole number", "number": "number"
 
 
 class UnanswerableQuestion(Exception):
-    """Raised when a user cannot answer the question. The message gives the reason."""
+    """Raised when a user cannot answer the question. The message contains the reason."""
 
 
 class InvalidAnswer(Exception):
@@ -49,14 +49,14 @@ class InvalidAnswer(Exception):
 
 
 class Reader:
-    """Parses answers for one store. Slow answers are parsed in a helper process with limits."""
+    """A parser for the answers of one store. Slow answers are parsed in a helper process with limits."""
 
     def __init__(self, helper: Helper, store_id: StoreId) -> None:
         self._helper = helper
         self._store_id = store_id
 
     async def read(self, form: _Form, answer: str) -> mcp.types.ElicitResult:
-        """Return the response that the server gets for an answer.
+        """Return the response to the server for an answer.
 
         Raises:
             InvalidAnswer: The answer does not match, or takes too long to check.
@@ -70,9 +70,9 @@ class Reader:
             raise InvalidAnswer("it takes too long to check; give a shorter answer") from None
 
     async def answer_problem(self, schema_json: bytes, answer: str) -> str:
-        """Return why an answer does not match its question's schema. Empty if it matches.
+        """Return why an answer does not match its question's schema, or an empty string if it matches.
 
-        If the schema cannot be read, every answer matches.
+        If the schema cannot be parsed, every answer matches.
 
         Raises:
             Overloaded, DependencyUnavailable: The answer cannot be checked now.
@@ -91,7 +91,7 @@ class Reader:
 
 
 async def ask_person(asked: Asked, ask: Ask, *, source: str, clean: Clean, reader: Reader) -> mcp.types.ElicitResult:
-    """Ask a user the question of a server, and return the response to the server.
+    """Ask a user a server's question, and return the response to the server.
 
     If the first answer does not match, the question is asked once more. The response is `decline` if the user does not
     answer, or if the second answer does not match either. The function is deterministic, so that a call can run again
@@ -120,7 +120,7 @@ async def ask_person(asked: Asked, ask: Ask, *, source: str, clean: Clean, reade
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """A question in the form in which a user sees it. Can be pickled.
+    """A question in the form that a user sees. Can be pickled.
 
     A form without properties asks for yes or no. With one property, the answer is the value of that property. With
     several properties, the answer is a JSON object.

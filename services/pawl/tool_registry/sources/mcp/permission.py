@@ -1,4 +1,4 @@
-"""Decides which programs may be started, and which paths no program may access."""
+"""Rules about programs that may be started, and about paths that no program may access."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Programs:
         """Return the sandbox order that starts one of a store's servers.
 
         Raises:
-            PermissionDenied: The deployment does not allow the program. The message says why.
+            PermissionDenied: The deployment does not allow the program. The message explains why.
         """
         paths = [*server.readable_paths, *server.writable_paths]
         if self.rules is not None:
@@ -56,7 +56,7 @@ class Programs:
 
 
 def read_programs_file(path: Path | None) -> dict[str, list[ProgramRule]]:
-    """Return the rules by store. `*` has the rules for all other stores. Empty if there is no file.
+    """Return the rules by store. `*` has the rules for all other stores. The result is empty if there is no file.
 
     Raises:
         StartError: The file cannot be read, or has an invalid entry.

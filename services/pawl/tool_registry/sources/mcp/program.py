@@ -1,4 +1,4 @@
-"""Runs an MCP server as a program on this machine. Starts the program, limits it, and cleans up after it."""
+"""MCP servers that run as programs on this machine: starting them, limiting them, and cleaning up after them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ProgramProblem(Exception):
     """Raised when a program does not start or is killed. The message is human-readable and never contains secrets."""
 
 
-class Program:
+class ServerProgram:
     def __init__(
         self,
         process: asyncio.subprocess.Process,
@@ -92,8 +92,8 @@ class Program:
     async def end_reason(self, *, with_output: bool = True) -> str:
         """Return a human-readable reason why the program ended. Call this only after the program's output has ended.
 
-        With `with_output`, the reason includes the last output line that mentions an error. If there is none, it
-        includes the last line.
+        With `with_output`, the reason includes the last output line that mentions an error or, if there is none, the
+        last line.
         """
         problem = ""
         with contextlib.suppress(TimeoutError, OSError):
@@ -128,7 +128,7 @@ class Program:
         return hide(self._secrets, problem)
 
     async def _log_stderr(self) -> None:
-        """Log the first lines, truncated. Keep reading after that, so that the program never blocks."""
+        """Log the first lines, truncated. Continue reading after that, so that the program never blocks."""
         lines, rest = 0, b""
         while data := await self._stderr.read(_STDERR_BYTES):
             *whole, rest = (rest + data).split(b"\n")
@@ -143,7 +143,7 @@ class Program:
 
 
 @asynccontextmanager
-async def running(order: Order, *, name: str, secrets: Collection[str]) -> AsyncGenerator[Program, None]:
+async def running(order: Order, *, name: str, secrets: Collection[str]) -> AsyncGenerator[ServerProgram, None]:
     """Run a program with its own process group, its own environment, and a home folder that is initially empty.
 
     All processes of the program are killed on exit, or shortly after this process ends for any reason. The program's
@@ -171,7 +171,7 @@ async def running(order: Order, *, name: str, secrets: Collection[str]) -> Async
             limit=MESSAGE_BYTES_MAX,
             env={},
         )
-    program = Program(process, reports, control, name=name, secrets=secrets)
+    program = ServerProgram(process, reports, control, name=name, secrets=secrets)
     try:
         await program.start(_with_home(order))
         yield program

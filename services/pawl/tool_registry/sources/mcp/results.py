@@ -17,8 +17,8 @@ _BINARY_NOTE: Final = "The bytes are left out, because models read text only."
 def result_json(result: mcp.types.CallToolResult) -> JsonValue:
     """Return a tool's result. A single text is unchanged.
 
-    If the text repeats structured content, only that is returned. Binary content is described by its type and size,
-    without its bytes.
+    If the text repeats structured content, return only the structured content. Binary content is described by its type
+    and size, without its bytes.
     """
     content = [_block(block) for block in result.content]
     structured = _clean(result.structured_content)
@@ -65,7 +65,7 @@ def _binary(data: str, mime_type: str) -> dict[str, JsonValue]:
 
 
 def _repeats(result: mcp.types.CallToolResult, structured: JsonValue) -> bool:
-    """Return whether the text repeats the structured content, as the specification recommends for servers.
+    """Return whether the text repeats the structured content, as the specification recommends.
 
     Many servers wrap a plain value in an object and also send the plain value as text.
     """

@@ -1,4 +1,4 @@
-"""Defines the deployment's rules for which programs stores may start."""
+"""The deployment's rules for which programs stores may start."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def check_rule(rule: ProgramRule) -> None:
 
 
 def refusal_reason(rules: Mapping[str, Sequence[ProgramRule]], store_id: StoreId, requested: ProgramRule) -> str:
-    """Return why a store may not start a program. Empty if it may.
+    """Return why a store may not start a program, or an empty string if it may.
 
-    The rules for `*` apply to stores without their own rules.
+    The rules for `*` apply to stores that have no rules of their own.
     """
     own = rules.get(store_id, rules.get(EVERY_STORE, ()))
     fitting = [rule for rule in own if _matches(rule.command, requested.command)]

@@ -128,11 +128,11 @@ class Order:
 
 
 class StartProblem(Exception):
-    """Raised when the program cannot be started with the ordered limits. The message is human-readable."""
+    """Raised when the program cannot be started with the requested limits. The message is human-readable."""
 
 
 def main() -> None:
-    """Start the ordered program, and wait until it ends or the registry closes the socket."""
+    """Start the requested program, and wait until it ends or the registry closes the socket."""
     control = socket.socket(fileno=int(sys.argv[-1]))
     control.set_inheritable(False)
     with control.makefile("rb") as messages:
@@ -161,7 +161,7 @@ def _report(control: socket.socket, problem: str) -> None:
 
 
 def _release_pipes() -> None:
-    """Close the sandbox's ends of the program's pipes. Both sides then notice when the other side closes."""
+    """Close the sandbox's ends of the program's pipes, so that each side notices when the other side closes."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -242,7 +242,7 @@ def _landlock_abi() -> int:
 
 
 def _ruleset(order: Order) -> int | None:
-    """Return the Landlock rules as a file descriptor. Return None for an unconfined program.
+    """Return the Landlock rules as a file descriptor, or None for an unconfined program.
 
     Raises:
         StartProblem: This machine cannot confine the program, or a folder must not be granted.
@@ -283,7 +283,7 @@ def _ruleset(order: Order) -> int | None:
 
 
 def _is_inside(path: str, folder: str) -> bool:
-    """Return whether a path is inside a folder, or is the folder itself. Both paths must be resolved."""
+    """Return whether a path is a folder or is inside it. Both paths must be resolved."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 

@@ -1,4 +1,4 @@
-"""Manages one connection to an MCP server. The connection's own task opens it, keeps it open, and closes it."""
+"""One connection to an MCP server. The connection's own task opens it, keeps it open, and closes it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _log = logs.get_logger(__name__)
 
 
 class Session:
-    """A connection that opens immediately. It stays open until it breaks, is stopped, or is idle for `idle_seconds`.
+    """A connection that opens immediately, and stays open until it breaks, is stopped, or is idle for `idle_seconds`.
 
     It serves one user, who answers the server's questions. With `is_shared`, it serves all users, and the server can
     ask questions only in its responses to calls, because other questions do not identify their call.
@@ -108,7 +108,7 @@ class Session:
 
     @property
     def problem(self) -> str:
-        """The reason why the connection broke or could not be opened. Empty if neither happened."""
+        """The reason why the connection broke or could not be opened, or an empty string if neither happened."""
         return self._wire.problem
 
     @contextlib.contextmanager
@@ -122,10 +122,10 @@ class Session:
             self._wire.news.set()
 
     async def opened(self) -> None:
-        """Wait until calls can be made. It is safe to cancel this, because the connection continues to open.
+        """Wait until calls can be made. Safe to cancel, because the connection continues to open.
 
         Raises:
-            SourceUnreachable: The connection cannot be opened. The message gives the reason.
+            SourceUnreachable: The connection cannot be opened. The message contains the reason.
         """
         await shield(self._opened)
 
@@ -159,9 +159,10 @@ class Session:
             return self._tools
 
     async def call(self, call: Call, name: str, arguments: dict[str, Any]) -> mcp.types.CallToolResult:
-        """Call a tool. The server can ask the user during the call. If this is cancelled, so is the call on the server.
+        """Call a tool. The server can ask the user during the call.
 
-        There is no timeout here, because a call's clock stops while the user is being asked.
+        Cancelling this also cancels the call on the server. There is no timeout here, because a call's clock stops
+        while the user is being asked.
 
         Raises:
             Lost: The connection ended.
@@ -290,7 +291,7 @@ class Session:
     async def _on_elicit(
         self, context: ClientRequestContext, params: mcp.types.ElicitRequestParams
     ) -> mcp.types.ElicitResult:
-        """Ask during the most recent call, because the protocol does not say to which call a question belongs.
+        """Ask during the most recent call, because the protocol does not state to which call a question belongs.
 
         A question is declined if it could appear in the wrong conversation, which other users may be able to read.
         """
@@ -330,7 +331,10 @@ def _first(error: BaseException) -> BaseException:
 
 
 async def _open_pages(error: mcp.MCPError, call: Call) -> None:
-    """Ask the user to open the pages listed in an error. Unless the user opens all of them, raise the error again."""
+    """Ask the user to open the pages listed in an error.
+
+    If the user does not open all of them, raise the error again.
+    """
     if error.code != mcp.types.URL_ELICITATION_REQUIRED:
         raise error
     try:

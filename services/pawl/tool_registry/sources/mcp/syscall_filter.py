@@ -1,9 +1,9 @@
-"""Builds the seccomp filter that refuses certain system calls by confined programs.
+"""Builds the seccomp filter that refuses certain system calls of confined programs.
 
 Landlock does not restrict Unix sockets with a path. Any process that can write to the file can connect. Some of these
-sockets belong to services that act with the user's rights (Docker, a desktop bus, ssh-agent). A filter cannot see the
-address, because it is in the program's memory. The program therefore does not get any Unix sockets. Socket pairs, which
-programs create for their children, are allowed.
+sockets belong to services that act with the user's rights (Docker, a desktop bus, ssh-agent). A filter cannot read the
+address, because it is in the program's memory. The program therefore gets no Unix sockets at all, except socket pairs,
+which programs create for their children.
 
 Landlock does not restrict limits and priorities either. A process that can set them for another process of the same
 user can kill that process (with a limit of one second of CPU time) or stall it. A program may therefore set only its
@@ -70,11 +70,11 @@ _MACHINES: Final[Mapping[str, _Machine]] = MappingProxyType(
 
 
 def syscall_filter(machine: str = os.uname().machine) -> bytes:
-    """Return the filter for a machine, given its uname name. Empty if the machine is unknown.
+    """Return the filter for a machine, given its uname name, or an empty filter if the machine is unknown.
 
-    It refuses Unix sockets; Unix datagram pairs, which can be redirected to another address; io_uring, which can create
-    sockets without the filter seeing it; setting other processes' limits, priorities and CPU affinity; and keyrings.
-    Code for another architecture is killed at its first call, because its calls have other numbers.
+    The filter refuses Unix sockets; Unix datagram pairs, which can be redirected to another address; io_uring, which
+    can create sockets unnoticed by the filter; setting other processes' limits, priorities and CPU affinity; and
+    keyrings. Code for another architecture is killed at its first call, because its calls have other numbers.
     """
     known = _MACHINES.get(machine)
     if known is None:

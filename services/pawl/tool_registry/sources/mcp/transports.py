@@ -1,4 +1,4 @@
-"""Implements MCP's transports (a program's pipes, and streamable HTTP) with limits on the server's output."""
+"""MCP's transports (a program's pipes, and streamable HTTP), with limits on the server's output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
 from pawl.chassis.process.clock import Clock
-from pawl.tool_registry.sources.mcp.program import BRACKETS_MAX, MESSAGE_BYTES_MAX, Program, brackets_in, running
+from pawl.tool_registry.sources.mcp.program import BRACKETS_MAX, MESSAGE_BYTES_MAX, ServerProgram, brackets_in, running
 from pawl.tool_registry.sources.mcp.sandbox import Order
 
 # Parsing blocks the process. The costs of a message, a bracket and a line are given in bytes of plain text. The rate
@@ -66,7 +66,7 @@ class Wire:
         self.news = asyncio.Event()
 
     def end(self, problem: str, *, is_too_large: bool = False) -> None:
-        """Record why the transport ended. Only the first reason is kept."""
+        """Record why the transport ended. Only the first reason counts."""
         self.is_too_large = self.is_too_large or (is_too_large and not self.problem)
         self.problem = self.problem or problem
         self.news.set()
@@ -130,7 +130,7 @@ async def stdio_transport(
 
 
 async def _read(
-    program: Program, wire: Wire, incoming: ObjectSendStream[SessionMessage | Exception], rate_limit: RateLimit
+    program: ServerProgram, wire: Wire, incoming: ObjectSendStream[SessionMessage | Exception], rate_limit: RateLimit
 ) -> None:
     """Forward messages until the program's output ends or exceeds a limit."""
     garbage = 0
@@ -166,7 +166,7 @@ async def _read(
 
 
 async def _write(
-    program: Program,
+    program: ServerProgram,
     wire: Wire,
     outgoing: MemoryObjectReceiveStream[SessionMessage],
     incoming: ObjectSendStream[SessionMessage | Exception],
@@ -217,7 +217,7 @@ async def http_transport(
 
 
 async def limit_request(stream_rate: RateLimit, request: httpx2.Request) -> None:
-    """Limit the rate of new streams. Also limit how long a message without a response may delay all later messages."""
+    """Limit the rate of new streams, and how long a message without a response may delay later messages."""
     if request.method == "GET":
         await stream_rate.wait()
     elif not {"id", "method"} <= msgspec.json.decode(request.content or b"{}").keys():
@@ -228,7 +228,7 @@ async def limit_request(stream_rate: RateLimit, request: httpx2.Request) -> None
 async def _limit_body(wire: Wire, rate_limit: RateLimit, response: httpx2.Response) -> None:
     """Limit a body's size and brackets.
 
-    In a stream, limit the brackets of each event; the package limits event sizes.
+    In a stream, limit the brackets of each event. The package limits event sizes.
     """
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise httpx2.DecodingError("it sent a compressed body, which was not requested", request=response.request)

@@ -1,4 +1,4 @@
-"""Implements the registry's side of a process that runs one call."""
+"""The registry's side of a process that runs one call."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class CallProcess:
         return self._process.returncode is None
 
     async def converse(self, call: Call, context: ToolContext) -> Answer | None:
-        """Run the call and return its answer. Return None if the process ended without an answer.
+        """Run the call and return its answer, or None if the process ended without an answer.
 
         Safe to cancel: the tool is notified and has half a second to finish.
 

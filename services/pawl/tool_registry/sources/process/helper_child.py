@@ -1,4 +1,4 @@
-"""Runs in a helper process: applies registry functions to untrusted data, within limits."""
+"""The code of a helper process, which applies registry functions to untrusted data within limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NICENESS: Final = 5
 
 
 def main() -> None:
-    """Answer requests from standard input on standard output, until the registry closes the input."""
+    """Read requests from standard input and write answers to standard output, until the registry closes the input."""
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,4 +1,4 @@
-"""Runs helper processes, which handle untrusted data and are killed if that takes too long."""
+"""Helper processes, which handle untrusted data and are killed if that takes too long."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _log = logs.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Turn:
-    """The queue for a store's short jobs, or for its long jobs. Only one job in a queue runs at a time."""
+    """The queue for a store's short jobs, or for its long jobs. Only one job of a queue runs at a time."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: int = 0
@@ -50,7 +50,7 @@ class _Turn:
 
 
 class Helpers:
-    """Implements the Helper port with processes that run the registry's own code. Each process runs one job at a time.
+    """Implements the Helper port with processes that run the registry's own code, one job at a time each.
 
     A store can run one short and one long job at a time. Long jobs, and short jobs of stores that recently had slow
     ones, always leave one process free. Therefore, a store never waits for another store's data, and a call never waits
@@ -164,7 +164,7 @@ class _Process:
         return cls(process)
 
     async def ask(self, request: bytes, seconds: float) -> bytes | None:
-        """Return the helper's answer. Return None if the process has ended.
+        """Return the helper's answer, or None if the process has ended.
 
         Raises:
             TimeoutError: The answer did not arrive in time.

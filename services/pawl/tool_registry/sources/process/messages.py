@@ -1,4 +1,4 @@
-"""Defines the messages between the registry and a call's process. A message is a four-byte length and MessagePack."""
+"""Messages between the registry and a call's process. A message is a four-byte length and MessagePack."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LENGTH_BYTES: Final = 4
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Run this call. This is always the first message, and is sent only once."""
+    """A request to run this call. It is always the first message, and is sent only once."""
 
     import_name: str
     # The folder of tools that contains the module. Empty for an installed module.
@@ -30,11 +30,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Cancel the call."""
+    """A request to cancel the call."""
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Answers the oldest open request, with a secret or with the confirmation that a checkpoint was saved.
+    """The answer to the oldest open request: a secret, or the confirmation that a checkpoint was saved.
 
     On failure, `error` names one of ERRORS.
     """
@@ -45,7 +45,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SaveCheckpoint(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Save a checkpoint. `content` is JSON."""
+    """A request to save a checkpoint. `content` is JSON."""
 
     content: bytes
 
@@ -67,9 +67,9 @@ class Returned(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Reports why the tool did not return a value. Always the last message.
+    """The reason why the tool did not return a value. Always the last message.
 
-    `text` depends on `kind`. It is the text of a ToolError (TOLD), the reason why the value is not JSON (NOT_JSON), the
+    `text` depends on `kind`: the text of a ToolError (TOLD), the reason why the value is not JSON (NOT_JSON), the
     number of bytes (TOO_LARGE), or the exception type (CRASHED, or BROKEN if importing the module failed).
     """
 
@@ -93,7 +93,7 @@ _to_registry: Final[msgspec.msgpack.Decoder[ToRegistry]] = msgspec.msgpack.Decod
 
 
 class GarbledMessage(Exception):
-    """Raised when the bytes received are not a message. This means that the tool wrote to the channel."""
+    """Raised when received bytes are not a message, which means that the tool wrote to the channel."""
 
 
 def frame(message: ToProcess | ToRegistry) -> bytes:

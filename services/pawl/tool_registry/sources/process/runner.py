@@ -1,4 +1,4 @@
-"""Runs the calls of tools with process isolation, each in a fresh process."""
+"""A runner for tools with process isolation. Each call gets a fresh process."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _log = logs.get_logger(__name__)
 
 
 class ProcessRunner:
-    """Runs tools' functions. If a tool requires it, a fresh process is used; otherwise, `others` runs the function.
+    """Runs tools' functions, in a fresh process if a tool requires it, and otherwise with `others`.
 
-    At most `processes_max` calls run in processes at the same time. After the first call, one idle process is kept
+    At most `processes_max` calls run in processes at the same time. After the first call, one idle process is always
     ready for the next call. When a call ends, its process and all descendants are killed. Like any program of the same
     user, a tool can still affect other processes.
     """

@@ -74,7 +74,7 @@ def run_worker(channel: socket.socket) -> None:
 
 
 class _RegistryLine:
-    """The connection to the registry. The tool's threads use it."""
+    """The connection to the registry, which the tool's threads use."""
 
     def __init__(self, channel: socket.socket, messages: BinaryIO) -> None:
         self._channel = channel
@@ -91,7 +91,7 @@ class _RegistryLine:
             threading.Thread(target=target, daemon=True).start()
 
     def progress(self, fraction: float | None, message: str) -> None:
-        """Schedule progress to be sent. Only the newest report is kept."""
+        """Schedule progress to be sent. Only the newest report counts."""
         self._newest = ReportProgress(fraction=fraction, message=storable(message[:_MESSAGE_CHARACTERS_MAX]))
         self._has_news.set()
 
@@ -153,7 +153,7 @@ def _settle(asked: Future[Any], answer: Answered) -> None:
 
 
 def _limit(call: Call) -> None:
-    """Set this process's kernel limits. The memory limit counts from now on, before any tool code is loaded."""
+    """Set this process's kernel limits. The memory limit applies from now on, before any tool code is loaded."""
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_CPU, call.cpu_seconds, 1)
     if _STATM.exists():

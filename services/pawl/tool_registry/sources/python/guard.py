@@ -1,6 +1,6 @@
-"""Guards a program: forks it, waits for it, and kills all its descendants.
+"""The guard of a program. It forks the program, waits for it, and kills all its descendants.
 
-It imports only the standard library, because processes that run guards have nothing else.
+This module imports only the standard library, because processes that run guards have nothing else.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Guard:
     ) -> str:
         """Wait until the child has ended, the peer has closed `control`, or `check` returns a problem.
 
-        `check` runs at least every `tick_seconds`. Returns its problem, or an empty string.
+        `check` runs at least every `tick_seconds`. Return its problem, or an empty string.
         """
         poll = select.poll()
         poll.register(control, select.POLLIN)
@@ -110,7 +110,7 @@ class Guard:
         return self._status or 0
 
     def _reap(self) -> bool:
-        """Reap processes that have ended. Return whether there are others left."""
+        """Reap processes that have ended. Return whether any others are left."""
         try:
             while True:
                 process, status = os.waitpid(-1, os.WNOHANG)

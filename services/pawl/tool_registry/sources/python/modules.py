@@ -1,4 +1,4 @@
-"""Loads modules that contain tools. A folder is imported as a package with a name that no installed module has."""
+"""Loads modules that contain tools. A folder becomes a package whose name no installed module has."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PREFIX: Final = "pawl_tools_"
 
 
 def folder_package(folder: Path) -> tuple[ModuleType, BaseException | None]:
-    """Return a folder's package. Also return the error that its `__init__.py` raised, or None.
+    """Return a folder's package, and the error that its `__init__.py` raised, or None.
 
     The package has the same name in every process. If `__init__.py` fails, the package is empty, so that the modules
     next to it can still be imported.
@@ -53,7 +53,7 @@ def folder_package(folder: Path) -> tuple[ModuleType, BaseException | None]:
 
 
 def forget_folders() -> None:
-    """Forget the modules of tools folders, so that they are imported again."""
+    """Unload the modules of tools folders, so that they are imported again."""
     for name in [name for name in sys.modules if name.startswith(_PREFIX)]:
         del sys.modules[name]
     importlib.invalidate_caches()
@@ -62,7 +62,7 @@ def forget_folders() -> None:
 
 
 def folder_of(module_name: str) -> Path | None:
-    """Return the tools folder from which a module was loaded. Return None if it was imported normally."""
+    """Return the tools folder from which a module was loaded, or None if it was imported normally."""
     top = module_name.partition(".")[0]
     if not top.startswith(_PREFIX) or top not in sys.modules:
         return None
@@ -119,7 +119,7 @@ class DeploymentTools:
 
 
 def load_modules(entries: Iterable[str]) -> Iterator[ToolModule]:
-    """Import `entries` and yield every module that has tools or is broken.
+    """Import `entries`, and yield every module that contains tools or fails to load.
 
     An entry is a module, a package (all its modules, at any depth), a file, or a folder (every module and package in
     it). A path with a slash, or a directory that is not a package, is a folder. Modules whose names start with an

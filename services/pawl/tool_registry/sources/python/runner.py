@@ -1,4 +1,4 @@
-"""Runs the functions of Python tools. Async functions run on an event loop, and sync functions run in threads."""
+"""Runs the functions of Python tools: async functions on an event loop, and sync functions in threads."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _work(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 class PythonRunner:
-    """Runs async tools as tasks and sync tools in at most `threads_max` threads. An async context manager.
+    """Runs async tools as tasks, and sync tools in at most `threads_max` threads. An async context manager.
 
     A thread cannot be stopped from outside. If its call is cancelled, the tool's context reports this, and the thread
     counts as busy until its function returns. The threads are daemons. The deployment's async tools share an event loop
@@ -183,7 +183,7 @@ class PythonWork:
 
     @property
     def hindrance(self) -> str:
-        """A sentence that names the tool that delayed this tool by blocking the event loop. Empty if no tool did."""
+        """A sentence that names the tool that delayed this tool by blocking the event loop, or an empty string."""
         return self._hindrance()
 
     async def result(self) -> Any:

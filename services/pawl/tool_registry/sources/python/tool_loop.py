@@ -57,7 +57,7 @@ class LoopCall:
 
 
 class ToolLoop:
-    """Runs async functions on an event loop in a separate thread. The thread starts with the first call.
+    """An event loop for async functions, in a separate thread that starts with the first call.
 
     A watchdog logs the tool that blocks the loop, and sets `hindrance` on each delayed call.
     """

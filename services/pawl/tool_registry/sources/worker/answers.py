@@ -74,7 +74,7 @@ def progress_of(report: pb.WorkerProgress) -> Progress:
 
 
 def checkpoint_content(content: bytes) -> bytes:
-    """Return a checkpoint as canonical JSON. Empty if it is invalid, which does not end the stream."""
+    """Return a checkpoint as canonical JSON, or "" if it is invalid, which does not end the stream."""
     try:
         return dumps_canonical(loads(content, bytes_max=CHECKPOINT_BYTES_MAX))
     except (InvalidJson, TooLarge):
@@ -82,7 +82,10 @@ def checkpoint_content(content: bytes) -> bytes:
 
 
 def bound(result: pb.WorkerResult) -> None:
-    """Truncate a result to the size at which it is stored. Content over the limit keeps one extra byte as a mark."""
+    """Truncate a result to the size at which it is stored.
+
+    Content over the limit is one byte longer than the limit, as a mark.
+    """
     if result.HasField("error_message"):
         result.error_message = result.error_message[:_ERROR_CHARACTERS_MAX]
     if not result.HasField("content_json"):
@@ -115,7 +118,7 @@ def value_of(entry: ToolVersion, result: pb.WorkerResult) -> Any:
 
 
 def finding_of(entry: ToolVersion, result: pb.WorkerResult) -> ReconcileResult:
-    """Return a worker's finding about an earlier execution. Raise a ToolError if the finding cannot be passed on."""
+    """Return a worker's finding about an earlier execution. Raise ToolError if it cannot be passed on."""
     match result.WhichOneof("outcome"):
         case "content_json":
             return happened(_parsed(entry, result))

@@ -1,4 +1,4 @@
-"""Represents a call to a remote worker in the execution that sent it."""
+"""A call to a remote worker, from the point of view of the execution that sent it."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class PendingCall:
     async def answer(self, record: Callable[[], Awaitable[None]]) -> pb.WorkerResult:
         """Write the call to the database and return the worker's answer.
 
-        This is safe to cancel: the worker is asked to stop, and this returns once it has stopped. If another
-        process continues the call, the worker keeps it.
+        Safe to cancel: this asks the worker to stop, and returns once it has stopped. If another process continues the
+        call, the worker does not stop.
 
         Raises:
             ToolError: No worker took the call in time.

@@ -1,4 +1,4 @@
-"""Adds results that arrive after the end of their call to the audit chain. The tool may have taken effect anyway."""
+"""Adds results that arrive after the end of their call to the audit chain, because the tool may have taken effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manages the stream of one attached worker: the calls that it holds, and the frames to send to it."""
+"""The stream of one attached worker: the calls that it holds, and the frames to send to it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ class WorkerLink:
         return max(0, self._calls_max - len(self.held_calls) - self._reserved)
 
     def note_lost_claim(self, now: float) -> None:
-        """Note that the response to a claim was lost. The database may then list calls as held that were never sent."""
+        """Record that the response to a claim was lost.
+
+        The database may then list calls as held that were never sent.
+        """
         self.unsure_until = now + _UNSURE_SECONDS
 
     @property
@@ -85,14 +88,14 @@ class WorkerLink:
         return True
 
     def cancel(self, call_id: str) -> None:
-        """Cancel a call that the worker holds. Sends only one frame per lease epoch."""
+        """Cancel a call that the worker holds. Send only one frame per lease epoch."""
         epoch = self.held_calls.get(call_id)
         if epoch is not None and self._cancelled.get(call_id) != epoch:
             self._cancelled[call_id] = epoch
             self.send(cancel(call_id, epoch))
 
     def mark_answered(self, call_id: str, lease_epoch: int) -> None:
-        """Note that the worker has answered the call, so that it can no longer be cancelled."""
+        """Record that the worker has answered the call, so that it can no longer be cancelled."""
         if self.held_calls.get(call_id) == lease_epoch:
             self._cancelled[call_id] = lease_epoch
 
@@ -104,7 +107,7 @@ class WorkerLink:
         self.end_if_drained()
 
     def drain(self, error: PawlError | None) -> None:
-        """Stop sending new calls, and end the stream once the worker holds no calls.
+        """Send no more new calls, and end the stream once the worker holds no calls.
 
         The stream ends with `error`, or normally if `error` is None.
         """
@@ -117,20 +120,20 @@ class WorkerLink:
             self.end(self._ends_with)
 
     def end(self, error: PawlError | None) -> None:
-        """End the stream. Only the first cause is kept."""
+        """End the stream. Only the first cause counts."""
         if not self.ended.done():
             self.ended.set_result(error)
             self._outgoing.put_nowait(None)
 
     def send(self, frame: AttachWorkerResponse) -> None:
-        """Queue a frame. Ends the stream if the worker does not read."""
+        """Queue a frame. End the stream if the worker does not read it."""
         if self._outgoing.qsize() >= self._unsent_max:
             self.end(Overloaded("the worker does not read its stream"))
         elif not self.ended.done():
             self._outgoing.put_nowait(frame)
 
     async def next(self) -> AttachWorkerResponse | None:
-        """Return the next frame for the worker. Return None after the last frame."""
+        """Return the next frame for the worker, or None after the last frame."""
         return await self._outgoing.get()
 
 

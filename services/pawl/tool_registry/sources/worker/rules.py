@@ -1,4 +1,4 @@
-"""Defines the keys of remote workers, and decides what happens to a call when its worker is lost."""
+"""Keys of remote workers, and what happens to a call when its worker is lost."""
 
 from __future__ import annotations
 

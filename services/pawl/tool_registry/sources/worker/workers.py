@@ -1,4 +1,4 @@
-"""Manages the workers attached to this process, and the calls that its executions send to workers anywhere."""
+"""Workers attached to this process, and the calls that its executions send to workers anywhere."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class WorkerOptions:
 
     @property
     def silence_seconds(self) -> float:
-        """How long a worker must appear lost before it is treated as lost.
+        """The time in seconds after which a worker that appears lost is treated as lost.
 
         The worker's process renews live leases at every poll.
         """
@@ -67,7 +67,7 @@ class WorkerHub:
 
     All calls are rows in the database that the replicas share. If a worker attached to this process has a free slot,
     the hub writes the call as held by that worker. Otherwise, the call waits until a process with a free worker claims
-    the call.
+    it.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class WorkerHub:
         return value_of(entry, await self._await_answer(entry, call, context))
 
     async def _reconcile(self, entry: ToolVersion, context: ToolContext) -> ReconcileResult:
-        """Continue a call that a worker may still hold, or ask another worker about it."""
+        """Continue a call that a worker may still hold, or ask another worker about its outcome."""
         run = call_of(entry, Purpose.RUN, b"", context, now=self._clock.now())
         if await self._retry.until_answered(lambda: self._repository.adopt(run), call=run.key.call_id):
             try:
@@ -219,7 +219,7 @@ class WorkerHub:
             Cancelled: The worker attached again.
             DeadlineExceeded: The worker did not send anything for three lease periods.
             Overloaded: The worker does not read its stream.
-            ShuttingDown: This process is shutting down; attach again.
+            ShuttingDown: This process is shutting down. Attach again.
         """
         if self._is_stopping:
             raise ShuttingDown
@@ -329,7 +329,7 @@ class WorkerHub:
     async def _claim(self, link: WorkerLink, most: int) -> Sequence[pb.Invocation]:
         """Claim calls. If this is cancelled, claimed calls are still sent.
 
-        If the stream has ended, they are put back.
+        If the stream has ended, the calls wait for a worker again.
         """
         claim = asyncio.ensure_future(self._repository.claim(link.worker, most=most))
         try:
@@ -368,7 +368,7 @@ class WorkerHub:
         link.drop(result.call_id, result.lease_epoch)
 
     def _on_news(self, kind: NewsKind, store_id: StoreId, name: str) -> None:
-        """Act on a notification from another process. Polling finds changes whose notifications were missed."""
+        """Handle a notification from another process. Polling finds changes whose notifications were missed."""
         match kind:
             case NewsKind.WAITING:
                 self._wake_group(store_id, name)

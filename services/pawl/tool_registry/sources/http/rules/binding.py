@@ -43,7 +43,7 @@ _DOTS: Final = frozenset({"", ".", ".."})
 
 
 class UnusableArgument(Exception):
-    """Raised when an argument cannot be sent in the request. The error's text is shown to the model."""
+    """Raised when an argument cannot be sent in the request. The model sees the error's text."""
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +80,6 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuiltRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that is complete except for its secrets."""
-
     url: str
     headers: dict[str, str]
     body: bytes | None
@@ -94,7 +92,7 @@ def may_be_header(name: str) -> bool:
 
 
 def may_be_header_value(value: str) -> bool:
-    """Return whether a string can be a header value, that is, printable ASCII without leading or trailing spaces."""
+    """Return whether a string can be a header value: printable ASCII without leading or trailing spaces."""
     return _HEADER_VALUE.fullmatch(value) is not None
 
 
@@ -236,7 +234,7 @@ def _encoded(value: Any) -> str:
 
 
 def _joined(value: Any, *, explode: bool, text_of: Callable[[Any], str] = _encoded) -> str:
-    """Encode a value in the style `simple`, which is the same as the style `form` without `explode`."""
+    """Encode a value in the style `simple`, which equals the style `form` without `explode`."""
     if isinstance(value, list):
         return ",".join(map(text_of, value))
     if isinstance(value, dict):
@@ -268,7 +266,7 @@ def _header(placement: Placement, value: Any) -> str:
 
 
 def without_values(url: str) -> str:
-    """Return a URL with the names and placeholders in its query, but without the values, which may be secrets."""
+    """Return a URL without the values in its query, which may be secrets, but with the names and placeholders."""
     path, mark, query = url.partition("#")[0].partition("?")
     return path + mark + _QUERY_PART.sub(_name_and_placeholders, query)
 

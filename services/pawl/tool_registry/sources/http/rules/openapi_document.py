@@ -1,4 +1,4 @@
-"""Reads OpenAPI documents: JSON or YAML, with references only within the document."""
+"""OpenAPI documents in JSON or YAML, with references only within the document."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTHING: Final = object()
 
 
 class UnusableDocument(Exception):
-    """Raised when the document, or a part of it, cannot be used. The message says why."""
+    """Raised when the document, or a part of it, cannot be used. The message explains why."""
 
 
 class Document:
@@ -64,7 +64,7 @@ class Document:
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
-    """Restricts YAML to the types of JSON: there are no dates. As in YAML 1.2, only true and false are booleans."""
+    """A YAML loader restricted to the types of JSON: no dates and, as in YAML 1.2, only true and false as booleans."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -98,7 +98,7 @@ def _read_json(data: bytes) -> Any:
 
 
 def _read_yaml(data: bytes) -> Any:
-    """Parse YAML. Aliases are refused, because a short text with aliases can expand without limit."""
+    """Parse YAML. Refuse aliases, because a short text with aliases can expand without limit."""
     try:
         depth = 0
         for event in yaml.parse(data, Loader=_Loader):

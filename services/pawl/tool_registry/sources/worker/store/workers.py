@@ -95,7 +95,7 @@ class PostgresWorkerRepository:
         return owner_id
 
     async def unserved(self, attachments: Collection[str]) -> Collection[str]:
-        """Return attachments with outdated definitions of tools, if no live worker has the current definition."""
+        """Return attachments with outdated tool definitions for which no live worker has the current definition."""
         return {row["attachment"] for row in await self._database.fetch(sql.UNSERVED, list(attachments))}
 
     async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
@@ -140,10 +140,10 @@ class PostgresWorkerRepository:
         return bool(await self._database.fetchval(sql.IS_ATTACHED, store_id, group_name, tool_name, definition_hash))
 
     async def add(self, call: WorkerCall, worker: Attached | None) -> int | None:
-        """Write a call. If `worker` is given and still attached, it holds the call, and the epoch is returned.
+        """Write a call. If `worker` is given and still attached, it holds the call, and its epoch is returned.
 
-        Otherwise, the call waits, and None is returned. The call is taken over from any earlier execution. Idempotent
-        by token. Calls of erased runs are not written.
+        Otherwise, the call waits for a worker, and the result is None. The call is taken over from any earlier
+        execution. Idempotent by token. Calls of erased runs are not written.
         """
         worker_id = "" if worker is None else worker.key.worker_id
         rows = await self._database.fetch(
@@ -200,7 +200,7 @@ class PostgresWorkerRepository:
         return [(row["attachment"], CallKey(row["store_id"], row["call_id"]), row["lease_epoch"]) for row in rows]
 
     async def put_back(self, call: CallKey, lease_epoch: int) -> None:
-        """Let a call that was claimed but not sent wait again."""
+        """Make a call that was claimed but not sent wait for a worker again."""
         await self._database.fetch(sql.PUT_BACK, call.store_id, call.call_id, lease_epoch)
 
     async def report(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, progress: Progress) -> None:
@@ -230,11 +230,11 @@ class PostgresWorkerRepository:
         return status, None if late is None else msgspec.msgpack.decode(late, type=AuditDraft)
 
     async def mark_reported(self, call: CallKey, lease_epoch: int) -> None:
-        """Note that this lease epoch's late result is in the audit chain. Idempotent."""
+        """Record that this lease epoch's late result is in the audit chain. Idempotent."""
         await self._database.fetch(sql.MARK_REPORTED, call.store_id, call.call_id, lease_epoch)
 
     async def find(self, call: CallKey, token: str) -> CallView | None:
-        """Return a call's state. None if another execution has taken the call over, or if it was deleted."""
+        """Return a call's state, or None if another execution has taken over the call or it was deleted."""
         rows = await self._database.fetch(sql.FIND, call.store_id, call.call_id, token)
         return _view(rows[0]) if rows else None
 
@@ -258,7 +258,10 @@ class PostgresWorkerRepository:
         await self._database.fetch(sql.ABANDON, call.store_id, call.call_id, token, worker.worker_id)
 
     async def cancel(self, call: CallKey, token: str) -> bool:
-        """Request the end of a call. Return whether a worker holds it. If so, the caller must await its answer."""
+        """Request the end of a call.
+
+        Return whether a worker holds it, in which case the caller must await its answer.
+        """
         rows = await self._database.fetch(sql.CANCEL, call.store_id, call.call_id, token)
         return any(row["state"] == CallState.HELD for row in rows)
 
@@ -267,7 +270,7 @@ class PostgresWorkerRepository:
         await self._database.fetch(sql.SETTLE, call.store_id, call.call_id, token)
 
     async def news(self) -> Collection[CallKey]:
-        """Return the calls from this process's executions that are answered or lost."""
+        """Return the calls of this process's executions that are answered or lost."""
         rows = await self._database.fetch(sql.NEWS, self._instance_id)
         return [CallKey(row["store_id"], row["call_id"]) for row in rows]
 
@@ -275,7 +278,7 @@ class PostgresWorkerRepository:
         return [(row["store_id"], row["group_name"]) for row in await self._database.fetch(sql.WAITING_GROUPS)]
 
     async def unwanted(self, calls: Collection[tuple[WorkerKey, CallId, int]]) -> Collection[tuple[WorkerKey, CallId]]:
-        """Return the given calls that are cancelled or no longer held by their worker."""
+        """Return those of these calls that are cancelled or no longer held by their worker."""
         columns = zip(*((*worker, call_id, epoch) for worker, call_id, epoch in calls), strict=True)
         rows = await self._database.fetch(sql.UNWANTED, *map(list, columns))
         return [(WorkerKey(row["store_id"], row["group_name"], row["worker_id"]), row["call_id"]) for row in rows]
@@ -306,7 +309,7 @@ class PostgresWorkerRepository:
 
 
 def _invocation(row: asyncpg.Record) -> pb.Invocation:
-    """Return a call's message for the worker that holds the call now, which may not be the first one."""
+    """Return a call's message for the worker that currently holds the call, which may not be the first one."""
     call = pb.Invocation.FromString(row["details"])
     call.purpose = PURPOSES[Purpose(row["purpose"])]
     call.lease_epoch = row["lease_epoch"]

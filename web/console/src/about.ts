@@ -1,0 +1,53 @@
+/** What runs are about, in a few words. */
+
+import { signal } from "@preact/signals";
+import type { RunJson } from "@pawl/client";
+
+import { unpack } from "./json";
+import { pawl, titleOf } from "./state";
+import { visible } from "./visible";
+
+const PAGES_MAX = 3;
+const LENGTH_MAX = 160;
+
+/** The messages that started runs, by run. */
+const asked = signal<ReadonlyMap<string, string>>(new Map());
+const reading = new Set<string>();
+
+const short = (text: string): string => visible(text.replace(/\s+/g, " ").trim().slice(0, LENGTH_MAX));
+
+async function read(conversationId: string, runId: string): Promise<void> {
+  const found = new Map<string, string>([[runId, ""]]);
+  for (let page = 0, pageToken: string | undefined = ""; pageToken !== undefined && page < PAGES_MAX && !found.get(runId); page++) {
+    const { messages = [], nextPageToken }: Awaited<ReturnType<typeof pawl.agent.listMessages>> = await pawl.agent.listMessages({ conversationId, pageSize: 100, pageToken });
+    for (const { runId: of = "", role, text = "" } of messages) if (role === "ROLE_USER" && !found.get(of)) found.set(of, short(text) || "Files");
+    pageToken = nextPageToken || undefined;
+  }
+  asked.value = new Map([...asked.value, ...found]);
+}
+
+/** The start of the message that started a run. Otherwise the title of its conversation; nothing until one of them is read. */
+export function askedIn(conversationId: string, runId: string): string {
+  const known = asked.value.get(runId);
+  if (known !== undefined) return known || visible(titleOf(conversationId));
+  if (!reading.has(conversationId)) {
+    reading.add(conversationId);
+    // Not while a page is drawn.
+    queueMicrotask(() => void read(conversationId, runId).catch(() => (asked.value = new Map(asked.value).set(runId, ""))).then(() => reading.delete(conversationId)));
+  }
+  return "";
+}
+
+/** What a run is about: its message, the input of its workflow, the call of its job, or its aim. */
+export function aboutOf({ runId = "", conversationId = "", workflow, job, goal, undo }: RunJson): string {
+  if (undo) return "Undo another run";
+  if (goal) return short(goal.aim ?? "");
+  if (workflow?.chunk) return `${workflow.name}: ${workflow.chunk.node}, items from ${workflow.chunk.firstIndex ?? 0}`;
+  if (workflow) return short([workflow.name, values(unpack({ inputJson: workflow.inputJson }).inputJson)].filter(Boolean).join(": "));
+  if (job) return short([job.toolName, values(unpack({ argumentsJson: job.argumentsJson }).argumentsJson)].filter(Boolean).join(": "));
+  return askedIn(conversationId, runId);
+}
+
+function values(value: unknown): string {
+  return typeof value === "object" && value !== null ? Object.entries(value).map(([name, each]) => `${name} ${typeof each === "string" ? each : JSON.stringify(each)}`).join(", ") : "";
+}

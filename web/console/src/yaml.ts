@@ -1,0 +1,3 @@
+/** The reader of YAML, in a file of its own. */
+
+export { parse } from "yaml";
