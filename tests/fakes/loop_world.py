@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -35,13 +36,14 @@ from pawl.errors import LeaseLost, RunEnded
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
-from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, Budgets
+from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, daily_tokens_max
 from pawl.job_store.agents.rules import AGENT, SaveDraft
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.cache import RunCache
 from pawl.job_store.ledger.ports import Announcer, Limits
 from pawl.job_store.ledger.reading import Page
 from pawl.job_store.ledger.rpc import messages, operations
+from pawl.job_store.ledger.rpc.budgets import Budgets
 from pawl.job_store.ledger.rules.rows import ConversationKey, RunRow
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.submit import Submitted
@@ -141,10 +143,12 @@ class MemoryUsage(PostgresTokens):
         self.tokens_today: dict[tuple[StoreId, str], int] = {}
         self.day_end_time = TIME
 
-    async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
+    async def today(self, store_id: StoreId, name: str, connection: object = None) -> tuple[int, datetime]:
         return self.tokens_today.get((store_id, name), 0), self.day_end_time
 
-    async def tokens(self, store_id: StoreId, user_id: UserId) -> Mapping[WaitKind, tuple[int, datetime]]:
+    async def tokens(
+        self, store_id: StoreId, user_id: UserId, connection: object = None
+    ) -> Mapping[WaitKind, tuple[int, datetime]]:
         return {kind: (self.tokens_today.get((store_id, ""), 0), self.day_end_time) for kind in WaitKind}
 
 
@@ -160,7 +164,7 @@ class MemoryAgents(AgentLedger):
         # Handles forwarded calls
         self.forwarded = AgentServicer(self.repository)
         self.limits = Limits(slots=SlotLimits(per_store=1000, per_user=1000))
-        budgets = Budgets(self.repository, self.usage, lambda _: self.limits)
+        budgets = Budgets(self.usage, lambda _: self.limits, partial(daily_tokens_max, self.repository))
         servicer = AgentLedgerServicer(self.repository, budgets, lambda _: self.limits)
         channel: Any = Channel(lambda method, request, _: answer([servicer], method, request))
         super().__init__(channel)
@@ -174,6 +178,10 @@ class CountingMeter:
     left: list[str] = field(default_factory=list)
     executed: list[str] = field(default_factory=list)
     held: int = 0
+    waits: list[WaitKind] = field(default_factory=list)
+
+    def model_call_waits(self, limit: WaitKind) -> None:
+        self.waits.append(limit)
 
     def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: ModelTiming) -> None: ...
 

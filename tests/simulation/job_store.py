@@ -28,7 +28,7 @@ from pawl.job_store.ledger.rules.rows import ConversationKey
 from pawl.job_store.ledger.rules.steps import Step
 from pawl.job_store.ledger.rules.unit_of_work import Operation
 from pawl.server.process.metrics import Metrics
-from pawl.values import Usage
+from pawl.values import Usage, WaitKind
 from tests.fakes.manual_clock import VirtualClock
 from tests.simulation.conversations import MemoryAttentionRepository, MemoryConversations, MemoryOfferRepository
 from tests.simulation.reads import MemoryLeases, MemoryReads
@@ -171,6 +171,8 @@ class Channel:
 class Unmetered(PrometheusMeter):
     def __init__(self) -> None:
         super().__init__(Metrics("simulation"))
+
+    def model_call_waits(self, limit: WaitKind) -> None: ...
 
     def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: ModelTiming) -> None: ...
 

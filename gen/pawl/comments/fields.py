@@ -748,7 +748,7 @@ COMMENTS: dict[str, str] = {
     'pawl.tool.v1.SourceConfig.policies': "The store admin's policies for individual tools.",
     'pawl.tool.v1.SourceToolPolicy.async_timeout_seconds': 'Background timeout in seconds; see ToolDefinition.async_timeout_seconds.',
     'pawl.tool.v1.SourceToolPolicy.bulk_count': "Path to a call's items, for the rule that gates calls with three or more items.",
-    'pawl.tool.v1.SourceToolPolicy.category': 'Category; default SENSITIVE, or DESTRUCTIVE if the source says so.',
+    'pawl.tool.v1.SourceToolPolicy.category': 'Category; default SENSITIVE, or DESTRUCTIVE if the source declares it.',
     'pawl.tool.v1.SourceToolPolicy.effect_class': 'Effect class; default AT_MOST_ONCE.',
     'pawl.tool.v1.SourceToolPolicy.excluded': 'Do not register the tool.',
     'pawl.tool.v1.SourceToolPolicy.permits_grants': 'Same as ToolDefinition.permits_grants.',

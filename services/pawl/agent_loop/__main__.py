@@ -147,6 +147,7 @@ async def _worker(
     worker = Worker(WorkerId(service.ids.new("wrk")), dependencies, limits)
     await worker.listen(bus)
     service.background.start("ended model calls", shared.count_ended)
+    service.background.start("model servers", partial(shared.announce, service.clock))
     service.background.start("claims", worker.claim_forever)
     service.background.start("leases", worker.renew_forever)
     service.background.start("fence", worker.fence_forever)

@@ -31,9 +31,9 @@ def set_end(thing: Any, lasts: str) -> None:
 def _scope(scope: rule_pb2.RuleScope.ValueType) -> Callable[[rule_pb2.Rule, str], None]:
     def put(rule: rule_pb2.Rule, scope_id: str) -> None:
         if rule.scope != rule_pb2.RULE_SCOPE_USER:
-            raise CommandError("Specify only one of --run, --conversation, --agent and --all-users.")
+            raise CommandError("Specify at most one of --run, --conversation, --agent and --all-users.")
         if not scope_id:
-            raise CommandError("the value must not be empty. Omit it to include all.", parameter="scope_id")
+            raise CommandError("the value must not be empty. Omit the option to include all.", parameter="scope_id")
         rule.scope, rule.scope_id = scope, scope_id
 
     return put
@@ -69,12 +69,12 @@ _STRICT: Final[Options] = {
     ),
     "--like": Option(
         path="rule.arguments",
-        help="argument=text with * and ?, as in to=*@example.com. Repeatable.",
+        help="argument=text, where * and ? are wildcards, for example to=*@example.com. Repeatable.",
         put=_patterns("arguments", "glob"),
     ),
     "--equals": Option(
         path="rule.arguments",
-        help="argument=JSON, as in amount=5. Repeatable.",
+        help="argument=JSON, for example amount=5. Repeatable.",
         put=_patterns("equals", "equals_json"),
     ),
     "--for": Option(path="rule.expire_time", help=ENDS, put=set_end),
@@ -135,7 +135,7 @@ rules.command("ask")(
     verb(
         _rule(rule_pb2.RULE_EFFECT_ASK),
         _STRICT,
-        "Require an approval, regardless of the tool's category.",
+        "Require an approval for each call, regardless of the tool's category.",
         _rule_created,
     )
 )
@@ -180,7 +180,7 @@ def _for(user_id: str, delegate_user_id: str) -> str:
 
 
 keys = typer.Typer(
-    help="Create, list and revoke API keys. Requires the operator or deployment role.",
+    help="Create, list and revoke API keys. Requires the operator or the deployment role.",
     no_args_is_help=True,
 )
 keys.command("create")(
@@ -297,7 +297,7 @@ async def verify(
     target: AsyncClient,
     console: Console,
     *,
-    known_head: Annotated[str, typer.Option(help="A head printed by an earlier run and kept elsewhere.")] = "",
+    known_head: Annotated[str, typer.Option(help="A head that an earlier run of this command printed.")] = "",
 ) -> int:
     """Verify the whole audit chain.
 

@@ -226,7 +226,7 @@ class Chat:
             running = "The run continues. " if self._active else ""
             agent = f" --agent {shlex.quote(self._agent)}" if self._agent else ""
             command = f"pawl chat --conversation {self._conversation_id}{agent}"
-            self._screen.line(f"{running}Resume with: {command}", "dim")
+            self._screen.line(f"{running}Resume the chat with: {command}", "dim")
 
     async def _take_next(self) -> None:
         frame = asyncio.create_task(self._session.next_frame())

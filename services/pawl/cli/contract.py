@@ -180,7 +180,7 @@ def listing(
         if footer and not json:
             say(console, await footer(target, requested))
 
-    many = Annotated[int, typer.Option("--count", "-n", help="Maximum number of items.", min=1)]
+    many = Annotated[int, typer.Option("--count", "-n", help="Maximum number of items to list.", min=1)]
     flags = (
         [inspect.Parameter("count", inspect.Parameter.KEYWORD_ONLY, default=count, annotation=many)] if count else []
     )
@@ -275,7 +275,7 @@ def fill(message: Any, options: Options, given: Mapping[str, Any], *, narrows: b
         if value is None or value == [] or (option.constant is not None and not value):
             continue
         if narrows and value == "":
-            raise CommandError("the value must not be empty. Omit it to include all.", parameter=name)
+            raise CommandError("the value must not be empty. Omit the option to include all.", parameter=name)
         if option.excludes in seen:
             raise CommandError(f"{typed} cannot be combined with {option.excludes}.")
         seen |= {typed} if value != "" else set()

@@ -91,9 +91,7 @@ async def show(
     conversation_id: ConversationId = None,
     *,
     key: Key = "",
-    numbers: Annotated[
-        bool, typer.Option("--numbers", help="Show the message numbers that `pawl fork --at` takes.")
-    ] = False,
+    numbers: Annotated[bool, typer.Option("--numbers", help="Show the message numbers for `pawl fork --at`.")] = False,
     json: Json = False,
 ) -> None:
     """Print a conversation."""
@@ -191,7 +189,7 @@ async def import_file(
     file: Annotated[Path, typer.Argument(help="JSON file: chat completions messages, or an object with `messages`.")],
     *,
     title: Annotated[str, typer.Option(help="The title; default: the start of its first message.")] = "",
-    key: Annotated[str, typer.Option(help="Your own unused key for it, up to 200 bytes.")] = "",
+    key: Annotated[str, typer.Option(help="Your own key for it, up to 200 bytes. It must be unused.")] = "",
 ) -> None:
     """Create a conversation from an existing history. Nothing in it runs again."""
     made = await target.import_conversation(_read_history(file), title=title, conversation_key=key)
@@ -265,7 +263,7 @@ async def share(
         bool, typer.Option("--arguments", help="Also show tool calls with their arguments and results.")
     ] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="Also let them write to it; each user starts their own runs.")
+        bool, typer.Option("--write", help="Also let them write to it. Each user starts their own runs.")
     ] = False,
     private: Annotated[bool, typer.Option("--private", help="Stop sharing it.")] = False,
 ) -> None:
@@ -306,7 +304,7 @@ async def erase(
             erasure = await target.erase(conversation_id, wait=True)
     if not erasure.HasField("end_time"):
         waits = ", ".join(erasure.waits_for)
-        say(console, f"{conversation_id} is being erased. Waiting for: {waits}.")
+        say(console, f"{conversation_id} is being erased. It waits for: {waits}.")
         return 0
     say(console, f"{conversation_id} is erased.")
     rows = [_left_row(call) async for call in target.left_calls(conversation_id)]

@@ -87,6 +87,7 @@ _PARAMETERS: Final[Mapping[str, Sequence[str]]] = {
     "report_percents": ("reports",),
     "report_seconds": ("reports",),
     "schema_json": ("schema",),
+    "store_id": ("store_ids",),
     "time_zone": ("zone",),
     "total_tokens_max": ("tokens_max",),
 }

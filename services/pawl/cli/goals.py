@@ -122,7 +122,7 @@ app.command("list")(
     )
 )
 app.command("show")(
-    verb(pb.GetGoalRequest(), {"run": "run_id"}, "Show a goal: its attempts, progress and report.", _lines)
+    verb(pb.GetGoalRequest(), {"run": "run_id"}, "Show a goal with its attempts, progress and report.", _lines)
 )
 app.command("raise")(
     verb(

@@ -185,7 +185,7 @@ async def stop(
         bool, typer.Option("--all-of-store", help="Stop all users' open jobs in the store. For operators and admins.")
     ] = False,
     yes: Yes = False,
-    reason: Annotated[str, typer.Option(help="Reason, for the log.")] = "",
+    reason: Annotated[str, typer.Option(help="The reason, which is written to the log.")] = "",
 ) -> None:
     """Stop jobs. Jobs that have already ended are unchanged."""
     if [bool(job_ids), bool(conversation), all_of_store].count(True) != 1:

@@ -39,7 +39,7 @@ _PAGE: Final = 200
 _CODE: Final = "channel.code"
 _TEST_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.2
-_WHERE: Final = "A URL or an e-mail address; - reads standard input, @FILE reads a file."
+_WHERE: Final = "A URL or an e-mail address. - reads standard input, and @FILE reads a file."
 _DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _DAY: Final = "|".join(_DAYS)
 _QUIET: Final = re.compile(rf"(?:(?P<days>(?:{_DAY}|[,-])+) +)?(?P<start>\d\d:\d\d)-(?P<end>\d\d:\d\d)")
@@ -220,7 +220,7 @@ async def resend(
     if dead is bool(delivery_id):
         raise CommandError("Specify delivery ids or --dead.")
     if channel == "":
-        raise CommandError("the value must not be empty. Omit it to include all.", parameter="channel")
+        raise CommandError("the value must not be empty. Omit the option to include all.", parameter="channel")
     ids = list(delivery_id or [])
     if dead:
         of_dead = pb.ListDeliveriesRequest(channel_id=channel or "", states=[pb.CHANNEL_DELIVERY_STATE_DEAD])

@@ -49,7 +49,7 @@ async def attention(
     the operator or admin role.
     """
     if run_id == "":
-        raise CommandError("the value must not be empty. Omit it to include all.", parameter="run_id")
+        raise CommandError("the value must not be empty. Omit the option to include all.", parameter="run_id")
     found = await items(target, operator_pb2.ListAttentionRequest(run_id=run_id or ""))
     if json:
         say(console, map(json_line, found))
@@ -74,8 +74,8 @@ def _show(transcript: Transcript, run: operator_pb2.RunInNeed) -> None:
     for call in run.calls:
         transcript.command(hint(call))
     if run.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED:
-        transcript.command(f"fix the cause, then continue it: pawl redrive {run.run_id}")
-    transcript.command(f"or end it: pawl end {run.run_id}")
+        transcript.command(f"fix the cause, then continue the run: pawl redrive {run.run_id}")
+    transcript.command(f"or end the run: pawl end {run.run_id}")
 
 
 @command()
@@ -87,7 +87,9 @@ async def resolve(
     *,
     happened: Annotated[str | None, typer.Option(help="It happened, with this JSON value as its result.")] = None,
     run_again: Annotated[bool, typer.Option("--run-again", help="It did not happen; run it again.")] = False,
-    tell_model: Annotated[bool, typer.Option("--tell-model", help="It did not happen; inform the model.")] = False,
+    tell_model: Annotated[
+        bool, typer.Option("--tell-model", help="It did not happen; report this to the model.")
+    ] = False,
 ) -> None:
     """Report the outcome of an uncertain call.
 
@@ -135,7 +137,7 @@ async def undo(
     detach: Annotated[bool, typer.Option("--detach", help="Print the id of the undo's run and exit.")] = False,
     yes: Yes = False,
 ) -> int:
-    """Undo a run's effects, most recent first.
+    """Undo the effects of a run, most recent first.
 
     Shows what can and cannot be undone, then undoes what it can and reports the results. If undoing a call needs
     approval, this waits for it. The exit code is 0 if everything that can be undone was undone.

@@ -324,7 +324,7 @@ def status_lines(run: run_pb2.Run, now: datetime) -> list[str]:
     lines += wording.described(run, only=_FACTS)
     for name, requested in sorted(run.lowered_limits.items()):
         most, instead = getattr(run.options.limits, name), f"{requested:.15g}" if requested else "unlimited"
-        lines.append(f"{name} is {most:.15g} instead of {instead}: its store allows no more")
+        lines.append(f"{name} is {most:.15g} instead of {instead}: the store's limit is lower")
     if run.waiting.sentence:
         lines += [wording.one_line(run.waiting.sentence, 2048), f"since {wording.time_text(run.waiting.since_time)}"]
         if run.waiting.HasField("deadline_time"):

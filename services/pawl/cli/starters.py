@@ -163,7 +163,7 @@ schedules.command("delete")(
     verb(
         schedule_requests.DeleteScheduleRequest(),
         _NAME,
-        "Delete a schedule and its history. Runs it has started continue.",
+        "Delete a schedule and its history. Its open runs continue.",
         "Deleted {name}.",
         confirmation="Delete the schedule {name}?",
     )
@@ -292,7 +292,7 @@ triggers.command("delete")(
     verb(
         trigger_requests.DeleteTriggerRequest(),
         _NAME,
-        "Delete a trigger with its secrets, history and queued events. Runs it has started continue.",
+        "Delete a trigger with its secrets, history and queued events. Its open runs continue.",
         "Deleted {name}.",
         confirmation="Delete the trigger {name}?",
     )

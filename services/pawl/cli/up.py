@@ -19,7 +19,7 @@ def up(
     *,
     port: Annotated[
         list[str] | None,
-        typer.Option(help="name=number; 0 picks a free port, `all` sets the ports that are not listed. Repeatable."),
+        typer.Option(help="name=number; 0 picks a free port, and `all` sets all other ports. Repeatable."),
     ] = None,
     replicas: Annotated[list[str] | None, typer.Option(help="service=count. Repeatable.")] = None,
 ) -> None:

@@ -35,7 +35,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_USER_DAILY_TOKENS: "the next day, because its user has no tokens left today",
     run_pb2.WAIT_KIND_USER_MONTHLY_TOKENS: "the next month, because its user has no tokens left this month",
     run_pb2.WAIT_KIND_RATE: "a model call, because its store or model server is at its limit per minute",
-    run_pb2.WAIT_KIND_PROVIDER: "the model server, which is not responding",
+    run_pb2.WAIT_KIND_PROVIDER: "the model server, which does not respond",
     run_pb2.WAIT_KIND_TIME: "the time of its next step",
     run_pb2.WAIT_KIND_EVENT: "an event",
     run_pb2.WAIT_KIND_JOB: "its background jobs",
@@ -59,7 +59,7 @@ _ACTS: Final = {
 STOPPED_BY: Final = {
     run_pb2.STOP_CAUSE_SUPERSEDED: " by a newer message",
     run_pb2.STOP_CAUSE_OPERATOR: " by an operator",
-    run_pb2.STOP_CAUSE_PARENT: " by a run above it",
+    run_pb2.STOP_CAUSE_PARENT: " by its parent run",
     run_pb2.STOP_CAUSE_MODEL: " by the model",
     run_pb2.STOP_CAUSE_FEATURE_OFF: ", because runs were switched off for the store",
 }

@@ -196,7 +196,7 @@ app.command("event")(
             "--payload": _PAYLOAD,
             "--id": "event_id",
         },
-        "Send an event to a run's nodes that wait for this event name.",
+        "Send an event to the nodes of a run that wait for an event of this name.",
         "Sent {name} to {run_id}.",
     )
 )

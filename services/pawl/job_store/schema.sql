@@ -589,6 +589,30 @@ CREATE UNLOGGED TABLE model_rates (
     PRIMARY KEY (store_id, name)
 ) WITH (fillfactor = 50);
 
+-- Model calls that count against limits per minute and token budgets. A call that has ended is kept for a while, so that
+-- a repeated request does not count it again. Lost in a crash of the database.
+CREATE UNLOGGED TABLE model_calls (
+    store_id text COLLATE "C" NOT NULL,
+    model_call_id text COLLATE "C" NOT NULL,
+    user_id text COLLATE "C" NOT NULL,
+    agent_name text COLLATE "C" NOT NULL,
+    -- Tokens reserved in budgets; 0 for a call that has ended.
+    tokens bigint NOT NULL,
+    expire_time timestamptz NOT NULL,
+    ended boolean NOT NULL,
+    PRIMARY KEY (store_id, model_call_id)
+);
+CREATE INDEX model_calls_open ON model_calls (store_id) WHERE NOT ended;
+CREATE INDEX model_calls_old ON model_calls (expire_time);
+
+-- Model servers that agent-loop knows. The store is always empty.
+CREATE UNLOGGED TABLE model_servers (
+    store_id text COLLATE "C" NOT NULL,
+    model_server text COLLATE "C" NOT NULL,
+    report_time timestamptz NOT NULL,
+    PRIMARY KEY (store_id, model_server)
+);
+
 -- Model servers that are unavailable. The store is always empty.
 CREATE UNLOGGED TABLE model_outages (
     store_id text COLLATE "C" NOT NULL,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from pawl.chassis.ids import CommandId, IdSource, StoreId
+from pawl.chassis.ids import CommandId, ConversationId, IdSource, StoreId
 from pawl.chassis.process import logs, tasks
 from pawl.chassis.process.clock import Clock
 from pawl.errors import PawlError
@@ -19,6 +19,7 @@ from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.reading import DueTimes
 from pawl.job_store.ledger.rules.attention import Silence
+from pawl.job_store.ledger.rules.rows import ConversationKey
 from pawl.job_store.ledger.store.upkeep import PostgresLedgerStats
 from pawl.job_store.lifecycle.store import PostgresOutbox
 from pawl.job_store.lifecycle.stream import JetStreamLifecycle
@@ -38,6 +39,9 @@ _QUARANTINE_SECONDS: Final = 3.0
 _DOOMED_SECONDS: Final = 1.0
 _CLOCK_SECONDS: Final = 3.0
 _OFF_SECONDS: Final = 5.0
+_SWITCHED_SECONDS: Final = 1.0
+# A process that has just started repeats what an earlier one may not have finished.
+_SWITCHED_SECONDS_MAX: Final = 300.0
 # Smaller differences come from a slow clock or a slow process.
 _BACK_SECONDS_MIN: Final = 2.0
 _RELAY_SECONDS: Final = 1.0
@@ -129,6 +133,23 @@ async def quarantine(ledger: Ledger, meter: PrometheusMeter, clock: Clock) -> No
         if count := await ledger.quarantine(silence.confirmed):
             meter.quarantined.inc(count)
         await clock.sleep(_DOOMED_SECONDS if silence.since else _QUARANTINE_SECONDS)
+
+
+async def start_turns_where_on(settings: SettingsSnapshot, ledger: Ledger, clock: Clock) -> None:
+    """After the switch for runs was set, start turns for the notices that have waited in stores where runs are on.
+
+    Every replica does so, because only one that knows the new switch can.
+    """
+    done = clock.now() - _SWITCHED_SECONDS_MAX
+    while True:
+        set_time = settings.all.runs_set_time
+        if set_time is not None and set_time.timestamp() > done:
+            after = ConversationKey(StoreId(""), ConversationId(""))
+            while keys := await settings.repository.conversations_with_notices(after, rows_max=_ROWS_BATCH):
+                after = keys[-1]
+                await ledger.start_turns([key for key in keys if Feature.RUNS not in settings.off(key.store_id)])
+            done = set_time.timestamp()
+        await clock.sleep(_SWITCHED_SECONDS)
 
 
 async def cancel_where_off(settings: SettingsSnapshot, ledger: Ledger, ids: IdSource, clock: Clock) -> None:

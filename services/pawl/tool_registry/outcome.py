@@ -62,7 +62,7 @@ def unusable_text(definition: ToolDefinition, reason: str) -> str:
 
 def too_large_text(definition: ToolDefinition, count: int) -> str:
     limit = definition.result_bytes_max or RESULT_BYTES_MAX
-    return f"{definition.name} returned {count} bytes, over the limit of {limit}: ask for less"
+    return f"{definition.name} returned {count} bytes, over the limit of {limit}: request less data"
 
 
 def unexpected_text(definition: ToolDefinition, error: str) -> str:

@@ -208,8 +208,7 @@ async def test_export_has_pages_of_limited_size_and_only_calls_that_the_reader_m
         shown = [each.text for page in await export(reader, shared.conversation_id, 200) for each in page]
         assert shown.count('"secret"') == secrets, (reader.user_id, shows_arguments)
     await shared.share(conversation_pb2.SHARING_PRIVATE)
-    with pytest.raises(ConversationNotFound):
-        await export(shared.bob, shared.conversation_id)
+    await raises(ConversationNotFound, export(shared.bob, shared.conversation_id))
 
 
 async def test_a_writers_message_starts_a_run_that_only_the_writer_sees(shared: Shared) -> None:

@@ -16,6 +16,8 @@ from pawl.errors import Conflict, FeatureOff, InvalidField, ModelNotAllowed
 from pawl.event.v1 import agent_pb2, run_pb2, schedule_pb2
 from pawl.job.v1 import agents_pb2, ledger_pb2
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
+from pawl.job.v1.models_pb2 import ReportModelServerRequest
+from pawl.job.v1.models_pb2_grpc import ModelServiceStub
 from pawl.job_store import sweeps
 from pawl.job_store.ledger.rules.slots import SlotLimits
 from pawl.job_store.ledger.rules.usage import day_end
@@ -113,6 +115,28 @@ async def test_open_runs_are_cancelled_where_runs_are_off_if_the_switch_requests
     assert (await beta.run(runs[1][1])).state == run_pb2.RUN_STATE_QUEUED
 
 
+async def test_notices_that_waited_while_runs_were_off_start_turns_once_runs_are_on(replica: Replica) -> None:
+    """LOOP-14: in stores where runs stay off, they still wait. A second replica changes nothing."""
+    ann, beta = User(replica.stub), User(replica.stub, store_id="beta")
+    conversation_id, _ = [await start_jobs(user, user.store_id) for user in (ann, beta)]
+    await switch(replica, Feature.RUNS, SwitchState.OFF)
+    for run in await ann.claim("jobs", runs_max=2):
+        job = {"acme": ann, "beta": beta}[run.store_id].owner(run.run_id, run.epoch)
+        await job.commit(state=run_pb2.RUN_STATE_RUNNING)
+        await ended(job)
+    assert await ann.claim() == []
+    await switch(replica, Feature.RUNS, SwitchState.LISTED, store_ids=frozenset({"acme"}))
+    active = "SELECT count(*) FROM job_store.conversations WHERE active_run_id IS NOT NULL"
+    for _ in range(2):
+        sweep = asyncio.create_task(sweeps.start_turns_where_on(replica.settings, replica.ledger, ManualClock(0)))
+        async with asyncio.timeout(60):
+            while not await replica.database.fetchval(active):
+                await asyncio.sleep(0.02)
+        sweep.cancel()
+    (claimed,) = await ann.claim(runs_max=5)
+    assert (await ann.run(claimed.run_id)).conversation_id == conversation_id
+
+
 async def test_a_stores_own_limits_decide_how_many_of_its_runs_can_be_claimed(start: StartReplica) -> None:
     replica = await start(slots=SlotLimits(per_store=3, per_user=3))
     users = {store_id: User(replica.stub, store_id=store_id) for store_id in ("acme", "beta", "gamma")}
@@ -167,15 +191,20 @@ async def test_tokens_of_all_runs_count_once_toward_the_budgets_of_their_store_a
     assert "The store has used 300 tokens. A new period" in texts["monthly_tokens"][1]
     assert texts["monthly_tokens_per_user"] == ("100", "Set for all stores."), "the caller is no user of the store"
 
-    parked = owners[0]
-    await parked.park(daily, wake_time=datetime.now(UTC) + timedelta(days=1))
+    # One run is parked before the budget is raised, and another one, which has just read the old budget, afterwards.
+    await owners[0].park(daily, wake_time=datetime.now(UTC) + timedelta(days=1))
     poll = asyncio.create_task(replica.settings.run())
     await limit(pb.SETTINGS_LAYER_CEILING, daily_tokens=301)
+    claimed = list[str]()
     async with asyncio.timeout(60):
-        while not (claimed := await ann.claim()):
+        while len(claimed) < 2:
+            if found := [run.run_id for run in await ann.claim()]:
+                claimed += found
+                if len(claimed) == 1:
+                    await owners[1].park(daily, wake_time=datetime.now(UTC) + timedelta(days=1))
             await asyncio.sleep(0.02)
     poll.cancel()
-    assert [run.run_id for run in claimed] == [parked.run_id]
+    assert claimed == [owners[0].run_id, owners[1].run_id]
 
 
 async def test_limits_of_new_runs_are_lowered_to_those_of_their_store_and_the_run_says_so(
@@ -215,6 +244,20 @@ async def test_models_that_a_store_may_not_use_are_refused_for_runs_and_agents(r
     request = pb.ExplainSettingsRequest(store_id="acme")
     explained = (await SettingsServiceStub(replica.channel).ExplainSettings(request)).explanations
     assert [(each.name, each.value) for each in explained[-2:]] == [("models", "small, tiny"), ("model_server", "eu")]
+
+
+async def test_a_setting_can_name_only_a_model_server_that_an_agent_loop_has_reported(replica: Replica) -> None:
+    async def named(server: str, version: int) -> None:
+        asked = Settings(layer=Layer.DEPLOYMENT, model_server=server, version=version)
+        await replica.settings.update(DEPLOYMENT, asked, (), only_check=False)
+
+    await named("early", 0)
+    report = ReportModelServerRequest(known_servers=["default", "eu"])
+    await ModelServiceStub(replica.channel).ReportModelServer(report)
+    with pytest.raises(InvalidField, match="'moon' is not in agent-loop's limits file: use default, eu"):
+        await named("moon", 1)
+    await named("eu", 1)
+    assert replica.settings.limits_of(StoreId("acme")).model_server == "eu"
 
 
 async def test_one_of_two_concurrent_changes_conflicts_and_the_other_is_recorded(replica: Replica) -> None:

@@ -124,7 +124,7 @@ async def test_process_crash_becomes_the_result_of_the_call(registry: Registry) 
     assert content(await registry.run("calm", call="after")) == "calm"
     large = await registry.run("misbehave", {"way": "larger"}, call="large")
     assert outcome(large) == "FAILED RESULT_TOO_LARGE"
-    assert content(large)["error"].endswith("over the limit of 1048576: ask for less")
+    assert content(large)["error"].endswith("over the limit of 1048576: request less data")
     error = error_of(await registry.run("pay_and_crash"))
     assert error.endswith("exit code 1 before it returned; it may still have taken effect")
     for fails, result in ((False, "said"), (True, {"error": "it was \ufffd"})):

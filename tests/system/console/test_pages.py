@@ -12,6 +12,7 @@ from pawl.agent.v1.agents_pb2 import UpdateAgentRequest
 from pawl.agent.v1.declaration_pb2 import Declaration, PutDeclarationRequest
 from pawl.client import AsyncClient
 from pawl.event.v1.agent_pb2 import AgentDefinition
+from pawl.event.v1.trigger_pb2 import WEBHOOK_AUTHENTICATION_SIGNATURE, TriggerDefinition, WebhookSource
 from pawl.launcher.suite import Suite
 from tests.system.console.conftest import NewPage, ask, at, barrier_free, click, say
 
@@ -65,6 +66,9 @@ async def test_agent_is_made_with_a_form_and_found_with_the_palette(open_page: N
     await page.get_by_role("checkbox", name=re.compile("^calculate")).check()
     await page.get_by_label("Instructions").fill("Be short.")
     await page.get_by_label("Instructions").press("Tab")
+    # The agent is tried before it is saved.
+    await say(page, "what is 6 * 7")
+    await expect(page.locator(".turn[data-state=completed]")).to_contain_text("42")
     await page.get_by_role("button", name="Save").click()
     await expect(page.get_by_label("Name", exact=True)).to_be_focused()
     await expect(page.get_by_role("alert")).to_contain_text("name")
@@ -183,8 +187,11 @@ async def test_notification_settings_are_shown_and_changed(open_page: NewPage) -
             break
         await page.reload()
         await page.wait_for_timeout(500)
+    unread = page.locator(".count.unread")
+    await expect(unread).to_be_visible()
+    await page.get_by_role("button", name="Mark all as read").click()
+    await expect(unread).to_have_count(0)
     await reported.click()
-    await page.get_by_role("button", name="Mark as read", exact=True).click()
     await expect(page.get_by_role("button", name="Mark as read", exact=True)).to_have_count(0)
     await page.get_by_role("button", name="Mute conversation").click()
     await expect(page.get_by_role("status")).to_contain_text("muted")
@@ -202,3 +209,35 @@ async def test_notification_settings_are_shown_and_changed(open_page: NewPage) -
     hours[0]["start"] = "22:00"
     await write(page, "Edit quiet hours", {"hours": hours, "timeZone": "Europe/Berlin"})
     await expect(page.get_by_text("22:00 to 07:00 Europe/Berlin")).to_be_visible()
+
+
+async def test_limits_of_the_store_are_shown_and_lowered(open_page: NewPage) -> None:
+    page = await open_page("/settings?tab=store", user="limiter")
+    row = page.get_by_role("row", name=re.compile("Rounds"))
+    await expect(row).to_contain_text("Default")
+    await page.get_by_role("button", name="Edit limits").click()
+    await page.get_by_text("More options").click()
+    await page.get_by_label("Rounds", exact=True).fill("0")
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_role("alert")).to_contain_text("rounds_max")
+    await expect(page.get_by_label("Rounds", exact=True)).to_be_focused()
+    await page.get_by_label("Rounds", exact=True).fill("40")
+    await page.get_by_role("button", name="Save").click()
+    await expect(row).to_contain_text("40")
+    await expect(page.get_by_role("region", name="Changes")).to_contain_text("rounds_max: not set → 40")
+    await barrier_free(page, "the settings of the store")
+
+
+async def test_event_of_a_trigger_is_sent_from_the_console(open_page: NewPage, suite: Suite) -> None:
+    webhook = WebhookSource(authentication=WEBHOOK_AUTHENTICATION_SIGNATURE)
+    async with AsyncClient(data=suite.options.data, user="sender") as target:
+        _, secret = await target.create_trigger(TriggerDefinition(name="hook", text="{{event}}", webhook=webhook))
+    page = await open_page("/triggers/hook", user="sender")
+    await page.get_by_role("button", name="Send a test event").click()
+    await page.get_by_label("Secret").fill("whsec_AAAA")
+    await page.get_by_role("button", name="Send", exact=True).click()
+    await expect(page.get_by_role("alert")).to_contain_text("signature")
+    await page.get_by_label("Secret").fill(secret)
+    await page.get_by_role("button", name="Send", exact=True).click()
+    await expect(page.get_by_role("status")).to_contain_text("Outcome: started")
+    await expect(page.get_by_role("region", name="Fires").get_by_role("link")).to_have_count(1)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, Final
 
 import pytest
 from playwright.async_api import expect
 
-from pawl.client import AsyncClient
-from pawl.launcher.suite import Suite
-from tests.system.console.conftest import NewPage, sees
+from tests.system.console.conftest import NewPage, barrier_free, sees
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -47,10 +46,19 @@ DEFINITION: Final[dict[str, Any]] = {
 }
 
 
-async def test_run_is_started_followed_answered_and_run_again(open_page: NewPage, suite: Suite) -> None:
-    async with AsyncClient(data=suite.options.data) as target:
-        await target.save_workflow(DEFINITION)
+async def test_run_is_started_followed_answered_and_run_again(open_page: NewPage) -> None:
     page = await open_page("/workflows", user="grapher")
+    await page.get_by_role("button", name="New workflow").click()
+    problems = page.get_by_role("complementary", name="Preview")
+    await expect(problems).to_contain_text("Valid")
+    text = page.get_by_label("New workflow (JSON or YAML)")
+    await text.fill("name: sums\nnodes:\n  one: {kind: tool, tool: calcolate}")
+    await expect(problems).to_contain_text("calcolate")
+    await barrier_free(page, "the problems of a workflow")
+    await text.fill(json.dumps(DEFINITION))
+    await expect(problems).to_contain_text("Valid")
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_role("status")).to_contain_text("Saved sums, version 1.")
     await page.get_by_role("link", name="sums").click()
     await page.get_by_role("button", name="Start", exact=True).click()
     await page.get_by_label("title *").fill("the list")

@@ -34,6 +34,13 @@ def calls(outcome: str, percent: int, silent: int) -> tuple[Series, Series]:
     )
 
 
+def used(limit: str, near: str) -> tuple[Series, Series]:
+    """Return calls of which 20 % or none were made when more than `near` of a limit was used."""
+    name = f'pawl_job_store_model_limit_used_ratio_%s{{store="acme",limit="{limit}"%s}}'
+    below, count = name % ("bucket", f',le="{near}"'), name % ("count", "")
+    return {below: "0+8x90", count: "0+10x90"}, {below: "0+10x90", count: "0+10x90"}
+
+
 # For each alert, series that make it fire after an hour, and series that do not. A series has a value for each minute.
 CASES: dict[str, tuple[Series, Series]] = {
     "PawlServiceDown": gauge(_UP % "a", 0, 1),
@@ -49,6 +56,8 @@ CASES: dict[str, tuple[Series, Series]] = {
     "PawlModelErrors": calls("provider", 11, 9),
     "PawlModelRateLimited": calls("rate", 6, 4),
     "PawlTokensUsedUp": gauge('pawl_job_store_waiting_runs{reason="store_daily_tokens"}', 1),
+    "PawlTokensNear": used("user_daily_tokens", "0.8"),
+    "PawlRateNear": used("model_tokens_per_minute", "0.9"),
     "PawlStoreLimitReached": gauge('pawl_job_store_over_limit_runs{limit="store"}', 101, 100),
     "PawlQueueWaitLong": (
         {_WAIT % "10": "0+90x90", _WAIT % "60": "0+100x90", _WAIT % "+Inf": "0+100x90"},

@@ -10,27 +10,27 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import AgentDefinition, ModelTerms, ToolSelection
+from pawl.agent_loop.agents.rules import AgentDefinition, ToolSelection
 from pawl.agent_loop.loop.drive import DriveEnd
 from pawl.agent_loop.loop.metrics import PrometheusMeter
-from pawl.agent_loop.loop.model_call import TermsCache
 from pawl.agent_loop.loop.rules import budget, loop_state
 from pawl.agent_loop.loop.rules.fact import RoundEnded, RoundRetrying, RoundStarted, Warned
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.retry import BUDGET_EXHAUSTED
-from pawl.agent_loop.loop.rules.run import PinnedAgent, Run, RunOptions, TokenBudgetPolicy
+from pawl.agent_loop.loop.rules.run import PinnedAgent, RunOptions, TokenBudgetPolicy
 from pawl.agent_loop.loop.rules.state import MODEL
 from pawl.agent_loop.model.request import UsageReport
-from pawl.agent_loop.model.shared import PerMinute, SharedModels
+from pawl.agent_loop.model.shared import CountedCall, PerMinute, SharedModels
 from pawl.chassis.ids import RunKey, StoreId
 from pawl.errors import Unavailable
+from pawl.event.v1 import run_pb2
+from pawl.job.v1.agents_pb2 import TokenBudget
 from pawl.job.v1.models_pb2 import TakeModelCallRequest, TakeModelCallResponse
 from pawl.server.process.metrics import Metrics
 from pawl.values import RunState, Usage, WaitKind
 from tests.fakes.loop_world import STORE, World
-from tests.fakes.model import calls, fails, says
+from tests.fakes.model import fails, says
 from tests.tables import for_each
-from tests.unit.agent_loop import test_sub_agents as sub_agents
 from tests.unit.agent_loop.scenario import VERDICTS, present
 from tests.unit.agent_loop.simulation import TOKENS_PER_ANSWER, Simulation, answer, run_state
 from tests.unit.agent_loop.test_sub_agents import ANN
@@ -298,42 +298,76 @@ async def test_a_model_call_uses_the_stores_server_and_only_its_models() -> None
     assert (present(world.ledger.run(key).failure).reason, len(world.model.requests)) == ("MODEL_NOT_ALLOWED", 1)
 
 
-@dataclasses.dataclass
 class Refusing:
-    """Refuses the first calls for 10 s each, and records the tokens that are counted."""
+    """Refuses the first calls, and records the tokens that are counted and the runs whose calls have ended."""
 
-    refused: int
-    taken: int = 0
+    def __init__(self, *refused: TakeModelCallResponse) -> None:
+        self.refused = list(refused)
+        self.taken: list[CountedCall] = []
+        self.asked: list[dict[str, Any]] = []
+        self.ended: dict[str, tuple[CountedCall, int]] = {}
+        self.world: World
+        self.key: RunKey
 
     def is_rated(self, _server: str) -> bool:
         return True
 
-    async def take(self, _store_id: StoreId, _server: str, tokens: int) -> float:
-        self.refused -= 1
-        self.taken += tokens if self.refused < 0 else 0
-        return 10.0 if self.refused >= 0 else 0.0
+    async def take(self, model_call_id: str, call: CountedCall, **more: Any) -> TakeModelCallResponse:
+        self.asked.append(more)
+        if self.refused:
+            return self.refused.pop(0)
+        self.taken.append(call)
+        return TakeModelCallResponse()
 
-    def used(self, _store_id: StoreId, _server: str, tokens: int) -> None:
-        self.taken += tokens
+    def used(self, model_call_id: str, call: CountedCall) -> None:
+        self.ended[model_call_id] = call, self.world.ledger.run(self.key).usage.total_tokens
 
 
 @pytest.mark.parametrize("policy", TokenBudgetPolicy)
 async def test_a_run_waits_for_the_limits_per_minute_and_counts_all_tokens(policy: TokenBudgetPolicy) -> None:
     world = World(VERDICTS, [says("Done.")])
-    shared: Any = Refusing(2)
+    shared: Any = Refusing(*[TakeModelCallResponse(wait_seconds=10)] * 2)
     metrics = Metrics("agent_loop")
     meter = PrometheusMeter(metrics, "models.example", world.clock.monotonic)
     world.dependencies = dataclasses.replace(world.dependencies, shared=shared, meter=meter)
-    key = world.ledger.submit("hello", RunOptions(token_budget_policy=policy))
+    shared.world, shared.key = world, world.ledger.submit("hello", RunOptions(token_budget_policy=policy))
+    key = shared.key
     assert await world.drive() is DriveEnd.PARKED
     assert (world.ledger.run(key).waits, world.model.requests) == ((WaitKind.RATE,), [])
     assert (await world.drive(), await world.drive()) == (DriveEnd.PARKED, DriveEnd.ENDED)
     (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
     assert (warned.reason, len(world.model.requests)) == ("RATE_LIMITED", 1)
-    assert shared.taken == world.ledger.run(key).usage.total_tokens
+    ((ended, tokens_in_ledger),) = shared.ended.values()
+    assert shared.taken[0].tokens + ended.tokens == tokens_in_ledger == world.ledger.run(key).usage.total_tokens
     samples = [each for family in metrics.registry.collect() for each in family.samples]
-    counted = [(each.labels["outcome"], each.value) for each in samples if each.name.endswith("model_calls_total")]
-    assert counted == [("answered", 1)], "only calls that were made count"
+    counted = [
+        (*each.labels.values(), each.value) for each in samples if each.name.endswith(("_calls_total", "_waits_total"))
+    ]
+    assert counted == [("store", "models.example", "answered", 1), ("rate", 2)], "only calls that were made count"
+
+
+async def test_a_run_waits_shortly_for_tokens_that_calls_in_progress_have_reserved() -> None:
+    """I18: it never fails for this, and its waits for a minute's limit do not lengthen its waits for a budget."""
+    world = World(VERDICTS, [says("Done.")])
+    world.agents.limits = dataclasses.replace(world.agents.limits, tokens={WaitKind.STORE_DAILY_TOKENS: 100})
+    world.agents.usage.day_end_time = world.ledger.time() + timedelta(hours=1)
+    reserved = TokenBudget(kind=run_pb2.WAIT_KIND_STORE_DAILY_TOKENS, tokens_max=100, tokens_used=40)
+    used_up = TokenBudget(kind=run_pb2.WAIT_KIND_STORE_DAILY_TOKENS, tokens_max=100, tokens_used=100)
+    used_up.end_time.FromDatetime(world.agents.usage.day_end_time)
+    waits = [TakeModelCallResponse(wait_seconds=1)] * 3
+    shared: Any = Refusing(*waits, *(TakeModelCallResponse(budget=each) for each in (reserved, used_up)))
+    world.dependencies = dataclasses.replace(world.dependencies, shared=shared)
+    options = RunOptions(token_budget_policy=TokenBudgetPolicy.FAIL, output_tokens_max=7)
+    shared.world, shared.key = world, world.ledger.submit("hello", options)
+    for _ in waits:
+        assert await world.drive() is DriveEnd.PARKED
+    assert await world.drive() is DriveEnd.PARKED
+    assert world.ledger.run(shared.key).waits == (WaitKind.STORE_DAILY_TOKENS,)
+    due_in = present(world.ledger.row(shared.key).claim_at) - world.ledger.time()
+    assert timedelta(seconds=1) <= due_in <= timedelta(seconds=20)
+    await world.finish(shared.key)
+    assert present(world.ledger.run(shared.key).failure).reason == "STORE_TOKENS_EXHAUSTED"
+    assert {(each["user_id"], each["output_tokens"]) for each in shared.asked} == {("user", 7)}
 
 
 @pytest.mark.parametrize("reason", ["PROVIDER_UNAVAILABLE", "MODEL_SERVER_UNKNOWN", "NETWORK"])
@@ -349,48 +383,32 @@ class Counting:
     """Stands in for job-store. Records the tokens that are counted, and answers once `answers` is set."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[int, bool]] = []
+        self.asked: list[tuple[str, int, bool]] = []
         self.answers = asyncio.Event()
         self.is_down = True
 
     async def TakeModelCall(self, request: TakeModelCallRequest) -> TakeModelCallResponse:
-        self.asked.append((request.tokens, request.ended))
+        self.asked.append((request.model_call_id, request.tokens, request.ended))
         await self.answers.wait()
         if self.is_down:
             raise Unavailable
         return TakeModelCallResponse()
 
 
-async def test_the_tokens_of_ended_calls_are_counted_once_without_another_call() -> None:
+async def test_the_tokens_of_ended_calls_are_counted_until_job_store_answers() -> None:
     """None are lost if job-store is unavailable, or if other calls end while it counts."""
     store_id, stub = StoreId(STORE), Counting()
     shared = SharedModels(cast("Any", stub), {"": PerMinute(tokens=1000)})
     counting = asyncio.create_task(shared.count_ended())
-    shared.used(store_id, "", 500)
+    shared.used("a", CountedCall(store_id, "", 500))
     await asyncio.sleep(0.1)
-    shared.used(store_id, "", -100)
+    shared.used("b", CountedCall(store_id, "", -100))
     stub.answers.set()
     with pytest.raises(Unavailable):
         await counting
     stub.is_down = False
+    shared.used("c", CountedCall(store_id, "", 1))
     counting = asyncio.create_task(shared.count_ended())
-    await shared.take(store_id, "", 10)
     await asyncio.sleep(0.1)
-    assert sorted(stub.asked[1:]) == [(10, False), (400, True)]
+    assert sorted(stub.asked[1:]) == [("a", 500, True), ("b", -100, True), ("c", 1, True)]
     counting.cancel()
-
-
-async def test_tokens_of_agents_never_enlarge_what_a_run_may_use() -> None:
-    world = sub_agents.world_of(plan=[calls(sub_agents.agent("work"))] * 2, work=[says("Did it.")])
-    found: list[int] = []
-
-    class Terms(TermsCache):
-        async def of(self, run: Run, tokens: int, now: float, read: Any) -> ModelTerms:
-            found.append(tokens)
-            return await super().of(run, tokens, now, read)
-
-    world.dependencies = dataclasses.replace(world.dependencies, terms=Terms())
-    key = world.ledger.submit("plan")
-    await sub_agents.finish(world, key)
-    assert world.ledger.run(key).delegated_usage.total_tokens
-    assert min(found) >= 0

@@ -25,11 +25,13 @@ from pawl.agent_loop.loop.rules.fact import (
 from pawl.agent_loop.loop.rules.limits import Limits
 from pawl.agent_loop.loop.rules.run import FailureClass, RunFailure, RunOptions, Undo
 from pawl.agent_loop.loop.rules.tool import ExecutionPiece
+from pawl.agent_loop.model.shared import CountedCall
 from pawl.agent_loop.titles.titles import SECONDS_MAX, TitleMaker
 from pawl.chassis.ids import RunId, RunKey
 from pawl.errors import DependencyUnavailable, InboxChanged, Internal, LeaseLost, Overloaded, PawlError
 from pawl.event.v1 import run_pb2
 from pawl.job.v1.ledger_pb2 import CommitRunRequest
+from pawl.job.v1.models_pb2 import TakeModelCallResponse
 from pawl.job.v1.titles_pb2 import ClaimTitlesRequest, ClaimTitlesResponse, SetTitleRequest, SetTitleResponse, TitleTask
 from pawl.values import CallState, Execution, RunState, StopCause
 from tests.fakes.loop_world import CountingMeter, World, logged_states, transient
@@ -227,12 +229,12 @@ class CountedTitles:
     def __init__(self) -> None:
         self.tokens: Counter[str] = Counter()
 
-    async def take(self, store_id: str, _server: str, tokens: int) -> float:
-        self.tokens[store_id] += tokens
-        return 5.0 if store_id == "full" else 0.0
+    async def take(self, _model_call_id: str, call: CountedCall) -> TakeModelCallResponse:
+        self.tokens[call.store_id] += call.tokens
+        return TakeModelCallResponse(wait_seconds=5 if call.store_id == "full" else 0)
 
-    def used(self, store_id: str, _server: str, tokens: int) -> None:
-        self.tokens[store_id] += tokens
+    def used(self, _model_call_id: str, call: CountedCall) -> None:
+        self.tokens[call.store_id] += call.tokens
 
 
 async def made(ledger: Ledger, *scripts: Script, shared: Any = None) -> FakeModel:

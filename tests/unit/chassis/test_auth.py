@@ -151,7 +151,7 @@ def test_unknown_roles_give_no_rights(roles: frozenset[str]) -> None:
 
 def test_a_viewer_cannot_change_anything() -> None:
     verbs = [name.rpartition("/")[2] for name, callers in CALLERS.items() if Role.VIEWER in callers]
-    reading = ("Get", "List", "Watch", "Preview", "Subscribe", "WhoAmI", "ServerReflection")
+    reading = ("Get", "List", "Watch", "Preview", "Export", "Subscribe", "WhoAmI", "ServerReflection")
     assert [verb for verb in verbs if not verb.startswith(reading)] == []
     assert all(callers <= ANYBODY for callers in CALLERS.values())
 

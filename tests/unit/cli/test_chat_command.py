@@ -412,4 +412,4 @@ def test_command_to_resume_names_the_agent(monkeypatch: pytest.MonkeyPatch, agen
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     talk, _, output = talking(conversation_id="conv_1", agent=agent)
     talk._leave()
-    assert output.getvalue() == f"Resume with: pawl chat --conversation conv_1{flags}\n"
+    assert output.getvalue() == f"Resume the chat with: pawl chat --conversation conv_1{flags}\n"

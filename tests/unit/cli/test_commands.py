@@ -82,7 +82,7 @@ def test_an_invalid_command_line_exits_with_2_and_explains_why(monkeypatch: pyte
             "0 9 * * *",
         ): "--every cannot be combined with",
         ("triggers", "delete", "", "--yes"): "No Pawl suite answers",
-        ("rules", "allow", "*", "--run", "run_1", "--all-users"): "Specify only one of --run,",
+        ("rules", "allow", "*", "--run", "run_1", "--all-users"): "Specify at most one of --run,",
         ("apply", "--file", "/dev/null"): "No resources found in",
         ("settings", "set", "runs", "\u0663%"): "runs must be on, off, listed or a percentage such as 10%, got",
         ("settings", "set", "active_runs", "9" * 5000): "active_runs must be a whole number of at most 18 digits, got",

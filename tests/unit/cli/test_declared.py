@@ -400,7 +400,7 @@ async def test_each_resource_is_exported_to_its_own_file(monkeypatch: pytest.Mon
 
 def test_a_set_is_a_single_folder_with_a_name(tmp_path: Path) -> None:
     for name, text, path, says in (
-        ("pawl.yaml", "name: a b\n", tmp_path, "must be `name: NAME`"),
+        ("pawl.yaml", "name: a b\n", tmp_path, "must contain only `name: NAME`"),
         ("x.yaml", "name: x\n", tmp_path / "x.yaml", "--prune need a folder"),
     ):
         (tmp_path / name).write_text(text)

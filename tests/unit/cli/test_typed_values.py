@@ -176,7 +176,7 @@ def test_a_time_without_a_zone_uses_the_local_zone() -> None:
 )
 def test_an_empty_filter_never_means_everything(command: Any) -> None:
     refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": UNREACHABLE})
-    assert (refused.exit_code, "must not be empty. Omit it to include all." in refused.output) == (2, True)
+    assert (refused.exit_code, "must not be empty. Omit the option to include all." in refused.output) == (2, True)
 
 
 @for_each(

@@ -326,10 +326,10 @@ def test_an_unusable_function_is_refused_with_advice(function: Any, reason: str)
         (Plain, r"Plain has no JSON Schema; write str, int, .* a dataclass, a TypedDict or a pydantic model"),
         (list[Plain], r"list\[.*Plain\] has no JSON Schema; write str"),
         (Callable[[int], int], r".*Callable.* has no JSON Schema; write str"),
-        (T, r"the type variable ~T has no meaning"),
-        (list[T], r"the type variable ~T has no meaning"),  # type: ignore[valid-type]
-        (pydantic.SecretStr, r"secrets do not come from the model; take a ToolContext and call context.secret"),
-        (pydantic.SecretStr | None, r"secrets do not come from the model"),
+        (T, r"the type variable ~T cannot be described"),
+        (list[T], r"the type variable ~T cannot be described"),  # type: ignore[valid-type]
+        (pydantic.SecretStr, r"the model cannot provide secrets: add a ToolContext parameter and call context.secret"),
+        (pydantic.SecretStr | None, r"the model cannot provide secrets"),
     ],
 )
 def test_a_type_without_a_schema_is_refused_with_advice(hint: Any, reason: str) -> None:

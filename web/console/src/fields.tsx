@@ -51,7 +51,7 @@ export function set(value: Values, at: string, to: unknown): Values {
 export function meant(all: FieldSpec[], field: string, value: Values): FieldSpec | undefined {
   const name = field.replace(/_(\w)/g, (_, letter: string) => letter.toUpperCase());
   const shown = all.filter(({ when }) => when?.(value) ?? true);
-  return shown.find(({ at }) => name === at || name.endsWith(`.${at}`)) ?? shown.find(({ at }) => name && (at.endsWith(`.${name}`) || `.${name}.`.includes(`.${at.split(".").at(-1)}.`)));
+  return shown.find(({ at }) => name === at || name.endsWith(`.${at}`) || field.endsWith(`.${at}`)) ?? shown.find(({ at }) => name && (at.endsWith(`.${name}`) || `.${name}.`.includes(`.${at.split(".").at(-1)}.`)));
 }
 
 interface Props {

@@ -4,6 +4,7 @@ import type { VNode } from "preact";
 import { useId, useState } from "preact/hooks";
 
 import { Fault, type FieldSpec, FieldView } from "./fields";
+import { sentence } from "./format";
 import { isBig, parse } from "./json";
 import { visible } from "./visible";
 
@@ -82,7 +83,7 @@ export function fieldsOf(schema: Schema | undefined, value: Record<string, unkno
     return [
       {
         at,
-        label: `${visible(String(each.title ?? at))}${isRequired ? " *" : ""}`,
+        label: `${visible(each.title ? String(each.title) : sentence(at.replaceAll("_", " ")))}${isRequired ? " *" : ""}`,
         hint: visible(String(each.description ?? "")),
         kind,
         options: kind === "values" && !(isRequired && value[at] !== undefined) ? [["", "–"], ...options] : options,

@@ -182,7 +182,7 @@ const isDoubt = ({ attention: need }: RunInNeedJson): boolean => need?.reason ==
 function needOf(run: RunInNeedJson): string {
   const { calls: [call] = [], crashCount = 0, round = 0 } = run;
   if (!isDoubt(run)) return `Its workers crashed ${crashCount} times in round ${round}`;
-  return call ? `It is unknown whether this happened: ${title(call.toolName)} ${objectOf(call)}` : "It is unknown whether a call happened";
+  return call ? `It is unknown whether “${title(call.toolName)}” happened: ${objectOf(call)}` : "It is unknown whether a call happened";
 }
 
 const attention: Resource<RunInNeedJson> = {
@@ -205,7 +205,7 @@ const attention: Resource<RunInNeedJson> = {
   at: ({ attention: need }) => need?.sinceTime,
   entry: (run) => (
     <Entry tone="bad" to={`/attention/${run.runId}`} name={needOf(run)} said={isDoubt(run) ? "Say whether it happened. Until then the run waits." : "Retry the run once the cause is gone, or end it."} at={run.attention?.sinceTime}>
-      {visible(run.userId ?? "")} {runLink(run.runId)}
+      <a href={`/attention/${run.runId}`}>Decide</a> {runLink(run.runId, "Run")} {visible(run.userId ?? "")}
     </Entry>
   ),
   actions: [

@@ -193,7 +193,7 @@ export function Entry({ tone, to, name, isUnread, said, at, children }: { tone: 
         {said && <span class="quiet said">{said}</span>}
       </span>
       <span class="quiet links">{children}</span>
-      <span class="quiet when">{time(at)}</span>
+      <span class="quiet stamp">{time(at)}</span>
     </>
   );
 }
@@ -366,7 +366,7 @@ function Loaded({ load, value, onValue }: { load: () => Promise<Option[]>; value
 }
 
 /** On phones, more filters than this are folded. */
-const FOLDED_FROM = 2;
+const FOLDED_FROM = 1;
 const NARROW = "(max-width: 720px)";
 
 /** A text filter, applied when the field loses focus. Reading the list again does not change typed text. */

@@ -56,6 +56,11 @@ function read(text: string): unknown {
   }
 }
 
+/** Writes YAML, or JSON if there are integers that YAML would round. */
+function written(definition: unknown): unknown {
+  return yaml && !/\d{16}/.test(JSON.stringify(definition)) ? yaml.stringify(definition, { lineWidth: 0 }) : definition;
+}
+
 const editing = {
   method: SAVE,
   plain: true,
@@ -118,7 +123,7 @@ export const workflows: Resource<WorkflowVersionJson> = {
     { name: "Agents", detailed: true, of: ({ asTool }) => asTool && "can call it as a tool" },
   ],
   make: { ...editing, name: "New workflow", value: () => TEMPLATE },
-  edit: { ...editing, name: "Edit workflow", value: ({ definitionJson }) => unpack({ definitionJson }).definitionJson },
+  edit: { ...editing, name: "Edit workflow", value: ({ definitionJson }) => written(unpack({ definitionJson }).definitionJson) },
   start: {
     name: "Start",
     submit: "Start run",

@@ -1,3 +1,3 @@
-/** The reader of YAML, in a file of its own. */
+/** The reader and writer of YAML, in a file of its own. */
 
-export { parse } from "yaml";
+export { parse, stringify } from "yaml";

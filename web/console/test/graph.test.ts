@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { edgesOf, layOut } from "../src/graph";
+import { edgesOf, graphOf, layOut } from "../src/graph";
 
 const EDGES = [
   { source: "fetch", target: "big", kind: "after" },
@@ -32,4 +32,21 @@ test("the boxes of a column do not overlap", () => {
 test("nodes without edges fill several columns", () => {
   const nodes = Array.from({ length: 50 }, (_, index) => ({ path: `each[${index}]`, branches: 0 }));
   expect(new Set(Object.values(layOut(nodes, []).boxes).map(({ x }) => x)).size).toBe(5);
+});
+
+test("a flowchart becomes nodes with branches, and labelled edges", () => {
+  const chart = `flowchart TD
+  n0["end<br/>tool calculate"]
+  n1{"decided<br/>condition"}
+  subgraph n2 ["both<br/>parallel: all"]
+    n2_0[/"a<br/>human"/]
+  end
+  n0 --> n1
+  n1 -->|then| n2
+  n0 -.->|on error| n2
+`;
+  const { nodes, edges } = graphOf(chart);
+  expect(nodes.map(({ path, kind }) => [path, kind])).toEqual([["end", "tool calculate"], ["decided", "condition"], ["both", "parallel: all"]]);
+  expect(nodes[2]!.nodes).toEqual([{ path: "both.a", kind: "human", nodes: [] }]);
+  expect(edges.map(({ from, to, label }) => [from, to, label])).toEqual([["end", "decided", ""], ["decided", "both", "then"], ["end", "both", "on error"]]);
 });

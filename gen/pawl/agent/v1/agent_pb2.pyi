@@ -184,8 +184,8 @@ class StartRunRequest(_message.Message):
     """
     conversation_key: _builtins.str
     """Client-chosen key of the conversation, 1 to 200 bytes. Use it instead of a `conversation_id`. The message goes to
-    the caller's conversation with this key. If there is none, Pawl creates exactly one, even for concurrent requests.
-    Pawl stores a hash of the key. Removing the conversation frees the key.
+    the caller's conversation with this key. If it does not exist, Pawl creates exactly one, even for concurrent
+    requests. Pawl stores a hash of the key. Removing the conversation frees the key.
     """
     agent: _builtins.str
     """Name of the agent that drives the run, in its newest version. Empty means `default`. Use `draft/NAME` for one of

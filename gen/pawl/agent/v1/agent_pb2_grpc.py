@@ -253,8 +253,8 @@ class AgentServiceServicer(object):
 
     def Decide(self, request, context):
         """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is final, and
-        applies to exactly what was shown. Edited arguments are validated first. So are answers to questions that have an
-        `answer_schema_json`. Idempotent by request ID.
+        applies only to the call as it was shown. Edited arguments are validated first. So are answers to questions that
+        have an `answer_schema_json`. Idempotent by request ID.
 
         Users with the approver or admin role can decide on gated calls in all runs of their store. Users without roles can
         do so only in their own runs. For a call that needs several approvals, each approver must be a different user with
@@ -352,7 +352,7 @@ class AgentServiceServicer(object):
 
     def TopUpRun(self, request, context):
         """Adds tokens to a run's token budget. If the run is waiting for tokens, it continues. An accepted top-up counts
-        once, whatever the run's state. Idempotent by request ID.
+        exactly once. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND

@@ -127,8 +127,8 @@ class AgentServiceStub:
     """
     Decide: _grpc.UnaryUnaryMultiCallable[_agent_pb2.DecideRequest, _agent_pb2.DecideResponse]
     """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is final, and
-    applies to exactly what was shown. Edited arguments are validated first. So are answers to questions that have an
-    `answer_schema_json`. Idempotent by request ID.
+    applies only to the call as it was shown. Edited arguments are validated first. So are answers to questions that
+    have an `answer_schema_json`. Idempotent by request ID.
 
     Users with the approver or admin role can decide on gated calls in all runs of their store. Users without roles can
     do so only in their own runs. For a call that needs several approvals, each approver must be a different user with
@@ -206,7 +206,7 @@ class AgentServiceStub:
     """
     TopUpRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.TopUpRunRequest, _agent_pb2.TopUpRunResponse]
     """Adds tokens to a run's token budget. If the run is waiting for tokens, it continues. An accepted top-up counts
-    once, whatever the run's state. Idempotent by request ID.
+    exactly once. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -401,8 +401,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     Decide: _aio.UnaryUnaryMultiCallable[_agent_pb2.DecideRequest, _agent_pb2.DecideResponse]  # type: ignore[assignment]
     """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is final, and
-    applies to exactly what was shown. Edited arguments are validated first. So are answers to questions that have an
-    `answer_schema_json`. Idempotent by request ID.
+    applies only to the call as it was shown. Edited arguments are validated first. So are answers to questions that
+    have an `answer_schema_json`. Idempotent by request ID.
 
     Users with the approver or admin role can decide on gated calls in all runs of their store. Users without roles can
     do so only in their own runs. For a call that needs several approvals, each approver must be a different user with
@@ -480,7 +480,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """
     TopUpRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.TopUpRunRequest, _agent_pb2.TopUpRunResponse]  # type: ignore[assignment]
     """Adds tokens to a run's token budget. If the run is waiting for tokens, it continues. An accepted top-up counts
-    once, whatever the run's state. Idempotent by request ID.
+    exactly once. Idempotent by request ID.
 
     Errors:
     - NOT_FOUND / RUN_NOT_FOUND
@@ -708,8 +708,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.DecideResponse, _abc.Awaitable[_agent_pb2.DecideResponse]]:
         """Approves, edits or rejects a gated call, or answers a question. A decision is accepted only once, is final, and
-        applies to exactly what was shown. Edited arguments are validated first. So are answers to questions that have an
-        `answer_schema_json`. Idempotent by request ID.
+        applies only to the call as it was shown. Edited arguments are validated first. So are answers to questions that
+        have an `answer_schema_json`. Idempotent by request ID.
 
         Users with the approver or admin role can decide on gated calls in all runs of their store. Users without roles can
         do so only in their own runs. For a call that needs several approvals, each approver must be a different user with
@@ -817,7 +817,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.TopUpRunResponse, _abc.Awaitable[_agent_pb2.TopUpRunResponse]]:
         """Adds tokens to a run's token budget. If the run is waiting for tokens, it continues. An accepted top-up counts
-        once, whatever the run's state. Idempotent by request ID.
+        exactly once. Idempotent by request ID.
 
         Errors:
         - NOT_FOUND / RUN_NOT_FOUND

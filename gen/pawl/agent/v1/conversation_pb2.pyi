@@ -671,7 +671,7 @@ class WatchConversationResponse(_message.Message):
 
     @_builtins.property
     def gap(self) -> Global___ConversationGap:
-        """What was left out before this response; absent if nothing was."""
+        """Gap before this response; absent if nothing was left out."""
 
     def __init__(
         self,

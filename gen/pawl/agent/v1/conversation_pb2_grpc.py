@@ -84,7 +84,7 @@ class ConversationServiceServicer(object):
     """
 
     def GetConversation(self, request, context):
-        """Returns a conversation by its ID or its key. Looking it up by ID also finds conversations that other
+        """Returns a conversation by its ID or its key. A lookup by ID also finds conversations that other
         users in the store share. Read-only.
 
         Errors:

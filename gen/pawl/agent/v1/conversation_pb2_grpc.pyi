@@ -36,7 +36,7 @@ class ConversationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ConversationServiceAsyncStub: ...
     GetConversation: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.GetConversationRequest, _conversation_pb2.GetConversationResponse]
-    """Returns a conversation by its ID or its key. Looking it up by ID also finds conversations that other
+    """Returns a conversation by its ID or its key. A lookup by ID also finds conversations that other
     users in the store share. Read-only.
 
     Errors:
@@ -158,7 +158,7 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetConversation: _aio.UnaryUnaryMultiCallable[_conversation_pb2.GetConversationRequest, _conversation_pb2.GetConversationResponse]  # type: ignore[assignment]
-    """Returns a conversation by its ID or its key. Looking it up by ID also finds conversations that other
+    """Returns a conversation by its ID or its key. A lookup by ID also finds conversations that other
     users in the store share. Read-only.
 
     Errors:
@@ -283,7 +283,7 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _conversation_pb2.GetConversationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_conversation_pb2.GetConversationResponse, _abc.Awaitable[_conversation_pb2.GetConversationResponse]]:
-        """Returns a conversation by its ID or its key. Looking it up by ID also finds conversations that other
+        """Returns a conversation by its ID or its key. A lookup by ID also finds conversations that other
         users in the store share. Read-only.
 
         Errors:

@@ -216,8 +216,8 @@ class StartJobRequest(_message.Message):
     estimated_minutes: _builtins.float
     """Estimated duration in minutes; 0 if unknown."""
     reports: _run_pb2.JobReports.ValueType
-    """Which iterations to report to the conversation. Defaults to the tool's setting (ToolDefinition.reports). If there
-    is none, the default is END with `until` or `when`, and EVERY otherwise.
+    """Which iterations to report to the conversation. Defaults to the tool's setting (ToolDefinition.reports). If the
+    tool has no setting, the default is END with `until` or `when`, and EVERY otherwise.
     """
     report_iterations: _builtins.int
     """With EVERY: report every n-th iteration; default 1."""

@@ -271,7 +271,7 @@ class Welcome(_message.Message):
     client_id: _builtins.str
     """Client ID."""
     offer_lease_seconds: _builtins.float
-    """Seconds for which a client that does not send heartbeats keeps an offer. The default is 30."""
+    """How long a client that sends no heartbeats keeps an offer, in seconds. The default is 30."""
     silence_max_seconds: _builtins.float
     """Seconds of silence after which the server closes the stream. The default is 45."""
     def __init__(

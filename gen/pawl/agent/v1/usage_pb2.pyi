@@ -35,7 +35,7 @@ class _UsagePeriodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UsagePeri
     """A day in UTC. Days are kept for 400 days."""
 
 class UsagePeriod(_UsagePeriod, metaclass=_UsagePeriodEnumTypeWrapper):
-    """Length of the periods for which figures are returned."""
+    """Length of a usage period."""
 
 USAGE_PERIOD_UNSPECIFIED: UsagePeriod.ValueType  # 0
 """The whole time from `from_time` to `to_time`."""

@@ -199,8 +199,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     you may already have received some later events.
     """
     ERROR_REASON_TOKEN_CEILING: _ErrorReason.ValueType  # 126
-    """RESOURCE_EXHAUSTED. The token budget would exceed topped_up_tokens_max; the message says how many can
-    still be added.
+    """RESOURCE_EXHAUSTED. The token budget would exceed topped_up_tokens_max; the message states how many can still be
+    added.
     """
     ERROR_REASON_PAST_TOO_LONG: _ErrorReason.ValueType  # 128
     """RESOURCE_EXHAUSTED. The fork's history would have more than 64 segments. Each fork of a fork that has its own
@@ -410,8 +410,8 @@ ERROR_REASON_SLOW_CONSUMER: ErrorReason.ValueType  # 123
 you may already have received some later events.
 """
 ERROR_REASON_TOKEN_CEILING: ErrorReason.ValueType  # 126
-"""RESOURCE_EXHAUSTED. The token budget would exceed topped_up_tokens_max; the message says how many can
-still be added.
+"""RESOURCE_EXHAUSTED. The token budget would exceed topped_up_tokens_max; the message states how many can still be
+added.
 """
 ERROR_REASON_PAST_TOO_LONG: ErrorReason.ValueType  # 128
 """RESOURCE_EXHAUSTED. The fork's history would have more than 64 segments. Each fork of a fork that has its own

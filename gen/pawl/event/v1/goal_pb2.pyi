@@ -195,11 +195,11 @@ class GoalAttempt(_message.Message):
     progress: _builtins.float
     """Progress afterwards, from 0 to 1; absent if unknown."""
     reason: _builtins.str
-    """One sentence that says why it fell short, or why the goal is met."""
+    """One sentence: why the aim is met, or what is missing."""
     judgement_call_id: _builtins.str
     """The call to the criterion's tool, or to the judge, that judged the attempt. Empty until then."""
     answer: _builtins.str
-    """What the agent answered, or why its run failed, in one line of at most 800 bytes. Empty until the attempt ends."""
+    """The agent's answer, or why its run failed, in one line of at most 800 bytes. Empty until the attempt ends."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When it started."""

@@ -215,7 +215,7 @@ class _FailureClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureC
     FAILURE_CLASS_INTERNAL: _FailureClass.ValueType  # 7
     """An internal error of Pawl; the log has details."""
     FAILURE_CLASS_TOOL: _FailureClass.ValueType  # 8
-    """For a job or workflow: its call or node did not succeed. The reason is that of the call or node."""
+    """For a job or workflow: its call or node did not succeed. The reason is copied from the call or node."""
 
 class FailureClass(_FailureClass, metaclass=_FailureClassEnumTypeWrapper):
     """Class of a failure."""
@@ -237,7 +237,7 @@ FAILURE_CLASS_STUCK: FailureClass.ValueType  # 6
 FAILURE_CLASS_INTERNAL: FailureClass.ValueType  # 7
 """An internal error of Pawl; the log has details."""
 FAILURE_CLASS_TOOL: FailureClass.ValueType  # 8
-"""For a job or workflow: its call or node did not succeed. The reason is that of the call or node."""
+"""For a job or workflow: its call or node did not succeed. The reason is copied from the call or node."""
 Global___FailureClass: _TypeAlias = FailureClass  # noqa: Y015
 
 class _StopCause:
@@ -1815,7 +1815,7 @@ class Run(_message.Message):
 
     @_builtins.property
     def agent(self) -> Global___PinnedAgent:
-        """Agent with which the run was started. The agent provides `options` and `tools`. Absent for the deployment's
+        """Agent that the run was started with. The agent provides `options` and `tools`. Absent for the deployment's
         `default`.
         """
 

@@ -134,7 +134,7 @@ class WorkflowFault(_message.Message):
     path: _builtins.str
     """Path to the faulty value, such as `nodes.fetch.arguments.id`."""
     message: _builtins.str
-    """What is wrong."""
+    """Description of the fault."""
     hint: _builtins.str
     """How to fix it, such as `did you mean "fetch"?`; may be empty."""
     def __init__(
@@ -180,7 +180,7 @@ class PinnedWorkflow(_message.Message):
     rerun_of_run_id: _builtins.str
     """For WorkflowService.RerunFrom: the run whose finished nodes are reused; otherwise empty."""
     rerun_node: _builtins.str
-    """For RerunFrom: path of the node from which it runs again."""
+    """For RerunFrom: path of the first node that runs again."""
     start_state: _builtins.bytes
     """For RerunFrom: the opaque initial state, with the finished nodes that the run reuses. Runs in lists and events
     omit it.

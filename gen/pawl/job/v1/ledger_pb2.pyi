@@ -700,7 +700,7 @@ class LoadRunResponse(_message.Message):
     shared_tokens_left: _builtins.int
     """Same as CommitRunResponse.shared_tokens_left."""
     continues_known: _builtins.bool
-    """Whether the request's `known` is still valid. If so, `messages` and `calls` contain only what comes after it."""
+    """Whether the request's `known` is still valid. If so, `messages` and `calls` contain only later ones."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run."""

@@ -22,23 +22,24 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from pawl.job.v1 import agents_pb2 as pawl_dot_job_dot_v1_dot_agents__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/job/v1/models.proto\x12\x0bpawl.job.v1\"\x95\x01\n\x14TakeModelCallRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x14\n\x0cmodel_server\x18\x02 \x01(\t\x12\x1b\n\x13requests_per_minute\x18\x03 \x01(\x04\x12\x19\n\x11tokens_per_minute\x18\x04 \x01(\x04\x12\x0e\n\x06tokens\x18\x05 \x01(\x03\x12\r\n\x05\x65nded\x18\x06 \x01(\x08\"@\n\x15TakeModelCallResponse\x12\x14\n\x0cwait_seconds\x18\x01 \x01(\x01\x12\x11\n\tof_server\x18\x02 \x01(\x08\"e\n\x18ReportModelServerRequest\x12\x14\n\x0cmodel_server\x18\x01 \x01(\t\x12\x0f\n\x07outages\x18\x02 \x01(\r\x12\x10\n\x08\x61nswered\x18\x03 \x01(\x08\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\x08\"Y\n\x19ReportModelServerResponse\x12\x0f\n\x07outages\x18\x01 \x01(\r\x12\x16\n\x0e\x63losed_seconds\x18\x02 \x01(\x01\x12\x13\n\x0bmay_attempt\x18\x03 \x01(\x08\x32\xca\x01\n\x0cModelService\x12V\n\rTakeModelCall\x12!.pawl.job.v1.TakeModelCallRequest\x1a\".pawl.job.v1.TakeModelCallResponse\x12\x62\n\x11ReportModelServer\x12%.pawl.job.v1.ReportModelServerRequest\x1a&.pawl.job.v1.ReportModelServerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/job/v1/models.proto\x12\x0bpawl.job.v1\x1a\x18pawl/job/v1/agents.proto\"\xfd\x01\n\x14TakeModelCallRequest\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x14\n\x0cmodel_server\x18\x02 \x01(\t\x12\x1b\n\x13requests_per_minute\x18\x03 \x01(\x04\x12\x19\n\x11tokens_per_minute\x18\x04 \x01(\x04\x12\x0e\n\x06tokens\x18\x05 \x01(\x03\x12\r\n\x05\x65nded\x18\x06 \x01(\x08\x12\x15\n\rmodel_call_id\x18\x07 \x01(\t\x12\x0f\n\x07user_id\x18\x08 \x01(\t\x12\x12\n\nagent_name\x18\t \x01(\t\x12\x15\n\routput_tokens\x18\n \x01(\x04\x12\x13\n\x0bseconds_max\x18\x0b \x01(\x01\"j\n\x15TakeModelCallResponse\x12\x14\n\x0cwait_seconds\x18\x01 \x01(\x01\x12\x11\n\tof_server\x18\x02 \x01(\x08\x12(\n\x06\x62udget\x18\x03 \x01(\x0b\x32\x18.pawl.job.v1.TokenBudget\"|\n\x18ReportModelServerRequest\x12\x14\n\x0cmodel_server\x18\x01 \x01(\t\x12\x0f\n\x07outages\x18\x02 \x01(\r\x12\x10\n\x08\x61nswered\x18\x03 \x01(\x08\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\x08\x12\x15\n\rknown_servers\x18\x05 \x03(\t\"Y\n\x19ReportModelServerResponse\x12\x0f\n\x07outages\x18\x01 \x01(\r\x12\x16\n\x0e\x63losed_seconds\x18\x02 \x01(\x01\x12\x13\n\x0bmay_attempt\x18\x03 \x01(\x08\x32\xca\x01\n\x0cModelService\x12V\n\rTakeModelCall\x12!.pawl.job.v1.TakeModelCallRequest\x1a\".pawl.job.v1.TakeModelCallResponse\x12\x62\n\x11ReportModelServer\x12%.pawl.job.v1.ReportModelServerRequest\x1a&.pawl.job.v1.ReportModelServerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.job.v1.models_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TAKEMODELCALLREQUEST']._serialized_start=42
-  _globals['_TAKEMODELCALLREQUEST']._serialized_end=191
-  _globals['_TAKEMODELCALLRESPONSE']._serialized_start=193
-  _globals['_TAKEMODELCALLRESPONSE']._serialized_end=257
-  _globals['_REPORTMODELSERVERREQUEST']._serialized_start=259
-  _globals['_REPORTMODELSERVERREQUEST']._serialized_end=360
-  _globals['_REPORTMODELSERVERRESPONSE']._serialized_start=362
-  _globals['_REPORTMODELSERVERRESPONSE']._serialized_end=451
-  _globals['_MODELSERVICE']._serialized_start=454
-  _globals['_MODELSERVICE']._serialized_end=656
+  _globals['_TAKEMODELCALLREQUEST']._serialized_start=68
+  _globals['_TAKEMODELCALLREQUEST']._serialized_end=321
+  _globals['_TAKEMODELCALLRESPONSE']._serialized_start=323
+  _globals['_TAKEMODELCALLRESPONSE']._serialized_end=429
+  _globals['_REPORTMODELSERVERREQUEST']._serialized_start=431
+  _globals['_REPORTMODELSERVERREQUEST']._serialized_end=555
+  _globals['_REPORTMODELSERVERRESPONSE']._serialized_start=557
+  _globals['_REPORTMODELSERVERRESPONSE']._serialized_end=646
+  _globals['_MODELSERVICE']._serialized_start=649
+  _globals['_MODELSERVICE']._serialized_end=851
 # @@protoc_insertion_point(module_scope)

@@ -3,8 +3,11 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from pawl.job.v1 import agents_pb2 as _agents_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -28,6 +31,11 @@ class TakeModelCallRequest(_message.Message):
     TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    MODEL_CALL_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    AGENT_NAME_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    SECONDS_MAX_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store ID."""
     model_server: _builtins.str
@@ -37,13 +45,24 @@ class TakeModelCallRequest(_message.Message):
     tokens_per_minute: _builtins.int
     """The model server's limit of tokens per minute. 0 means no limit."""
     tokens: _builtins.int
-    """Tokens to count: the estimated tokens of the prompt. A call may be made once a single token is left, whatever its
-    size, and later calls wait until the rest is made up for. At most an hour of tokens is owed.
+    """Tokens to count: the estimated tokens of the prompt, and in budgets also `output_tokens`. A call may start if at least
+    one token is left, regardless of its size. Later calls wait until the debt is repaid, which takes at most an hour.
     """
     ended: _builtins.bool
     """Whether the call has ended. `tokens` are then those that it used beyond the counted ones, or negative if it used
-    fewer. They are counted even if a limit is reached.
+    fewer. They are counted even if a limit is reached. The reservation ends, so the tokens that the call used must be
+    in the ledger already.
     """
+    model_call_id: _builtins.str
+    """ID of the call, chosen by the caller."""
+    user_id: _builtins.str
+    """User ID; empty if the call has no token budgets."""
+    agent_name: _builtins.str
+    """Agent name; empty if the run has no agent with a budget."""
+    output_tokens: _builtins.int
+    """Tokens to reserve in budgets for the answer."""
+    seconds_max: _builtins.float
+    """Seconds after which the reservation expires, for example if the caller has died."""
     def __init__(
         self,
         *,
@@ -53,10 +72,15 @@ class TakeModelCallRequest(_message.Message):
         tokens_per_minute: _builtins.int = ...,
         tokens: _builtins.int = ...,
         ended: _builtins.bool = ...,
+        model_call_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        agent_name: _builtins.str = ...,
+        output_tokens: _builtins.int = ...,
+        seconds_max: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "model_server", b"model_server", "requests_per_minute", b"requests_per_minute", "store_id", b"store_id", "tokens", b"tokens", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_name", b"agent_name", "ended", b"ended", "model_call_id", b"model_call_id", "model_server", b"model_server", "output_tokens", b"output_tokens", "requests_per_minute", b"requests_per_minute", "seconds_max", b"seconds_max", "store_id", b"store_id", "tokens", b"tokens", "tokens_per_minute", b"tokens_per_minute", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -70,19 +94,27 @@ class TakeModelCallResponse(_message.Message):
 
     WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     OF_SERVER_FIELD_NUMBER: _builtins.int
+    BUDGET_FIELD_NUMBER: _builtins.int
     wait_seconds: _builtins.float
     """Seconds after which to try again. 0 if the call has been counted and may be made."""
     of_server: _builtins.bool
     """If the call was not counted: true if the model server's limit is reached, false if the store's limit is reached."""
+    @_builtins.property
+    def budget(self) -> _agents_pb2.TokenBudget:
+        """If the call was not counted because of a token budget: the budget. If it has tokens that are not used yet, calls in
+        progress have reserved them.
+        """
+
     def __init__(
         self,
         *,
         wait_seconds: _builtins.float = ...,
         of_server: _builtins.bool = ...,
+        budget: _agents_pb2.TokenBudget | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["of_server", b"of_server", "wait_seconds", b"wait_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "of_server", b"of_server", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -98,6 +130,7 @@ class ReportModelServerRequest(_message.Message):
     OUTAGES_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    KNOWN_SERVERS_FIELD_NUMBER: _builtins.int
     model_server: _builtins.str
     """Name of the model server; empty for the default one."""
     outages: _builtins.int
@@ -106,6 +139,12 @@ class ReportModelServerRequest(_message.Message):
     """Whether the server has answered a call since these failures. An answer ends the outage."""
     attempts: _builtins.bool
     """Whether the caller asks to make the next attempt. Other callers may make one 10 s later."""
+    @_builtins.property
+    def known_servers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of all model servers that the caller knows, if it reports them. Settings can name a server for ten minutes
+        after the last such report.
+        """
+
     def __init__(
         self,
         *,
@@ -113,10 +152,11 @@ class ReportModelServerRequest(_message.Message):
         outages: _builtins.int = ...,
         answered: _builtins.bool = ...,
         attempts: _builtins.bool = ...,
+        known_servers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "attempts", b"attempts", "model_server", b"model_server", "outages", b"outages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "attempts", b"attempts", "known_servers", b"known_servers", "model_server", b"model_server", "outages", b"outages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,8 +53,10 @@ class ModelServiceServicer(object):
 
     def TakeModelCall(self, request, context):
         """Counts a model call against the limits per minute of its store (`model_requests_per_minute` and
-        `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server. If one of the limits is
-        reached, the call is not counted.
+        `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server, and reserves its tokens in
+        the token budgets of its store, user and agent. If a limit is reached, or a budget has no tokens that are neither
+        used nor reserved, the call is not counted. Idempotent by `model_call_id`, separately for the start and the end of a
+        call.
 
         Errors: only the common ones.
         """

@@ -35,8 +35,10 @@ class ModelServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ModelServiceAsyncStub: ...
     TakeModelCall: _grpc.UnaryUnaryMultiCallable[_models_pb2.TakeModelCallRequest, _models_pb2.TakeModelCallResponse]
     """Counts a model call against the limits per minute of its store (`model_requests_per_minute` and
-    `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server. If one of the limits is
-    reached, the call is not counted.
+    `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server, and reserves its tokens in
+    the token budgets of its store, user and agent. If a limit is reached, or a budget has no tokens that are neither
+    used nor reserved, the call is not counted. Idempotent by `model_call_id`, separately for the start and the end of a
+    call.
 
     Errors: only the common ones.
     """
@@ -53,8 +55,10 @@ class ModelServiceAsyncStub(ModelServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     TakeModelCall: _aio.UnaryUnaryMultiCallable[_models_pb2.TakeModelCallRequest, _models_pb2.TakeModelCallResponse]  # type: ignore[assignment]
     """Counts a model call against the limits per minute of its store (`model_requests_per_minute` and
-    `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server. If one of the limits is
-    reached, the call is not counted.
+    `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server, and reserves its tokens in
+    the token budgets of its store, user and agent. If a limit is reached, or a budget has no tokens that are neither
+    used nor reserved, the call is not counted. Idempotent by `model_call_id`, separately for the start and the end of a
+    call.
 
     Errors: only the common ones.
     """
@@ -74,8 +78,10 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_models_pb2.TakeModelCallResponse, _abc.Awaitable[_models_pb2.TakeModelCallResponse]]:
         """Counts a model call against the limits per minute of its store (`model_requests_per_minute` and
-        `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server. If one of the limits is
-        reached, the call is not counted.
+        `model_tokens_per_minute` in pawl.settings.v1.Settings.limits) and of its model server, and reserves its tokens in
+        the token budgets of its store, user and agent. If a limit is reached, or a budget has no tokens that are neither
+        used nor reserved, the call is not counted. Idempotent by `model_call_id`, separately for the start and the end of a
+        call.
 
         Errors: only the common ones.
         """

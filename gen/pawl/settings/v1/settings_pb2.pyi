@@ -36,7 +36,7 @@ class _SettingsLayerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Setting
     """Set by a store's admin, for that store."""
 
 class SettingsLayer(_SettingsLayer, metaclass=_SettingsLayerEnumTypeWrapper):
-    """Says who sets a value, and for which stores."""
+    """Layer of settings: who sets a value, and the stores that it applies to."""
 
 SETTINGS_LAYER_UNSPECIFIED: SettingsLayer.ValueType  # 0
 """In ExplainSettings: no layer sets it."""
@@ -190,7 +190,8 @@ class Settings(_message.Message):
     """Increases by one with each change; 0 if the layer sets nothing yet."""
     model_server: _builtins.str
     """Name of the model server whose address and key the store's model calls use, from agent-loop's limits file; not
-    allowed in the layer STORE. Empty if the layer does not set it.
+    allowed in the layer STORE. Refused if agent-loop processes are running and none of them knows it. Empty if the
+    layer does not set it.
     """
     update_user_id: _builtins.str
     """User who last changed it. Output only."""
@@ -198,7 +199,7 @@ class Settings(_message.Message):
     def switches(self) -> _containers.MessageMap[_builtins.str, Global___Switch]:
         """Switches by name; only in the layer DEPLOYMENT. A store in which a switch is off gets FAILED_PRECONDITION /
         FEATURE_OFF. A run keeps the features that were on when it was created.
-        - `runs`: start runs of any kind. Undo is always possible. Reports of jobs wait for the user's next message.
+        - `runs`: start runs of any kind. Undo is always possible. Reports of jobs wait until it is on again.
         - `background`: start jobs, workflows and goals, and run tools in the background. Models can still call
           workflows and start_goal as tools and wait for the results.
         - `delegation`: start child runs with the run_agent tool, and start workflows and goals.
@@ -213,7 +214,7 @@ class Settings(_message.Message):
         - `active_runs_per_user`: active runs of each user.
         - `background_runs`: active background runs of the store, in addition to the others.
         - `daily_tokens`, `monthly_tokens`: input and output tokens of all runs of the store per day or month (UTC).
-          Unlimited by default. Once these tokens are used up, runs wait before their next model call
+          Unlimited by default. Model calls in progress reserve tokens. Once all tokens are used or reserved, runs wait before their next model call
           (WAIT_KIND_STORE_DAILY_TOKENS and others) until the day or month ends, or until the limit is raised.
         - `daily_tokens_per_user`, `monthly_tokens_per_user`: the same, of all runs of each user.
         - `model_requests_per_minute`, `model_tokens_per_minute`: the store's model calls and their tokens. Unlimited by

@@ -151,7 +151,7 @@ class ExecutionServiceServicer(object):
         """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validating takes too long.
+        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message describes the fault, or states that validation takes too long.
         - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

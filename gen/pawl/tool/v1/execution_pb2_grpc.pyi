@@ -72,7 +72,7 @@ class ExecutionServiceStub:
     """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validating takes too long.
+    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message describes the fault, or states that validation takes too long.
     - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
     """
     CheckOutput: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckOutputRequest, _execution_pb2.CheckOutputResponse]
@@ -172,7 +172,7 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
     Errors:
-    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validating takes too long.
+    - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message describes the fault, or states that validation takes too long.
     - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
     """
     CheckOutput: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckOutputRequest, _execution_pb2.CheckOutputResponse]  # type: ignore[assignment]
@@ -299,7 +299,7 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Validates the answer to a running tool's question against its `answer_schema_json`. Read-only.
 
         Errors:
-        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message says what is wrong, or that validating takes too long.
+        - INVALID_ARGUMENT / INVALID_ARGUMENTS: The message describes the fault, or states that validation takes too long.
         - RESOURCE_EXHAUSTED / OVERLOADED: Too many of the store's checks are waiting.
         """
 

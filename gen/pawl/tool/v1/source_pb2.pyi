@@ -124,7 +124,7 @@ class SourceToolPolicy(_message.Message):
     tool_name: _builtins.str
     """Name of the tool, without the source; "*" for all tools without their own policy."""
     category: _call_pb2.ToolCategory.ValueType
-    """Category; default SENSITIVE, or DESTRUCTIVE if the source says so."""
+    """Category; default SENSITIVE, or DESTRUCTIVE if the source declares it."""
     effect_class: _call_pb2.EffectClass.ValueType
     """Effect class; default AT_MOST_ONCE. RECONCILABLE is not possible."""
     timeout_seconds: _builtins.float

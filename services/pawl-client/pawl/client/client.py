@@ -413,7 +413,7 @@ class AsyncClient(TriggerVerbs, JobVerbs, WorkflowVerbs, GoalVerbs, UsageVerbs):
     async def submit(self, result: types_pb2.ToolResult, *, request_id: str = "") -> run_pb2.Run:
         """Submit a front-end call's result without a session, as in `submit(result(call, value))`."""
         if not isinstance(result, types_pb2.ToolResult):
-            raise InvalidField("submit takes a result: submit(result(call, value))", field="result")
+            raise InvalidField("submit requires a result: submit(result(call, value))", field="result")
         request = agent_pb2.SubmitToolResultsRequest(run_id=result.run_id, results=[result], request_id=request_id)
         response = await self.once(self.agents.SubmitToolResults, request)
         check_taken(response.receipts[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
@@ -85,10 +84,6 @@ class TokenBudget(msgspec.Struct, frozen=True, kw_only=True):
         """True if no model call may start until the period ends."""
         return self.tokens_max <= self.tokens_used
 
-    @property
-    def left_until_nearly_used_up(self) -> int:
-        return self.tokens_max * 9 // 10 - self.tokens_used
-
 
 class ModelTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Limits on a run's next model call. `models` is empty if all are allowed.
@@ -107,11 +102,6 @@ class ModelTerms(msgspec.Struct, frozen=True, kw_only=True):
         """The used-up budget that renews last, or None if the model may be called."""
         used_up = (each for each in self.budgets if each.is_used_up)
         return max(used_up, key=lambda each: each.end_time, default=None)
-
-    @property
-    def tokens_left(self) -> float:
-        """The number of tokens left until a budget is nearly used up."""
-        return min((each.left_until_nearly_used_up for each in self.budgets), default=math.inf)
 
 
 class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):

@@ -358,6 +358,9 @@ class Drive:
         self._discarded_usage = Usage()
         self._shown = self._shown_with(answer.first_seq)
         self._tasks.output_shown()
+        for fact in self._facts[:facts_taken]:
+            if isinstance(fact, ModelAnswered | ModelFailed | ModelCut):
+                self._tasks.limits.count(fact.model_call_id)
         del self._outbox[:reported], self._facts[:facts_taken]
         self._set_time(seconds(answer.time))
         is_kept = planned.lease_action is LeaseAction.KEEP and after.run.state not in ENDED

@@ -8,7 +8,7 @@ from typing import Final
 from pawl.agent_loop.loop.ports import ModelTiming
 from pawl.chassis.ids import StoreId
 from pawl.server.process.metrics import Metrics
-from pawl.values import Usage
+from pawl.values import Usage, WaitKind
 
 _CALL_SECONDS: Final = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 60, 120)
 _ADDED_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2)
@@ -48,8 +48,13 @@ class PrometheusMeter:
             "caused it.",
             buckets=_ADDED_SECONDS,
         )
-        self._executions = metrics.counter("executions_total", "Ended tool executions.", ("outcome",))
-        self._held = metrics.gauge("runs_held", "Runs held by this worker.")
+        self._waits = metrics.counter(
+            "model_call_waits_total",
+            "Model calls that had to wait, by limit: rate (per minute) or a token budget (agent_quota and so on).",
+            ("limit",),
+        )
+        self._executions = metrics.counter("executions_total", "Tool executions ended.", ("outcome",))
+        self._held = metrics.gauge("runs_held", "Runs that this worker is driving.")
         self._left = metrics.counter("runs_left_total", "Runs that this worker released, by reason.", ("how",))
 
     def model_called(self, store_id: StoreId, outcome: str, usage: Usage, timing: ModelTiming) -> None:
@@ -63,6 +68,9 @@ class PrometheusMeter:
             self._first_token.labels(store, provider).observe(timing.first_output_at - timing.sent_at)
         if timing.due_at is not None:
             self._added.observe(timing.sent_at - timing.due_at)
+
+    def model_call_waits(self, limit: WaitKind) -> None:
+        self._waits.labels(limit.name.lower()).inc()
 
     def call_executed(self, outcome: str) -> None:
         self._executions.labels(outcome.lower()).inc()

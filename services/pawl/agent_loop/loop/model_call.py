@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -36,7 +36,6 @@ from pawl.agent_loop.model.request import (
 )
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.strict_json import storable
-from pawl.values import WaitKind
 
 _SUMMARY_INSTRUCTIONS: Final = (
     "Summarise the conversation that follows, so that an assistant can continue it. Keep every fact, name, id, "
@@ -72,6 +71,8 @@ class ModelCall:
         # An estimate; 0 if the call has not been made.
         self.prompt_tokens = 0
         self._output_bytes = 0
+        # Identifies the call once it counts against limits of its store or model server.
+        self.model_call_id = ""
         self._due_at = due_at
         self._sent_at: float | None = None
         self._server = ""
@@ -90,23 +91,25 @@ class ModelCall:
         return None
 
     async def stream(
-        self, request: ModelRequest, random: Randomness, take: Callable[[int], Awaitable[TokenBudget | None]] | None
+        self,
+        request: ModelRequest,
+        random: Randomness,
+        take: Callable[[int, int | None], Awaitable[TokenBudget | None]] | None,
     ) -> ModelAnswer | ModelFailed:
-        """Make the call, unless `take` reports that the prompt's tokens exceed a limit."""
+        """Make the call, unless `take` returns a limit that its tokens reach: those of the prompt and the answer."""
         prompt_bytes = history.size_bytes(request.messages)
         prompt_bytes += len(msgspec.json.encode((request.tools, request.response_format)))
         prompt_tokens = budget.prompt_tokens(self._state, prompt_bytes)
         if needed := budget.needed(self._state, prompt_tokens):
             return ModelFailed(error=budget.TOO_LITTLE, answer=self.answer(), jitter=random(), tokens_needed=needed)
-        if take is not None and (exhausted := await take(prompt_tokens)):
+        output_tokens_max = budget.output_tokens_max(self._state, prompt_tokens)
+        if take is not None and (exhausted := await take(prompt_tokens, output_tokens_max)):
             return ModelFailed(error=budget.used_up(exhausted), answer=self.answer(), jitter=0.0, used_up=exhausted)
         self._prompt_bytes = prompt_bytes
         self.prompt_tokens = prompt_tokens
         names = names_of(request)
         self._assembly = Assembly(names.inward)
-        request = replace(
-            renamed(request, names), output_tokens_max=budget.output_tokens_max(self._state, prompt_tokens)
-        )
+        request = replace(renamed(request, names), output_tokens_max=output_tokens_max)
         self._sent_at, self._server = self._monotonic(), request.server
         try:
             async with aclosing(self._model.stream(request)) as pieces:
@@ -246,49 +249,33 @@ def _size(piece: Piece) -> int:
 
 
 # Maximum time until new terms are noticed.
-NONE_SECONDS_MAX: Final = 5.0
-# Maximum time until other workers' use of a budget is noticed, while less than 90 % of it is used.
-ENOUGH_SECONDS_MAX: Final = 1.0
+_TERMS_SECONDS: Final = 5.0
 _TERMS_KEPT_MAX: Final = 10_000
-_OF_USERS: Final = frozenset({WaitKind.USER_DAILY_TOKENS, WaitKind.USER_MONTHLY_TOKENS})
-_NO_USER: Final = UserId("")
-
-
-class _Allowance(NamedTuple):
-    """The number of tokens that runs may use before their budgets are read again, and when the allowance expires."""
-
-    tokens: float
-    until: float
 
 
 class TermsCache:
-    """A cache of the terms of runs with enough tokens left, so that most model calls need not read them."""
+    """Remembers the terms of runs whose budgets are not used up, so that most model calls need not read them."""
 
     def __init__(self) -> None:
-        # By store, user and agent. The user is empty if users have no budget, and the agent if the run's has none.
-        self._known: dict[tuple[StoreId, UserId, str], tuple[ModelTerms, _Allowance]] = {}
+        # By store, user and agent, with the time until which they are remembered.
+        self._known: dict[tuple[StoreId, UserId, str], tuple[ModelTerms, float]] = {}
 
     async def of(
-        self, run: Run, tokens: int, now: float, read: Callable[[StoreId, UserId, str], Awaitable[ModelTerms]]
+        self, run: Run, now: float, read: Callable[[StoreId, UserId, str], Awaitable[ModelTerms]]
     ) -> ModelTerms:
-        """Return the terms of the run's next model call.
-
-        `tokens` is the run's usage since its last call, and `now` is a monotonic time. Drafts and the deployment's
-        default have no budget of their own.
-        """
-        agent = "" if run.agent is None or draft_name(run.agent.name) else run.agent.name
-        keys = [(run.store_id, user_id, agent) for user_id in (_NO_USER, run.user_id)]
-        key = next((each for each in keys if each in self._known), keys[0])
-        terms, allowance = self._known.pop(key, (ModelTerms(), _Allowance(0, now)))
-        allowance = allowance._replace(tokens=allowance.tokens - tokens)
-        if allowance.tokens <= 0 or allowance.until <= now:
-            terms = await read(run.store_id, run.user_id, agent)
+        """Return the terms of the run's next model call. `now` is a monotonic time."""
+        key = run.store_id, run.user_id, agent_with_budget(run)
+        terms, until = self._known.pop(key, (ModelTerms(), now))
+        if until <= now:
+            terms, until = await read(*key), now + _TERMS_SECONDS
             if terms.exhausted:
                 return terms
-            until = now + (ENOUGH_SECONDS_MAX if terms.budgets else NONE_SECONDS_MAX)
-            allowance = _Allowance(terms.tokens_left, until)
-            key = keys[any(each.kind in _OF_USERS for each in terms.budgets)]
         while len(self._known) >= _TERMS_KEPT_MAX:
             self._known.pop(next(iter(self._known)))
-        self._known[key] = terms, allowance
+        self._known[key] = terms, until
         return terms
+
+
+def agent_with_budget(run: Run) -> str:
+    """Return the name of the run's agent. Drafts and the deployment's default have no budget, so it is then empty."""
+    return "" if run.agent is None or draft_name(run.agent.name) else run.agent.name

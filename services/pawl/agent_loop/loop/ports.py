@@ -22,7 +22,7 @@ from pawl.agent_loop.loop.rules.tool import (
     Verdict,
 )
 from pawl.chassis.ids import CallId, RunKey, StoreId, UserId
-from pawl.values import Execution, ReadTimeouts, RunContext, Usage
+from pawl.values import Execution, ReadTimeouts, RunContext, Usage, WaitKind
 
 # Returns numbers between 0 and 1.
 Randomness = Callable[[], float]
@@ -163,6 +163,9 @@ class Meter(Protocol):
 
         The outcome is `answered`, `cut`, `forgotten`, `timeout` or the class of the failure in lower case.
         """
+
+    def model_call_waits(self, limit: WaitKind) -> None:
+        """Count a model call that was not made because of a limit per minute or a token budget."""
 
     def call_executed(self, outcome: str) -> None: ...
 

@@ -11,10 +11,11 @@ from typing import Final, assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.agents.rules import AgentVersion, ModelTerms, TokenBudget, draft_name
+from pawl.agent_loop.agents.rules import AgentVersion, ModelTerms, draft_name
 from pawl.agent_loop.goals import judging
 from pawl.agent_loop.loop.ledger import WorkerLedgerClient, calls_of_run
 from pawl.agent_loop.loop.model_call import ModelCall, TermsCache, request_of
+from pawl.agent_loop.loop.model_limits import ModelLimits
 from pawl.agent_loop.loop.ports import AgentReader, Meter, Randomness, Registry
 from pawl.agent_loop.loop.rules import answering, hints, jobs, output, proposals, step
 from pawl.agent_loop.loop.rules.answering import usage_of
@@ -68,13 +69,10 @@ from pawl.chassis.ids import CallId, IdSource, StoreId, UserId
 from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.retry import Retry
 from pawl.errors import AgentNotFound, CallNotFound, ToolNotFound
-from pawl.values import CallState, Disposition, Progress, Usage, WaitKind
+from pawl.values import CallState, Disposition, Progress, Usage
 
 # Minimum time between two progress reports of a job. Only the latest report is kept in between.
 JOB_PROGRESS_SECONDS: Final = 1.0
-
-# Longest wait for a limit per minute, after which a run tries again.
-_RATE_SECONDS_MAX: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +153,7 @@ class RunTasks(Tasks):
         self._run_tools = RunTools(self.tool_calls, own_tools)
         self._model_call: ModelCall | None = None
         self._model_before: ModelCall | None = None
-        # The tokens that the run had used itself before its last model call.
-        self._tokens_used = run.own_tokens
+        self.limits = ModelLimits(dependencies.shared, retry, dependencies.ids, dependencies.random, now)
         # Cleared while a model call is running and the step that announces it is not yet durable.
         self._is_durable = asyncio.Event()
         self._is_durable.set()
@@ -186,6 +183,10 @@ class RunTasks(Tasks):
         """Record that all output returned so far is durable."""
         if self._model_call:
             self._model_call.output_shown()
+
+    async def cancel_all(self) -> None:
+        await super().cancel_all()
+        self.limits.count_all()
 
     def output_due_at(self) -> float | None:
         """Return the monotonic time at which output must be shown, or None if there is no output to show."""
@@ -260,6 +261,7 @@ class RunTasks(Tasks):
         self._model_call = self._model_before
         self.confirm_model_call()
         call.measure("forgotten", self._dependencies.meter)
+        self.limits.count(call.model_call_id)
         return usage_of(call.usage())
 
     async def cancel_model(self) -> ModelCut | None:
@@ -268,9 +270,12 @@ class RunTasks(Tasks):
         if call is None or not await self.cut(MODEL):
             return None
         call.measure("cut", self._dependencies.meter)
-        return ModelCut(answer=call.answer())
+        return ModelCut(answer=call.answer(), model_call_id=call.model_call_id)
 
     async def _call_model(self, call: ModelCall, state: State, delay_seconds: float) -> Fact:
+        return replace(await self._called(call, state, delay_seconds), model_call_id=call.model_call_id)
+
+    async def _called(self, call: ModelCall, state: State, delay_seconds: float) -> ModelAnswered | ModelFailed:
         if delay_seconds:
             await self._dependencies.clock.sleep(delay_seconds)
         tools = await self._run_tools.pinned(state)
@@ -290,6 +295,8 @@ class RunTasks(Tasks):
         outcome = ended.error.outcome if isinstance(ended, ModelFailed) else "answered"
         call.measure(outcome, self._dependencies.meter)
         if isinstance(ended, ModelFailed):
+            if ended.used_up is not None:
+                self._dependencies.meter.model_call_waits(ended.used_up.kind)
             return ended
         opened = state.loop.model_call
         if opened is None or opened.summary:
@@ -318,9 +325,7 @@ class RunTasks(Tasks):
     async def _stream(
         self, call: ModelCall, request: ModelRequest, state: State, terms: ModelTerms
     ) -> ModelAnswer | ModelFailed:
-        shared = self._dependencies.shared
-        is_rated = shared is not None and (terms.is_rated or shared.is_rated(request.server))
-        take = partial(self._take, state, request.server) if is_rated else None
+        take = self.limits.taking(call, request, state, terms)
         with self._spans.model_call(request) as span:
             started, error = self._dependencies.clock.monotonic(), "cancelled"
             try:
@@ -329,26 +334,8 @@ class RunTasks(Tasks):
             finally:
                 first = None if call.first_output_at is None else call.first_output_at - started
                 answered(span, call.answer(), error_type=error, first_seconds=first)
-                if shared is not None and is_rated and call.prompt_tokens:
-                    more = usage_of(call.usage()).total_tokens - call.prompt_tokens
-                    shared.used(state.run.store_id, request.server, more)
+                self.limits.ended(call, state.run.store_id, request.server)
             return ended
-
-    async def _take(self, state: State, server: str, tokens: int) -> TokenBudget | None:
-        """Count a call against the limits per minute.
-
-        Return the limit for which the call must wait, or None if it may be made now.
-        """
-        shared, opened = self._dependencies.shared, state.loop.model_call
-        if shared is None or opened is None:
-            return None
-        wait_seconds = await self._retry.until_answered(partial(shared.take, state.run.store_id, server, tokens))
-        if not wait_seconds:
-            return None
-        # Spread the attempts, so that waiting runs do not all try again at the same time.
-        spread = (1 + opened.quota_waits) * (0.5 + self._dependencies.random())
-        end_time = self._now() + min(wait_seconds * spread, _RATE_SECONDS_MAX)
-        return TokenBudget(kind=WaitKind.RATE, tokens_max=0, tokens_used=0, end_time=end_time)
 
     def _refused(self, call: ModelCall, terms: ModelTerms, request: ModelRequest) -> ModelFailed | None:
         if self.tool_calls.key_is_gone:
@@ -357,19 +344,11 @@ class RunTasks(Tasks):
 
     async def _terms(self, run: Run) -> ModelTerms:
         needed = self._dependencies
-        used = run.own_tokens - self._tokens_used
-        self._tokens_used = run.own_tokens
 
         async def read(store_id: StoreId, user_id: UserId, name: str) -> ModelTerms:
-            ask = partial(needed.agents.model_terms, store_id, user_id, name)
-            terms = await self._retry.until_answered(ask)
-            if terms.tokens_left > 0 or self._is_durable.is_set():
-                return terms
-            # The step that counts the last call must be durable first.
-            await self._is_durable.wait()
-            return await self._retry.until_answered(ask)
+            return await self._retry.until_answered(partial(needed.agents.model_terms, store_id, user_id, name))
 
-        return await needed.terms.of(run, used, needed.clock.monotonic(), read)
+        return await needed.terms.of(run, needed.clock.monotonic(), read)
 
     async def _checked_output(self, state: State, answer: ModelAnswer) -> OutputChecked | None:
         form, opened = state.run.options.response_format, state.loop.model_call

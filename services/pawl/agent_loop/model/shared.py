@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from pawl.chassis.ids import StoreId
+from pawl.chassis.process.clock import Clock
 from pawl.chassis.rpc.client import translated
 from pawl.errors import PawlError
 from pawl.job.v1 import models_pb2 as pb
 from pawl.job.v1 import models_pb2_grpc
 
+# Tokens reserved in token budgets for an answer without a limit.
+OUTPUT_TOKENS_RESERVED: Final = 4096
 _REPORT_SECONDS: Final = 1.0
+_ANNOUNCE_SECONDS: Final = 60.0
+_COUNTED_AT_ONCE: Final = 100
+
+
+class CountedCall(NamedTuple):
+    """A model call. `tokens` are counted in addition to those that were counted before; they may be negative."""
+
+    store_id: StoreId
+    server: str
+    tokens: int
 
 
 class PerMinute(NamedTuple):
@@ -29,47 +41,61 @@ class SharedModels:
     def __init__(self, stub: models_pb2_grpc.ModelServiceAsyncStub, servers: Mapping[str, PerMinute]) -> None:
         self._stub = stub
         self._servers = servers
-        # Tokens that ended calls have used beyond those counted before the calls.
-        self._uncounted: Counter[tuple[StoreId, str]] = Counter()
+        # Ended calls by the ids with which they were taken.
+        self._uncounted: dict[str, CountedCall] = {}
         self._has_uncounted = asyncio.Event()
 
     def is_rated(self, server: str) -> bool:
         return any(self._servers.get(server, ()))
 
-    async def take(self, store_id: StoreId, server: str, tokens: int, *, ended: bool = False) -> float:
-        """Count a model call. Return the seconds until the next attempt, or 0 if the call may be made."""
-        found = self._servers.get(server, PerMinute())
+    async def take(
+        self,
+        model_call_id: str,
+        call: CountedCall,
+        *,
+        user_id: str = "",
+        agent_name: str = "",
+        output_tokens: int = 0,
+        seconds_max: float = 0.0,
+        ended: bool = False,
+    ) -> pb.TakeModelCallResponse:
+        """Count a model call. Idempotent by `model_call_id`."""
+        found = self._servers.get(call.server, PerMinute())
         request = pb.TakeModelCallRequest(
-            store_id=store_id,
-            model_server=server,
+            model_call_id=model_call_id,
+            store_id=call.store_id,
+            model_server=call.server,
             requests_per_minute=found.requests,
             tokens_per_minute=found.tokens,
-            tokens=tokens,
+            tokens=call.tokens,
             ended=ended,
+            user_id=user_id,
+            agent_name=agent_name,
+            output_tokens=output_tokens,
+            seconds_max=seconds_max,
         )
-        wait_seconds: float = (await translated(self._stub.TakeModelCall(request))).wait_seconds
-        return wait_seconds
+        return await translated(self._stub.TakeModelCall(request))
 
-    def used(self, store_id: StoreId, server: str, tokens: int) -> None:
-        """Record that a call used `tokens` more than were counted. A negative number means fewer."""
-        self._uncounted[store_id, server] += tokens
+    def used(self, model_call_id: str, call: CountedCall) -> None:
+        """Note that a call has ended, and that the ledger has its tokens."""
+        self._uncounted[model_call_id] = call
         self._has_uncounted.set()
 
     async def count_ended(self) -> None:
-        """Count the tokens of ended calls.
-
-        A restart loses the tokens of open calls and of calls that ended just before.
-        """
+        """Count the tokens of ended calls. A restart loses the tokens of calls that ended just before."""
         while await self._has_uncounted.wait():
             self._has_uncounted.clear()
-            while self._uncounted:
-                # The key is removed first, so that calls that end during the request add to a new number.
-                key, tokens = self._uncounted.popitem()
-                try:
-                    await self.take(*key, tokens, ended=True)
-                except BaseException:
-                    self.used(*key, tokens)
-                    raise
+            while batch := list(self._uncounted.items())[:_COUNTED_AT_ONCE]:
+                await asyncio.gather(*(self.take(*each, ended=True) for each in batch))
+                for model_call_id, _ in batch:
+                    del self._uncounted[model_call_id]
+
+    async def announce(self, clock: Clock) -> None:
+        """Report the names of all model servers every minute, so that settings can name only these."""
+        while True:
+            names = sorted({"default", *filter(None, self._servers)})
+            await translated(self._stub.ReportModelServer(pb.ReportModelServerRequest(known_servers=names)))
+            await clock.sleep(_ANNOUNCE_SECONDS)
 
     async def report(
         self, server: str, *, outages: int = 0, answered: bool = False, attempts: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Final
@@ -13,7 +14,7 @@ from pawl.agent_loop.loop.rules import budget, history
 from pawl.agent_loop.loop.rules.answering import usage_of
 from pawl.agent_loop.loop.rules.assembly import Assembly
 from pawl.agent_loop.model.request import ModelError, ModelPort, ModelRequest
-from pawl.agent_loop.model.shared import SharedModels
+from pawl.agent_loop.model.shared import CountedCall, SharedModels
 from pawl.chassis.ids import StoreId
 from pawl.chassis.process import logs
 from pawl.chassis.process.clock import Clock
@@ -100,7 +101,9 @@ class TitleMaker:
         request, assembly = request_of(task, self._default_model), Assembly()
         store_id, size = StoreId(task.store_id), history.size_bytes(request.messages)
         prompt_tokens = budget.estimate(size)
-        if await self._shared.take(store_id, request.server, prompt_tokens):
+        model_call_id = hashlib.sha256(f"{task.conversation_id}/{task.attempt}".encode()).hexdigest()
+        taken = await self._shared.take(model_call_id, CountedCall(store_id, request.server, prompt_tokens))
+        if taken.wait_seconds:
             # A limit per minute is reached. The conversation is claimed again after its lease.
             return
         outcome, timing = "answered", ModelTiming(server=task.model_server, sent_at=self._clock.monotonic())
@@ -117,7 +120,7 @@ class TitleMaker:
         if is_whole or answer.text:
             report = budget.counted(report, prompt_bytes=size, output_bytes=len(answer.text.encode()))
         usage = usage_of(report)
-        self._shared.used(store_id, request.server, usage.total_tokens - prompt_tokens)
+        self._shared.used(model_call_id, CountedCall(store_id, request.server, usage.total_tokens - prompt_tokens))
         self._meter.model_called(store_id, outcome, usage, timing)
         title = pb.SetTitleRequest(
             store_id=task.store_id,

@@ -69,7 +69,7 @@ def read(
     """
     named = {name for path in paths if (name := files.read_set(path))}
     if len(named) > 1 or (named and len(paths) > 1):
-        raise CommandError(f"A folder with {files.SET_FILE} must be the only one.")
+        raise CommandError(f"A folder with {files.SET_FILE} cannot be combined with other paths.")
     name = "" if drafts else next(iter(named), "")
     if (adopt or prune) and not name:
         raise CommandError(f"--adopt and --prune need a folder with {files.SET_FILE}.")
@@ -79,7 +79,7 @@ def read(
         raise CommandError("\n".join(problems))
     if not found and not name:
         raise CommandError(
-            f"No resources found in {', '.join(map(str, paths))}. Files must end with .yaml, .yml or .json."
+            f"No resources found in {', '.join(map(str, paths))}. File names must end with .yaml, .yml or .json."
         )
     asked = {each.key: each for each in found}
     try:

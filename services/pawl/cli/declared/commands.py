@@ -49,7 +49,9 @@ async def apply(
         bool, typer.Option("--draft", help="Save agents as drafts (draft/NAME) that only you can use.")
     ] = False,
     prune: Annotated[bool, typer.Option("--prune", help="Delete the set's resources that have no file.")] = False,
-    adopt: Annotated[bool, typer.Option("--adopt", help="Take over resources made by hand or by another set.")] = False,
+    adopt: Annotated[
+        bool, typer.Option("--adopt", help="Take over resources that were created manually or belong to another set.")
+    ] = False,
 ) -> None:
     """Save the resources in files, and show the changes.
 
@@ -72,13 +74,13 @@ async def export(
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
     name: Annotated[str, typer.Option("--name", help="Name of the set; default: the folder's name.")] = "",
 ) -> None:
-    """Write the store's resources, and your own, as files for `pawl apply`.
+    """Write the resources of the store and your own resources as files for `pawl apply`.
 
     Only the names of secrets are written.
     """
     name = name or folder.absolute().name
     if not is_id(name):
-        raise CommandError(f"{name!r} must have 1 to 64 letters, digits, _ and -, and nothing else.", parameter="name")
+        raise CommandError(f"{name!r} must have 1 to 64 letters, digits, _ and -.", parameter="name")
     if folder.exists() and any(folder.iterdir()):
         raise CommandError(f"{folder} is not empty. Choose a new folder.", parameter="folder")
     async for line in applying.export(target, folder, name):

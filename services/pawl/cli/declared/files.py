@@ -75,7 +75,7 @@ def read_set(folder: Path) -> str:
         raise CommandError(f"{file} is not YAML: {_short(error)}.") from None
     name = found.get("name") if isinstance(found, dict) and set(found) == {"name"} else None
     if not isinstance(name, str) or not is_id(name):
-        raise CommandError(f"{file} must be `name: NAME` and nothing else, with 1 to 64 letters, digits, _ and -.")
+        raise CommandError(f"{file} must contain only `name: NAME`, where NAME has 1 to 64 letters, digits, _ and -.")
     return name
 
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from pawl.agent.v1 import agents_pb2 as pb
 from pawl.chassis.identity.auth import Principal, require_decider, require_user
 from pawl.chassis.identity.roles import Role
-from pawl.chassis.ids import DEFAULT_AGENT, StoreId, UserId, check_id
+from pawl.chassis.ids import DEFAULT_AGENT, StoreId, check_id
 from pawl.chassis.process import logs
 from pawl.chassis.rpc.kinds import Context
 from pawl.errors import AgentNotFound, ModelNotAllowed
-from pawl.event.v1 import agent_pb2, run_pb2
+from pawl.event.v1 import agent_pb2
 from pawl.job.v1 import agents_pb2 as ledger
 from pawl.job.v1 import agents_pb2_grpc
 from pawl.job_store.agents.rules import AGENT, drafted
 from pawl.job_store.agents.store import PostgresAgents
 from pawl.job_store.ledger.pages import Id, next_token, page_size, read_token
 from pawl.job_store.ledger.ports import LimitsOf
-from pawl.job_store.ledger.rpc.messages import timestamp
-from pawl.job_store.ledger.store.usage import PostgresTokens
+from pawl.job_store.ledger.rpc.budgets import Budgets
 from pawl.job_store.versions.rpc import VERSION_MAX, message_of, versions_for
 from pawl.job_store.versions.rules import VersionRow, saved
-from pawl.values import WaitKind
 
 _log = logs.get_logger(__name__)
 
@@ -141,6 +138,12 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         return _asked(request)
 
 
+async def daily_tokens_max(agents: PostgresAgents, store_id: StoreId, name: str) -> int:
+    """Return the daily token budget of an agent; 0 if it has none."""
+    newest = await agents.get(store_id, name, 0)
+    return 0 if newest is None else _message(newest).definition.daily_tokens_max
+
+
 def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[VersionRow]:
     agent = agent_pb2.AgentVersion(definition=request.definition, tool_names=sorted(set(request.tool_names)))
     return partial(
@@ -151,33 +154,6 @@ def _asked(request: ledger.PutAgentRequest | ledger.PutDraftRequest) -> partial[
         create_user_id=check_id(request.user_id, "user_id"),
         create_credential_id=check_id(request.credential_id, "credential_id", optional=True),
     )
-
-
-class Budgets:
-    """Reads the token budgets of agents, and the budgets that `limits_of` returns for a store and its users."""
-
-    def __init__(self, agents: PostgresAgents, usage: PostgresTokens, limits_of: LimitsOf) -> None:
-        self._agents = agents
-        self._usage = usage
-        self._limits_of = limits_of
-
-    async def of(self, store_id: StoreId, user_id: UserId, agent_name: str) -> Sequence[ledger.TokenBudget]:
-        """Return the budgets of a user's runs. A budget that belongs to no agent has an empty agent name."""
-        limits = dict(self._limits_of(store_id).tokens)
-        used = dict(await self._usage.tokens(store_id, user_id)) if limits else {}
-        newest = await self._agents.get(store_id, agent_name, 0) if agent_name else None
-        if newest is not None and (tokens_max := _message(newest).definition.daily_tokens_max):
-            limits[WaitKind.AGENT_QUOTA] = tokens_max
-            used[WaitKind.AGENT_QUOTA] = await self._usage.today(store_id, agent_name)
-        return [
-            ledger.TokenBudget(
-                kind=run_pb2.WaitKind.ValueType(kind),
-                tokens_max=limit,
-                tokens_used=used[kind][0],
-                end_time=timestamp(used[kind][1]),
-            )
-            for kind, limit in limits.items()
-        ]
 
 
 def _seen(user: Principal, row: VersionRow) -> agent_pb2.AgentVersion | None:

@@ -81,7 +81,7 @@ class KeySyncServicer(key_sync_pb2_grpc.KeySyncServiceServicer):
 
     async def SyncKeys(self, request: key_sync_pb2.SyncKeysRequest, context: Context) -> key_sync_pb2.SyncKeysResponse:
         if request.after_change >= 1 << 63:
-            raise InvalidField("after_change must be a change that SyncKeys returned", field="after_change")
+            raise InvalidField("after_change must be a change that SyncKeys has returned", field="after_change")
         changes = await self._keys.sync_keys(request.after_change, request.used_key_ids)
         return key_sync.CHANGES.write(changes)
 

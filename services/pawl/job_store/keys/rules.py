@@ -139,8 +139,8 @@ def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
         )
     if kept_keys >= kept_max:
         raise TooLarge(
-            f"the store already keeps {kept_max} keys, including keys that ended within the last 90 days: create fewer"
-            " keys that last longer, or use tokens of an identity provider for short-lived callers"
+            f"the store already has {kept_max} keys, including keys that ended within the last 90 days: create "
+            "fewer keys with a longer validity, or use tokens of an identity provider for short-lived callers"
         )
 
 

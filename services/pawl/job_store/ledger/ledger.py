@@ -19,8 +19,9 @@ from pawl.job_store.ledger.rpc.messages import LOST
 from pawl.job_store.ledger.rules.attention import Quarantine, ReportCrash
 from pawl.job_store.ledger.rules.command import Cancel, Send
 from pawl.job_store.ledger.rules.conversations import UpdateConversation
+from pawl.job_store.ledger.rules.jobs import StartTurns
 from pawl.job_store.ledger.rules.offers import ReleaseOffers, RenewOffers
-from pawl.job_store.ledger.rules.rows import CallRow, ConversationRow
+from pawl.job_store.ledger.rules.rows import CallRow, ConversationKey, ConversationRow
 from pawl.job_store.ledger.rules.unit_of_work import Operation
 from pawl.values import StopCause
 
@@ -111,6 +112,13 @@ class Ledger:
             count += await self._sweep(
                 part, _store_of_run, lambda keys: Quarantine(runs=keys, crashes_max=self.limits.crashes_max, lost=LOST)
             )
+        return count
+
+    async def start_turns(self, conversations: Sequence[ConversationKey]) -> int:
+        """Start a turn in each idle conversation with notices. Return the number of idle conversations."""
+        count = 0
+        for part in in_parts(conversations, lambda _: 1, size_max=_RUNS_PER_OPERATION):
+            count += await self._sweep(part, lambda key: key.store_id, lambda keys: StartTurns(conversations=keys))
         return count
 
     async def renew_offers(

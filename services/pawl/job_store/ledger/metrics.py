@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from pawl.chassis.ids import StoreId
 from pawl.errors import LeaseLost, PawlError
 from pawl.event.v1.run_pb2 import FailureClass, Run
 from pawl.job_store.ledger.reading import Claimed
@@ -13,6 +14,7 @@ from pawl.values import RunState, WaitKind
 _GROUP_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _BATCH_SIZES: Final = (1, 2, 4, 8, 16, 64, 256)
 _DELAYS: Final = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600)
+_PARTS: Final = (0.5, 0.8, 0.9, 1)
 _WAITS: Final = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
 _DURATIONS: Final = (0.5, 1, 2, 5, 10, 30, 60, 300, 1800, 7200, 86400)
 _ROUNDS: Final = (1, 2, 3, 5, 10, 20, 50, 100)
@@ -57,6 +59,12 @@ class PrometheusMeter:
         )
         self.events = metrics.counter("trigger_events_total", "Events received by triggers, by outcome.", ("outcome",))
         self.webhooks_refused = metrics.counter("webhook_refusals_total", "Webhooks refused, by reason.", ("reason",))
+        self._limit_used = metrics.histogram(
+            "model_limit_used_ratio",
+            "Part of each limit of model calls that was used at a call: limits per minute and token budgets.",
+            ("store", "limit"),
+            buckets=_PARTS,
+        )
         over_limit = metrics.gauge("over_limit_runs", "Runs waiting for a slot, by limit.", ("limit",))
         jobs = metrics.gauge("jobs", "Open jobs and the runs below them: working, queued, waiting, late.", ("state",))
         notices = metrics.gauge("notices", "Job notices that no model has answered: pending, entered.", ("state",))
@@ -99,6 +107,9 @@ class PrometheusMeter:
         for run in runs:
             self._claims.inc()
             self._wait_seconds.labels(self._store(run.store_id)).observe(run.waited_seconds)
+
+    def limit_used(self, store_id: StoreId, limit: str, part: float) -> None:
+        self._limit_used.labels(self._store(store_id), limit).observe(part)
 
     def refused(self, error: PawlError) -> None:
         self._refused.labels(error.reason).inc()

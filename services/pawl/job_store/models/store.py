@@ -1,4 +1,4 @@
-"""Counts model calls per minute, and outages of model servers, in PostgreSQL.
+"""Counts model calls per minute, reserves their tokens in budgets, and counts outages, in PostgreSQL.
 
 A rate's row holds the time at which the rate will be fully available again (generic cell rate algorithm). A call may be
 made if one request or token is left, and is then counted in full, so that large calls need not wait longer than small
@@ -8,11 +8,16 @@ as unused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from pawl.chassis.ids import StoreId
-from pawl.server.db.database import DatabaseAdapter
+from asyncpg import Record
+
+from pawl.chassis.ids import StoreId, UserId
+from pawl.event.v1 import run_pb2
+from pawl.job.v1.agents_pb2 import TokenBudget
+from pawl.server.db.database import Connection, DatabaseAdapter
+from pawl.values import WaitKind
 
 # The statements are built only from constants in this module.
 # ruff: noqa: S608
@@ -26,11 +31,35 @@ VALUES ($1, $2, clock_timestamp() + make_interval(secs => $3))
 ON CONFLICT (store_id, name) DO UPDATE
 SET unused_time = least({_UNUSED_TIME} + make_interval(secs => $3), clock_timestamp() + interval '1 hour')
 WHERE $5 OR {_UNUSED_TIME} + make_interval(secs => $4) <= clock_timestamp() + interval '60 seconds 1 millisecond'
-RETURNING true
+RETURNING extract(epoch FROM r.unused_time - clock_timestamp())::double precision / 60
 """
 _WAIT: Final = """
 SELECT extract(epoch FROM unused_time - clock_timestamp())::double precision - 60 + $3
 FROM job_store.model_rates WHERE store_id = $1 AND name = $2
+"""
+_START: Final = """
+INSERT INTO job_store.model_calls (store_id, model_call_id, user_id, agent_name, tokens, expire_time, ended)
+VALUES ($1, $2, $3, $4, $5, now() + make_interval(secs => $6), false)
+ON CONFLICT (store_id, model_call_id) DO NOTHING RETURNING true
+"""
+_END: Final = """
+INSERT INTO job_store.model_calls AS c (store_id, model_call_id, user_id, agent_name, tokens, expire_time, ended)
+VALUES ($1, $2, '', '', 0, now() + interval '10 minutes', true)
+ON CONFLICT (store_id, model_call_id) DO UPDATE
+SET tokens = 0, expire_time = excluded.expire_time, ended = true WHERE NOT c.ended RETURNING true
+"""
+_LOCK_BUDGETS: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.model_calls'), hashtext($1))"
+_RESERVED: Final = """
+SELECT coalesce(sum(tokens), 0)::bigint AS of_store,
+    coalesce(sum(tokens) FILTER (WHERE user_id = $3), 0)::bigint AS of_user,
+    coalesce(sum(tokens) FILTER (WHERE agent_name = $4), 0)::bigint AS of_agent
+FROM job_store.model_calls
+WHERE store_id = $1 AND model_call_id <> $2 AND NOT ended AND expire_time > clock_timestamp()
+"""
+_REPORT_SERVERS: Final = """
+INSERT INTO job_store.model_servers (store_id, model_server, report_time)
+SELECT '', name, now() FROM unnest($1::text[]) AS k (name) ORDER BY name
+ON CONFLICT (store_id, model_server) DO UPDATE SET report_time = excluded.report_time
 """
 # A clock that was set back must not keep a server closed.
 _IS_CLOSED: Final = "r.closed_until > now() AND r.closed_until < now() + interval '11 seconds'"
@@ -48,6 +77,11 @@ _OUTAGE: Final = """
 SELECT outages, greatest(0, extract(epoch FROM closed_until - now()))::double precision AS closed_seconds
 FROM job_store.model_outages WHERE store_id = '' AND model_server = $1
 """
+_RESERVED_OF: Final = {
+    run_pb2.WAIT_KIND_STORE_DAILY_TOKENS: "of_store",
+    run_pb2.WAIT_KIND_STORE_MONTHLY_TOKENS: "of_store",
+    run_pb2.WAIT_KIND_AGENT_QUOTA: "of_agent",
+}
 _MINUTE_SECONDS: Final = 60.0
 _HOUR_SECONDS: Final = 3600.0
 
@@ -66,6 +100,11 @@ class Rate(NamedTuple):
         return max(-_HOUR_SECONDS, min(_HOUR_SECONDS, self.unit_seconds * self.used))
 
     @property
+    def limit(self) -> str:
+        """Name of the limit in metrics."""
+        return f"{'model' if self.store_id else 'server'}_{self.name.split()[0]}_per_minute"
+
+    @property
     def unit_seconds(self) -> float:
         return _MINUTE_SECONDS / self.per_minute
 
@@ -77,20 +116,85 @@ class Exceeded(Exception):  # Raising it rolls back the transaction.
         self.wait_seconds = wait_seconds
 
 
+class UsedUp(Exception):  # It rolls back the transaction.
+    def __init__(self, budget: TokenBudget) -> None:
+        super().__init__(budget.kind)
+        self.budget = budget
+
+
+class OpenCall(NamedTuple):
+    """A model call. `tokens` are reserved in budgets for at most `seconds_max`."""
+
+    store_id: StoreId
+    model_call_id: str
+    user_id: UserId = UserId("")
+    agent_name: str = ""
+    tokens: int = 0
+    seconds_max: float = 0.0
+
+
+def part_of(budget: TokenBudget) -> tuple[str, float]:
+    """Return the limit's name in metrics, and which part of it is used."""
+    return WaitKind(budget.kind).name.lower(), budget.tokens_used / budget.tokens_max
+
+
+def _checked(budgets: Sequence[TokenBudget], reserved: Record) -> dict[str, float]:
+    """Return which part of each budget is used.
+
+    Raises:
+        UsedUp: A budget has no tokens left. Of several, it is one that is used up for the longest time.
+    """
+
+    def left(budget: TokenBudget) -> int:
+        return budget.tokens_max - budget.tokens_used - int(reserved[_RESERVED_OF.get(budget.kind, "of_user")])
+
+    refusing = [each for each in budgets if left(each) <= 0]
+    if refusing:
+        raise UsedUp(max(refusing, key=lambda each: (each.tokens_max <= each.tokens_used, each.end_time.seconds)))
+    return dict(map(part_of, budgets))
+
+
 class PostgresModels(DatabaseAdapter):
-    async def take(self, rates: Sequence[Rate], *, ended: bool = False) -> None:
-        """Count a call against all rates. If one rate is used up, count it against none, unless the call has ended.
+    async def take(
+        self,
+        call: OpenCall,
+        rates: Sequence[Rate],
+        budgets: Callable[[Connection], Awaitable[Sequence[TokenBudget]]] | None = None,
+        *,
+        ended: bool = False,
+    ) -> Mapping[str, float]:
+        """Count a call against all rates, and reserve its tokens in the budgets that `budgets` returns. Idempotent.
+
+        If one rate or budget is used up, count it against none, unless the call has ended. The end of a call ends its
+        reservation. Return which part of each limit is used.
 
         Raises:
             Exceeded: One of the rates is used up.
+            UsedUp: One of the budgets is used up or reserved.
         """
         async with self._database.transaction() as connection:
+            of_call = call[:2] if ended else call
+            if not await connection.fetchval(_END if ended else _START, *of_call):
+                return {}
+            used = dict[str, float]()
+            if budgets is not None:
+                await connection.execute(_LOCK_BUDGETS, call.store_id)
+                # A call's tokens are counted as used before its reservation ends, so they are read in this order.
+                (reserved,) = await connection.fetch(_RESERVED, *call[:4])
+                used = _checked(await budgets(connection), reserved)
             # Lock in a fixed order, so that concurrent calls do not deadlock.
             for rate in sorted(rates):
                 key = (rate.store_id, rate.name)
-                if not await connection.fetchval(_TAKE, *key, rate.seconds, rate.unit_seconds, ended):
+                part = await connection.fetchval(_TAKE, *key, rate.seconds, rate.unit_seconds, ended)
+                if part is None:
                     wait = await connection.fetchval(_WAIT, *key, rate.unit_seconds)
                     raise Exceeded(rate, max(0.001, wait or 0.0))
+                used[rate.limit] = part
+        return used
+
+    async def report_servers(self, names: Collection[str]) -> None:
+        """Record that a process knows these model servers."""
+        await self._database.execute(_REPORT_SERVERS, sorted(names))
 
     async def end_outage(self, model_server: str) -> None:
         await self._database.execute(_END_OUTAGE, model_server)

@@ -284,6 +284,12 @@ class AllSettings:
         )
 
     @property
+    def runs_set_time(self) -> datetime | None:
+        """Return when the switch for runs was last set."""
+        switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(Feature.RUNS)
+        return None if switch is None else switch.set_time
+
+    @property
     def cancels_before(self) -> datetime | None:
         """Return the time before which open runs were created if they must be cancelled because runs are disabled."""
         switch = self.layer(Layer.DEPLOYMENT, ALL_STORES).switches.get(Feature.RUNS)
@@ -423,6 +429,13 @@ def _check_models(requested: Settings, current: AllSettings) -> None:
             raise InvalidField(text, field="settings.models")
         if allowed and name not in allowed:
             raise ModelNotAllowed(f"this store may not use the model {name!r}", model=name)
+
+
+def check_model_server(name: str, known: Collection[str]) -> None:
+    """Check that a process knows the model server, unless no process has reported its servers."""
+    if known and name not in known:
+        text = f"the model server {name!r} is not in agent-loop's limits file: use {', '.join(sorted(known))}"
+        raise InvalidField(text, field="settings.model_server")
 
 
 def _check_switch(name: str, switch: Switch) -> None:

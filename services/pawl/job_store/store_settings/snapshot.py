@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -26,6 +26,7 @@ from pawl.job_store.store_settings.rules import (
     Layer,
     Limit,
     Settings,
+    check_model_server,
     updated,
 )
 from pawl.job_store.store_settings.store import PostgresSettings
@@ -33,15 +34,19 @@ from pawl.values import Feature
 
 _POLL_SECONDS: Final = 1.0
 _STORES_KEPT_MAX: Final = 10_000
+_WAKES: Final = 3
 
 _log = logs.get_logger(__name__)
+
+
+async def _nothing() -> None: ...
 
 
 class SettingsSnapshot:
     """The settings that this process last read. `run` reads them every second.
 
-    `started_with` holds the limits that apply if no layer sets them. Features in `forced_off` are disabled in all
-    stores.
+    `started_with` holds the limits that apply if no layer sets them. Features in `forced_off` are off in all stores.
+    `woken` is called after runs have become due.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class SettingsSnapshot:
         clock: Clock,
         started_with: Limits,
         forced_off: Collection[Feature] = (),
+        woken: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
         self.repository = repository
         self._clock = clock
@@ -66,8 +72,10 @@ class SettingsSnapshot:
         self._last_change = 0
         self._is_failing = False
         self._limits_of: dict[StoreId, Limits] = {}
-        # Stores whose token budgets have changed, and whose waiting runs `run` must wake.
-        self._raised: set[StoreId] = set()
+        # Stores whose token budgets have changed, with the number of polls at which `run` wakes their waiting runs. At
+        # the first one, a run may still be parking, or another replica may not know the budget yet.
+        self._raised: dict[StoreId, int] = {}
+        self._woken = woken
         self._lock = asyncio.Lock()
         self.all = self._combined(())
         self.default = slots
@@ -88,12 +96,15 @@ class SettingsSnapshot:
 
     async def _wake(self) -> None:
         """Let runs that wait for a changed token budget check it again."""
-        while self._raised:
-            raised = next(iter(self._raised))
+        for raised, left in list(self._raised.items()):
             stores = await self.repository.stores_with_open_runs() if raised == ALL_STORES else [raised]
             for store_id in stores:
-                await self.repository.wake(store_id, list(TOKEN_LIMITS.values()))
-            self._raised.discard(raised)
+                if await self.repository.wake(store_id, list(TOKEN_LIMITS.values())):
+                    await self._woken()
+            if self._raised.get(raised) == left:
+                self._raised[raised] = left - 1
+                if not self._raised[raised]:
+                    del self._raised[raised]
 
     async def refresh(self) -> None:
         """Read the settings that have changed.
@@ -108,7 +119,8 @@ class SettingsSnapshot:
                 layers, last_change = await self.repository.changed_layers(0)
                 known = {}
             if last_change != self._last_change:
-                self._raised |= {each.store_id for each in layers if _tokens(each) != _tokens(known.get(_key(each)))}
+                raised = (each.store_id for each in layers if _tokens(each) != _tokens(known.get(_key(each))))
+                self._raised |= dict.fromkeys(raised, _WAKES)
                 self._layers = {**known, **{_key(each): each for each in layers}}
                 self._last_change = last_change
                 self._apply()
@@ -127,7 +139,7 @@ class SettingsSnapshot:
 
         Raises:
             Conflict: The version is not the current one.
-            InvalidField: A name is unknown, or a value is out of range.
+            InvalidField: A name is unknown, including that of a model server, or a value is out of range.
         """
 
         def change(layers: Sequence[Settings], now: datetime) -> tuple[Settings, Settings]:
@@ -137,6 +149,8 @@ class SettingsSnapshot:
                 after, update_user_id=caller.user_id, update_credential_id=caller.credential_id
             )
 
+        if requested.model_server:
+            check_model_server(requested.model_server, await self.repository.model_servers())
         settings = await self.repository.update(requested.store_id, change, only_check=only_check)
         if not only_check:
             _log.info(

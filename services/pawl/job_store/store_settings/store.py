@@ -10,8 +10,9 @@ import asyncpg
 import msgspec
 
 from pawl.chassis.ids import CredentialId, RunKey, StoreId, UserId
+from pawl.job_store.ledger.rules.rows import ConversationKey
 from pawl.job_store.store_settings.rules import Layer, Settings
-from pawl.server.db.database import DatabaseAdapter
+from pawl.server.db.database import DatabaseAdapter, affected
 from pawl.values import RunState, WaitKind
 
 # The statements are built only from constants in this module.
@@ -56,6 +57,19 @@ WITH waiting AS MATERIALIZED (
 )
 UPDATE job_store.runs AS r SET claim_at = now() FROM waiting AS w
 WHERE r.store_id = w.store_id AND r.run_id = w.run_id
+"""
+
+
+_MODEL_SERVERS: Final = """
+SELECT model_server FROM job_store.model_servers WHERE store_id = '' AND report_time > now() - interval '10 minutes'
+"""
+
+
+_WITH_NOTICES: Final = """
+SELECT store_id, conversation_id FROM job_store.conversations
+WHERE notices_pending + notices_entered > 0 AND user_id <> '' AND active_run_id IS NULL
+    AND (store_id, conversation_id) > ($1, $2)
+ORDER BY store_id, conversation_id LIMIT $3
 """
 
 
@@ -123,9 +137,13 @@ class PostgresSettings(DatabaseAdapter):
             await connection.execute(_PUT, after.layer, after.store_id, msgspec.json.encode(after), change_id)
         return after
 
-    async def wake(self, store_id: StoreId, waits: Sequence[WaitKind]) -> None:
-        """Make runs in a store claimable if they wait only for one of these budgets."""
-        await self._database.execute(_WAKE, store_id, [bytes([each]) for each in waits])
+    async def wake(self, store_id: StoreId, waits: Sequence[WaitKind]) -> int:
+        """Let workers claim runs that wait only for one of these, in a store. Return their number."""
+        return affected(await self._database.execute(_WAKE, store_id, [bytes([each]) for each in waits]))
+
+    async def model_servers(self) -> frozenset[str]:
+        """Return the model servers that agent-loop processes have reported lately."""
+        return frozenset(row["model_server"] for row in await self._database.fetch(_MODEL_SERVERS))
 
     async def stores_with_open_runs(self) -> Sequence[StoreId]:
         return [row["store_id"] for row in await self._database.fetch(_STORES_WITH_OPEN_RUNS)]
@@ -136,6 +154,11 @@ class PostgresSettings(DatabaseAdapter):
         """Return the ids of open runs that are not being stopped."""
         rows = await self._database.fetch(_RUNS_TO_CANCEL, store_id, created_before, after_run, runs_max)
         return [OpenRun(RunKey(store_id, row["run_id"]), row["user_id"], row["options"]) for row in rows]
+
+    async def conversations_with_notices(self, after: ConversationKey, *, rows_max: int) -> Sequence[ConversationKey]:
+        """Return idle conversations with notices of jobs, by store and id."""
+        rows = await self._database.fetch(_WITH_NOTICES, after.store_id, after.conversation_id, rows_max)
+        return [ConversationKey(row["store_id"], row["conversation_id"]) for row in rows]
 
     async def changes(self, store_id: StoreId | None, *, before: int, changes_max: int) -> Sequence[SettingsChange]:
         """Return the changes older than `before`, newest first, of all layers or of one store's layers."""

@@ -22,7 +22,9 @@ _HITS_DEFAULT: Final = 5
 _NEAR_AMONG: Final = 500
 _OPERATORS: Final = frozenset('"-')
 
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX), "as list_documents gives it"]
+Name = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX), "the document's name, from list_documents"
+]
 
 
 def document_tools(repository: PostgresDocumentRepository) -> list[Tool[..., Any]]:
@@ -46,7 +48,9 @@ def document_tools(repository: PostgresDocumentRepository) -> list[Tool[..., Any
         offset: Annotated[int, msgspec.Meta(ge=0), "bytes to skip"] = 0,
         length: Annotated[int, msgspec.Meta(ge=1, le=BYTES_MAX), "bytes to read"] = BYTES_DEFAULT,
         *,
-        shared: Annotated[bool | None, "true for the store's, false for the user's own; needed if both exist"] = None,
+        shared: Annotated[
+            bool | None, "true for the store's document, false for the user's own; needed if both exist"
+        ] = None,
     ) -> dict[str, Any]:
         """Read a document, or a piece of it."""
         document, text = await read_one(repository, context, name, shared=shared)
@@ -56,7 +60,9 @@ def document_tools(repository: PostgresDocumentRepository) -> list[Tool[..., Any
     async def search_documents(
         context: ToolContext,
         query: Annotated[
-            str, msgspec.Meta(min_length=1, max_length=500), 'words; also "a phrase", one or another, -without'
+            str,
+            msgspec.Meta(min_length=1, max_length=500),
+            'words, "a phrase", alternatives with or, and exclusions with -',
         ],
         most: Annotated[int, msgspec.Meta(ge=1, le=HITS_MAX), "documents to return"] = _HITS_DEFAULT,
     ) -> dict[str, Any]:

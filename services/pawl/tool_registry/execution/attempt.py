@@ -335,7 +335,7 @@ class Attempt:
         if not kept:
             self._cancelled.set()
             raise Superseded(
-                "another execution of this call has started, or its conversation was erased; this one must stop"
+                "another execution of this call has started, or its conversation was erased: this execution must stop"
             )
         self._has_saved = True
         self._execution.note_checkpoint()
@@ -369,7 +369,7 @@ class Attempt:
     async def _keep_token(self, token: str) -> None:
         key, completions = self._job.key, self._parts.completing.store
         if not await self._with_retry(lambda: completions.open(key, digest_of(token), self.completion_terms)):
-            raise Superseded("this call has ended, or another execution of it has started; this one must stop")
+            raise Superseded("this call has ended, or another execution of it has started: this execution must stop")
 
     async def _with_retry(self, ask: Callable[[], Awaitable[T]]) -> T:
         return await self._parts.retry.until_answered(ask, call=self._job.context.call_id)

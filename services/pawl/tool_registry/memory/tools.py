@@ -63,7 +63,7 @@ def memory_tools(repository: PostgresMemoryRepository) -> list[Tool[..., Any]]:
     @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
     async def forget(
         context: ToolContext,
-        memory_id: Annotated[str, msgspec.Meta(min_length=1, max_length=64), "as recall gives it"],
+        memory_id: Annotated[str, msgspec.Meta(min_length=1, max_length=64), "the memory's id, from recall"],
     ) -> dict[str, str]:
         """Forget a fact about the user that is no longer true or that the user wants forgotten."""
         there_was = await repository.delete(_owner(context), memory_id)

@@ -190,6 +190,7 @@ export const schedules: Resource<ScheduleJson> = {
     { name: "Next", size: 150, priority: 2, by: ({ nextTime = "" }) => nextTime, of: ({ nextTime }) => time(nextTime), under: ({ nextTime }) => nextTime && day(nextTime) },
     { name: "Starts", detailed: true, of: ({ definition: { workflow, agent } = {} }) => (workflow ? <a href={`/workflows/${workflow}`}>workflow {workflow}</a> : `agent ${agent || "default"}`) },
     { name: "State", size: 170, priority: 2, of: paused },
+    { name: "Message", detailed: true, of: ({ definition }) => cut(definition?.text) },
     { name: "Failures", size: 84, priority: 3, num: true, of: ({ failures }) => failures || "" },
   ],
   make: {

@@ -115,6 +115,7 @@ export const triggers: Resource<TriggerJson> = {
   get: async (name) => (await pawl.triggers.getTrigger({ name })).trigger,
   columns: [
     { name: "Name", of: ({ definition }) => definition?.name, under: ({ definition }) => (definition?.workflow ? `Workflow ${definition.workflow}` : cut(definition?.text)) },
+    { name: "Message", detailed: true, of: ({ definition }) => cut(definition?.text) },
     { name: "Source", size: 190, of: ({ definition: each }) => (each?.mailbox ? `mailbox ${each.mailbox.username ?? ""}` : "webhook") },
     { name: "State", size: 170, of: (each) => (each.unreachableTime ? <Badge tone="bad">unreachable: {visible(each.unreachableReason ?? "")}</Badge> : paused(each)) },
     { name: "Refused", size: 110, priority: 3, of: ({ refusedCount, refusedReason }) => refusedCount && `${refusedCount}: ${cut(refusedReason)}` },

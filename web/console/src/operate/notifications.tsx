@@ -56,7 +56,7 @@ function titleOf(each: NotificationJson): string {
 /** The rest: why it failed, or what the run said. */
 function detailOf({ title = "", body = "" }: NotificationJson): string {
   const [, why = ""] = /^(?:Run|Workflow \S+) (?:failed|stopped): (.+)/.exec(title) ?? [];
-  return cut(plain(why || (/^[{[]/.test(body) ? "" : body)));
+  return sentence(cut(plain(why || (/^[{[]/.test(body) ? "" : body))));
 }
 
 export const notifications: Resource<NotificationJson> = {

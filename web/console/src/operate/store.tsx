@@ -74,7 +74,8 @@ export function StoreSettings(): VNode {
     method: UPDATE,
     plain: true,
     value: ({ limits, models: allowed }) => ({ limits: Object.fromEntries(Object.entries(limits ?? {}).map(([name, value]) => [name, Number(value)])), models: allowed ?? [] }),
-    fields: FIELDS,
+    // Without a value of the store's own, the present one applies.
+    fields: FIELDS.map((field) => ({ ...field, ...(field.kind === "number" ? { placeholder: found?.explanations.find(({ name }) => field.at === `limits.${name}`)?.value ?? "" } : {}) })),
     save: async ({ limits = {}, models: allowed = [] }, { version = "0", limits: before = {}, models: allowedBefore = [] }) => {
       const unset = [...Object.keys(before).filter((name) => !(name in limits)), ...(allowedBefore.length && !allowed.length ? ["models"] : [])];
       await pawl.settings.updateSettings({ settings: { layer: "SETTINGS_LAYER_STORE", version, limits, models: allowed }, unset });
@@ -89,9 +90,9 @@ export function StoreSettings(): VNode {
   const groups = [...GROUPS, ["Others", Object.fromEntries(explanations.filter(({ name = "" }) => !known.has(name)).map(({ name = "" }) => [name, [name, ""]]))] as (typeof GROUPS)[number]];
   const columns = (all: (typeof GROUPS)[number][1]): Column<ExplanationJson>[] => [
     { name: "Setting", of: ({ name = "" }) => <b title={name}>{all[name]?.[0]}</b>, under: ({ name = "" }) => all[name]?.[1] },
-    { name: "Value", size: 128, of: ({ value = "" }) => (value === "on" || value === "off" ? <Badge tone={value === "on" ? "ok" : "warn"}>{value}</Badge> : text(value)) },
-    { name: "Ceiling", size: 112, priority: 2, of: (each) => text(ceilingOf(each)) || <span class="quiet">–</span> },
-    { name: "Decided by", size: 112, of: ({ layer = "" }) => <Badge tone={LAYERS[layer]?.[0] ?? "grey"}>{LAYERS[layer]?.[1] ?? "Default"}</Badge> },
+    { name: "Value", size: 104, of: ({ value = "" }) => (value === "on" || value === "off" ? <Badge tone={value === "on" ? "ok" : "warn"}>{value}</Badge> : text(value)) },
+    { name: "Ceiling", size: 112, priority: 3, of: (each) => text(ceilingOf(each)) || <span class="quiet">–</span> },
+    { name: "Decided by", size: 112, priority: 2, of: ({ layer = "" }) => <Badge tone={LAYERS[layer]?.[0] ?? "grey"}>{LAYERS[layer]?.[1] ?? "Default"}</Badge> },
     { name: "Why", priority: 3, of: ({ reason, layer }) => <span class="quiet">{layer || !/^No layer/.test(reason ?? "") ? visible(reason ?? "") : ""}</span> },
   ];
   return (

@@ -100,8 +100,8 @@ def _found(function: Callable[..., Any], name: str, parameter: inspect.Parameter
         return typing.get_type_hints(carrier, globalns=names, include_extras=True)[parameter.name]
     except (NameError, AttributeError) as error:
         raise ToolDefinitionError(
-            f"{name}: parameter {parameter.name}: {error}; its type must be a top-level name of the module, and not"
-            " one imported only for type checkers (if TYPE_CHECKING)"
+            f"{name}: parameter {parameter.name}: {error}; its type must be a top-level name of the module, and "
+            "must not be imported only for type checkers (if TYPE_CHECKING)"
         ) from None
     except (SyntaxError, TypeError) as error:
         raise ToolDefinitionError(f"{name}: parameter {parameter.name}: {parameter.annotation!r}: {error}") from None
@@ -111,11 +111,11 @@ def _refuse_undescribable(hint: Any, place: str) -> None:
     for part in _parts(hint):
         if isinstance(part, TypeVar):
             raise ToolDefinitionError(
-                f"{place}: the type variable {part} has no meaning for a model; write a concrete type"
+                f"{place}: the type variable {part} cannot be described to a model: use a concrete type"
             )
         if part in (pydantic.SecretStr, pydantic.SecretBytes):
             raise ToolDefinitionError(
-                f"{place}: secrets do not come from the model; take a ToolContext and call context.secret(name)"
+                f"{place}: the model cannot provide secrets: add a ToolContext parameter and call context.secret(name)"
             )
 
 

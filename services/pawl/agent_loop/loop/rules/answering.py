@@ -15,6 +15,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from pawl.agent_loop.agents.rules import TokenBudget
 from pawl.agent_loop.loop.rules import budget, jobs, proposals, retry
 from pawl.agent_loop.loop.rules.assembly import ModelAnswer
 from pawl.agent_loop.loop.rules.call import Call
@@ -153,10 +154,7 @@ def failed(state: State, fact: ModelFailed, now: float) -> tuple[State, tuple[Ow
     if opened is None:
         return state, ()
     if fact.used_up is not None:
-        held = replace(state.loop, model_call=replace(opened, held=True, quota_waits=opened.quota_waits + 1))
-        state = replace(state, loop=held, model_starts_in=None, used_up=fact.used_up)
-        warning = Warned(reason=fact.error.reason, message=fact.error.message)
-        return state, () if opened.quota_waits else (warning,)
+        return _waits(state, opened, fact.used_up, fact.error)
     if fact.tokens_needed:
         return _not_made(state, opened, fact.tokens_needed)
     limits, written, usage = state.run.options.limits, fact.answer.text, usage_of(fact.answer.usage)
@@ -229,6 +227,15 @@ def _with_next_model(state: State, opened: OpenModelCall) -> State:
     # Another model may count tokens differently.
     loop = replace(state.loop, model_call=opened, fallbacks_used=state.loop.fallbacks_used + 1, counted_prompt=None)
     return replace(state, loop=loop)
+
+
+def _waits(
+    state: State, opened: OpenModelCall, limit: TokenBudget, error: Problem
+) -> tuple[State, tuple[OwnerEvent, ...]]:
+    waits = opened.quota_waits + 1 if opened.quota_kind is limit.kind else 1
+    held = replace(opened, held=True, quota_waits=waits, quota_kind=limit.kind)
+    state = replace(state, loop=replace(state.loop, model_call=held), model_starts_in=None, used_up=limit)
+    return state, (Warned(reason=error.reason, message=error.message),) if waits == 1 else ()
 
 
 def _not_made(state: State, opened: OpenModelCall, tokens_needed: int) -> tuple[State, tuple[OwnerEvent, ...]]:

@@ -118,22 +118,21 @@ def used_up(exhausted: TokenBudget) -> Problem:
         message = "The store or its model server has reached its limit of model calls or tokens per minute."
         return Problem(reason="RATE_LIMITED", failure_class=FailureClass.RATE, message=message)
     reason, whose, period = _BUDGETS[exhausted.kind]
-    return Problem(
-        reason=reason,
-        failure_class=FailureClass.LIMIT,
-        message=f"{whose} used up the {period} budget of {exhausted.tokens_max} tokens (UTC).",
-    )
+    how = "used up" if exhausted.is_used_up else "used up or reserved"
+    message = f"{whose} {how} the {period} budget of {exhausted.tokens_max} tokens (UTC)."
+    return Problem(reason=reason, failure_class=FailureClass.LIMIT, message=message)
 
 
 def waits_for_period(state: State, exhausted: TokenBudget, now: float) -> Decision:
     """Decide whether a run that has used up a token budget fails, or waits for the next day or month.
 
-    A waiting run checks again after 5 minutes, then after 20, and so on, and at the latest when the period ends. The
+    A waiting run checks again after 5 minutes, then after 20, and so on, and at the latest when the period ends. If
+    calls in progress have reserved the rest of the budget, the run always waits. The
     ledger wakes waiting runs when the budget is raised, but it may do so just before this run parks. A minimum pause
     guards against a local clock that is ahead of the ledger's.
     """
     fails = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
-    if fails and exhausted.kind is not WaitKind.RATE:
+    if fails and exhausted.is_used_up and exhausted.kind is not WaitKind.RATE:
         problem = used_up(exhausted)
         failure = RunFailure(failure_class=FailureClass.LIMIT, reason=problem.reason, message=problem.message)
         return Fail(failure=failure)

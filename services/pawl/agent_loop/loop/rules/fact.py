@@ -69,6 +69,8 @@ class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
     # The calls to run in the background.
     terms: Mapping[CallId, RequestedTerms] = field(default_factory=dict)
     shown: Shown = field(default_factory=Shown)
+    # Set if the call counts against limits (ModelCall.model_call_id). So in the other ends of a call.
+    model_call_id: str = ""
 
 
 class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,7 @@ class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
     tokens_needed: int = 0
     used_up: TokenBudget | None = None
     shown: Shown = field(default_factory=Shown)
+    model_call_id: str = ""
 
 
 class ModelCut(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +95,7 @@ class ModelCut(msgspec.Struct, frozen=True, kw_only=True):
     answer: ModelAnswer
     shown: Shown = field(default_factory=Shown)
     failure: RunFailure | None = None
+    model_call_id: str = ""
 
 
 class CallExecuted(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from pawl.agent_loop.undo.rules import UndoPlan
 from pawl.agent_loop.workflows.cursor import WorkflowCursor
 from pawl.chassis.ids import CallId
 from pawl.errors import Unreadable
-from pawl.values import Answer, Usage
+from pawl.values import Answer, Usage, WaitKind
 
 
 class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,9 +30,9 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     includes the attempt's usage so far.
 
     A `held` attempt waits for tokens, a quota or the model server. `tokens_needed` is the number of tokens that the
-    attempt needs, if the budget had fewer left. `quota_waits` counts the delays caused by the agent's daily quota.
-    `outage_since` is when the run started to wait for the model server, `outage_waits` counts these waits, and
-    `next_try_time` is the time of the next attempt.
+    attempt needs, if the budget had fewer left. `quota_waits` counts the waits in a row for the same limit: a token
+    budget or a limit per minute (`quota_kind`). `outage_since` is when the run started to wait for the model server,
+    `outage_waits` counts these waits, and `next_try_time` is the time of the next attempt.
     """
 
     attempt: int
@@ -45,6 +45,7 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     empty_answers: int = 0
     tokens_needed: int = 0
     quota_waits: int = 0
+    quota_kind: WaitKind | None = None
     outage_since: float | None = None
     outage_waits: int = 0
     next_try_time: float | None = None

@@ -47,6 +47,11 @@ DELETE FROM job_store.model_rates WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM job_store.model_rates WHERE unused_time < now() - interval '1 hour' LIMIT $1
 ))
 """
+_OLD_CALLS: Final = """
+DELETE FROM job_store.model_calls WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM job_store.model_calls WHERE expire_time < now() LIMIT $1
+))
+"""
 _OLD_UNSENT: Final = """
 DELETE FROM job_store.outbox WHERE id IN (
     SELECT id FROM job_store.outbox WHERE "time" < now() - make_interval(secs => $1) ORDER BY id LIMIT $2
@@ -255,13 +260,14 @@ class PostgresRetention(DatabaseAdapter):
         return count
 
     async def remove_usage(self, *, rows_max: int) -> int:
-        """Remove usage older than 400 days, and unused rates. Merge hours into days after 35 days.
+        """Remove usage older than 400 days, unused rates and ended model calls. Merge hours older than 35 days.
 
         Return how many rows were merged or removed.
         """
         merged: int = await self._database.fetchval(_OLD_HOURS, HOURS_DAYS_MAX, rows_max)
         removed = await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
         removed += await deleted(self._database, _OLD_TOKENS, DAYS_MAX, rows_max)
+        removed += await deleted(self._database, _OLD_CALLS, rows_max)
         return merged + removed + await deleted(self._database, _OLD_RATES, rows_max)
 
     async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:

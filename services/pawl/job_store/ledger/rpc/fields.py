@@ -45,7 +45,7 @@ def wait_kinds(waits: Sequence[int]) -> tuple[int, ...]:
 
 def _below(end: int, value: int, field: str) -> int:
     if value >= end:
-        raise InvalidField(f"{field} must be at most {end - 1}, got {value}", field=field)
+        raise InvalidField(f"{field} must be less than {end}, got {value}", field=field)
     return value
 
 

@@ -386,7 +386,7 @@ def _check_resolve(run: RunRow, call: CallRow) -> None:
     inbox.check_open(call)
     in_doubt = run.state is RunState.NEEDS_ATTENTION and not run.is_quarantined
     if not in_doubt or call.state is not CallState.RUNNING:
-        raise Refused(CommandOutcome.REFUSED, CallNotPending("the outcome of the call is not in doubt"))
+        raise Refused(CommandOutcome.REFUSED, CallNotPending("the call needs no resolution: its outcome is known"))
 
 
 def _progress(unit: UnitOfWork, run: RunRow, call: CallRow, command: Progress, incoming: CommandRow) -> RunRow:

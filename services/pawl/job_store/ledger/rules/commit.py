@@ -154,7 +154,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         if run.epoch != self.epoch or run.worker_id is None:
             raise LeaseLost
         if last is not None and last.epoch == self.epoch and self.commit_id < last.commit_id:
-            raise IllegalTransition("this is a late copy: the owner has already written a later step")
+            raise IllegalTransition("the owner of the run has already committed a later step")
         return self._write(unit, run)
 
     def _write(self, unit: UnitOfWork, before: RunRow) -> LastCommit:

@@ -54,7 +54,7 @@ def open_point(number: int, points: Collection[int]) -> ForkPointOpen:
     after = min((point for point in points if point > number), default=0)
     nearest = {name: point for name, point in (("before", before), ("after", after)) if point}
     if not nearest:
-        return ForkPointOpen("the conversation has no answer to fork after yet: send a message and wait for its answer")
+        return ForkPointOpen("the conversation has no answer yet: send a message, then fork after its answer")
     where = " or ".join(map(str, nearest.values()))
     return ForkPointOpen(
         f"number must refer to an answer whose calls all have results: {where}, not {number}",

@@ -121,7 +121,9 @@ def keep_event(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limi
     """
     ends_wait = is_awaited and all(command.name != incoming.name for command in unit.inbox(run))
     if run.steers_waiting >= limits.commands_max and not ends_wait:
-        raise QueueFull(f"the run has {run.steers_waiting} events that no node has taken")
+        raise QueueFull(
+            f"the run already has {run.steers_waiting} events that no node has consumed: send the event again later"
+        )
     return replace(run, steers_waiting=run.steers_waiting + 1)
 
 

@@ -29,7 +29,7 @@ from pawl.job_store.ledger.rules.background import Notice, OpenJob, TurnTime
 from pawl.job_store.ledger.rules.calls import people_of
 from pawl.job_store.ledger.rules.events import RunChanged
 from pawl.job_store.ledger.rules.rows import ConversationKey, ConversationRow, RunRow
-from pawl.job_store.ledger.rules.unit_of_work import UnitOfWork, Wakeup
+from pawl.job_store.ledger.rules.unit_of_work import RowKeys, UnitOfWork, Wakeup
 from pawl.values import Feature, RunState, StopCause, WaitKind
 
 # Maximum number of open jobs per user in a conversation (ASYNC-7).
@@ -211,6 +211,23 @@ def opened_below(unit: UnitOfWork, run: RunRow) -> list[RunRow]:
     return [row for row in rows if row is not None]
 
 
+class StartTurns(msgspec.Struct, frozen=True, kw_only=True):
+    """Start a turn in each idle conversation whose notices have waited because runs were switched off."""
+
+    conversations: tuple[ConversationKey, ...]
+
+    @property
+    def row_keys(self) -> RowKeys:
+        return RowKeys(conversations=self.conversations)
+
+    def apply(self, unit: UnitOfWork) -> int:
+        rows = [row for key in self.conversations if (row := unit.conversations.get(key)) is not None]
+        idle = [row for row in rows if row.user_id and row.active_run_id is None]
+        for conversation in idle:
+            _start_turn_for(unit, conversation)
+        return len(idle)
+
+
 def _start_turn_for(unit: UnitOfWork, conversation: ConversationRow) -> None:
     """Start a turn for the notices that no active run receives, if there are any."""
     notices = (each for each in conversation.background.notices if not each.receiver)
@@ -274,7 +291,7 @@ def _start_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, tu
     root = unit.runs.get(RunKey(job.store_id, job.agents_above[-1])) if is_delegated else job
     background, generation = conversation.background, job.generation + 1
     if Feature.RUNS in unit.off(job.store_id):
-        return  # The notice waits for the user's next message, or for a later turn.
+        return  # The notice waits for `StartTurns`, the user's next message or a later turn.
     if root is None or turn.budget_below(root) in background.used_up_budgets:
         return
     recent = tuple(each for each in background.turn_times if each.time > unit.now - TURNS_PERIOD)

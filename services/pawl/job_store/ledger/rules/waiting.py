@@ -58,27 +58,29 @@ _REASONS_OF_CALLS: Final[Mapping[CallState, WaitReason]] = MappingProxyType(
         CallState.DELEGATED: _W.AGENT,
     }
 )
-_RAISE: Final = "It continues automatically then, or once an admin raises the {}'s limit: pawl settings explain."
+_RAISE: Final = (
+    "It continues automatically then, or once an admin raises the {}'s limit. `pawl settings explain` shows the limits."
+)
 _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
     {
         _W.APPROVAL: "Approve, edit or reject it, as an approver or admin of the store, or as its user without roles.",
         _W.ANSWER: "Its user must answer.",
         _W.FRONT_END: "One of its user's front ends must run the call, or a client must return its result.",
         _W.TOKENS: "Its user must add tokens with a top-up.",
-        _W.AGENT: "That run must end: see what it is waiting for.",
+        _W.AGENT: "That run must end. Its status shows what it is waiting for.",
         _W.TURN: "The runs before it must end or be cancelled.",
         _W.PLACE: "Another run must end or start waiting: the slot goes to the oldest run that needs one.",
-        _W.WORKER: "A worker claims it automatically; if none does, check that an agent-loop is running.",
+        _W.WORKER: "A worker will claim it automatically. If no worker does, check that an agent-loop is running.",
         _W.AGENT_QUOTA: "It continues automatically after the day (UTC), or once an admin gives the agent more tokens.",
         _W.STORE_TOKENS: _RAISE.format("store"),
         _W.USER_TOKENS: _RAISE.format("user"),
         _W.RATE: "It continues automatically once the limit allows it.",
         _W.TIME: "It continues automatically at that time.",
-        _W.PAUSED: "Its user must resume it: pawl jobs resume JOB, or pawl workflows resume RUN.",
+        _W.PAUSED: "Its user must resume it: `pawl jobs resume JOB` or `pawl workflows resume RUN`.",
         _W.COMPLETION: "The holder of the call's token must complete it (CompletionService.CompleteCall).",
         _W.PROVIDER: "It retries the model server automatically; if that keeps failing, see `pawl model check`.",
-        _W.EVENT: "The event must be sent to it: pawl workflows event RUN NAME, or WorkflowService.SendEvent.",
-        _W.JOB: "They must end or be stopped: pawl jobs list.",
+        _W.EVENT: "The event must be sent: `pawl workflows event RUN NAME`, or WorkflowService.SendEvent.",
+        _W.JOB: "The jobs must end or be stopped. `pawl jobs list` shows them.",
         _W.STOPPING: "Its worker settles the open calls automatically.",
     }
 )

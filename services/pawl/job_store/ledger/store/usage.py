@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 from pawl.chassis.ids import StoreId, UserId
 from pawl.job_store.ledger.rules.usage import UsageKey, Used, day_end, month_end
 from pawl.job_store.ledger.store.columns import IS_HEAD, Statement, Write
-from pawl.server.db.database import DatabaseAdapter
+from pawl.server.db.database import Connection, DatabaseAdapter
 from pawl.values import Usage, WaitKind
 
 # The statements are built only from constants in this module.
@@ -167,14 +167,17 @@ def _are_of_one_run(rows: Sequence[tuple[int | None, UsageKey, Used]]) -> bool:
 class PostgresTokens(DatabaseAdapter):
     """Reads the tokens that count towards budgets."""
 
-    async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
-        """Return the tokens that an agent has used today (UTC), and when the day ends."""
-        record = (await self._database.fetch(_TODAY, store_id, name))[0]
+    async def today(self, store_id: StoreId, name: str, connection: Connection | None = None) -> tuple[int, datetime]:
+        """Return the tokens that an agent has used today (UTC), and the time when the day ends."""
+        record = (await (connection or self._database).fetch(_TODAY, store_id, name))[0]
         return record["tokens"], record["day_end_time"]
 
-    async def tokens(self, store_id: StoreId, user_id: UserId) -> Mapping[WaitKind, tuple[int, datetime]]:
+    async def tokens(
+        self, store_id: StoreId, user_id: UserId, connection: Connection | None = None
+    ) -> Mapping[WaitKind, tuple[int, datetime]]:
         """Return the tokens that the store and the user have used this day and month (UTC), and when these end."""
-        rows = {row["user_id"]: row for row in await self._database.fetch(_TOKENS, store_id, user_id)}
+        records = await (connection or self._database).fetch(_TOKENS, store_id, user_id)
+        rows = {row["user_id"]: row for row in records}
         now = next(iter(rows.values()))["now"]
         used = {each: (rows[each]["day"], rows[each]["month"]) if each in rows else (0, 0) for each in ("", user_id)}
         return {

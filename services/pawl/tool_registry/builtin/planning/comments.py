@@ -67,7 +67,7 @@ def _delete_comment(repository: PostgresPlanRepository) -> Tool[..., Any]:
     )
     async def delete_comment(
         context: ToolContext,
-        comment_id: Annotated[str, msgspec.Meta(max_length=64), "as list_projects gives it"],
+        comment_id: Annotated[str, msgspec.Meta(max_length=64), "the comment's id, from list_projects"],
         text: Annotated[Text, "its text, unchanged"],
     ) -> dict[str, Any]:
         """Delete a comment permanently."""

@@ -24,7 +24,7 @@ from pawl.values import Outcome
 _CLAIM_SECONDS: Final = 30
 _PAUSE_SECONDS: Final = 1
 _COMPLETED: Final = "COMPLETED"
-_LAPSED: Final = "the time to complete this call has run out"
+_LAPSED: Final = "the time to complete this call is over"
 GONE: Final = "the call has already ended, or was cancelled; the completion was ignored"
 
 # `outcome IS NULL` instead of `ended_at IS NULL`: see `_END` in the journal.

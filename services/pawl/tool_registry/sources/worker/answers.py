@@ -147,7 +147,7 @@ def late_end(result: pb.WorkerResult) -> tuple[Outcome, bytes]:
 
 def _parsed(entry: ToolVersion, result: pb.WorkerResult) -> Any:
     if len(result.content_json) > RESULT_BYTES_MAX:
-        raise ResultTooLarge(f"the result is larger than the limit of {RESULT_BYTES_MAX} bytes; ask for less")
+        raise ResultTooLarge(f"the result is larger than the limit of {RESULT_BYTES_MAX} bytes: request less data")
     try:
         return loads(result.content_json, bytes_max=RESULT_BYTES_MAX)
     except InvalidJson as error:
