@@ -55,6 +55,8 @@ PARTS: Final = tuple(
         Part(("P16",), "bench.gateway"),
         Part(("P17",), "bench.rounds"),
         Part(("P18",), "bench.flows"),
+        Part(("P19",), "bench.unreliable"),
+        Part(("P20",), "bench.growth"),
     )
     if importlib.util.find_spec(part.module)
 )

@@ -7,6 +7,10 @@ background at that interval, `--stop-after` times. With `--chunk-milliseconds`, 
 one: the role immediately, the first output one interval later, and the end of the answer one interval after the last
 output.
 
+With `--fault-percent`, that many requests fail, in turn with status 429, with status 500 and with a stream that is cut
+in the middle. With `--outage-every`, the server closes all connections for the last `--outage-seconds` of each such
+period.
+
 For each request that was answered since the last `GET /times`, `GET /times` returns the time at which the request's
 last byte arrived, and the times at which the first bytes of the answer, the first output and the last bytes were sent.
 Times are seconds of the machine's monotonic clock, which is read just before the bytes are passed to the system.
@@ -17,7 +21,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import itertools
 import json
+import random
 import re
 import time
 from collections.abc import Callable
@@ -31,6 +37,8 @@ _LENGTH: Final = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 _HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _END: Final = b"0\r\n\r\n"
 _END_EVENTS: Final = 3
+
+_REFUSED: Final = b"HTTP/1.1 %d No\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 
 # For each request: arrival, first bytes, first output, last bytes.
 Times = list[tuple[float, float, float, float]]
@@ -97,10 +105,34 @@ def series(interval: float, stop_after: int, *, delay_first: bool) -> str:
     return json.dumps(said | {"_reports": "end"})
 
 
+class Faults:
+    """Decides which requests fail. `every` and `outage` are seconds, and `every` is 0 for no outages."""
+
+    def __init__(self, percent: float, every: float, outage: float) -> None:
+        self._random = random.Random(1)  # the same faults in each measurement
+        self._percent, self._every, self._outage = percent, every, outage
+        self._began = time.monotonic()
+        self._kinds = itertools.cycle(("429", "500", "cut"))
+
+    def next(self) -> str:
+        """Return the fault of a request: `down`, `429`, `500`, `cut`, or nothing."""
+        since = time.monotonic() - self._began
+        if self._every and since % self._every >= self._every - self._outage:
+            return "down"
+        return next(self._kinds) if self._random.random() * 100 < self._percent else ""
+
+
 class Model(asyncio.Protocol):
     """A connection whose requests are answered in sequence."""
 
-    def __init__(self, answers: Callable[[bytes], list[list[bytes]]], chunk_seconds: float, times: Times) -> None:
+    def __init__(
+        self,
+        answers: Callable[[bytes], list[list[bytes]]],
+        chunk_seconds: float,
+        times: Times,
+        faults: Faults,
+    ) -> None:
+        self._faults = faults
         self._answers = answers
         self._chunk_seconds = chunk_seconds
         self._times = times
@@ -130,7 +162,20 @@ class Model(asyncio.Protocol):
             self._answer_times()
         else:
             answers = self._answers(tool_name(request))
-            self._answer(answers[min(len(_TOOL_RESULT.findall(request)), len(answers) - 1)], time.monotonic())
+            answer = answers[min(len(_TOOL_RESULT.findall(request)), len(answers) - 1)]
+            if fault := self._faults.next():
+                self._fail(fault, answer)
+            else:
+                self._answer(answer, time.monotonic())
+
+    def _fail(self, fault: str, answer: list[bytes]) -> None:
+        assert self._transport is not None
+        if fault.isdigit():
+            self._transport.write(_REFUSED % int(fault))
+            return
+        if fault == "cut":
+            self._transport.write(_HEAD + b"".join(answer[: len(answer) // 2]))
+        self._transport.close()
 
     def _answer_times(self) -> None:
         assert self._transport is not None
@@ -161,11 +206,11 @@ class Model(asyncio.Protocol):
         self._times.append((arrived, went[0], went[1], went[-1]))
 
 
-async def serve(port: int, *, tool_rounds: int, chunks: int, chunk_seconds: float, more: str) -> None:
+async def serve(port: int, *, tool_rounds: int, chunks: int, chunk_seconds: float, more: str, faults: Faults) -> None:
     times: Times = []
     loop = asyncio.get_running_loop()
     told = functools.partial(answers, tool_rounds=tool_rounds, chunks=chunks, more=more)
-    server = await loop.create_server(lambda: Model(told, chunk_seconds, times), "127.0.0.1", port)
+    server = await loop.create_server(lambda: Model(told, chunk_seconds, times, faults), "127.0.0.1", port)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
     await server.serve_forever()
 
@@ -179,6 +224,9 @@ def main() -> None:
     parser.add_argument("--interval", type=float, default=0)
     parser.add_argument("--stop-after", type=int, default=1)
     parser.add_argument("--delay-first", type=int, default=0)
+    parser.add_argument("--fault-percent", type=float, default=0)
+    parser.add_argument("--outage-every", type=float, default=0)
+    parser.add_argument("--outage-seconds", type=float, default=0)
     options = parser.parse_args()
     uvloop.run(
         serve(
@@ -186,6 +234,7 @@ def main() -> None:
             tool_rounds=options.tool_rounds,
             chunks=options.chunks,
             chunk_seconds=options.chunk_milliseconds / 1000,
+            faults=Faults(options.fault_percent, options.outage_every, options.outage_seconds),
             more=series(options.interval, options.stop_after, delay_first=bool(options.delay_first)),
         )
     )

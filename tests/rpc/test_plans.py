@@ -65,6 +65,7 @@ FROM generate_series(1, $1) AS n
         "store_settings.store._RUNS_TO_CANCEL",
         "store_settings.store._STORES_WITH_OPEN_RUNS",
         "store_settings.store._WAKE",
+        "store_settings.store._WITH_NOTICES",
     ),
     reference=frozenset({"clock", "key_changes", "api_keys", "key_events", "settings_changes", "schema_version"}),
 )

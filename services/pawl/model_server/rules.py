@@ -73,10 +73,13 @@ def notice_text(notice: Mapping[str, Any]) -> str:
     job = f"The job {notice.get('job_id')} ({notice.get('tool')})"
     outcome = notice.get("error") or describe(json.dumps(notice["result"]) if "result" in notice else None)
     outcome = outcome.removesuffix(".")
+    if "report" in notice:
+        done = f"{notice['percent']}% done" if "percent" in notice else f"running for {notice.get('minutes')} minutes"
+        return f"{job} is {done}: {notice['progress']}." if "progress" in notice else f"{job} is {done}."
     if "iteration" in notice:
         return f"{job}, iteration {notice['iteration']}: {outcome}."
     if notice.get("state") == "CANCELLED":
-        return f"{job} has ended, stopped."
+        return f"{job} was stopped."
     return f"{job} has ended, {str(notice.get('state')).lower()}: {outcome}."
 
 

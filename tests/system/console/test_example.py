@@ -140,7 +140,7 @@ async def test_turn_of_a_job_appears_and_the_job_can_be_stopped(page: Page, tmp_
     await say(page, background(tmp_path / "second"))
     await page.get_by_role("button", name="Stop it").click(timeout=90_000)
     await expect(page.get_by_role("status")).to_have_count(0, timeout=90_000)
-    await expect(page.locator("section").last).to_contain_text("has ended, stopped", timeout=90_000)
+    await expect(page.locator("section").last).to_contain_text("was stopped", timeout=90_000)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

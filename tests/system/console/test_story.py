@@ -193,7 +193,7 @@ async def play(window: ConsoleWindow | CopilotKitWindow, suite: Suite, pawl: Asy
     await window.answered(3, "crawl")
     await window.stop()
     await restarted(suite, pawl)
-    await window.answered(4, "has ended, stopped")
+    await window.answered(4, "was stopped")
     (job,) = [job async for job in pawl.list_jobs(conversation_id)]
     assert job.state == run_pb2.RUN_STATE_CANCELLED
 

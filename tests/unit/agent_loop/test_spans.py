@@ -171,7 +171,7 @@ async def test_a_receiver_that_hangs_costs_spans_but_nothing_else(
         metrics = trace(world, Receiver("http/protobuf", f"http://127.0.0.1:{silent.getsockname()[1]}"))
         await world.finish(world.ledger.submit("hello"))
 
-        assert _counted(metrics, "dropped") > 5
+        assert _counted(metrics, "dropped") > 0
         assert _counted(metrics, "exported") == 0
 
 

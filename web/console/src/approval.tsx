@@ -73,7 +73,7 @@ export function Approval({ call, about }: { call: CallJson; about: ComponentChil
           </div>
         )}
       </header>
-      {!changed && !editing && (approval.preview ? <pre class="preview">{visible(approval.preview)}</pre> : <Fields all={entriesOf(first)} />)}
+      {!changed && (approval.preview ? <pre class="preview">{visible(approval.preview)}</pre> : <Fields all={entriesOf(first)} />)}
       {editing && schema && <Form schema={schema} value={args ?? first} onValue={setArgs} fault={fault} />}
       {!editing && <Fault text={fault} />}
       {changed && args && <Diff before={first} after={args} />}

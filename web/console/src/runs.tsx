@@ -76,6 +76,9 @@ export function Fact({ name, value }: { name: string; value: unknown }): VNode |
   );
 }
 
+/** Reasons to wait that end at the deadline, when the run continues. */
+const CONTINUES = /_(TIME|PROVIDER|RATE)$/;
+
 /** Why a run failed, with the node `at` which it failed, or why it waits and what resumes it. */
 export function Why({ run, at }: { run: RunJson; at?: string | undefined }): VNode | null {
   const { state, failure, waiting } = run;
@@ -94,7 +97,7 @@ export function Why({ run, at }: { run: RunJson; at?: string | undefined }): VNo
       <p>{visible(waiting.sentence)} {waiting.remedy && visible(waiting.remedy)}</p>
       <p class="quiet">
         {waiting.sinceTime && <>Since {ago(waiting.sinceTime)}. </>}
-        {waiting.deadlineTime && <span title={moment(waiting.deadlineTime)}>Expires {ago(waiting.deadlineTime)}.</span>}
+        {waiting.deadlineTime && <span title={moment(waiting.deadlineTime)}>{CONTINUES.test(waiting.reason ?? "") ? "Continues" : "Expires"} {ago(waiting.deadlineTime)}.</span>}
       </p>
     </div>
   );

@@ -74,7 +74,8 @@ export function StoreSettings(): VNode {
     method: UPDATE,
     plain: true,
     value: ({ limits, models: allowed }) => ({ limits: Object.fromEntries(Object.entries(limits ?? {}).map(([name, value]) => [name, Number(value)])), models: allowed ?? [] }),
-    fields: FIELDS,
+    // Without a value of the store's own, the present one applies.
+    fields: FIELDS.map((field) => ({ ...field, ...(field.kind === "number" ? { placeholder: found?.explanations.find(({ name }) => field.at === `limits.${name}`)?.value ?? "" } : {}) })),
     save: async ({ limits = {}, models: allowed = [] }, { version = "0", limits: before = {}, models: allowedBefore = [] }) => {
       const unset = [...Object.keys(before).filter((name) => !(name in limits)), ...(allowedBefore.length && !allowed.length ? ["models"] : [])];
       await pawl.settings.updateSettings({ settings: { layer: "SETTINGS_LAYER_STORE", version, limits, models: allowed }, unset });

@@ -17,9 +17,10 @@ SELECT past_number FROM job_store.conversations WHERE store_id = $1 AND conversa
 _CALLS: Final = run_lists.statement(
     tables.CALLS,
     where="""store_id = $3 AND call_id = ANY ($4::text[]) AND (user_id = $5 OR EXISTS (
-        SELECT FROM job_store.conversations AS c
-        WHERE c.store_id = t.store_id AND c.conversation_id = t.conversation_id
-        AND c.user_id = t.user_id AND c.sharing > 1 AND c.shows_arguments
+        SELECT FROM (
+            SELECT user_id, sharing, shows_arguments FROM job_store.conversations
+            WHERE store_id = t.store_id AND conversation_id = t.conversation_id OFFSET 0
+        ) AS c WHERE c.user_id = t.user_id AND c.sharing > 1 AND c.shows_arguments
     ))""",
     order="array_position($4::text[], call_id)",
     size="length(spec) + length(arguments) + coalesce(length(result), 0)",
