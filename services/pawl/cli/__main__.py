@@ -32,7 +32,7 @@ COMMANDS: Final = {
     "top-up": ("runs:top_up", "Add tokens to a run's budget."),
     "cancel": ("runs:cancel", "Cancel a run."),
     "undo": ("operating:undo", "Undo the effects of a run, most recent first."),
-    "steps": ("runs:steps", "Show the steps of a run."),
+    "steps": ("runs:steps", "Show the steps of a run, or the request of one of its model calls."),
     "events": ("events:events", "Print messages from NATS as they arrive."),
     "attention": ("operating:attention", "List the runs that need an operator."),
     "resolve": ("operating:resolve", "Report the outcome of an uncertain call."),
