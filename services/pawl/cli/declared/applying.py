@@ -77,10 +77,9 @@ def read(
     found, problems = files.read(paths, {kind: each.definition for kind, each in kinds.items()})
     if problems:
         raise CommandError("\n".join(problems))
-    if not found and not name:
-        raise CommandError(
-            f"No resources found in {', '.join(map(str, paths))}. File names must end with .yaml, .yml or .json."
-        )
+    if not found and not (name and prune):
+        where = ", ".join(map(str, paths))
+        raise CommandError(f"No resources found in {where}. {_remedy(paths, name)}")
     asked = {each.key: each for each in found}
     try:
         order = rules.ordered({key: references(key, each.definition) for key, each in asked.items()})
@@ -90,6 +89,15 @@ def read(
             f"These resources refer to each other in a cycle: {names}. Remove one of the references."
         ) from None
     return FileSet(name=name, asked=asked, order=order, adopts=adopt, prunes=prune, dry_run=dry_run, drafts=drafts)
+
+
+def _remedy(paths: Sequence[Path], name: str) -> str:
+    if name:
+        folders = ", ".join(files.FOLDERS)
+        return f"A set has the folders {folders}. Use --prune to delete everything that the set {name} owns."
+    if any((path / each).is_dir() for path in paths for each in files.FOLDERS):
+        return f"A folder with subfolders such as {files.FOLDERS[0]} also needs a {files.SET_FILE} with the set's name."
+    return f"File names must end with {', '.join(files.ENDINGS[:-1])} or {files.ENDINGS[-1]}."
 
 
 async def apply(target: AsyncClient, wanted: FileSet) -> AsyncIterator[str]:
