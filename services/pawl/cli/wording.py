@@ -185,7 +185,10 @@ def labels_text(labels: Mapping[str, str]) -> str:
 
 
 def text_at(message: Any, path: str) -> str:
-    """Return the field at a path in a message as one line of text, or an empty string if it is absent."""
+    """Return a field of a message as one line of text, or an empty string if it is absent.
+
+    `path` leads to the field.
+    """
     *parents, name = path.split(".")
     inside = functools.reduce(getattr, parents, message)
     field = inside.DESCRIPTOR.fields_by_name[name]

@@ -263,7 +263,7 @@ class PublicLedger:
         return (await translated(self._stub.ImportConversation(request))).conversation
 
     async def list_pending(self, caller: Principal, request: pb.ListPendingCallsRequest) -> pb.ListPendingCallsResponse:
-        """Return the calls that are waiting for a user, oldest first, followed by the runs that need tokens.
+        """Return the calls that are waiting for a user, then the runs that need tokens, each oldest first.
 
         Calls of other users are returned without the contents of their conversations.
 

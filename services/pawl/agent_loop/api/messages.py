@@ -55,8 +55,8 @@ async def unless_refused(
 ) -> T:
     """Send the message. If `refusal` is set, the ledger accepts the message only as a repeat of an earlier request.
 
-    Only the ledger knows whether it already accepted the same request, for example before an agent changed, a document
-    was deleted, or a tool with the same name as a supplied tool was created.
+    Only the ledger knows whether it already accepted the same request. It may have done so before an agent changed, for
+    example, or before a document was deleted.
     """
     message.only_repeat = refusal is not None
     try:

@@ -105,14 +105,14 @@ class Offers:
         return self._client if call_id in self._leased else ClientSession(client_id=self._client.client_id)
 
     def submitting(self, call_id: str) -> None:
-        """Record that the client is submitting its own result, so that no revocation is sent when the call ends."""
+        """Record that the client is submitting a result. No revocation is then sent when the call ends."""
         self._submitting.add(call_id)
 
     def submitted(self, call_id: str, offer_epoch: int, outcome: int | None) -> None:
         """Record the outcome of a result passed to `submitting`. None means that the outcome is unknown.
 
-        The client keeps the lease if the outcome is unknown, if the result was refused, or if the result was sent under
-        an earlier lease.
+        The client keeps its lease if the outcome is unknown or the result was refused. A result sent under an earlier
+        lease does not end the current lease.
         """
         self._submitting.discard(call_id)
         if outcome is None or outcome == CommandOutcome.REFUSED:

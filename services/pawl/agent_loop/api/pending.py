@@ -2,7 +2,7 @@
 
 Pending items are calls waiting for a user and runs that have no tokens left. All streams with the same user, rights and
 filter share a *view* and its reads. After its snapshot, a stream reads at most one page per second, so a large inbox
-delays only its own streams.
+does not delay other streams.
 
 The reader polls when NATS reports a change, and every 15 s in case a report was lost. Without NATS it polls every
 second. Callers only share reads that have not started yet, so a page is never older than the request for it. Each view

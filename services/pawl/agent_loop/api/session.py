@@ -22,7 +22,7 @@ class Sessions:
 
     Each client has one stream. When a client opens a second stream under the same id, the first stream ends with
     CANCELLED, and its leases move to the new stream. If the new stream is on another replica, the first stream ends
-    when it next requests a lease or updates a call.
+    only when it next requests a lease or updates a call.
     """
 
     def __init__(self, ids: IdSource, parts: Parts) -> None:

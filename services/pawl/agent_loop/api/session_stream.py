@@ -163,7 +163,7 @@ class Stream:
             self._outgoing.task_done()
 
     async def _watch_over(self) -> None:
-        """End the stream if the client is silent or has opened another stream."""
+        """End the stream if the client is silent for too long or has opened another stream."""
         loop = asyncio.get_running_loop()
         silence_max_seconds = self._parts.times.silence_max_seconds
         while True:

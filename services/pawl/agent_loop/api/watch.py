@@ -1,8 +1,8 @@
 """Streams of runs: past events from the ledger, then live events in the same format.
 
-All watchers of a run on this replica share one feed: one live subscription, one ledger reader and one tail of recent
-events. A watcher first reads past events at its own pace until it reaches the tail. If it later falls behind the tail,
-it is disconnected (EVT-3), so a slow watcher neither delays others nor uses memory.
+All watchers of a run on this replica share one feed, which has a live subscription, a ledger reader and a tail of
+recent events. A watcher first reads past events at its own pace until it reaches the tail. If it later falls behind the
+tail, it is disconnected (EVT-3), so a slow watcher neither delays others nor uses memory.
 
 Clients confirm the events that the user has seen, and Pawl does not notify the user about these. An open stream does
 not prove that events were seen, because its connection may be dead.

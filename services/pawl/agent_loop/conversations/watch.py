@@ -1,8 +1,8 @@
 """Streams of conversations: first the current state, then changes.
 
-There is no log of changes. When NATS reports a change, a stream reads everything that changed since its last read,
-using its caller's identity and the same code as GetConversation, ListMessages, GetRun and GetJob. It therefore never
-sends anything that these methods would not return. It sends only items that differ from those already sent.
+There is no log of changes. When NATS reports a change, a stream reads everything that changed since its last read. It
+reads as its caller, with the code of GetConversation, ListMessages, GetRun and GetJob, and sends nothing that these
+methods would not return. It sends only items that differ from those already sent.
 
 All streams share one subscription, and one periodic read of versions that finds changes missed by NATS. An idle stream
 reads nothing while NATS is available.
@@ -89,7 +89,7 @@ class ConversationWatches:
         self._versions: dict[_Key, str] = {}
 
     async def follow(self, live: BusEvents) -> None:
-        """Notify streams of the changes that `live` reports, and of changes that it misses. Never returns."""
+        """Notify streams of changes, including those that `live` fails to report. Never returns."""
         await live.subscribe_conversations(self._changed)
         was_connected = False
         while True:
@@ -380,7 +380,7 @@ class _Stream:
                 self._follower.add_done_callback(lambda _: self._woken.set())
 
     def _follower_has_ended(self) -> bool:
-        """Drop a follower that has ended, and raise its error, if any."""
+        """Drop a follower that has ended, and raise its error if there is one."""
         if self._follower is None or not self._follower.done():
             return False
         follower, self._follower = self._follower, None

@@ -168,7 +168,7 @@ def without_rest(call: Call) -> Call:
 
 
 def evidence_of(attempt: Call, calls: Iterable[Call]) -> Evidence:
-    """Return the calls that a judge may cite: the attempt's own call, and the last calls that the attempt made."""
+    """Return the calls that a judge may cite: the attempt's own call, and the last calls made by the attempt."""
     made = [call for call in calls if call.run_id == attempt.child_run_id and call.settled]
     made = sorted(made, key=lambda call: (call.round, call.index))[-EVIDENCE_CALLS_MAX:]
     return {call.call_id: call for call in (*made, attempt)}

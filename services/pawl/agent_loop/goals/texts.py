@@ -54,7 +54,7 @@ def task(state: State, goal: Goal, cursor: GoalCursor, number: int) -> str:
 
 
 def _quoted(header: str, lines: Iterable[str]) -> str:
-    """Quote lines that models or tools have written, so that they read as data."""
+    """Quote text written by models or tools, so that it is read as data."""
     return f"[{header}:]\n> " + "\n".join(lines).replace("\n", "\n> ")
 
 

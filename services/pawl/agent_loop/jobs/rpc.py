@@ -118,7 +118,7 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
     def _run_id(self, caller: Principal, request_id: RequestId) -> RunId:
         """Return the id for a requested job.
 
-        A repeated request gets the same id. Its call is therefore checked only once.
+        A repeated request gets the same id, so its call is checked only once.
         """
         if not request_id:
             return RunId(self._ids.new("run"))

@@ -77,7 +77,7 @@ class DriveEnd(StrEnum):
 
 
 class Drive:
-    """Drives one claimed run. `run` can be cancelled at any time and then makes no more writes."""
+    """Drives one claimed run. `run` can be cancelled at any time, and makes no writes after that."""
 
     def __init__(self, claim: Claim, dependencies: WorkerDependencies, failure: RunFailure | None = None) -> None:
         """Create a drive.
@@ -204,12 +204,12 @@ class Drive:
         return plan.rest
 
     def _early_model_call(self, plan: Plan) -> StartModel | None:
-        """Return the model call that may start while the step that announces it is being written, or None.
+        """Return the model call that may start before the step that announces it is durable, or None.
 
-        Its output is not used until the step is durable. If the step is refused, the output is discarded, but the call
-        still costs money. The call therefore starts early only if a refusal is unlikely: there are no commands and no
-        recent refusals. The run must not have a token budget either, because only the commit's response contains the
-        number of tokens left.
+        The call's output is not used until the step is durable. If the step is refused, the output is discarded, but
+        the call still costs money. The call therefore starts early only if a refusal is unlikely: there are no commands
+        and no recent refusals. The run must not have a token budget either, because only the commit's response contains
+        the number of tokens left.
         """
         if self._base.commands or budget.tokens(self._base) or self._woken or self._handing_over or self._refusals:
             return None
@@ -419,7 +419,7 @@ class Drive:
         self._outbox += self._tasks.output(at_once=at_once or bool(self._facts))
 
     def _has_news(self, progress: ToolProgress) -> bool:
-        """Return whether there is progress to show. A checkpoint alone repeats the tool's last fraction and message."""
+        """Return whether there is progress to show. A checkpoint alone has no new fraction or message."""
         latest, last = (progress.fraction, progress.message), self._progress_shown.get(progress.call_id)
         self._progress_shown[progress.call_id] = latest
         return latest != (None, "") and not (progress.has_checkpoint and latest == last)
@@ -432,7 +432,7 @@ class Drive:
             self._facts.append(replace(cut, failure=failure))
 
     def _fitting_facts(self) -> int:
-        """Return how many of the facts, counted from the first, fit into one step.
+        """Return how many facts fit into one step, counted from the first.
 
         The results of a batch can be large.
         """

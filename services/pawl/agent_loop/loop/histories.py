@@ -69,7 +69,7 @@ class Histories:
         return self._kept.get(self._conversations.get(run, ("", "")))
 
     def taken(self, response: pb.LoadRunResponse, known: KeptHistory | None) -> LoadedHistory:
-        """Return the complete history from the response to a request that sent `known`.
+        """Return the complete history from the response to a load request that sent `known`.
 
         Cache the part that may be cached.
         """

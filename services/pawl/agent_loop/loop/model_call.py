@@ -146,7 +146,7 @@ class ModelCall:
         meter.model_called(self._state.run.store_id, outcome, usage_of(self.usage()), timing)
 
     def output_due_at(self) -> float | None:
-        """Return the monotonic time at which output must be shown, or None if there is no output to show."""
+        """Return the monotonic time at which output must be shown, or None if there is none."""
         return None if self._may_be_silent else self._coalescer.due_at()
 
     def take_output(self) -> tuple[OutputDelta, ...]:
@@ -261,7 +261,7 @@ _TERMS_KEPT_MAX: Final = 10_000
 
 
 class TermsCache:
-    """Remembers the terms of runs whose budgets are not used up, so that most model calls need not read them."""
+    """Caches the terms of runs whose budgets are not used up. Most model calls then need not read them."""
 
     def __init__(self) -> None:
         # By store, user and agent, with the time until which they are remembered.

@@ -1,8 +1,8 @@
 """Spans of runs, named as in OpenTelemetry's GenAI conventions 0.1.0.
 
-Each drive of a run has a span, which ends when the run parks. The span of a later drive is in the same trace, is a
-child of the first drive's span, and links to the last one. The IDs of these spans are derived from the run and its
-epoch, so that a worker can reconstruct them after a crash. Without a tracer, the caller's context is passed on
+Each drive of a run has a span, which ends when the run parks. The span of a later drive is a child of the first drive's
+span, in the same trace, and links to the span of the previous drive. The IDs of these spans are derived from the run
+and its epoch, so that a worker can reconstruct them after a crash. Without a tracer, the caller's context is passed on
 unchanged.
 """
 
@@ -93,8 +93,8 @@ class Traced:
 class RunSpans:
     """The spans of one drive of a run.
 
-    `new_trace` is the context of the run's first span, until it is stored with the run. Jobs have no spans of their
-    own, only their calls do. Each iteration of a series has its own trace.
+    `new_trace` is the context of the run's first span, until it is stored with the run. Jobs have no spans, but their
+    calls do. Each iteration of a series has its own trace.
     """
 
     def __init__(self, tracing: Tracing | None, claim: Claim, state: State, *, is_failing: bool = False) -> None:

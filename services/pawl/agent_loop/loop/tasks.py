@@ -1,4 +1,4 @@
-"""Named tasks that run alongside a run's drive, and the facts that they return."""
+"""Runs named tasks alongside a run's drive, and collects the facts that they return."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ class Tasks:
 class Slots:
     """A limit on the number of tasks that make a step at the same time. Tasks are served in order of arrival.
 
-    A step that takes longer than two seconds, for example in an outage, no longer counts, so it cannot block others.
+    A step that takes longer than two seconds, for example in an outage, gives up its slot, so that it cannot block
+    others.
     """
 
     def __init__(self) -> None:

@@ -86,8 +86,8 @@ class ToolCalls:
     ) -> dict[CallId, Verdict]:
         """Return verdicts on calls.
 
-        If the registry fails, or if the API key of a background or child run is no longer valid, all verdicts are
-        refusals. With `may_read`, verdicts can contain the results of read-only calls.
+        All verdicts are refusals if the registry fails, or if the API key of a background or child run is no longer
+        valid. With `may_read`, verdicts can contain the results of read-only calls.
         """
         if not calls:
             return {}

@@ -91,7 +91,7 @@ def _status(code: Any) -> int | None:
 
 
 def on_one_line(texts: str) -> str:
-    """Return ": " and the text, shortened to one line without a final period. Empty text stays empty."""
+    """Return ": " followed by the text as one short line without a final period. Empty text stays empty."""
     seen = texts[:READ_BYTES_MAX]
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in seen).split())
     if len(line) > _CHARACTERS_MAX:
@@ -165,7 +165,7 @@ def http_status(status: int, *, error: Any = "", retry_after_seconds: float | No
 def reported(error: Any) -> Problem:
     """Return the problem that an error inside a stream reports.
 
-    A code that is an HTTP status, or corresponds to one, counts as that status. Other errors count as server failures.
+    A code that is or corresponds to an HTTP status counts as that status. Other errors count as server failures.
     """
     status = status_of(error)
     if status is not None:

@@ -21,7 +21,7 @@ _COUNTED_AT_ONCE: Final = 100
 
 
 class CountedCall(NamedTuple):
-    """A model call. `tokens` are counted in addition to those that were counted before; they may be negative."""
+    """A model call. `tokens` are added to those counted so far, and may be negative."""
 
     store_id: StoreId
     server: str

@@ -88,7 +88,7 @@ class TriggerServicer:
         return pb.DeliverMailResponse(fire=fire, duplicate=fired.duplicate)
 
     async def check(self, caller: Principal, definition: TriggerDefinition) -> None:
-        """Check that the caller may have this trigger, and that the trigger can currently start a run.
+        """Check that the caller may have this trigger, and that it can currently start a run.
 
         Raises:
             PermissionDenied: The trigger has a mailbox, whose password belongs to the store, but the caller is not an

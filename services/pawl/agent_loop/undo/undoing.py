@@ -23,7 +23,7 @@ _log = logs.get_logger(__name__)
 
 
 class Undoing:
-    """Undoes runs. Only the run's user and the store's admins may do this. For anyone else, the run is not found."""
+    """Undoes runs. Only a run's user and the store's admins may do so. For anyone else, the run is not found."""
 
     def __init__(self, *, ledger: PublicLedger, defaults: RunDefaults) -> None:
         self._ledger = ledger

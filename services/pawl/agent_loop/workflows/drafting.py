@@ -56,7 +56,7 @@ class RunItems(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chunk(NamedTuple):
-    """A chunk of a map: its number, how many of its items may fail, and how many may be open at a time."""
+    """A chunk of a map: its number, how many of its items may fail, and how many may run at a time."""
 
     number: int
     failures_max: int

@@ -53,7 +53,7 @@ def _tolerated(node: MapNode, items: int) -> int:
 class Nodes:
     """The nodes of a run at a point in time.
 
-    `settle` and `start` update the cursor. They also collect the calls to start and the calls to read.
+    `settle` and `start` update the cursor. They also collect the calls that must be started or read.
     """
 
     def __init__(self, state: State, found: Graph, now: float) -> None:

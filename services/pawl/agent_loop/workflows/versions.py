@@ -146,7 +146,7 @@ class Workflows:
     async def _checked(
         self, caller: Principal, definition_json: bytes, tools: Mapping[str, OfferedTool]
     ) -> WorkflowDefinition:
-        """Parse a definition, and check that everything to which it refers exists, even if it has other faults.
+        """Parse a definition, and check that everything it refers to exists, even if it has other faults.
 
         Raises:
             DefinitionError: The definition has faults. The error lists all of them.
@@ -169,7 +169,7 @@ class Workflows:
     async def _faults(
         self, caller: Principal, definition: WorkflowDefinition, tools: Mapping[str, OfferedTool]
     ) -> AsyncIterator[DefinitionFault]:
-        """Yield a fault for each tool, agent or workflow that does not exist or that the caller may not use."""
+        """Yield a fault for each tool, agent or workflow that does not exist or is not available to the caller."""
         schemas = {"input": definition.input_schema}
         for path, node in definitions.walk(definition):
             for field, tool in _tools(node):

@@ -247,7 +247,7 @@ def _short(error: object) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that rejects duplicate keys, of which YAML would keep only the last.
+    """A YAML loader that rejects duplicate keys. YAML would keep only the last one.
 
     It also rejects aliases, because they can expand exponentially.
     """

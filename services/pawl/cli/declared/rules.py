@@ -52,7 +52,7 @@ class Step:
 
 
 def ordered(references: Mapping[Key, Collection[Key]]) -> list[Key]:
-    """Sort resources so that each comes after the resources to which it refers.
+    """Sort resources so that each comes after those it refers to.
 
     Raises:
         graphlib.CycleError: Resources refer to each other in a cycle, which is the error's second argument.

@@ -1,9 +1,9 @@
 """Changes the state at the end of a model call. Detects a model that repeats itself (LOOP-5).
 
 Calls are identical if they have the same name and canonical arguments. With a limit of 4, the run is stuck when the
-model makes a call for the fourth time, or when the calls of its last six rounds were A B A B A B. The calls of that
-last round are not executed. If a round could leave the run stuck, the registry does not run read-only calls while it
-checks that round's calls.
+model makes the same call for the fourth time, or when the calls of its last six rounds were A B A B A B. The calls of
+that last round are not executed. If a round could leave the run stuck, the registry does not run read-only calls while
+it checks that round's calls.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def cut(state: State, fact: ModelCut) -> State:
 def with_partial(state: State, shown: Shown) -> State:
     """Add the last attempt's output as an interrupted message.
 
-    `shown` is the position of this output in the log, or empty if the output is void.
+    `shown` is the position of this output in the log, or empty if the output is discarded.
     """
     partial = state.loop.partial_text
     opened = state.loop.model_call

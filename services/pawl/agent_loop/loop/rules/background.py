@@ -1,8 +1,8 @@
 """The parameters that make a call run in the background (ASYNC-1, ASYNC-3).
 
-These parameters are added to the schema of every tool, and removed before the call is checked, shown or run. If a tool
-itself declares a parameter with one of these names, no parameters are added or removed, and the tool cannot run in the
-background.
+These parameters are added to the schema of every tool, and removed before the call is checked, shown or run. A tool
+that declares a parameter with one of these names cannot run in the background. No parameters are added to it or removed
+from its calls.
 
 Model servers that enforce the schema do not allow extra parameters. For these servers, a special tool replaces the
 parameters. Each call to it is treated as a call to the tool that it specifies.
@@ -280,7 +280,7 @@ def edited_series(shown: Series, edited: Series, now: float) -> Series:
 
 
 def read_tool(arguments: str, schemas: Mapping[str, bytes]) -> tuple[str, Reading]:
-    """Return the name of the tool specified in a call to `TOOL`, and the parsed arguments for that tool.
+    """Return the name of the tool that a call to `TOOL` specifies, and the parsed arguments for that tool.
 
     `schemas` maps the names of the run's tools to their schemas.
     """

@@ -126,10 +126,10 @@ def used_up(exhausted: TokenBudget) -> Problem:
 def waits_for_period(state: State, exhausted: TokenBudget, now: float) -> Decision:
     """Decide whether a run that has used up a token budget fails, or waits for the next day or month.
 
-    A waiting run checks again after 5 minutes, then after 20, and so on, and at the latest when the period ends. If
-    calls in progress have reserved the rest of the budget, the run always waits. The
-    ledger wakes waiting runs when the budget is raised, but it may do so just before this run parks. A minimum pause
-    guards against a local clock that is ahead of the ledger's.
+    A waiting run checks again after 5 minutes, then after 20, and so on, but no later than the end of the period. If
+    calls in progress have reserved the rest of the budget, the run always waits. The ledger wakes waiting runs when the
+    budget is raised, but it may do so just before this run parks. A minimum pause guards against a local clock that is
+    ahead of the ledger's.
     """
     fails = state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL
     if fails and exhausted.is_used_up and exhausted.kind is not WaitKind.RATE:
@@ -142,7 +142,7 @@ def waits_for_period(state: State, exhausted: TokenBudget, now: float) -> Decisi
 
 
 def needed(state: State, prompt_tokens: int) -> int:
-    """Return the tokens that a call needs (its prompt plus one) if fewer are left, or 0 if the call can be made."""
+    """Return how many tokens a call needs (its prompt plus one), or 0 if enough are left."""
     rest = left(state)
     return prompt_tokens + 1 if rest is not None and rest <= prompt_tokens else 0
 

@@ -174,7 +174,7 @@ def _continue_model(state: State, now: float) -> Decision:
 
 
 def _continue_calls(state: State, following: Wait, now: float) -> Decision:
-    """Let overdue approvals, questions and offers expire or fall back. Then continue with the open calls.
+    """Let overdue approvals, questions and offers expire or fall back, and continue with the open calls.
 
     If there are no open calls, wait as the program requests.
     """

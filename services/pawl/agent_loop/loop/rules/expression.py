@@ -2,9 +2,9 @@
 
 Models write the expressions, and the data is untrusted, so both may be hostile. An expression can only use the
 variables of its environment, and has no access to the time, files or regular expressions. Its cost is bounded before it
-runs, in steps rather than seconds, so the same expression and data have the same outcome everywhere. The slowest
-permitted expression takes about 30 ms. An expression may use only one macro, because nested macros make values grow
-with each step.
+runs. The bound is in steps rather than seconds, so that the same expression and data have the same outcome everywhere.
+The slowest permitted expression takes about 30 ms. An expression may use only one macro, because nested macros make
+values grow with each step.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class Environment:
     def _steps(self, source: str, values: list[Any]) -> int:
         """Return an upper bound on the number of steps in an evaluation.
 
-        The bound assumes that each operation visits everything in its operands, that `+` makes values larger, and that
-        a macro repeats what follows it.
+        The bound assumes that each operation visits its entire operands, `+` makes values larger, and a macro repeats
+        what follows it.
         """
         longest, nodes, characters = _measured(values)
         macro = _MACROS.search(source)

@@ -183,7 +183,7 @@ def _not_before(job: Job, last: Call | None, cursor: JobCursor) -> float:
 
 
 def missed(job: Job, last: Call) -> int:
-    """Return how many scheduled times passed without an iteration before `last` ended.
+    """Return how many scheduled times passed without an iteration by the time `last` ended.
 
     Nothing is scheduled after the last iteration. The count is too low if the clock was set back.
     """

@@ -68,7 +68,7 @@ def background_denial(run: Run) -> str:
 def extract_terms(
     calls: Iterable[Call], tools: Iterable[Tool], now: float, *, as_tool: bool = False
 ) -> tuple[tuple[Call, ...], dict[CallId, RequestedTerms]]:
-    """Return the calls without background parameters, and the background requests that they contained.
+    """Return the calls without background parameters, and the background requests made by those parameters.
 
     With `as_tool`, calls to `background.TOOL` become calls to the tools that they specify. Calls to `file_front.TOOL`
     become calls to the file tools.

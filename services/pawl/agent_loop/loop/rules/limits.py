@@ -42,7 +42,7 @@ OF_TOOLS: Final = ("tool_timeout_seconds_max", "answer_timeout_seconds_max")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a run's limits. See pawl.event.v1.RunLimits for the fields."""
+    """All limits of a run. See pawl.event.v1.RunLimits for the fields."""
 
     rounds_max: int = 10
     calls_per_round_max: int = 20
@@ -67,7 +67,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     provider_wait_seconds: float = 0.0
 
     def with_asked(self, requested: Mapping[str, float], ceilings: Limits) -> Limits:
-        """Return these limits with the values in `requested`. No value may exceed its ceiling in `ceilings`.
+        """Return these limits with the values in `requested`, none of which may exceed its ceiling in `ceilings`.
 
         Raises:
             InvalidField: A value is above its ceiling or is too small.
@@ -152,7 +152,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_limits(document: object) -> DeploymentLimits:
-    """Parse limits from a JSON value such as {"defaults": {"rounds_max": 20}, "ceilings": {"rounds_max": 50}}.
+    """Parse limits from JSON, such as {"defaults": {"rounds_max": 20}, "ceilings": {"rounds_max": 50}}.
 
     An unset ceiling is the value in CEILINGS or the default, whichever is higher. Because tokens cost money, the
     ceiling for a token budget equals its default unless the ceiling is set.

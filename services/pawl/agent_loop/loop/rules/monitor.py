@@ -70,8 +70,7 @@ def job_output(
 ) -> str:
     """Return the job's output after an iteration that returned `result`. The output before it was `output_before`.
 
-    `paused` is the reason why the job pauses, or empty if it does not. `ends_digest` is true if the job's digest is
-    due.
+    `paused` is why the job pauses, or empty if it does not. `ends_digest` is true if the job's digest is due.
     """
     outcome: dict[str, Any] = {"paused": paused} if paused else {}
     if job.until is not None:

@@ -78,7 +78,7 @@ def complete(requested: AskedOptions, defaults: RunDefaults) -> RunOptions:
 
 
 def as_deployed(options: RunOptions, approvals_required: int) -> RunOptions:
-    """Return a continuing run's options with the deployment's current approval minimum applied.
+    """Return a continuing run's options with at least the deployment's current approval minimum.
 
     A raised minimum applies to runs that continue. A lowered minimum does not.
     """

@@ -66,7 +66,7 @@ def next_try_time(
 ) -> float | None:
     """Return when a run that is waiting for the model server tries again, or None if it fails.
 
-    The run has been waiting since `since`. The wait doubles from 10 s to one minute, and `jitter` reduces it by up to
+    `since` is when the run started to wait. The wait doubles from 10 s to one minute, and `jitter` reduces it by up to
     half. It is never shorter than the server requested. The last wait ends at the end of `wait_seconds`.
     """
     end = since + wait_seconds
