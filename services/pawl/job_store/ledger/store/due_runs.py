@@ -156,8 +156,8 @@ _CURSORS_MAX: Final = 1000
 class Picked:
     """Runs that fit within the limits as long as the transaction is open.
 
-    `turns` is the order of turns after these runs. `has_more` means that other stores, or more runs of these stores, may be
-    due.
+    `turns` is the order of turns after these runs. `has_more` means that other stores, or
+    more runs of these stores, may be due.
     """
 
     runs: Sequence[DueRun]
