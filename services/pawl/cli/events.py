@@ -43,8 +43,8 @@ async def events(
 ) -> None:
     """Print messages from NATS as they arrive.
 
-    These are events, the run lifecycle and notifications. Connects as the user `subscriber` to the suite in the data
-    folder, or to PAWL_NATS_URL. docs/reference/nats.md lists the subjects, headers and types.
+    The messages report run events, changes in the run lifecycle, and notifications. Connects as the user `subscriber`
+    to the suite in the data folder, or to PAWL_NATS_URL. docs/reference/nats.md lists the subjects, headers and types.
     """
     check_subject(subject)
     connection = await _connection(url_of(target.data, os.environ))

@@ -159,8 +159,8 @@ class Drive:
     def _slot(self) -> AbstractAsyncContextManager[object]:
         """Return the slot to hold during a step.
 
-        Background runs share a few slots, so that they do not delay other runs. A stopping worker releases all its runs
-        at the same time, so that they share commits.
+        Background runs share a small number of slots, so that they do not delay other runs. A stopping worker releases
+        all its runs at the same time, so that they share commits.
         """
         is_limited = self.claim.in_background and not self._handing_over
         return self._dependencies.background_steps.held() if is_limited else nullcontext()

@@ -60,7 +60,7 @@ def for_model(
 
 
 def for_request(verdict: Verdict, arguments_json: bytes, schema_json: bytes) -> Verdict:
-    """Return the verdict on the call of a requested job, with a hint as in `for_model`."""
+    """Return the verdict on the call of a requested job, with the same hint as `for_model`."""
     return _hinted(verdict, arguments_json, schema_json, _FOR_REQUEST)
 
 
