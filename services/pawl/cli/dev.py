@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -92,8 +91,10 @@ def dev(
 
     The folder has pawl.yaml, resources in subfolders (see `pawl apply`), and
     Python tools in the subfolder tools. When a file changes, its tools or
-    resources are reloaded. Errors are printed, and shown in the console. Data
-    is in the subfolder .pawl, unless --data or PAWL_DATA names another folder.
+    resources are reloaded. Errors are printed, and shown in the console. A
+    file with an error keeps its last good tools or resources until it is fixed.
+    Data is in the subfolder .pawl, unless --data or PAWL_DATA names another
+    folder.
     """
     given: Flags = context.obj
     product = folder.resolve()
@@ -121,7 +122,11 @@ def dev(
 async def _follow(suite: Suite, folder: Path) -> None:
     """Reload tools and apply resources whenever their files change."""
     seen = await asyncio.to_thread(_changes, folder)
-    applying = asyncio.create_task(_apply(suite))
+    _print_tools(suite, f"Loaded the tools from {folder / _TOOLS}")
+    _print_watched(folder)
+    shown = _Shown(suite)
+    shown.show("")
+    applying = asyncio.create_task(_apply(shown))
     try:
         while True:
             await asyncio.sleep(_POLL_SECONDS)
@@ -133,23 +138,33 @@ async def _follow(suite: Suite, folder: Path) -> None:
             if found[0] != seen[0]:
                 await _reload_tools(suite)
             # Also after tools change, because a resource may refer to a new one.
-            applying = asyncio.create_task(_apply(suite))
+            applying = asyncio.create_task(_apply(shown))
             seen = found
     finally:
         applying.cancel()
 
 
-async def _apply(suite: Suite) -> None:
-    _show_in_console(suite, "")
-    await apply_at_start(suite.options, prefix="", report=partial(_show_in_console, suite))
+class _Shown:
+    """Shows in the console what is broken, and prints when the resources are valid again."""
+
+    def __init__(self, suite: Suite) -> None:
+        self.suite = suite
+        self._problem = ""
+
+    def show(self, problem: str) -> None:
+        """Show this problem with the resources below the problems with tools."""
+        if self._problem and not problem:
+            print("Fixed: the resources have no errors.", flush=True)
+        self._problem = problem
+        run = self.suite.folder.run
+        lines = [*self.suite.broken_tools, *problem.splitlines()]
+        part = run / f"{PROBLEMS_FILE}.part"
+        part.write_text(json.dumps([wording.clean(line) for line in lines]), encoding="utf-8")
+        part.replace(run / PROBLEMS_FILE)
 
 
-def _show_in_console(suite: Suite, problem: str) -> None:
-    """Show the problem in the console, below the problems with tools."""
-    lines = [*suite.broken_tools, *problem.splitlines()]
-    part = suite.folder.run / f"{PROBLEMS_FILE}.part"
-    part.write_text(json.dumps([wording.clean(line) for line in lines]), encoding="utf-8")
-    part.replace(suite.folder.run / PROBLEMS_FILE)
+async def _apply(shown: _Shown) -> None:
+    await apply_at_start(shown.suite.options, prefix="", report=shown.show)
 
 
 async def _reload_tools(suite: Suite) -> None:
@@ -157,9 +172,18 @@ async def _reload_tools(suite: Suite) -> None:
         await suite.reload_tools()
     except StartError as error:
         print(error, file=sys.stderr, flush=True)
-        return
-    broken = suite.broken_tools
-    print("Reloaded the tools, except:" if broken else "Reloaded the tools.", flush=True)
+    else:
+        _print_tools(suite, "Reloaded the tools")
+
+
+def _print_watched(folder: Path) -> None:
+    print(f"Watching {folder.resolve()}: {SET_FILE}, {_TOOLS}, {', '.join(map(folder_of, KINDS))}.", flush=True)
+
+
+def _print_tools(suite: Suite, done: str) -> None:
+    print(f"{done}: {', '.join(suite.loaded_tools) or 'none'}.", flush=True)
+    if broken := suite.broken_tools:
+        print("These files have errors. Their last good tools stay until the errors are fixed:", flush=True)
     for line in broken:
         print(f"  {wording.clean(line)}", flush=True)
 

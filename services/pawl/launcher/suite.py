@@ -136,6 +136,13 @@ class Suite:
         )
 
     @property
+    def loaded_tools(self) -> list[str]:
+        """Names of the tools that were loaded from PAWL_TOOLS the last time."""
+        entries = (entry for process in self._processes.values() for entry in process.log.events("tool.loaded"))
+        modules = (entry.get("tools", []) for entry in entries if entry.get("source", "").startswith("module:"))
+        return sorted({name for names in modules for name in names})
+
+    @property
     def broken_tools(self) -> list[str]:
         """Modules in PAWL_TOOLS that failed to load the last time, each with its error."""
         entries = (entry for process in self._processes.values() for entry in process.log.events("tool.module_broken"))

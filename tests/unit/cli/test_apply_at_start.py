@@ -133,16 +133,17 @@ def test_dev_keeps_data_and_tools_in_the_folder_of_the_product(
     assert (folder / "tools").is_dir(), "tools that are added later are loaded"
 
 
-async def test_dev_reports_broken_tools_on_the_terminal_and_in_the_console(
+async def test_dev_reports_errors_and_their_end_on_the_terminal_and_in_the_console(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: SuiteOptions
 ) -> None:
-    suite: Any = SimpleNamespace(reload_tools=AsyncMock(), broken_tools=[], folder=SimpleNamespace(run=options.data))
-    suite.options = options
+    suite: Any = SimpleNamespace(reload_tools=AsyncMock(), broken_tools=[], loaded_tools=["count"], options=options)
+    suite.folder = SimpleNamespace(run=options.data)
     shown = options.data / "problems.json"
-    for broken, output in (([], "."), (["tools.bad: error: x"], ", except:\n  tools.bad: error: x")):
-        suite.broken_tools = broken
-        await dev._reload_tools(suite)
-        assert capsys.readouterr().out == f"Reloaded the tools{output}\n"
+    await dev._reload_tools(suite)
+    suite.broken_tools = ["tools.bad: error: x"]
+    await dev._reload_tools(suite)
+    done, stays = "Reloaded the tools: count.\n", "Their last good tools stay until the errors are fixed"
+    assert capsys.readouterr().out == f"{done}{done}These files have errors. {stays}:\n  tools.bad: error: x\n"
     tries = iter([["clerk.yaml:1: bad", "clerk.yaml:2: worse"], []])
 
     async def apply(_target: object, _wanted: FileSet) -> AsyncIterator[str]:
@@ -152,5 +153,6 @@ async def test_dev_reports_broken_tools_on_the_terminal_and_in_the_console(
         yield "clerk: version 1"
 
     monkeypatch.setattr(applying, "apply", apply)
-    await dev._apply(suite)
+    await dev._apply(dev._Shown(suite))
     assert json.loads(shown.read_text()) == ["tools.bad: error: x"]
+    assert capsys.readouterr().out.splitlines()[-2:] == ["clerk: version 1", "Fixed: the resources have no errors."]

@@ -24,7 +24,13 @@ from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2 as pb
 from pawl.tool_registry.sources.mcp.permission import read_programs_file
 from pawl.tool_registry.sources.mcp.rules import ProgramRule, refusal_reason
-from pawl.tool_registry.sources.python.modules import DeploymentTools, ToolModule, folder_of, load_modules
+from pawl.tool_registry.sources.python.modules import (
+    DeploymentTools,
+    ToolModule,
+    folder_of,
+    forget_folders,
+    load_modules,
+)
 from pawl.tool_registry.sources.rpc import SourceServicer
 from pawl.tool_registry.sources.rules import (
     DiscoveredTool,
@@ -208,6 +214,14 @@ async def test_changed_files_of_a_folder_are_imported_again_after_a_signal(
         await catalog.has_changed.wait()
         await asyncio.sleep(0)
         assert catalog.sources == {"module:kit.other": ["said"], "module:kit.user": [word]}
+    write(folder, {"kit/user.py": "(", "kit/other.py": module("other", value="'new'")})
+    forget_folders()
+    await tools.load()
+    assert catalog.sources == {"module:kit.other": ["new"], "module:kit.user": ["six"]}, "broken: its tools stay"
+    (folder / "kit/user.py").unlink()
+    forget_folders()
+    await tools.load()
+    assert catalog.sources == {"module:kit.other": ["new"]}
     reloading.cancel()
     await asyncio.wait([reloading])
     asyncio.get_running_loop().remove_signal_handler(signal.SIGUSR1)

@@ -10,7 +10,7 @@ import { Login } from "./login";
 import { Boundary } from "./markdown";
 import { entries, isHere } from "./menu";
 import { Navigation } from "./nav";
-import { arrive, decoded, follow, forPeople, go, isKnown, notice, online, path, problems, who } from "./state";
+import { arrive, decoded, follow, forPeople, go, isFixed, isKnown, notice, online, path, problems, who } from "./state";
 import { visible } from "./visible";
 
 type Open = "" | "help" | "palette";
@@ -71,6 +71,7 @@ export function App(): VNode {
       <div class="notes">
         {!online.value && <p class="strip" role="status">Connection lost. Reconnecting automatically; runs continue.</p>}
         {problems.value.length > 0 && <div class="strip bad" role="alert">{problems.value.map((line) => <div key={line}>{visible(line)}</div>)}</div>}
+        {isFixed.value && <p class="strip" role="status">Fixed: the product has no errors.</p>}
       </div>
       <main id="main" tabIndex={-1}><Boundary key={path.value}><Page /></Boundary></main>
       {notice.value && <div class="toasts"><Toast tone="bad" onClose={() => (notice.value = "")}>{visible(notice.value)}</Toast></div>}

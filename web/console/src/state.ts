@@ -96,6 +96,8 @@ let leave: (() => void)[] = [];
 
 /** Problems of the product that `pawl dev` runs. */
 export const problems = signal<string[]>([]);
+/** Whether the last of these problems has just been fixed. */
+export const isFixed = signal(false);
 
 /** Set while the user is logged in. Without it, the first page load makes no request that needs a login. */
 const KNOWN = "logged in";
@@ -117,7 +119,10 @@ async function followProblems(): Promise<void> {
   if (isFollowing) return;
   isFollowing = true;
   for (let found = await loginState(); !found || found.problems; found = await loginState()) {
-    problems.value = found?.problems ?? problems.value;
+    const now = found?.problems ?? problems.value;
+    if (problems.value.length && !now.length) setTimeout(() => (isFixed.value = false), FIXED_MS);
+    isFixed.value = !now.length && (isFixed.value || problems.value.length > 0);
+    problems.value = now;
     await flipped(PROBLEMS_MS);
     while (document.hidden) await flipped();
   }
@@ -168,6 +173,7 @@ export async function arrive(): Promise<void> {
 const STREAMS_MAX = 4;
 const TURN_MS = 2000;
 const PROBLEMS_MS = 1000;
+const FIXED_MS = 10_000;
 const flips = new Set<() => void>();
 document.addEventListener("visibilitychange", () => {
   for (const each of flips) each();

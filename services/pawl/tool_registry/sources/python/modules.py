@@ -94,18 +94,28 @@ class ToolModule:
 
 
 class DeploymentTools:
-    """Loads the deployment's modules into the catalog. Modules in folders are loaded again after each SIGUSR1."""
+    """Loads the deployment's modules into the catalog. Modules in folders are loaded again after each SIGUSR1.
+
+    If a changed module fails to load, its earlier tools stay until it is fixed or deleted.
+    """
 
     def __init__(self, catalog: Catalog, entries: Sequence[str]) -> None:
         self._catalog = catalog
         self._entries = entries
+        self._loaded: list[ToolModule] = []
         self._is_asked = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._is_asked.set)
 
     async def load(self) -> None:
-        modules = list(load_modules(self._entries))
+        found = list(load_modules(self._entries))
+        names = {module.name for module in found if not module.error}
+        # A package that fails to load hides its modules.
+        broken = [f"{module.name}." for module in found if module.error]
+        earlier = (module for module in self._loaded if module.name not in names)
+        kept = [module for module in earlier if f"{module.name}.".startswith(tuple(broken))]
+        self._loaded = [module for module in found if module.tools] + kept
         self._catalog.forget(_SOURCE)
-        for module in modules:
+        for module in self._loaded:
             await self._catalog.load(f"{_SOURCE}{module.name}", module.tools)
         _log.info("tool.modules_loaded")
 
